@@ -1,0 +1,78 @@
+"""Simulate offloading large language models to CPU memory, drives and file servers.
+
+Every public name is imported when it is first used, so that ``import simoffload`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simoffload.errors import InputError, Problem, SimoffloadError, SimulationError
+    from simoffload.hardware import list_profiles, load_platform
+    from simoffload.models import list_models, load_model
+    from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
+    from simoffload.results.result import SimulationResult
+    from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
+    from simoffload.simulation import fit, simulate
+
+__all__ = [
+    "Comparison",
+    "InputError",
+    "LoadedScenario",
+    "Problem",
+    "SimoffloadError",
+    "SimulationError",
+    "SimulationResult",
+    "compare",
+    "compare_scenarios",
+    "fit",
+    "list_models",
+    "list_profiles",
+    "list_scenarios",
+    "load_model",
+    "load_platform",
+    "load_scenario",
+    "on_targets",
+    "simulate",
+]
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Comparison": "simoffload.planning.compare",
+    "InputError": "simoffload.errors",
+    "LoadedScenario": "simoffload.scenario",
+    "Problem": "simoffload.errors",
+    "SimoffloadError": "simoffload.errors",
+    "SimulationError": "simoffload.errors",
+    "SimulationResult": "simoffload.results.result",
+    "compare": "simoffload.planning.compare",
+    "compare_scenarios": "simoffload.planning.compare",
+    "fit": "simoffload.simulation",
+    "list_models": "simoffload.models",
+    "list_profiles": "simoffload.hardware",
+    "list_scenarios": "simoffload.scenario",
+    "load_model": "simoffload.models",
+    "load_platform": "simoffload.hardware",
+    "load_scenario": "simoffload.scenario",
+    "on_targets": "simoffload.planning.compare",
+    "simulate": "simoffload.simulation",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home (PEP 562).
+
+    Raises AttributeError for a name that is not public.
+    """
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

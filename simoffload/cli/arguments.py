@@ -1,0 +1,176 @@
+"""The commands and options that the program understands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import simoffload
+from simoffload.cli import catalogue, checking, comparing, running
+from simoffload.errors import InputError, Problem
+
+__all__ = ["parse"]
+
+_DESCRIPTION = "Simulate offloading large language models to CPU memory, drives and file servers."
+_EPILOG = """\
+example:
+  simoffload compare ddn/bloom-7b1 --on gpu,dram,raid,nfs,ai400x2
+
+A SCENARIO is a YAML or JSON file, the name of a shipped scenario (simoffload scenarios list), or "-" for
+standard input. Exit status: 0 done, 1 the simulation could not finish, 2 bad input, 3 does not fit,
+130 interrupted.
+"""
+_SET = "replace or add a value of the scenario, as workload.batch_size=8; may be repeated"
+_JSON = "print one JSON document on standard output, errors too"
+_TARGETS = "where the weights go: tiers of the platform, or platform:tier"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises InputError with one line instead of printing a usage page and leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        text = f"{_one_line(message)}; see {self.prog} --help"
+        raise InputError((Problem(self.prog, None, None, "", text),))
+
+
+def _one_line(message: str) -> str:
+    """Argparse's complaint; for an unknown command the nearest ones instead of a list of Python reprs."""
+    unknown, found, choices = message.partition(" (choose from ")
+    if not found:
+        return message
+    word = unknown.rpartition(": ")[2].strip("'")
+    names = [choice.strip(" ')") for choice in choices.split(",")]
+    near = get_close_matches(word, names, n=1)
+    return f'"{word}" is not one of {", ".join(names)}' + (f'; did you mean "{near[0]}"?' if near else "")
+
+
+def _list(text: str) -> tuple[str, ...]:
+    """Split ``a,b,c``; empty entries are mistakes."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise argparse.ArgumentTypeError(f'"{text}" has an empty entry; write e.g. gpu,dram,raid')
+    return parts
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; ``command`` of the answer is the function that does the work.
+
+    Raises InputError for what it does not understand and SystemExit after ``--help`` and ``--version``.
+    """
+    parser = _Parser(
+        prog="simoffload",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"simoffload {simoffload.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_run(commands)
+    _add_compare(commands)
+    _add_fit(commands)
+    _add_check(commands)
+    _add_profiles(commands)
+    _add_scenarios(commands)
+    _add_models(commands)
+    return parser.parse_args(words)
+
+
+class _Commands(Protocol):
+    """What ``add_subparsers`` returns: argparse gives its type no public name."""
+
+    def add_parser(self, name: str, *, help: str, description: str, allow_abbrev: bool) -> _Parser: ...  # noqa: A002
+
+
+def _command(commands: _Commands, name: str, text: str) -> _Parser:
+    description = f"{text[0].upper()}{text[1:]}."
+    return commands.add_parser(name, help=text, description=description, allow_abbrev=False)
+
+
+def _add_overrides(parser: _Parser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=_SET
+    )
+    parser.add_argument("--json", action="store_true", help=_JSON)
+
+
+def _add_output(parser: _Parser, holds: str) -> None:
+    parser.add_argument("--output-dir", type=Path, metavar="DIR", help=f"write {holds} into this folder")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="use DIR even if it holds other files; they stay"
+    )
+
+
+def _add_run(commands: _Commands) -> None:
+    parser = _command(commands, "run", "simulate a scenario: does it fit, how fast, and why not faster")
+    parser.add_argument("scenario", metavar="SCENARIO")
+    _add_overrides(parser)
+    _add_output(parser, "result.json and report.html")
+    parser.add_argument("--trace", action="store_true", help="also write trace.json, for ui.perfetto.dev")
+    parser.set_defaults(command=running.run)
+
+
+def _add_compare(commands: _Commands) -> None:
+    parser = _command(commands, "compare", "simulate several scenarios, or one on several targets")
+    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
+    parser.add_argument("--on", type=_list, metavar="TARGET,…", help=_TARGETS)
+    parser.add_argument("--baseline", metavar="NAME", help="what ratios refer to (default: the first)")
+    _add_overrides(parser)
+    _add_output(parser, "result.json and report.html")
+    parser.set_defaults(command=comparing.compare)
+
+
+def _add_fit(commands: _Commands) -> None:
+    parser = _command(commands, "fit", "say what each tier must hold and whether it can, without simulating")
+    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("--on", type=_list, metavar="TARGET,…", help=_TARGETS)
+    _add_overrides(parser)
+    parser.set_defaults(command=running.fit)
+
+
+def _add_check(commands: _Commands) -> None:
+    parser = _command(commands, "check", "check files: scenarios, profiles, ds_config.json, config.json")
+    parser.add_argument("files", metavar="FILE", nargs="+")
+    parser.add_argument("--json", action="store_true", help=_JSON)
+    parser.set_defaults(command=checking.check)
+
+
+def _add_profiles(commands: _Commands) -> None:
+    parser = _command(commands, "profiles", "list, show or check hardware profiles")
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    listing = _command(actions, "list", "list the shipped profiles")
+    listing.add_argument("kind", metavar="KIND", nargs="?", help="accelerator, host, drive, platform …")
+    showing = _command(actions, "show", "print every number of a profile with its origin, source and date")
+    showing.add_argument("profile", metavar="ID", help="an id, kind/id where several share it, or a file")
+    checked = _command(actions, "check", "check profile files and what they refer to")
+    checked.add_argument("files", metavar="FILE", nargs="+")
+    _finish(
+        (listing, catalogue.list_profiles),
+        (showing, catalogue.show_profile),
+        (checked, checking.check_profiles),
+    )
+
+
+def _add_scenarios(commands: _Commands) -> None:
+    parser = _command(commands, "scenarios", "list the shipped scenarios")
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    listing = _command(actions, "list", "list the shipped scenarios")
+    _finish((listing, catalogue.list_scenarios))
+
+
+def _add_models(commands: _Commands) -> None:
+    parser = _command(commands, "models", "list models or show one module by module")
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    listing = _command(actions, "list", "list the models that are known by name")
+    showing = _command(actions, "show", "print the modules of a model with their parameters")
+    showing.add_argument("model", metavar="NAME", help="a name, or the path of a Hugging Face config.json")
+    _finish((listing, catalogue.list_models), (showing, catalogue.show_model))
+
+
+def _finish(*actions: tuple[_Parser, catalogue.Command]) -> None:
+    for parser, command in actions:
+        parser.add_argument("--json", action="store_true", help=_JSON)
+        parser.set_defaults(command=command)

@@ -1,0 +1,144 @@
+"""What is shipped: profiles, scenarios, models."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from simoffload.cli.console import Console
+from simoffload.cli.exits import Exit
+from simoffload.cli.tables import columns
+from simoffload.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simoffload.hardware.library import Entry
+    from simoffload.models import ModelShape, Module
+    from simoffload.scenario import LoadedScenario
+
+__all__ = ["Command", "list_models", "list_profiles", "list_scenarios", "show_model", "show_profile"]
+
+Command = Callable[[Namespace, Console], Exit]
+
+
+def list_profiles(arguments: Namespace, console: Console) -> Exit:
+    """List the shipped profiles of one kind or of all."""
+    from simoffload.hardware import list_profiles as found
+
+    profiles = found(arguments.kind)
+    text = columns([("KIND", "ID", "NAME"), *((one.kind, one.id, one.name) for one in profiles)])
+    listed = [{"kind": one.kind, "id": one.id, "name": one.name} for one in profiles]
+    console.answer(text, {"schema": "simoffload/profiles/1", "profiles": listed})
+    return Exit.OK
+
+
+def show_profile(arguments: Namespace, console: Console) -> Exit:
+    """Print every number of a profile with where it comes from."""
+    entry = _find_profile(arguments.profile)
+    numbers = tuple(entry.inputs())
+    rows = [(one.key, one.text, one.origin, one.date, one.source) for one in numbers]
+    title = f"{entry.use.kind} {entry.profile.id}: {entry.profile.name}"
+    notes = [[line] for line in entry.profile.notes.strip().splitlines()]
+    head = columns([[title], [f"{entry.use.path}, sha256 {entry.use.sha256}"], *notes])
+    table = columns([("KEY", "VALUE", "ORIGIN", "DATE", "SOURCE"), *rows])
+    data: dict[str, Any] = {
+        "schema": "simoffload/profile/1",
+        "kind": entry.use.kind,
+        "id": entry.profile.id,
+        "name": entry.profile.name,
+        "path": entry.use.path,
+        "sha256": entry.use.sha256,
+        "notes": entry.profile.notes,
+        "numbers": [one._asdict() for one in numbers],
+    }
+    console.answer(f"{head}\n\n{table}", data)
+    return Exit.OK
+
+
+def _find_profile(reference: str) -> Entry:
+    """A profile by id, kind/id or path; InputError if there is none or several share the id."""
+    from pathlib import Path
+
+    from simoffload.hardware.library import KINDS, Library, is_path
+
+    kind, slash, name = reference.partition("/")
+    if slash and kind in KINDS and not Path(reference).exists():
+        return Library().find(name, (kind,))
+    if is_path(reference):
+        return Library().read(Path(reference), tuple(KINDS))
+    same = [one.kind for one in Library().summaries() if one.id == reference]
+    if len(same) > 1:
+        choices = ", ".join(f"{kind}/{reference}" for kind in same)
+        message = f'several profiles are called "{reference}": {choices}'
+        raise InputError((Problem("", None, None, "", message),))
+    return Library().find(reference, tuple(KINDS))
+
+
+def list_scenarios(_arguments: Namespace, console: Console) -> Exit:
+    """List the shipped scenarios with the first sentence of their descriptions."""
+    from simoffload.scenario import list_scenarios as names
+    from simoffload.scenario import load_scenario
+
+    listed = [{"name": name, "description": _sentence(load_scenario(name))} for name in names()]
+    table = columns([("NAME", "DESCRIPTION"), *((one["name"], one["description"]) for one in listed)])
+    console.answer(table, {"schema": "simoffload/scenarios/1", "scenarios": listed})
+    return Exit.OK
+
+
+def _sentence(scenario: LoadedScenario) -> str:
+    """The first sentence of a description."""
+    text = " ".join(scenario.scenario.description.split())
+    return text.split(". ")[0].rstrip(".")
+
+
+def list_models(_arguments: Namespace, console: Console) -> Exit:
+    """List the models that are known by name."""
+    from simoffload.models import list_models as names
+    from simoffload.models import load_model
+
+    listed = [_size(load_model(name)) for name in names()]
+    rows = [[str(value) for value in one.values()] for one in listed]
+    head = ["NAME", "FAMILY", "LAYERS", "HIDDEN", "PARAMETERS", "BYTES"]
+    table = columns([head, *rows], right=frozenset({2, 3, 4, 5}))
+    console.answer(table, {"schema": "simoffload/models/1", "models": listed})
+    return Exit.OK
+
+
+def _size(model: ModelShape) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "family": model.family,
+        "num_hidden_layers": model.num_hidden_layers,
+        "hidden_size": model.hidden_size,
+        "num_parameters": model.num_parameters,
+        "weight_bytes": model.weight_bytes,
+    }
+
+
+def show_model(arguments: Namespace, console: Console) -> Exit:
+    """Print the modules of one model in the order in which they run."""
+    from simoffload.models import load_model
+
+    named = arguments.model
+    model = load_model({"config": named} if named.endswith(".json") else named)
+    parts = (("before", 1, model.modules_before), ("layer", model.num_hidden_layers, model.layer))
+    modules = [
+        _module(module, part, repeat)
+        for part, repeat, group in (*parts, ("after", 1, model.modules_after))
+        for module in group
+    ]
+    counts = f"{model.num_parameters:,} parameters, {model.weight_bytes:,} bytes as {model.dtype}"
+    rows = [
+        (one["part"], one["name"], one["kind"], f"{one['parameters']:,}", f"x {one['repeat']}")
+        for one in modules
+    ]
+    table = columns([("PART", "MODULE", "KIND", "PARAMETERS", "TIMES"), *rows], right=frozenset({3, 4}))
+    data = {"schema": "simoffload/model/1", **_size(model), "modules": modules}
+    console.answer(f"{model.name} ({model.family}): {counts}\n\n{table}", data)
+    return Exit.OK
+
+
+def _module(module: Module, part: str, repeat: int) -> dict[str, Any]:
+    """One row; parameters that are tied to earlier ones count there."""
+    own = sum(parameter.numel for parameter in module.parameters if not parameter.tied)
+    return {"part": part, "name": module.name, "kind": module.kind, "parameters": own, "repeat": repeat}

@@ -1,0 +1,119 @@
+"""``simoffload check`` and ``simoffload profiles check``: is a file right, without simulating anything."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simoffload.cli.console import Console
+from simoffload.cli.exits import Exit
+from simoffload.cli.sources import STDIN, read
+from simoffload.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simoffload.documents import Document
+
+__all__ = ["check", "check_profiles"]
+
+_SCHEMA = "simoffload/check/1"
+Warnings = tuple[str, ...]
+
+
+def check(arguments: Namespace, console: Console) -> Exit:
+    """Check files of any known kind, recognized by what they hold."""
+    return _check(arguments.files, console, _CHECKS)
+
+
+def check_profiles(arguments: Namespace, console: Console) -> Exit:
+    """Check files that should be hardware profiles."""
+    return _check(arguments.files, console, {"profile": _check_profile})
+
+
+def _check(files: list[str], console: Console, checks: dict[str, Callable[[Document], Warnings]]) -> Exit:
+    problems: dict[Problem, None] = {}
+    passed: list[dict[str, Any]] = []
+    for file in files:
+        try:
+            document = read(file)
+            kind = _kind(document) if len(checks) > 1 else next(iter(checks))
+            warnings = checks[kind](document)
+        except InputError as error:
+            problems |= dict.fromkeys(error.problems)
+        else:
+            passed.append({"file": file, "kind": kind, "warnings": list(warnings)})
+            console.warn(f"{file}: {warning}" for warning in warnings)
+    if problems:
+        raise InputError(problems)
+    lines = [f"{row['file']}: ok ({row['kind']})" for row in passed]
+    console.answer("\n".join(lines), {"schema": _SCHEMA, "files": passed})
+    return Exit.OK
+
+
+def _kind(document: Document) -> str:
+    """What a file is, by the keys at its top.
+
+    Raises InputError if it is nothing that is known.
+    """
+    marks = {
+        "profile": {"kind", "id"},
+        "scenario": {"workload", "strategy", "platform"},
+        "ds_config": {"zero_optimization", "aio", "train_batch_size", "train_micro_batch_size_per_gpu"},
+        "model config": {"model_type", "architectures"},
+    }
+    for kind, keys in marks.items():
+        if keys.intersection(document.data):
+            return kind
+    message = (
+        "not recognized: a scenario has model, platform, workload and strategy; a profile has kind and id; "
+        "a ds_config has zero_optimization; a config.json has model_type"
+    )
+    raise InputError((Problem(document.path, None, None, "", message),))
+
+
+def _check_scenario(document: Document) -> Warnings:
+    from simoffload.scenario import resolve
+
+    resolve(document)
+    return ()
+
+
+def _check_profile(document: Document) -> Warnings:
+    from simoffload.hardware.library import KINDS, Library
+
+    if document.path == STDIN:
+        raise InputError((Problem(document.path, None, None, "", "a profile is checked as a file"),))
+    from simoffload.hardware import load_platform
+
+    path = Path(document.path)
+    entry = Library(path.parent).read(path, tuple(KINDS))
+    if entry.use.kind == "platform":
+        load_platform(path)
+    return ()
+
+
+def _check_ds_config(document: Document) -> Warnings:
+    from simoffload.documents import validate
+    from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings
+
+    config = validate(document, DeepSpeedConfig)
+    try:
+        return resolve_settings(config, hidden_size=1)[1]
+    except ValueError as error:
+        raise InputError((Problem(document.path, None, None, "", str(error)),)) from None
+
+
+def _check_model(document: Document) -> Warnings:
+    from simoffload.models import load_model
+
+    load_model({"config": Path(document.path).name}, root=document.root)
+    return ()
+
+
+_CHECKS: dict[str, Callable[[Document], Warnings]] = {
+    "profile": _check_profile,
+    "scenario": _check_scenario,
+    "ds_config": _check_ds_config,
+    "model config": _check_model,
+}

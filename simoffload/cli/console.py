@@ -1,0 +1,130 @@
+"""What goes to standard output and what to standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from io import TextIOWrapper
+from threading import Timer
+from types import TracebackType
+from typing import Any, Self
+
+from simoffload.errors import Problem, printable
+
+__all__ = ["Console", "Progress"]
+
+_ERROR_SCHEMA = "simoffload/error/1"
+_PATIENCE = 1.0  # [s] shorter work shows no progress
+
+
+class Console:
+    """Answers on standard output, everything else on standard error.
+
+    With ``--json`` standard output carries exactly one JSON document, be it an answer or an error.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(
+                    errors="backslashreplace"
+                )  # a terminal that lacks a character shows its code
+
+    @property
+    def color(self) -> bool:
+        """Whether to use ANSI colours (https://no-color.org)."""
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    @property
+    def width(self) -> int:
+        """[characters] of a line."""
+        return min(140, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 100
+
+    def answer(self, text: str, data: Any) -> None:
+        """Print an answer: as text to people (escaped by who wrote it), as JSON to programs."""
+        if self.as_json:
+            self._document(data)
+        else:
+            sys.stdout.write(text.rstrip("\n") + "\n")
+
+    def say(self, text: str) -> None:
+        """Print lines that belong to the answer; with ``--json`` they step aside."""
+        _print(text, sys.stderr if self.as_json else sys.stdout)
+
+    def note(self, text: str) -> None:
+        """Print lines that are not part of the answer."""
+        _print(text, sys.stderr)
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Print warnings."""
+        for warning in warnings:
+            self.note(f"warning: {warning}")
+
+    def fail(self, problems: Iterable[Problem]) -> None:
+        """Print what is wrong, one line for each problem."""
+        if self.as_json:
+            self._document({"schema": _ERROR_SCHEMA, "problems": [problem._asdict() for problem in problems]})
+        else:
+            for problem in problems:
+                self.note(str(problem) if problem.path else f"error: {problem}")
+
+    def _document(self, data: Any) -> None:
+        sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        """Hand over what is still buffered; BrokenPipeError if nobody reads it any more."""
+        sys.stdout.flush()
+
+    def abandon(self) -> None:
+        """Keep the interpreter from complaining at exit about a pipe that was closed."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print(text: str, stream: Any) -> None:
+    stream.write("".join(f"{printable(line)}\n" for line in text.split("\n")))
+
+
+class Progress:
+    """Shows what is being done when it takes long and somebody watches.
+
+    A context manager that is called with a line at each beginning; the lines go to standard error if that
+    is a terminal, from one second of work on.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._watched = sys.stderr.isatty()
+        self._latest = ""
+        self._visible = False
+        self._began = time.monotonic()
+        self._timer = Timer(_PATIENCE, self._appear)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        if self._watched:
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+
+    def __call__(self, line: str) -> None:
+        """Say what begins."""
+        self._latest = line
+        if self._visible:
+            self._show()
+
+    def _appear(self) -> None:
+        self._visible = True
+        if self._latest:
+            self._show()
+
+    def _show(self) -> None:
+        self._console.note(f"[{time.monotonic() - self._began:5.1f} s] {self._latest} …")

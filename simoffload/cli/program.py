@@ -1,0 +1,54 @@
+"""The program: arguments in, exit status out, and no traceback in between."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from simoffload.cli.arguments import parse
+from simoffload.cli.console import Console
+from simoffload.cli.exits import Exit
+from simoffload.errors import InputError, Problem, SimulationError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    console = Console(as_json="--json" in words)
+    try:
+        status = _guarded(words, console)
+        console.close()
+    except BrokenPipeError:
+        console.abandon()
+        return Exit.PIPE_CLOSED
+    return status
+
+
+def _guarded(words: Sequence[str], console: Console) -> int:
+    """Turn whatever a command raises into a message and a status."""
+    try:
+        arguments = parse(words)
+        return int(arguments.command(arguments, console))
+    except SystemExit as stop:  # argparse, after --help and --version
+        return int(stop.code or 0)
+    except InputError as error:
+        console.fail(error.problems)
+        return Exit.BAD_INPUT
+    except SimulationError as error:
+        console.fail([Problem("", None, None, "", str(error))])
+        return Exit.FAILED
+    except KeyboardInterrupt:
+        console.note("interrupted")
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if os.environ.get("SIMOFFLOAD_DEBUG") == "1":
+            console.note(traceback.format_exc().rstrip())
+        what = f"{type(error).__name__}: {error}".replace("\n", " ").rstrip(": ")
+        console.fail([Problem("", None, None, "", f"internal error: {what} (please report)")])
+        return Exit.FAILED

@@ -1,0 +1,75 @@
+"""``simoffload run`` and ``simoffload fit``."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from simoffload.cli.console import Console, Progress
+from simoffload.cli.exits import Exit
+from simoffload.cli.folder import REPORT, RESULT, TRACE, OutputFolder, Writer, json_writer
+from simoffload.cli.sources import load
+from simoffload.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simoffload.results.result import SimulationResult
+    from simoffload.scenario import LoadedScenario
+
+__all__ = ["fit", "run"]
+
+
+def run(arguments: Namespace, console: Console) -> Exit:
+    """Simulate one scenario, print the answer and write what was asked for."""
+    if arguments.trace and arguments.output_dir is None:
+        raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
+    folder = OutputFolder.of(arguments)
+    scenario = load(arguments.scenario, overrides=arguments.overrides)
+    from simoffload.report.text import result_text
+    from simoffload.simulation import simulate
+
+    with Progress(console) as progress:
+        result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
+    written = folder.write(_files(result, trace=arguments.trace)) if folder else ()
+    console.answer(result_text(result, color=console.color, width=console.width), result.to_dict())
+    if console.as_json:
+        console.warn(result.warnings)
+    if written:
+        console.say("wrote " + ", ".join(map(str, written)))
+    return Exit.OK if result.fits else Exit.DOES_NOT_FIT
+
+
+def _files(result: SimulationResult, *, trace: bool) -> dict[str, Writer]:
+    from simoffload.exchange.chrome_trace import write_trace
+    from simoffload.report.page import write_report
+
+    files: dict[str, Writer] = {
+        RESULT: json_writer(result.to_dict()),
+        REPORT: lambda path: write_report(result, path),
+    }
+    if trace and result.step is not None:
+        timeline = result.timelines[result.step.name]
+        files[TRACE] = lambda path: write_trace(timeline, path)
+    return files
+
+
+def fit(arguments: Namespace, console: Console) -> Exit:
+    """Say what each tier must hold, for one scenario or for it on several targets."""
+    scenario = load(arguments.scenario, overrides=arguments.overrides)
+    if arguments.on:
+        return _fit_on(scenario, arguments.on, console)
+    from simoffload.report.text import result_text
+    from simoffload.simulation import fit
+
+    result = fit(scenario)
+    console.answer(result_text(result, color=console.color, width=console.width), result.to_dict())
+    return Exit.OK if result.fits else Exit.DOES_NOT_FIT
+
+
+def _fit_on(scenario: LoadedScenario, targets: tuple[str, ...], console: Console) -> Exit:
+    from simoffload.planning import compare_fit, on_targets
+    from simoffload.report.text import compare_text
+
+    comparison = compare_fit(on_targets(scenario, targets))
+    results = tuple(comparison.results.values())
+    console.answer(compare_text(results, color=console.color, width=console.width), comparison.to_dict())
+    return Exit.OK if comparison.fits else Exit.DOES_NOT_FIT

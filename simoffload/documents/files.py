@@ -1,0 +1,100 @@
+"""From a file or a text to a document: what can be refused before the syntax is looked at."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+from simoffload.documents.json_reader import read_json
+from simoffload.documents.tree import Document
+from simoffload.documents.yaml_reader import read_yaml
+from simoffload.errors import InputError, Problem
+
+__all__ = ["parse_json", "parse_yaml", "read_document"]
+
+_LARGEST = 1_000_000
+"""[B] a scenario or a profile has a hundredth of it."""
+_CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that YAML refuses (https://yaml.org/spec/1.2.2/#51-character-set)."""
+
+
+def read_document(path: Path) -> Document:
+    """Read a .yaml, .yml or .json file whose top is a mapping.
+
+    Raises InputError for a file that cannot be read or holds anything but data.
+    """
+    parsers = {".yaml": parse_yaml, ".yml": parse_yaml, ".json": parse_json}
+    if path.suffix not in parsers:
+        raise _refusal(str(path), "the name of a document ends in .yaml, .yml or .json")
+    return parsers[path.suffix](_read_text(path), name=str(path), root=path.parent)
+
+
+def parse_yaml(text: str, *, name: str, root: Path | None = None) -> Document:
+    """Read YAML text whose top is a mapping; ``name`` stands for the file in messages.
+
+    Raises InputError.
+    """
+    _check_text(text, name)
+    return _with_mapping(read_yaml(text, name=name, root=root))
+
+
+def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
+    """Read JSON text whose top is a mapping; ``name`` stands for the file in messages.
+
+    Raises InputError.
+    """
+    _check_text(text, name)
+    return _with_mapping(read_json(text, name=name, root=root))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise _refusal(str(path), "this is a folder, not a file")
+        if not stat.S_ISREG(status.st_mode):
+            raise _refusal(str(path), "not a regular file")
+        if status.st_size > _LARGEST:
+            raise _refusal(str(path), f"larger than 1 MB ({status.st_size} bytes)")
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+    except FileNotFoundError:
+        raise _refusal(str(path), "no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL character
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _refusal(str(path), f"cannot be read: {reason}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        message = f"not a text in UTF-8 (byte 0x{content[error.start]:02x})"
+        raise InputError([Problem(str(path), line, None, "", message)]) from None
+
+
+def _check_text(text: str, name: str) -> None:
+    if len(text) > _LARGEST:
+        raise _refusal(name, "larger than 1 MB")
+    if not text.strip():
+        raise _refusal(name, "the file is empty")
+    control = _CONTROL.search(text)
+    if control:
+        start = control.start()
+        line = text.count("\n", 0, start) + 1
+        column = start - text.rfind("\n", 0, start)
+        message = f"not a text file: it holds the character U+{ord(control.group()):04X}"
+        raise InputError([Problem(name, line, column, "", message)])
+
+
+def _with_mapping(document: Document) -> Document:
+    if document.data is None:
+        raise _refusal(document.path, "the file is empty")
+    if not isinstance(document.data, dict):
+        kind = "a list" if isinstance(document.data, list) else "a single value"
+        problem = document.problem((), f"must hold keys and values at its top, not {kind}")
+        raise InputError([problem])
+    return document
+
+
+def _refusal(name: str, message: str) -> InputError:
+    return InputError([Problem(name, None, None, "", message)])

@@ -1,0 +1,97 @@
+"""Values given on the command line in place of a document's own: ``tiers[1].capacity=40 GB``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from simoffload.documents.choices import quoted
+from simoffload.documents.tree import DEEPEST, Document, Location, Mark, key_path
+from simoffload.documents.yaml_reader import read_yaml
+from simoffload.errors import InputError, Problem
+
+__all__ = ["set_value"]
+
+_PART = re.compile(r'(?:^|\.)(?:"([^"]+)"|([^.\[\]"]+))|\[([0-9]{1,6})\]')
+
+
+def set_value(document: Document, assignment: str) -> Document:
+    """A copy of the document with one value set: ``a.b[0].c=value`` (``a.b.0.c`` means the same).
+
+    The value is YAML, so that ``1e9`` is a number and ``[1, 2]`` a list; nothing means null. Missing keys
+    are created; an entry of a list must exist. Raises InputError.
+    """
+    path, equals, text = assignment.partition("=")
+    path = path.strip()
+    if not equals:
+        raise _refusal("", f"{quoted(assignment)} has no value; write e.g. workload.batch=16")
+    try:
+        value = read_yaml(text, name="--set")
+    except InputError as error:
+        raise InputError(p._replace(line=None, column=None, key=path) for p in error.problems) from None
+    data, location, changed = _with_value(document.data, _parse_path(path), value.data)
+    marks = {place: mark for place, mark in document.marks.items() if place[: len(changed)] != changed}
+    marks |= {(*location, *place): Mark(None, text=mark.text) for place, mark in value.marks.items()}
+    return replace(document, data=data, marks=marks, overrides=document.overrides | {changed})
+
+
+def _parse_path(path: str) -> Location:
+    """Split ``a.b[0]`` into keys and indices."""
+    parts: list[str | int] = []
+    end = 0
+    while match := _PART.match(path, end):
+        in_quotes, name, index = match.groups()
+        parts.append(int(index) if index else in_quotes or name)
+        end = match.end()
+    if not parts or end < len(path) or len(parts) > DEEPEST:
+        raise _refusal("", f"{quoted(path)} is not the path of a key; write e.g. tiers[1].capacity=40 GB")
+    return tuple(parts)
+
+
+def _with_value(tree: Any, parts: Location, value: Any) -> tuple[Any, Location, Location]:
+    """The tree with the value in it, where the value lies, and the outermost entry that changed."""
+    location: list[str | int] = []
+    changed: Location | None = None
+    top = {"": tree}
+    holder: Any = top
+    slot: str | int = ""
+    for written in parts:
+        node = holder[slot]
+        if node is None:
+            changed = changed or tuple(location)
+            node = {}
+        part = _slot(node, written, location)
+        # Only the path is copied: the rest of the tree is shared with the document it came from.
+        copy = node.copy()
+        holder[slot] = copy
+        holder, slot = copy, part
+        location.append(part)
+        if isinstance(copy, dict) and part not in copy:
+            changed = changed or tuple(location)
+            copy[str(part)] = None
+    holder[slot] = value
+    return top[""], tuple(location), changed or tuple(location)
+
+
+def _slot(node: Any, part: str | int, location: Sequence[str | int]) -> str | int:
+    """Where in a node the part of a path leads: a key of a mapping, an index of a list."""
+    place = key_path(tuple(location))
+    if isinstance(node, dict):
+        if isinstance(part, int):
+            raise _refusal(place, f"this has keys and is not a list, so [{part}] leads nowhere")
+        return part
+    if not isinstance(node, list):
+        raise _refusal(place, f"this is a single value, so {quoted(str(part))} leads nowhere")
+    if isinstance(part, str) and not re.fullmatch("[0-9]{1,6}", part):
+        raise _refusal(
+            place, f"this is a list, so its entries have numbers and not names such as {quoted(part)}"
+        )
+    if int(part) >= len(node):
+        raise _refusal(place, f"entry [{part}] does not exist; the list has {len(node)}, counted from 0")
+    return int(part)
+
+
+def _refusal(key: str, message: str) -> InputError:
+    return InputError([Problem("--set", None, None, key, message)])

@@ -1,0 +1,118 @@
+"""Simulated time: SimPy's event queue, counting whole picoseconds.
+
+Time is an integer because a float clock stops distinguishing picoseconds at 2^53 ps (9,007 s) and
+then waits for ever for moments that have already passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from simpy import Environment
+from simpy.events import Event, EventPriority
+
+from simoffload.errors import StalledClockError, WorkLimitError
+
+__all__ = ["Clock"]
+
+T = TypeVar("T")
+
+_PATIENCE = 1_000_000
+"""Events without time advancing after which a run counts as stuck; a sound run needs about two."""
+
+_LAST = EventPriority(2)
+"""After every ordinary event of the same time stamp (SimPy's NORMAL is 1)."""
+
+
+class _EndOfInstant(Event):
+    """An event that SimPy processes after all ordinary ones of the current time stamp."""
+
+    def __init__(self, env: Environment, callback: Callable[[Event], None]) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        self.callbacks.append(callback)
+        env.schedule(self, priority=_LAST)
+
+
+class Clock:
+    """Calls functions at given times, in order of time and then of the call that asked for it.
+
+    What is due at the same time shares one SimPy event: ranks in lockstep cost one event, not one each.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_events: int | None = None,
+        patience: int = _PATIENCE,
+        running: Callable[[], str] = lambda: "nothing that it knows of",
+    ) -> None:
+        self.now = 0
+        """[ps] simulated time."""
+        self.events = 0
+        """SimPy events processed so far."""
+        self._environment = Environment(initial_time=0)
+        self._due: dict[int, list[tuple[Callable[[Any], object], Any]]] = {}
+        self._at_end: list[Callable[[], object]] = []
+        self._max_events = max_events
+        self._patience = patience
+        self._running = running
+        self._events_before_now = 0
+
+    def call_at(self, time: int, action: Callable[[T], object], argument: T) -> None:
+        """Call ``action(argument)`` at ``time`` [ps].
+
+        Raises TypeError if ``time`` is not a plain int, ValueError if it has passed.
+        """
+        if type(time) is not int:
+            raise TypeError(f"the clock counts whole picoseconds, not {time!r} ({type(time).__name__})")
+        calls = self._due.get(time)
+        if calls is not None:
+            calls.append((action, argument))
+            return
+        if time < self.now:
+            raise ValueError(f"{time} ps has passed: it is {self.now} ps")
+        self._due[time] = [(action, argument)]
+        self._environment.timeout(time - self.now).callbacks.append(self._ring)
+
+    def call_at_end_of_instant(self, action: Callable[[], object]) -> None:
+        """Call ``action()`` once everything else that is due now has been called."""
+        if not self._at_end:
+            _EndOfInstant(self._environment, self._close)
+        self._at_end.append(action)
+
+    def run(self) -> None:
+        """Let time pass until nothing is due any more.
+
+        Raises StalledClockError if events pass and time does not, WorkLimitError after ``max_events``.
+        """
+        self._environment.run()
+
+    def _ring(self, _event: Event) -> None:
+        now = self._environment.now
+        if now != self.now:
+            self.now = int(now)
+            self._events_before_now = self.events
+        self._count()
+        for action, argument in self._due.pop(self.now):
+            action(argument)
+
+    def _close(self, _event: Event) -> None:
+        self._count()
+        actions, self._at_end = self._at_end, []
+        for action in actions:
+            action()
+
+    def _count(self) -> None:
+        self.events += 1
+        if self._max_events is not None and self.events > self._max_events:
+            raise WorkLimitError(
+                f"stopped after {self._max_events} clock events at {self.now} ps; running: {self._running()}"
+            )
+        if self.events - self._events_before_now > self._patience:
+            raise StalledClockError(
+                f"{self._patience} events passed and time did not, at {self.now} ps; "
+                f"running: {self._running()}"
+            )

@@ -1,0 +1,178 @@
+"""The fluid network: flows join, share links max-min fairly, and leave when their bytes have passed.
+
+Rates change only when a flow joins or leaves; all changes of one time stamp are solved together at its
+end. What is left of a flow is counted in 10^-12 B, so that rate [B/s] x time [ps] is exact however
+often the rate changes; a flow ends at the first picosecond at which nothing is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from simoffload.engine.clock import Clock
+from simoffload.engine.sharing import Demand, fair_rates, loads
+from simoffload.errors import SimulationError
+from simoffload.schedule import Schedule
+
+__all__ = ["LinkUse", "Network"]
+
+Owner = TypeVar("Owner")
+
+_PARTS = 10**12
+"""Parts of a byte in which work is counted: one per [B/s x ps]."""
+
+_REMEMBERED = 200_000
+"""Flows in the solved sets that are kept (about 100 B each): identical layers meet the same sets again."""
+
+
+class LinkUse(NamedTuple):
+    """What one link carried."""
+
+    bytes: int
+    """[B x coefficient / scale], rounded down."""
+    busy: int
+    """[ps] with at least one flow."""
+    saturated: int
+    """[ps] filled to its capacity, within the rounding of the rates to 1 B/s."""
+
+
+class _Flow(Generic[Owner]):
+    __slots__ = ("due", "left", "owner", "path", "rate", "since", "size")
+
+    def __init__(self, path: int, size: int, owner: Owner, now: int) -> None:
+        self.path = path
+        self.owner = owner
+        self.size = size  # [B]
+        self.left = size * _PARTS  # at time `since`
+        self.rate = 0  # [B/s] from time `since` on
+        self.since = now
+        self.due = -1  # [ps] unknown until the rates of this instant are
+
+
+class _Allocation:
+    """The solution for one set of flows, and for how long it held."""
+
+    __slots__ = ("busy", "duration", "rates", "saturated")
+
+    def __init__(self, rates: dict[int, int], busy: tuple[int, ...], saturated: tuple[int, ...]) -> None:
+        self.rates = rates
+        self.busy = busy
+        self.saturated = saturated
+        self.duration = 0
+
+
+class Network(Generic[Owner]):
+    """The links of a schedule and the flows on them.
+
+    A path is a route on one rank, numbered ``route * ranks + rank``. ``finished`` is called with the
+    owners of the flows that end at the current time, in the order in which they joined.
+    """
+
+    def __init__(self, schedule: Schedule, clock: Clock, finished: Callable[[list[Owner]], object]) -> None:
+        self._links = schedule.links
+        self._capacities = tuple(link.capacity for link in schedule.links)
+        self._paths = tuple(
+            Demand(hops, route.cap, route.weight) for route in schedule.routes for hops in route.hops
+        )
+        self._clock = clock
+        self._finished = finished
+        self._active: list[_Flow[Owner]] = []
+        self._carried = [0] * len(self._paths)
+        self._busy = [0] * len(self._links)
+        self._saturated = [0] * len(self._links)
+        self._solved: dict[tuple[int, ...], _Allocation] = {}  # by the sorted paths of the flows
+        self._remembered = 0
+        self._current = _Allocation({}, (), ())
+        self._current_since = 0
+        self._settling = False
+        self._next_end: int | None = None
+        self.solves = 0
+        """Systems solved, as opposed to remembered."""
+
+    def join(self, path: int, size: int, owner: Owner) -> None:
+        """Start a flow of ``size`` [B] > 0 over ``path`` now."""
+        self._active.append(_Flow(path, size, owner, self._clock.now))
+        self._settle_later()
+
+    def use(self) -> tuple[LinkUse, ...]:
+        """Return what every link has carried, once all flows have ended."""
+        self._forget()
+        carried = [0] * len(self._links)
+        for path, size in zip(self._paths, self._carried, strict=True):
+            for link, coefficient in path.hops:
+                carried[link] += coefficient * size
+        return tuple(
+            LinkUse(carried[i] // link.scale, self._busy[i], self._saturated[i])
+            for i, link in enumerate(self._links)
+        )
+
+    def _settle_later(self) -> None:
+        if not self._settling:
+            self._settling = True
+            self._clock.call_at_end_of_instant(self._settle)
+
+    def _settle(self) -> None:
+        """Share the links anew among the flows that are there now."""
+        self._settling = False
+        now = self._clock.now
+        self._current.duration += now - self._current_since
+        self._current_since = now
+        paths = tuple(sorted([flow.path for flow in self._active]))
+        self._current = self._solved.get(paths) or self._solve(paths)
+        rates = self._current.rates
+        next_end = None
+        for flow in self._active:
+            rate = rates[flow.path]
+            if rate != flow.rate:
+                flow.left -= flow.rate * (now - flow.since)
+                flow.since = now
+                flow.rate = rate
+                flow.due = now - (-flow.left // rate)  # rounded up
+            if next_end is None or flow.due < next_end:
+                next_end = flow.due
+        if next_end != self._next_end:
+            self._next_end = next_end
+            if next_end is not None:
+                self._clock.call_at(next_end, self._end_flows, next_end)
+
+    def _end_flows(self, due: int) -> None:
+        if due != self._next_end:
+            return  # rates have changed since this call was asked for
+        self._next_end = None
+        ending = [flow for flow in self._active if flow.due == due]
+        self._active = [flow for flow in self._active if flow.due != due]
+        for flow in ending:
+            self._carried[flow.path] += flow.size
+        self._settle_later()
+        self._finished([flow.owner for flow in ending])
+
+    def _solve(self, paths: tuple[int, ...]) -> _Allocation:
+        demands = [self._paths[path] for path in paths]
+        rates = fair_rates(demands, self._capacities)
+        self.solves += 1
+        # Rates are rounded down by less than 1 B/s, so 1 B/s more would be too much for a full link.
+        above = loads(demands, [rate + 1 for rate in rates])
+        full = tuple(link for link in above if above[link] > self._capacities[link])
+        if 0 in rates:
+            names = ", ".join(self._links[link].name for link in full)
+            raise SimulationError(
+                f"{len(paths)} flows share {names}, which leaves less than 1 B/s for one of them"
+            )
+        if self._remembered > _REMEMBERED:
+            self._forget()
+        allocation = _Allocation(dict(zip(paths, rates, strict=True)), tuple(above), full)
+        self._solved[paths] = allocation
+        self._remembered += len(paths)
+        return allocation
+
+    def _forget(self) -> None:
+        """Book for how long each allocation held, and drop them."""
+        for allocation in self._solved.values():
+            for link in allocation.busy:
+                self._busy[link] += allocation.duration
+            for link in allocation.saturated:
+                self._saturated[link] += allocation.duration
+            allocation.duration = 0
+        self._solved.clear()
+        self._remembered = 0

@@ -1,0 +1,90 @@
+"""What can go wrong, as a tree.
+
+SimoffloadError
+├── InputError              a scenario, profile, model or option is wrong; carries every problem found
+└── SimulationError         the engine stopped before the end
+    ├── DeadlockError       operations are left and none can start
+    ├── StalledClockError   events pass and simulated time does not
+    └── WorkLimitError      the run would cost more events than allowed
+
+An answer such as "does not fit" is a result, not an error.
+
+SimPy rebuilds an exception that crosses a process as ``type(e)(*e.args)``: every class here survives that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = [
+    "DeadlockError",
+    "InputError",
+    "Problem",
+    "SimoffloadError",
+    "SimulationError",
+    "StalledClockError",
+    "WorkLimitError",
+    "printable",
+]
+
+
+def printable(text: str) -> str:
+    """Escape whatever a terminal would obey instead of show: control, direction and zero-width characters."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+class Problem(NamedTuple):
+    """One thing wrong with the input; its text is one line that is safe to print.
+
+    >>> print(Problem("a.yaml", 6, 5, "tiers[1].capcity", 'unknown field; did you mean "capacity"?'))
+    a.yaml:6:5: tiers[1].capcity: unknown field; did you mean "capacity"?
+    """
+
+    path: str
+    """The file as the user named it; empty when there is none."""
+    line: int | None
+    """Counted from 1."""
+    column: int | None
+    """Counted from 1, in characters."""
+    key: str
+    """Where in the document, e.g. ``tiers[1].capacity``; empty for the document itself."""
+    message: str
+
+    def __str__(self) -> str:
+        numbers = (str(number) for number in (self.line, self.column) if number is not None)
+        place = ":".join(part for part in (self.path, *numbers) if part)
+        return printable(": ".join(part for part in (place, self.key, self.message) if part))
+
+
+class SimoffloadError(Exception):
+    """Anything that simoffload raises on purpose."""
+
+
+class InputError(SimoffloadError):
+    """The input is wrong; ``problems`` holds everything found, and ``str()`` has one line for each."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+
+class SimulationError(SimoffloadError):
+    """The engine stopped before the end of the schedule."""
+
+
+class DeadlockError(SimulationError):
+    """Operations are left and none of them can start."""
+
+
+class StalledClockError(SimulationError):
+    """Events pass and simulated time does not."""
+
+
+class WorkLimitError(SimulationError):
+    """The run would cost more events than allowed."""

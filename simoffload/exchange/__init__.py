@@ -1,0 +1,1 @@
+"""Foreign file formats, one module each: ``read_x`` or ``write_x``."""

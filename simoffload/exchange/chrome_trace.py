@@ -1,0 +1,104 @@
+"""Timelines as Chrome Trace Event JSON, for ui.perfetto.dev and chrome://tracing.
+
+Format: "Trace Event Format" of the Chromium project: complete events ("X") with ``ts`` and ``dur`` in
+microseconds, one process a rank, one thread a stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from simoffload.errors import printable
+from simoffload.exchange.files import replacing
+from simoffload.results.timeline import Interval, Timeline
+from simoffload.schedule import Op, Schedule
+
+__all__ = ["write_trace"]
+
+
+def write_trace(timeline: Timeline, path: str | Path, *, max_events: int = 200_000) -> None:
+    """Write a recorded run; of a longer one the first ``max_events`` operations to end (at least one, and
+    whatever ends at the same moment), and say so.
+
+    Operations without duration are left out. Raises OSError if the file cannot be written.
+    """
+    # The limit is a moment, so that no rank is cut off earlier than another.
+    until = timeline.end[max_events - 1] if len(timeline) > max_events else timeline.makespan
+    with replacing(path) as file:
+        file.write('{"displayTimeUnit":"ns","otherData":')
+        file.write(_dump(_about(timeline, until)))
+        file.write(',"traceEvents":[\n')
+        file.write(",\n".join(_tracks(timeline.schedule)))
+        for event in _events(timeline, until):
+            file.write(",\n" + event)
+        file.write("\n]}\n")
+
+
+def _about(timeline: Timeline, until: int) -> dict[str, Any]:
+    """What the viewer shows under "Info and stats"."""
+    about = {
+        "pass": printable(timeline.schedule.name),
+        "simulated_s": timeline.makespan * 1e-12,
+        "operations": len(timeline),
+        "truncated": until < timeline.makespan,
+    }
+    if until < timeline.makespan:
+        about["shown_until_s"] = until * 1e-12
+        about["note"] = "only the beginning is here: operations that ended later are left out"
+    return about
+
+
+def _tracks(schedule: Schedule) -> Iterator[str]:
+    for rank in range(schedule.ranks):
+        yield _meta("process_name", rank, 0, name=f"rank {rank}")
+        yield _meta("process_sort_index", rank, 0, sort_index=rank)
+        for tid, stream in enumerate(schedule.streams):
+            yield _meta("thread_name", rank, tid, name=printable(stream))
+            yield _meta("thread_sort_index", rank, tid, sort_index=tid)
+
+
+def _meta(kind: str, rank: int, tid: int, **args: object) -> str:
+    return _dump({"ph": "M", "name": kind, "pid": rank, "tid": tid, "args": args})
+
+
+def _events(timeline: Timeline, until: int) -> Iterator[str]:
+    schedule = timeline.schedule
+    heads: dict[Op, str] = {}
+    for done in timeline:
+        if done.end > until:
+            return
+        if done.end == done.start:
+            continue
+        if done.op not in heads:
+            heads[done.op] = _head(done.op, schedule)
+        yield _event(done, heads[done.op], schedule)
+
+
+def _head(op: Op, schedule: Schedule) -> str:
+    """The part of an event that is the same wherever the operation stands, without the closing brace."""
+    args: dict[str, Any] = {"kind": op.kind}
+    if op.size:
+        args |= {"bytes": op.size, "route": printable(schedule.routes[op.route].name)}
+    text = _dump({"ph": "X", "cat": op.kind, "name": printable(op.label), "tid": op.stream, "args": args})
+    return text[:-2]
+
+
+def _event(done: Interval, head: str, schedule: Schedule) -> str:
+    # Both ends are cut to whole nanoseconds, so that neighbours on a stream still do not overlap.
+    start, end = done.start // 1000, done.end // 1000
+    block = json.dumps(printable(schedule.blocks[done.block].name))
+    where = f',"block":{block},"iteration":{done.iteration}}}'
+    return f'{head}{where},"pid":{done.rank},"ts":{_microseconds(start)}1,"dur":{_microseconds(end - start)}}}'
+
+
+def _microseconds(nanoseconds: int) -> str:
+    """Exact decimals. Perfetto multiplies by 1000 in floating point and cuts: the "1" that ``ts`` gets
+    behind the last digit, a tenth of a nanosecond, keeps it from landing on the nanosecond before."""
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03}"
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

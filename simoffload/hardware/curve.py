@@ -1,0 +1,34 @@
+"""Interpolation of measured points."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import log
+from typing import NamedTuple
+
+__all__ = ["Curve"]
+
+
+class Curve(NamedTuple):
+    """Points (x, y) with x rising; y is linear in log x between them and level beyond both ends."""
+
+    points: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def flat(cls, rate: int) -> Curve:
+        """The same ``rate`` [B/s] for every size."""
+        return cls(((1, rate),))
+
+    def at(self, x: float) -> float:
+        """The value at ``x``."""
+        index = bisect_left(self.points, x, key=lambda point: point[0])
+        if index == 0:
+            return self.points[0][1]
+        if index == len(self.points):
+            return self.points[-1][1]
+        (left, low), (right, high) = self.points[index - 1], self.points[index]
+        return low + (high - low) * log(x / left) / log(right / left)
+
+    def rate(self, size: int) -> int:
+        """[B/s] at ``size`` [B], whole and at least 1."""
+        return max(1, int(self.at(size)))

@@ -1,0 +1,234 @@
+"""Finding and reading profile files: the shipped ones and the user's own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from simoffload.documents import Document, read_document, suggest, validate
+from simoffload.errors import InputError, Problem
+from simoffload.hardware.platform import PlatformProfile
+from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
+from simoffload.hardware.quantities import ID_PATTERN
+from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid
+
+__all__ = ["KINDS", "Entry", "Library", "Place", "ProfileInput", "ProfileSummary", "ProfileUse", "is_path"]
+
+KINDS: dict[str, type[Profile]] = {
+    "accelerator": Accelerator,
+    "host": Host,
+    "pcie": Pcie,
+    "nic": Nic,
+    "drive": Drive,
+    "raid": Raid,
+    "nfs": Nfs,
+    "pfs": Pfs,
+    "nvmeof": NvmeOf,
+    "platform": PlatformProfile,
+}
+"""Every kind of profile; the files of a kind lie in the folder of that name."""
+_SUFFIXES = (".yaml", ".yml", ".json")
+_ID = re.compile(ID_PATTERN)
+_SHIPPED = "hardware_profiles"
+
+P = TypeVar("P", bound=Profile)
+
+
+class ProfileUse(NamedTuple):
+    """A file that a machine was built from."""
+
+    id: str
+    kind: str
+    path: str
+    """As the user named it; shipped files begin with ``hardware_profiles/``."""
+    sha256: str
+
+
+class ProfileInput(NamedTuple):
+    """One number of a profile as it was written, with its origin."""
+
+    profile: str
+    key: str
+    text: str
+    origin: str
+    source: str
+    date: str
+
+
+class ProfileSummary(NamedTuple):
+    """A profile that can be referred to."""
+
+    kind: str
+    id: str
+    name: str
+    path: str
+
+
+class Entry(NamedTuple):
+    """A profile that was read."""
+
+    profile: Profile
+    document: Document
+    use: ProfileUse
+
+    def inputs(self) -> Iterator[ProfileInput]:
+        """All its numbers, in the order of the file."""
+        for key, node in _statements(self.document.data, ""):
+            text = str(node["value"]) if "value" in node else str(node.get("about", ""))
+            if "points" in node:
+                text = ", ".join(f"{x}: {y}" for x, y in node["points"])
+            yield ProfileInput(
+                self.use.id, key, text, *(str(node[part]) for part in ("origin", "source", "date"))
+            )
+
+
+class Place(NamedTuple):
+    """Where something is written, to say it when it is wrong."""
+
+    document: Document
+    keys: tuple[str | int, ...]
+
+    def problem(self, message: str) -> Problem:
+        """A problem at this place."""
+        return self.document.problem(self.keys, message)
+
+    def error(self, message: str) -> InputError:
+        """The same as an exception."""
+        return InputError((self.problem(message),))
+
+
+def is_path(reference: str) -> bool:
+    """Whether a reference is the path of a file rather than an id."""
+    return "/" in reference or reference.endswith(_SUFFIXES)
+
+
+def _statements(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, dict):
+        if "origin" in node:
+            yield key, node
+        else:
+            for name, child in node.items():
+                yield from _statements(child, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from _statements(child, f"{key}[{index}]")
+
+
+def _shipped_folder() -> Path:
+    """In an installed package the files lie within it, in a checkout beside it."""
+    package = Path(str(files("simoffload")))
+    installed = package / "_data" / _SHIPPED
+    return installed if installed.is_dir() else package.parent / _SHIPPED
+
+
+class Library:
+    """The shipped profiles and those in the user's folder, which come first."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root
+        """The user's folder: laid out like ``hardware_profiles``, and no path may leave it."""
+        self._folders = [*((root,) if root else ()), _shipped_folder()]
+        self._read: dict[Path, Entry] = {}
+
+    def summaries(self, kind: str | None = None) -> Iterator[ProfileSummary]:
+        """What there is of one kind or of all; of equal ids only the one that would be used.
+
+        Raises InputError for an unknown kind.
+        """
+        if kind is not None and kind not in KINDS:
+            raise InputError((Problem("", None, None, "kind", _unknown_kind(kind)),))
+        for each in KINDS if kind is None else (kind,):
+            found: dict[str, Path] = {}
+            for folder in reversed(self._folders):
+                found.update(
+                    {path.stem: path for path in (folder / each).glob("*") if path.suffix in _SUFFIXES}
+                )
+            for path in (found[name] for name in sorted(found)):
+                entry = self.read(path, (each,))
+                yield ProfileSummary(each, entry.profile.id, entry.profile.name, entry.use.path)
+
+    def find(self, reference: str, kinds: tuple[str, ...], written: Place | None = None) -> Entry:
+        """Read the profile that ``reference`` names.
+
+        ``reference`` is an id, or the path of a file: relative to the file in which it is ``written``, else
+        to the user's folder. Raises InputError if there is no such profile, it is of another kind, it lies
+        outside of the user's folder or something in it is wrong.
+        """
+        if is_path(reference):
+            return self.read(self._within(reference, written), kinds, written)
+        if _ID.fullmatch(reference):
+            for folder in self._folders:
+                for kind in kinds:
+                    for path in (folder / kind / f"{reference}{suffix}" for suffix in _SUFFIXES):
+                        if path.is_file() and self._inside(path, folder):
+                            return self.read(path, kinds, written)
+        known = sorted({path.stem for kind in kinds for path in self._files(kind)})
+        hint = suggest(reference, known) or f"; known: {', '.join(known)}"
+        raise _error(f'there is no {" or ".join(kinds)} "{reference[:80]}"{hint}', written)
+
+    def read(self, path: Path, kinds: tuple[str, ...], written: Place | None = None) -> Entry:
+        """Read and check one file, which must hold a profile of one of ``kinds``."""
+        where = path.resolve()
+        if where not in self._read:
+            self._read[where] = self._open(path)
+        entry = self._read[where]
+        if entry.use.kind not in kinds:
+            message = f"{entry.use.path} describes a {entry.use.kind}, not a {' or a '.join(kinds)}"
+            raise _error(message, written or Place(entry.document, ("kind",)))
+        return entry
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything read so far, in that order."""
+        return tuple(self._read.values())
+
+    def _open(self, path: Path) -> Entry:
+        document = read_document(path)
+        kind = document.data.get("kind") if isinstance(document.data, dict) else None
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise Place(document, ("kind",)).error(_unknown_kind(kind))
+        profile = validate(document, KINDS[kind])
+        use = ProfileUse(profile.id, kind, self._name(path), hashlib.sha256(path.read_bytes()).hexdigest())
+        return Entry(profile, document, use)
+
+    def _files(self, kind: str) -> list[Path]:
+        """The files of a kind; of equal names the one that counts comes last."""
+        return [
+            path
+            for folder in reversed(self._folders)
+            for path in sorted((folder / kind).glob("*"))
+            if path.suffix in _SUFFIXES and self._inside(path, folder)
+        ]
+
+    def _inside(self, path: Path, folder: Path) -> bool:
+        """Whether a file of the user's folder lies there, and not only a link to it."""
+        return folder != self.root or path.resolve().is_relative_to(folder.resolve())
+
+    def _within(self, reference: str, written: Place | None) -> Path:
+        """The file of a relative reference, unless it lies outside of the user's folder."""
+        folder = Path(written.document.path).parent if written else self.root or Path()
+        path, boundary = folder / reference, self.root or folder
+        if not path.resolve().is_relative_to(boundary.resolve()):
+            raise _error(f'"{reference[:80]}" lies outside of the folder whose files may be used', written)
+        return path
+
+    def _name(self, path: Path) -> str:
+        shipped = self._folders[-1]
+        if path.is_relative_to(shipped):
+            return str(Path(_SHIPPED) / path.relative_to(shipped))
+        return str(path)
+
+
+def _error(message: str, written: Place | None) -> InputError:
+    return written.error(message) if written else InputError((Problem("", None, None, "", message),))
+
+
+def _unknown_kind(kind: object) -> str:
+    known = ", ".join(KINDS)
+    if kind is None:
+        return f"missing; a profile says what it describes, one of {known}"
+    hint = suggest(kind, tuple(KINDS)) if isinstance(kind, str) else ""
+    return f'"{kind}" is no kind of profile{hint}; known: {known}'

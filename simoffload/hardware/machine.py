@@ -1,0 +1,204 @@
+"""A machine: the paths of copies, reads, writes and all-gathers over what its parts share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+from simoffload.hardware.curve import Curve
+from simoffload.hardware.graph import Graph, Load
+from simoffload.hardware.library import ProfileInput, ProfileUse
+from simoffload.hardware.paths import Path, Resource, Tier
+from simoffload.hardware.profiles import Accelerator, Host
+from simoffload.hardware.storage import Service
+from simoffload.hardware.targets import Plug, Target
+
+__all__ = ["Access", "Entrance", "Machine", "Wiring"]
+
+_PAGEABLE_TRAFFIC = 3
+"""Bytes of host memory traffic per byte copied: the CPU reads and writes a staging buffer, then DMA reads."""
+_STAGED_TRAFFIC = 2
+"""Bytes per byte that goes from GPU to GPU by way of host memory: written once and read once."""
+
+
+class Entrance(NamedTuple):
+    """Where a part of a storage target's bytes come into a host."""
+
+    vertex: str
+    share: Fraction
+    inward: tuple[int, ...]
+    """Resources from the target to the vertex: the cable of a drive, an adapter."""
+    outward: tuple[int, ...]
+
+
+class Access(NamedTuple):
+    """A storage target as one host sees it."""
+
+    entrances: tuple[Entrance, ...]
+    reading: tuple[int, ...]
+    """Resources that every byte read crosses: the array or the server, what a client can have in flight."""
+    writing: tuple[int, ...]
+
+
+class Wiring(NamedTuple):
+    """The built topology."""
+
+    graph: Graph
+    cpus: tuple[str, ...]
+    """Vertex of each host."""
+    memories: tuple[int, ...]
+    """Memory resource of each host."""
+    gpus: tuple[str, ...]
+    """Vertex of each GPU."""
+    ports: tuple[tuple[int, int], ...]
+    """Resources (in, out) of each GPU's own links; empty without them."""
+    networks: tuple[tuple[tuple[int, int], ...], ...]
+    """For each host, resources (in, out) of the adapters between hosts."""
+    network_latency: float
+    """[s] one way between hosts."""
+    gpu_plug: Plug
+    targets: dict[str, Target]
+    """For each storage tier, what it is."""
+    access: dict[str, tuple[Access, ...]]
+    """For each storage tier, its access from each host."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Capacities and paths of one or several equal hosts; GPUs are counted through all of them."""
+
+    platform: str
+    """Id of the platform."""
+    nodes: int
+    gpus: int
+    accelerator: Accelerator
+    host: Host
+    resources: tuple[Resource, ...]
+    tiers: dict[str, Tier]
+    profiles: tuple[ProfileUse, ...]
+    """The files that it was built from."""
+    numbers: tuple[ProfileInput, ...] = field(repr=False)
+    wiring: Wiring = field(repr=False)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one host."""
+        return self.gpus // self.nodes
+
+    def inputs(self) -> list[ProfileInput]:
+        """Every number that went in, as it was written, with its origin, source and date."""
+        return list(self.numbers)
+
+    def host_to_device(self, gpu: int, *, pinned: bool) -> Path:
+        """The path of a copy from the memory of the GPU's host."""
+        return self._copy(gpu, to_device=True, pinned=pinned)
+
+    def device_to_host(self, gpu: int, *, pinned: bool) -> Path:
+        """The path of a copy to the memory of the GPU's host."""
+        return self._copy(gpu, to_device=False, pinned=pinned)
+
+    def storage_read(self, tier: str, gpu: int, *, gds: bool = False) -> Path:
+        """The path of a read into the memory of the GPU's host, or (``gds``) straight into the GPU's.
+
+        Raises KeyError if ``tier`` is no storage tier.
+        """
+        wiring, node = self.wiring, self._node(gpu)
+        target, access = wiring.targets[tier], wiring.access[tier][node]
+        end = wiring.gpus[gpu] if gds else wiring.cpus[node]
+        load = Load()
+        load.put(access.reading)
+        for entrance in access.entrances:
+            load.put(entrance.inward, entrance.share)
+            load.put(wiring.graph.route(entrance.vertex, end), entrance.share)
+        if not gds:
+            load.put((wiring.memories[node],))
+        return _storage_path(f"{tier} to {end}", load, target.read, target.read_transfer, target)
+
+    def storage_write(self, tier: str, gpu: int, *, gds: bool = False) -> Path:
+        """The path of a write from the memory of the GPU's host, or (``gds``) straight from the GPU's.
+
+        Raises KeyError if ``tier`` is no storage tier.
+        """
+        wiring, node = self.wiring, self._node(gpu)
+        target, access = wiring.targets[tier], wiring.access[tier][node]
+        start = wiring.gpus[gpu] if gds else wiring.cpus[node]
+        load = Load()
+        load.put(access.writing)
+        for entrance in access.entrances:
+            load.put(entrance.outward, entrance.share)
+            load.put(wiring.graph.route(start, entrance.vertex), entrance.share)
+        if not gds:
+            load.put((wiring.memories[node],))
+        return _storage_path(f"{start} to {tier}", load, target.write, target.write_transfer, None)
+
+    def gather(self, gpu: int, ranks: int) -> Path:
+        """The path of the bytes that a GPU receives in an all-gather among GPUs 0 to ``ranks`` - 1.
+
+        A ring: all that a GPU receives comes from the one before it. Between hosts the bytes go over all
+        adapters of ``network`` in equal parts, as NCCL's several rings do, and from adapter to GPU behind
+        the same switch, whose cables are wider. Without own links a ring that crosses the CPU is staged in
+        host memory (NCCL's default beyond a PCIe switch; from memory).
+        Raises ValueError unless ``gpu`` < ``ranks`` and there are at least two ranks.
+        """
+        if not 0 <= gpu < ranks <= self.gpus or ranks < 2:
+            raise ValueError(f"no all-gather to GPU {gpu} among {ranks} of {self.gpus} GPU(s)")
+        wiring, before = self.wiring, (gpu - 1) % ranks
+        load = Load()
+        link = self.accelerator.interconnect if wiring.ports else None
+        slot = wiring.gpu_plug
+        curve = Curve.flat(link.rate) if link else slot.pcie.copy_curve(to_device=True, lanes=slot.lanes)
+        latency = link.latency.value if link else slot.pcie.latency.value
+        if link:
+            load.put((wiring.ports[before][1], wiring.ports[gpu][0]))
+        if self._node(before) != self._node(gpu):
+            self._cross_network(load, self._node(before), self._node(gpu))
+            latency += wiring.network_latency
+        elif not link:
+            self._cross_pcie(load, before, gpu)
+        return Path(f"all-gather to gpu{gpu}", load.hops(), latency, curve)
+
+    def _node(self, gpu: int) -> int:
+        if not 0 <= gpu < self.gpus:
+            raise ValueError(f"no GPU {gpu}; there are {self.gpus}")
+        return gpu // self.gpus_per_node
+
+    def _copy(self, gpu: int, *, to_device: bool, pinned: bool) -> Path:
+        wiring, node, plug = self.wiring, self._node(gpu), self.wiring.gpu_plug
+        cpu, device = wiring.cpus[node], wiring.gpus[gpu]
+        start, end = (cpu, device) if to_device else (device, cpu)
+        curve = plug.pcie.copy_curve(to_device=to_device, lanes=plug.lanes)
+        if not pinned:
+            limit = min(plug.pcie.pageable.value, self.host.memcpy_rate.value)
+            curve = Curve(tuple((size, min(rate, limit)) for size, rate in curve.points))
+        load = Load()
+        load.put(wiring.graph.route(start, end))
+        load.put((wiring.memories[node],), 1 if pinned else _PAGEABLE_TRAFFIC)
+        name = f"{start} to {end}" if pinned else f"{start} to {end}, pageable"
+        return Path(name, load.hops(), plug.pcie.latency.value, curve)
+
+    def _cross_pcie(self, load: Load, before: int, gpu: int) -> None:
+        wiring, node = self.wiring, self._node(gpu)
+        start, end, cpu = wiring.gpus[before], wiring.gpus[gpu], wiring.cpus[node]
+        load.put(wiring.graph.route(start, end))
+        if wiring.graph.passes(cpu, start=start, end=end):
+            load.put((wiring.memories[node],), _STAGED_TRAFFIC)
+
+    def _cross_network(self, load: Load, sender: int, receiver: int) -> None:
+        """Put one byte, in equal parts, on the adapters of both hosts."""
+        for node, direction in ((sender, 1), (receiver, 0)):
+            ports = self.wiring.networks[node]
+            load.put((port[direction] for port in ports), Fraction(1, len(ports)))
+
+
+def _storage_path(name: str, load: Load, service: Service, transfer: int, measured: Target | None) -> Path:
+    outstanding = measured.by_outstanding if measured else None
+    return Path(
+        name=name,
+        hops=load.hops(),
+        latency=service.latency,
+        curve=Curve.flat(transfer),
+        request_latency=service.latency,
+        request_rate=service.request_rate,
+        by_outstanding=outstanding.scaled(1, 1) if outstanding else None,
+    )

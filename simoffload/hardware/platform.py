@@ -1,0 +1,84 @@
+"""The schema of a platform file: what is wired to what, and no device numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from simoffload.hardware.profiles import Profile
+from simoffload.hardware.quantities import Count, Frozen, Name, Provenance, Reference, Text
+
+__all__ = ["CPU", "Attachment", "PlatformProfile", "StorageTier", "Switch", "WiringStatement"]
+
+CPU = "cpu"
+"""The vertex of the host: its sockets, their memory and the PCIe root."""
+_TAKEN = {CPU, "hbm", "dram"}
+
+
+class WiringStatement(Provenance):
+    """Where a part of the wiring is known from."""
+
+    about: Text
+
+
+class Switch(Frozen):
+    """A PCIe switch (or a chipset) and its cable towards the CPU."""
+
+    to: Name
+    """``cpu`` or another switch."""
+    pcie: Reference
+    lanes: Count
+
+
+class Attachment(Frozen):
+    """A network adapter and where it is plugged in."""
+
+    profile: Reference
+    at: Name
+
+
+class StorageTier(Frozen):
+    """A place for weights: local drives ``at`` vertices of the host, or a target ``through`` adapters."""
+
+    profile: Reference
+    at: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256)] | None = None
+    """Vertices of the drives: drive i is plugged in at entry i modulo their number."""
+    through: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256)] | None = None
+    """Adapters over which transfers are striped in equal parts."""
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> StorageTier:
+        if (self.at is None) == (self.through is None):
+            raise ValueError("give either `at` (local drives) or `through` (network adapters)")
+        return self
+
+
+class PlatformProfile(Profile):
+    """A host (or several equal ones) with accelerators and storage tiers."""
+
+    kind: Literal["platform"]
+    wiring: Annotated[tuple[WiringStatement, ...], Field(min_length=1)]
+    host: Reference
+    accelerator: Reference
+    gpus: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256)]
+    """The vertex at which each GPU is plugged in; GPU i is entry i, and rank i runs on it."""
+    gpu_links: Literal["switched", "none"]
+    """``switched``: every GPU reaches every other over its own links (NVSwitch); ``none``: over PCIe."""
+    switches: dict[Name, Switch] = Field(default_factory=dict)
+    nics: dict[Name, Attachment] = Field(default_factory=dict)
+    network: tuple[Name, ...] = ()
+    """Adapters that carry collectives between hosts."""
+    tiers: dict[Name, StorageTier] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> PlatformProfile:
+        names = [*self.switches, *self.nics, *self.tiers, *(f"gpu{i}" for i in range(len(self.gpus)))]
+        for name in names:
+            if name in _TAKEN:
+                raise ValueError(f'"{name}" is built in and cannot be the name of something else')
+            if names.count(name) > 1:
+                raise ValueError(
+                    f'"{name}" names two things; names must differ among switches, nics and tiers'
+                )
+        return self

@@ -1,0 +1,196 @@
+"""Loading a platform: its file, everything that it refers to, and whether the wiring makes sense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import TypeVar
+
+from simoffload.documents import suggest
+from simoffload.errors import InputError, Problem
+from simoffload.hardware.library import Entry, Library, Place, ProfileSummary, is_path
+from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
+from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
+from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, Plug, Target, plug, resolve_target
+from simoffload.hardware.topology import Platform
+
+__all__ = ["list_profiles", "load_platform", "load_profile"]
+
+T = TypeVar("T")
+
+
+def list_profiles(kind: str | None = None, *, root: FilePath | None = None) -> tuple[ProfileSummary, ...]:
+    """The shipped profiles and those in the folder ``root``, laid out like ``hardware_profiles``.
+
+    Raises InputError for an unknown kind or a file with something wrong in it.
+    """
+    return tuple(Library(root).summaries(kind))
+
+
+def load_profile(kind: str, name: str, *, root: FilePath | None = None) -> Profile:
+    """Read one profile by id (or path) and check it, without following its references."""
+    return Library(root).find(name, (kind,)).profile
+
+
+def load_platform(name_or_path: str | FilePath, *, root: FilePath | None = None) -> Platform:
+    """Load a shipped platform by id, or a platform file of your own.
+
+    ``root`` is the folder that a path is relative to and that no path may leave; without it, the folder of
+    the platform file is that boundary. Raises InputError with every problem found.
+    """
+    text = str(name_or_path)
+    if isinstance(name_or_path, FilePath) or is_path(text):
+        if root is None:
+            path = FilePath(name_or_path)
+            library = Library(path.parent)
+            return _Loader(library, library.read(path, ("platform",))).load()
+        library = Library(root)
+        return _Loader(library, library.find(text, ("platform",))).load()
+    library = Library(root)
+    return _Loader(library, library.find(text, ("platform",))).load()
+
+
+class _Loader:
+    """Follows a platform's references and collects what is wrong with them."""
+
+    def __init__(self, library: Library, entry: Entry) -> None:
+        assert isinstance(entry.profile, PlatformProfile)
+        self._library, self._entry, self._platform = library, entry, entry.profile
+        self._problems: list[Problem] = []
+
+    def load(self) -> Platform:
+        platform = self._platform
+        host = self._find(platform.host, Host, "host")
+        accelerator_entry = self._try(
+            lambda: self._entry_of(platform.accelerator, ("accelerator",), "accelerator")
+        )
+        gpu_plug = accelerator_entry and self._try(lambda: self._gpu_plug(accelerator_entry))
+        switches = {name: self._switch(name) for name in platform.switches}
+        nics = {name: self._nic(name) for name in platform.nics}
+        targets = {name: self._target(name, tier) for name, tier in platform.tiers.items()}
+        self._check_wiring()
+        accelerator = accelerator_entry.profile if accelerator_entry else None
+        if self._problems or host is None or gpu_plug is None or not isinstance(accelerator, Accelerator):
+            raise InputError(tuple(self._problems))
+        entries = self._library.entries()
+        return Platform(
+            profile=platform,
+            host=host,
+            accelerator=accelerator,
+            gpu_plug=gpu_plug,
+            switches={name: found for name, found in switches.items() if found},
+            nics={name: found for name, found in nics.items() if found},
+            targets={name: found for name, found in targets.items() if found},
+            profiles=tuple(entry.use for entry in entries),
+            inputs=tuple(line for entry in entries for line in entry.inputs()),
+        )
+
+    # -- references -----------------------------------------------------------------------------
+
+    def _at(self, *keys: str | int) -> Place:
+        return Place(self._entry.document, keys)
+
+    def _try(self, action: Callable[[], T]) -> T | None:
+        try:
+            return action()
+        except InputError as error:
+            self._problems.extend(problem for problem in error.problems if problem not in self._problems)
+            return None
+
+    def _entry_of(self, reference: str, kinds: tuple[str, ...], *keys: str | int) -> Entry:
+        return self._library.find(reference, kinds, self._at(*keys))
+
+    def _find(self, reference: str, model: type[T], *keys: str | int) -> T | None:
+        kind = model.__name__.lower()
+        entry = self._try(lambda: self._entry_of(reference, (kind,), *keys))
+        return entry.profile if entry and isinstance(entry.profile, model) else None
+
+    def _gpu_plug(self, entry: Entry) -> Plug:
+        accelerator = entry.profile
+        assert isinstance(accelerator, Accelerator)
+        if self._platform.gpu_links == "switched" and accelerator.interconnect is None:
+            raise self._at("gpu_links").error(f"{accelerator.id} has no links of its own; write none")
+        return plug(self._library, accelerator.pcie, entry, "pcie")
+
+    def _switch(self, name: str) -> Plug | None:
+        switch = self._platform.switches[name]
+        pcie = self._find(switch.pcie, Pcie, "switches", name, "pcie")
+        return Plug(pcie, switch.lanes) if pcie else None
+
+    def _nic(self, name: str) -> tuple[Nic, Plug] | None:
+        reference = self._platform.nics[name].profile
+        entry = self._try(lambda: self._entry_of(reference, ("nic",), "nics", name, "profile"))
+        if entry is None or not isinstance(entry.profile, Nic):
+            return None
+        nic = entry.profile
+        found = self._try(lambda: plug(self._library, nic.pcie, entry, "pcie"))
+        return (nic, found) if found else None
+
+    def _target(self, name: str, tier: StorageTier) -> Target | None:
+        keys = ("tiers", name)
+        entry = self._try(lambda: self._entry_of(tier.profile, STORAGE_KINDS, *keys, "profile"))
+        if entry is None:
+            return None
+        kind = entry.use.kind
+        if tier.at is None and kind in LOCAL_KINDS:
+            self._problems.append(
+                self._at(*keys, "through").problem(f"a {kind} is local; say `at` which vertices")
+            )
+        if tier.through is None and kind not in LOCAL_KINDS:
+            message = f"a target of kind {kind} is remote; say `through` which adapters"
+            self._problems.append(self._at(*keys, "at").problem(message))
+        target = self._try(lambda: resolve_target(self._library, entry))
+        if target and tier.at and len(tier.at) > max(1, target.drives):
+            message = f"{len(tier.at)} vertices for {target.drives} drive(s)"
+            self._problems.append(self._at(*keys, "at").problem(message))
+        return target
+
+    # -- wiring ---------------------------------------------------------------------------------
+
+    def _check_wiring(self) -> None:
+        platform = self._platform
+        vertices = (CPU, *platform.switches)
+        for name, switch in platform.switches.items():
+            self._known(switch.to, vertices, "vertex", "switches", name, "to")
+        for index, vertex in enumerate(platform.gpus):
+            self._known(vertex, vertices, "vertex", "gpus", index)
+        for name, nic in platform.nics.items():
+            self._known(nic.at, vertices, "vertex", "nics", name, "at")
+        for index, name in enumerate(platform.network):
+            self._known(name, tuple(platform.nics), "adapter", "network", index)
+        for name, tier in platform.tiers.items():
+            for index, vertex in enumerate(tier.at or ()):
+                self._known(vertex, vertices, "vertex", "tiers", name, "at", index)
+            for index, nic_name in enumerate(tier.through or ()):
+                self._known(nic_name, tuple(platform.nics), "adapter", "tiers", name, "through", index)
+        self._check_reachable()
+
+    def _known(self, name: str, names: tuple[str, ...], what: str, *keys: str | int) -> None:
+        if name not in names:
+            has = ", ".join(names) or "none"
+            message = f'no {what} "{name}" (has: {has}){suggest(name, names)}'
+            self._problems.append(self._at(*keys).problem(message))
+
+    def _check_reachable(self) -> None:
+        """Every switch must lead to the CPU, so that what hangs on it can be reached."""
+        switches = self._platform.switches
+        lost = set()
+        for name in switches:
+            seen = {name}
+            vertex = switches[name].to
+            while vertex in switches and vertex not in seen:
+                seen.add(vertex)
+                vertex = switches[vertex].to
+            if vertex in seen:
+                lost.add(name)
+                message = f"{name} never leads to {CPU}: its way is a circle"
+                self._problems.append(self._at("switches", name, "to").problem(message))
+        for name, tier in self._platform.tiers.items():
+            ways = tier.at or tuple(
+                self._platform.nics[nic].at for nic in tier.through or () if nic in self._platform.nics
+            )
+            if lost.intersection(ways):
+                message = (
+                    f"unreachable from {CPU}: {', '.join(sorted(lost.intersection(ways)))} leads in a circle"
+                )
+                self._problems.append(self._at("tiers", name).problem(message))

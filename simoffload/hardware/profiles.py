@@ -1,0 +1,244 @@
+"""What a host is made of: accelerators, host memory and CPU, PCIe generations, network adapters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from simoffload.errors import InputError, Problem
+from simoffload.hardware.curve import Curve
+from simoffload.hardware.quantities import (
+    Count,
+    EfficiencyCurve,
+    Frozen,
+    Identifier,
+    RateCurve,
+    Reference,
+    Share,
+    Sourced,
+    Text,
+)
+from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
+
+__all__ = [
+    "Accelerator",
+    "ComputeRates",
+    "DeepSpeedCosts",
+    "Host",
+    "Interconnect",
+    "Nic",
+    "Pcie",
+    "Profile",
+    "Slot",
+]
+
+
+class Profile(Frozen):
+    """What every profile file begins with."""
+
+    id: Identifier
+    name: Text
+    notes: str = ""
+
+
+class Slot(Frozen):
+    """How a device is plugged in."""
+
+    profile: Reference
+    """PCIe generation."""
+    lanes: Sourced[Count]
+
+
+class Pcie(Profile):
+    """A generation of PCIe (or another cable between host and accelerator)."""
+
+    kind: Literal["pcie"]
+    lane_rate: Sourced[BytesPerSecond]
+    """Of one lane in one direction, before encoding."""
+    encoding: Sourced[Share]
+    """Payload of the line code, e.g. 128/130."""
+    packet_efficiency: Sourced[Share]
+    """What drives and adapters get of the encoded rate: packet headers."""
+    copy_lanes: Count
+    """Lanes over which the copy rates below were measured."""
+    host_to_device: RateCurve
+    """Copy from pinned host memory, by size."""
+    device_to_host: RateCurve
+    """Copy to pinned host memory, by size."""
+    pageable: Sourced[BytesPerSecond]
+    """Copy from or to pageable host memory, where the CPU's own memcpy is not slower."""
+    both_ways: Sourced[Share]
+    """Copies in both directions at once reach this fraction of the sum of both directions alone."""
+    latency: Sourced[Seconds]
+    """From the call of one small copy to its end."""
+
+    def payload_rate(self, lanes: int) -> int:
+        """[B/s] that drives and adapters can move over ``lanes`` in one direction."""
+        raw = self.lane_rate.value * lanes
+        return int(raw * self.encoding.value * self.packet_efficiency.value)
+
+    def down_rate(self, lanes: int) -> int:
+        """[B/s] away from the host over ``lanes``: the best that was measured of copies."""
+        return self.host_to_device.top * lanes // self.copy_lanes
+
+    def up_rate(self, lanes: int) -> int:
+        """[B/s] towards the host over ``lanes``: the best that was measured of copies."""
+        return self.device_to_host.top * lanes // self.copy_lanes
+
+    def copy_curve(self, *, to_device: bool, lanes: int) -> Curve:
+        """Rate of one copy of pinned memory, by size."""
+        curve = self.host_to_device if to_device else self.device_to_host
+        return curve.scaled(lanes, self.copy_lanes)
+
+
+class ComputeRates(Frozen):
+    """Dense peak per data type, with fp32 accumulation; a type that the chip lacks is left out."""
+
+    float32: Sourced[FlopsPerSecond]
+    float16: Sourced[FlopsPerSecond] | None = None
+    bfloat16: Sourced[FlopsPerSecond] | None = None
+    float8: Sourced[FlopsPerSecond] | None = None
+
+
+class Interconnect(Frozen):
+    """Links among accelerators that do not use PCIe; absent when there are none."""
+
+    name: Text
+    per_direction: Sourced[BytesPerSecond]
+    """Of all links of one accelerator together."""
+    efficiency: Sourced[Share]
+    latency: Sourced[Seconds]
+    """Of one collective operation on little data."""
+
+    @property
+    def rate(self) -> int:
+        """[B/s] that one accelerator receives, or sends, in practice."""
+        return int(self.per_direction.value * self.efficiency.value)
+
+
+class Accelerator(Profile):
+    """A GPU."""
+
+    kind: Literal["accelerator"]
+    hbm_capacity: Sourced[PositiveBytes]
+    hbm_bandwidth: Sourced[BytesPerSecond]
+    hbm_efficiency: Sourced[Share]
+    reserved: Sourced[PositiveBytes]
+    """What the driver, the CUDA context, cuBLAS and NCCL keep of the capacity."""
+    compute: ComputeRates
+    matmul_efficiency: EfficiencyCurve
+    kernel_latency: Sourced[Seconds]
+    """What one kernel costs on the GPU beyond its work."""
+    pcie: Slot
+    interconnect: Interconnect | None = None
+
+    @property
+    def hbm_rate(self) -> float:
+        """[B/s] of HBM in practice."""
+        return self.hbm_bandwidth.value * self.hbm_efficiency.value
+
+    @property
+    def kernel_latency_s(self) -> float:
+        """[s]"""
+        return self.kernel_latency.value
+
+    @property
+    def reserved_bytes(self) -> int:
+        """[B]"""
+        return self.reserved.value
+
+    def matmul_rate(self, work: float, dtype: str) -> float:
+        """[FLOP/s] of a matrix multiplication of ``work`` [FLOP] on ``dtype``.
+
+        Raises InputError for a data type that the chip lacks.
+        """
+        peak: Sourced[FlopsPerSecond] | None = getattr(self.compute, dtype, None)
+        if peak is None:
+            has = ", ".join(name for name, rate in self.compute if rate is not None)
+            raise InputError((Problem("", None, None, "", f"{self.id} has no {dtype}; it has {has}"),))
+        return peak.value * self.matmul_efficiency.at(work)
+
+
+class DeepSpeedCosts(Frozen):
+    """What DeepSpeed's Python thread spends, per event."""
+
+    launch: Sourced[Seconds]
+    """A call of a module that launches a kernel."""
+    hook: Sourced[Seconds]
+    """ZeRO-3's hooks of a module with nothing to fetch."""
+    hook_prefetched: Sourced[Seconds]
+    """The hooks of a module whose parameters were prefetched and that prefetches others."""
+    hook_fetched: Sourced[Seconds]
+    """The hooks of a module that fetches its parameters itself (prefetch off)."""
+    copy_call: Sourced[Seconds]
+    """A copy that blocks the thread, beyond the copy itself."""
+    pass_overhead: Sourced[Seconds]
+    """A forward pass, outside of its modules: sampling and the generation loop."""
+
+    @property
+    def launch_s(self) -> float:
+        """[s]"""
+        return self.launch.value
+
+    @property
+    def hook_s(self) -> float:
+        """[s]"""
+        return self.hook.value
+
+    @property
+    def hook_prefetched_s(self) -> float:
+        """[s]"""
+        return self.hook_prefetched.value
+
+    @property
+    def hook_fetched_s(self) -> float:
+        """[s]"""
+        return self.hook_fetched.value
+
+    @property
+    def copy_call_s(self) -> float:
+        """[s]"""
+        return self.copy_call.value
+
+    @property
+    def pass_overhead_s(self) -> float:
+        """[s]"""
+        return self.pass_overhead.value
+
+
+class Host(Profile):
+    """CPUs and their memory, all sockets together."""
+
+    kind: Literal["host"]
+    cpu: Text
+    memory_capacity: Sourced[PositiveBytes]
+    memory_bandwidth: Sourced[BytesPerSecond]
+    """Peak of all channels."""
+    stream_fraction: Sourced[Share]
+    """What the STREAM benchmark reaches of the peak."""
+    memcpy_rate: Sourced[BytesPerSecond]
+    """Bytes that one thread copies per second (read once and written once)."""
+    reserved: Sourced[PositiveBytes]
+    """Memory that the operating system and the processes keep."""
+    deepspeed: DeepSpeedCosts
+
+    @property
+    def memory_rate(self) -> int:
+        """[B/s] of reads and writes together, in practice."""
+        return int(self.memory_bandwidth.value * self.stream_fraction.value)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """[B]"""
+        return self.reserved.value
+
+
+class Nic(Profile):
+    """A port of a network adapter."""
+
+    kind: Literal["nic"]
+    link_rate: Sourced[BytesPerSecond]
+    achieved: Sourced[BytesPerSecond]
+    """Payload in one direction."""
+    latency: Sourced[Seconds]
+    """One way, of a small message."""
+    pcie: Slot

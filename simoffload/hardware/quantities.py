@@ -1,0 +1,110 @@
+"""Numbers that say where they come from: the building blocks of every hardware profile."""
+
+from __future__ import annotations
+
+import datetime
+from itertools import pairwise
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from simoffload.hardware.curve import Curve
+from simoffload.units import BytesPerSecond, Flops, PositiveBytes
+
+__all__ = [
+    "ID_PATTERN",
+    "Count",
+    "EfficiencyCurve",
+    "Frozen",
+    "Identifier",
+    "Name",
+    "Origin",
+    "Provenance",
+    "RateCurve",
+    "Reference",
+    "Share",
+    "Sourced",
+    "Text",
+]
+
+Origin = Literal["spec", "measured", "estimate"]
+"""``spec``: published by the maker, or arithmetic; ``measured``: somebody ran it; ``estimate``: the rest."""
+
+Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+"""A fraction of one."""
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
+Text = Annotated[str, Field(min_length=1, max_length=2000)]
+ID_PATTERN = r"^[a-z0-9][a-z0-9.+-]{0,79}$"
+Identifier = Annotated[str, Field(pattern=ID_PATTERN)]
+"""Id of a profile: its file is ``<kind>/<id>.yaml``."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=40)]
+"""Name of a vertex or a tier within a platform."""
+Reference = Annotated[str, Field(min_length=1, max_length=400)]
+"""Another profile: its id, or the path of its file relative to the file that refers to it."""
+
+T = TypeVar("T")
+
+
+class Frozen(BaseModel):
+    """Base of all profile data: cannot be changed, and refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Provenance(Frozen):
+    """Who says so, and when that was looked up."""
+
+    origin: Origin
+    source: Text
+    date: datetime.date
+
+
+class Sourced(Provenance, Generic[T]):
+    """A number with its origin."""
+
+    value: T
+
+
+def _must_increase(sizes: list[float]) -> None:
+    for smaller, larger in pairwise(sizes):
+        if larger <= smaller:
+            raise ValueError("the points must be in order of their first number, each larger than the last")
+
+
+class RateCurve(Provenance):
+    """A rate that depends on a size: of the transfer, or of what is in flight."""
+
+    points: Annotated[tuple[tuple[PositiveBytes, BytesPerSecond], ...], Field(min_length=1, max_length=200)]
+    """Pairs (size [B], rate [B/s])."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RateCurve:
+        _must_increase([size for size, _ in self.points])
+        return self
+
+    @property
+    def top(self) -> int:
+        """[B/s] the highest rate of the curve."""
+        return max(rate for _, rate in self.points)
+
+    def scaled(self, numerator: int, denominator: int) -> Curve:
+        """The curve with every rate multiplied by a ratio (of PCIe lanes)."""
+        return Curve(tuple((size, rate * numerator / denominator) for size, rate in self.points))
+
+
+class EfficiencyCurve(Provenance):
+    """The fraction of the peak that a matrix multiplication reaches, by its number of operations."""
+
+    points: Annotated[tuple[tuple[Flops, Share], ...], Field(min_length=1, max_length=200)]
+    """Pairs (work [FLOP], fraction)."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> EfficiencyCurve:
+        _must_increase([work for work, _ in self.points])
+        if self.points[0][0] <= 0:
+            raise ValueError("the first point must be above 0 FLOP")
+        return self
+
+    def at(self, work: float) -> float:
+        """Fraction at ``work`` [FLOP]."""
+        return Curve(self.points).at(work)

@@ -1,0 +1,168 @@
+"""Where weights may lie outside of the host's memory: drives, arrays, file servers, remote drives."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from pydantic import model_validator
+
+from simoffload.hardware.profiles import Profile, Slot
+from simoffload.hardware.quantities import Count, RateCurve, Reference, Share, Sourced
+from simoffload.units import BytesPerSecond, PositiveBytes, Seconds
+
+__all__ = ["Drive", "Nfs", "NvmeOf", "Pfs", "Raid", "Service"]
+
+
+class Service(NamedTuple):
+    """What a target does in one direction, whatever it is made of."""
+
+    rate: int
+    """[B/s] for all clients together."""
+    latency: float
+    """[s] of one request, unloaded."""
+    request_rate: int
+    """[B/s] at which one request streams."""
+
+
+class Drive(Profile):
+    """An NVMe drive."""
+
+    kind: Literal["drive"]
+    capacity: Sourced[PositiveBytes]
+    read: Sourced[BytesPerSecond]
+    """Sequential, at a queue deep enough."""
+    write: Sourced[BytesPerSecond]
+    read_latency: Sourced[Seconds]
+    write_latency: Sourced[Seconds]
+    random_read: Sourced[Count] | None = None
+    """[requests/s] of 4 KiB."""
+    random_write: Sourced[Count] | None = None
+    """[requests/s] of 4 KiB."""
+    read_by_outstanding: RateCurve | None = None
+    """Measured read rate by the bytes in flight, where known; else latency and rate give it."""
+    pcie: Slot
+
+
+class Raid(Profile):
+    """An array of equal drives in one host."""
+
+    kind: Literal["raid"]
+    level: Literal[0, 5, 6, 10]
+    drive: Reference
+    count: Count
+    chunk: Sourced[PositiveBytes]
+    read_efficiency: Sourced[Share]
+    """Of the drives' summed rate."""
+    write_efficiency: Sourced[Share]
+    """Of the summed rate of the drives that hold data (not parity, not mirrors)."""
+
+    @model_validator(mode="after")
+    def _enough_drives(self) -> Raid:
+        least = {0: 1, 5: 3, 6: 4, 10: 4}[self.level]
+        if self.count < least or (self.level == 10 and self.count % 2):
+            even = "an even number of at least 4" if self.level == 10 else f"at least {least}"
+            raise ValueError(f"RAID{self.level} needs {even} drives, not {self.count}")
+        return self
+
+    @property
+    def data_drives(self) -> int:
+        """Drives' worth of data: n, n-1 (RAID5), n-2 (RAID6), n/2 (RAID10)."""
+        return {0: self.count, 5: self.count - 1, 6: self.count - 2, 10: self.count // 2}[self.level]
+
+    def usable(self, drive: Drive) -> int:
+        """[B] for data."""
+        return self.data_drives * drive.capacity.value
+
+    def reading(self, drive: Drive) -> Service:
+        """All drives serve reads; a request streams from one of them."""
+        rate = int(self.count * drive.read.value * self.read_efficiency.value)
+        return Service(rate, drive.read_latency.value, drive.read.value)
+
+    def writing(self, drive: Drive) -> Service:
+        """Whole stripes; what parity and mirrors cost beyond their drives is in the efficiency."""
+        rate = int(self.data_drives * drive.write.value * self.write_efficiency.value)
+        return Service(rate, drive.write_latency.value, drive.write.value)
+
+
+class Nfs(Profile):
+    """A file server with NFS, and how clients mount it."""
+
+    kind: Literal["nfs"]
+    link: Reference
+    """Adapter of the server."""
+    mounts: Sourced[Count]
+    nconnect: Sourced[Count]
+    """TCP connections per mount."""
+    per_connection: Sourced[BytesPerSecond]
+    read: Sourced[BytesPerSecond]
+    """Of the server, all clients together."""
+    write: Sourced[BytesPerSecond]
+    latency: Sourced[Seconds]
+    """Of one request over the network."""
+    capacity: Sourced[PositiveBytes]
+
+    @property
+    def client_rate(self) -> int:
+        """[B/s] of all connections of one client, in one direction."""
+        return self.mounts.value * self.nconnect.value * self.per_connection.value
+
+
+class Pfs(Profile):
+    """A parallel filesystem in the way of Lustre, with the settings of its clients."""
+
+    kind: Literal["pfs"]
+    osts: Sourced[Count]
+    """Object storage targets of all servers."""
+    stripe_count: Sourced[Count]
+    """Targets over which one file lies."""
+    rpc_size: Sourced[PositiveBytes]
+    rpcs_in_flight: Sourced[Count]
+    """Per client and target."""
+    read: Sourced[BytesPerSecond]
+    """Of the servers, all clients together."""
+    write: Sourced[BytesPerSecond]
+    latency: Sourced[Seconds]
+    """Of one RPC over the network."""
+    capacity: Sourced[PositiveBytes]
+
+    @model_validator(mode="after")
+    def _stripes(self) -> Pfs:
+        if self.stripe_count.value > self.osts.value:
+            raise ValueError(f"stripe_count {self.stripe_count.value} is above osts {self.osts.value}")
+        return self
+
+    @property
+    def client_rate(self) -> int:
+        """[B/s] that one client can have in flight: targets x RPCs x size over latency (Little's law)."""
+        return self.osts.value * self._target_window()
+
+    def transfer_rate(self, rate: int) -> int:
+        """[B/s] of one file when all targets together reach ``rate``."""
+        per_target = min(rate // self.osts.value, self._target_window())
+        return self.stripe_count.value * per_target
+
+    def _target_window(self) -> int:
+        return int(self.rpcs_in_flight.value * self.rpc_size.value / self.latency.value)
+
+
+class NvmeOf(Profile):
+    """Drives of another machine, seen as blocks over the network."""
+
+    kind: Literal["nvmeof"]
+    protocol: Literal["rdma", "tcp"]
+    target: Reference
+    """The drive or array that is exported."""
+    link: Reference
+    """Adapter of the target."""
+    links: Count
+    """Ports of the target that are used."""
+    transport_latency: Sourced[Seconds]
+    """Added to the drive's own."""
+    efficiency: Sourced[Share]
+    """Of the drive's own rate."""
+
+    def through(self, service: Service, link_rate: int) -> Service:
+        """The target's service as a client sees it."""
+        rate = min(int(service.rate * self.efficiency.value), self.links * link_rate)
+        latency = service.latency + self.transport_latency.value
+        return Service(rate, latency, service.request_rate)

@@ -1,0 +1,202 @@
+"""From a platform's wiring to shared resources.
+
+Every directed cable is a resource; a cable whose two directions disturb each other has one more, which
+carries the sum of both. A cable between CPU, switches and GPUs is as fast as the best copy that was
+measured over one of its generation and width; the cable of a drive or an adapter has the payload rate of
+its lanes. Host memory is one resource for reads and writes and for all sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from simoffload.errors import InputError, Problem
+from simoffload.hardware.graph import Graph, Resources
+from simoffload.hardware.library import ProfileInput, ProfileUse
+from simoffload.hardware.machine import Access, Entrance, Machine, Wiring
+from simoffload.hardware.paths import Tier
+from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
+from simoffload.hardware.profiles import Accelerator, Host, Nic
+from simoffload.hardware.targets import Plug, Target
+
+__all__ = ["Platform"]
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform file with everything that it refers to."""
+
+    profile: PlatformProfile
+    host: Host
+    accelerator: Accelerator
+    gpu_plug: Plug
+    switches: dict[str, Plug]
+    nics: dict[str, tuple[Nic, Plug]]
+    targets: dict[str, Target]
+    profiles: tuple[ProfileUse, ...]
+    inputs: tuple[ProfileInput, ...]
+
+    def machine(self, nodes: int = 1) -> Machine:
+        """The topology of ``nodes`` equal hosts that share remote storage.
+
+        Raises InputError for several hosts without a network between them.
+        """
+        profile = self.profile
+        if nodes > 1 and not profile.network:
+            message = f"{profile.id} has no network between hosts; add `network` to it or use one node"
+            raise InputError((Problem("", None, None, "nodes", message),))
+        builder = _Builder(self, nodes)
+        wiring = builder.build()
+        return Machine(
+            platform=profile.id,
+            nodes=nodes,
+            gpus=nodes * len(profile.gpus),
+            accelerator=self.accelerator,
+            host=self.host,
+            resources=builder.resources.finish(),
+            tiers=_tiers(self, nodes),
+            profiles=self.profiles,
+            numbers=self.inputs,
+            wiring=wiring,
+        )
+
+
+def _tiers(platform: Platform, nodes: int) -> dict[str, Tier]:
+    gpu, host = platform.accelerator, platform.host
+    tiers = {
+        "hbm": Tier("hbm", "hbm", gpu.hbm_capacity.value, gpu.id, gpu.reserved_bytes),
+        "dram": Tier("dram", "dram", host.memory_capacity.value, host.id, host.reserved_bytes),
+    }
+    for name, target in platform.targets.items():
+        copies = nodes if target.drives else 1
+        tiers[name] = Tier(name, target.kind, target.capacity * copies, target.id)
+    return tiers
+
+
+class _Builder:
+    """Adds resources host by host."""
+
+    def __init__(self, platform: Platform, nodes: int) -> None:
+        self._platform, self._nodes = platform, nodes
+        self._graph = Graph()
+        self.resources = Resources()
+
+    def build(self) -> Wiring:
+        """Everything."""
+        platform, profile = self._platform, self._platform.profile
+        prefixes = [f"node{node} " if self._nodes > 1 else "" for node in range(self._nodes)]
+        memories = tuple(self._host(prefix, profile) for prefix in prefixes)
+        count = len(profile.gpus)
+        gpus = tuple(f"{prefixes[i // count]}gpu{i}" for i in range(self._nodes * count))
+        for index, vertex in enumerate(gpus):
+            prefix = prefixes[index // count]
+            self._cable(f"{prefix}{profile.gpus[index % count]}", vertex, platform.gpu_plug)
+        adapters = [
+            {name: self._adapter(f"{prefix}{name}", *nic) for name, nic in platform.nics.items()}
+            for prefix in prefixes
+        ]
+        access = {name: self._accesses(name, prefixes, adapters) for name in profile.tiers}
+        return Wiring(
+            graph=self._graph,
+            cpus=tuple(f"{prefix}{CPU}" for prefix in prefixes),
+            memories=memories,
+            gpus=gpus,
+            ports=self._ports(gpus),
+            networks=tuple(tuple(ports[name] for name in profile.network) for ports in adapters),
+            network_latency=max(
+                (platform.nics[name][0].latency.value for name in profile.network), default=0.0
+            ),
+            gpu_plug=platform.gpu_plug,
+            targets=platform.targets,
+            access=access,
+        )
+
+    def _host(self, prefix: str, profile: PlatformProfile) -> int:
+        memory = self.resources.add(f"{prefix}dram", self._platform.host.memory_rate, "dram")
+        for name, switch in profile.switches.items():
+            self._cable(f"{prefix}{switch.to}", f"{prefix}{name}", self._platform.switches[name])
+        return memory
+
+    def _cable(self, near: str, far: str, plug: Plug) -> None:
+        """A cable whose ``near`` end is towards the CPU."""
+        down, up = plug.pcie.down_rate(plug.lanes), plug.pcie.up_rate(plug.lanes)
+        away = [self.resources.add(f"{near} -> {far}", down, "pcie")]
+        back = [self.resources.add(f"{far} -> {near}", up, "pcie")]
+        both_ways = plug.pcie.both_ways.value
+        if both_ways < 1:
+            shared = self.resources.add(f"{near} <-> {far}", int(both_ways * (down + up)), "duplex")
+            away.append(shared)
+            back.append(shared)
+        self._graph.connect(near, far, there=tuple(away), back=tuple(back))
+
+    def _adapter(self, name: str, nic: Nic, plug: Plug) -> tuple[int, int]:
+        """The link and its slot in a row: the slower of both, in each direction."""
+        rate = min(nic.achieved.value, plug.pcie.payload_rate(plug.lanes))
+        return self.resources.add(f"{name} in", rate, "nic"), self.resources.add(f"{name} out", rate, "nic")
+
+    def _ports(self, gpus: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+        link = self._platform.accelerator.interconnect
+        if self._platform.profile.gpu_links == "none" or link is None:
+            return ()
+        return tuple(
+            (
+                self.resources.add(f"{gpu} link in", link.rate, "nvlink"),
+                self.resources.add(f"{gpu} link out", link.rate, "nvlink"),
+            )
+            for gpu in gpus
+        )
+
+    def _accesses(
+        self, name: str, prefixes: list[str], adapters: list[dict[str, tuple[int, int]]]
+    ) -> tuple[Access, ...]:
+        tier, target = self._platform.profile.tiers[name], self._platform.targets[name]
+        if tier.at is not None:
+            return tuple(self._local(f"{prefix}{name}", prefix, tier.at, target) for prefix in prefixes)
+        server = self._pair(name, target, "server")
+        accesses = []
+        for prefix, ports in zip(prefixes, adapters, strict=True):
+            window = self._window(f"{prefix}{name}", target)
+            entrances = self._remote(prefix, tier, ports)
+            accesses.append(Access(entrances, (server[0], *window[0]), (server[1], *window[1])))
+        return tuple(accesses)
+
+    def _pair(self, name: str, target: Target, kind: str) -> tuple[int, int]:
+        return (
+            self.resources.add(f"{name} read", target.read.rate, kind),
+            self.resources.add(f"{name} write", target.write.rate, kind),
+        )
+
+    def _local(self, name: str, prefix: str, vertices: tuple[str, ...], target: Target) -> Access:
+        array = self._pair(name, target, "drive")
+        assert target.plug is not None
+        rate = target.plug.pcie.payload_rate(target.plug.lanes)
+        entrances = []
+        for index in range(target.drives):
+            vertex = f"{prefix}{vertices[index % len(vertices)]}"
+            drive = f"{name}.{index}"
+            inward = self.resources.add(f"{drive} -> {vertex}", rate, "pcie")
+            outward = self.resources.add(f"{vertex} -> {drive}", rate, "pcie")
+            entrances.append(Entrance(vertex, Fraction(1, target.drives), (inward,), (outward,)))
+        return Access(tuple(entrances), array[:1], array[1:])
+
+    def _remote(
+        self, prefix: str, tier: StorageTier, ports: dict[str, tuple[int, int]]
+    ) -> tuple[Entrance, ...]:
+        assert tier.through is not None
+        nics, share = self._platform.profile.nics, Fraction(1, len(tier.through))
+        return tuple(
+            Entrance(f"{prefix}{nics[name].at}", share, ports[name][:1], ports[name][1:])
+            for name in tier.through
+        )
+
+    def _window(self, name: str, target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What one host can have in flight, in each direction or in both together."""
+        if target.client_rate is None:
+            return (), ()
+        if target.client_both_ways:
+            shared = self.resources.add(f"{name} requests in flight", target.client_rate, "nic")
+            return (shared,), (shared,)
+        reading = self.resources.add(f"{name} connections in", target.client_rate, "nic")
+        writing = self.resources.add(f"{name} connections out", target.client_rate, "nic")
+        return (reading,), (writing,)

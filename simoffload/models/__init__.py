@@ -1,0 +1,28 @@
+"""Language models as a simulator sees them: modules in call order, parameters, FLOPs and bytes.
+
+A family (BLOOM, OPT, Llama, Mixtral) turns a configuration in Hugging Face's names into a
+:class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shapes come from a scenario or
+from a ``config.json``. See :class:`ModelSpec` for how a scenario names a model.
+"""
+
+from __future__ import annotations
+
+from simoffload.models.cost import ModuleCost, forward_cost, module_cost
+from simoffload.models.library import list_models
+from simoffload.models.modules import Module, ModuleKind, Parameter
+from simoffload.models.shape import Dtype, ModelShape
+from simoffload.models.spec import ModelSpec, load_model
+
+__all__ = [
+    "Dtype",
+    "ModelShape",
+    "ModelSpec",
+    "Module",
+    "ModuleCost",
+    "ModuleKind",
+    "Parameter",
+    "forward_cost",
+    "list_models",
+    "load_model",
+    "module_cost",
+]

@@ -1,0 +1,141 @@
+"""What all families have in common: the sizes every configuration has, and how a shape comes of one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from simoffload.models.modules import Module
+from simoffload.models.shape import Dtype, ModelShape
+
+__all__ = [
+    "Count",
+    "Derived",
+    "Extent",
+    "FamilyConfig",
+    "Flag",
+    "ModuleLists",
+    "Width",
+    "all_invalid",
+    "invalid",
+]
+
+# Limits far above any model, so that a slip of the keyboard is a message and not a day of work.
+Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
+Width = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Extent = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # vocabulary, positions, feed-forward
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class ModuleLists(NamedTuple):
+    """A model's modules in the order of their pre-forward hooks."""
+
+    before: tuple[Module, ...]
+    layer: tuple[Module, ...]
+    after: tuple[Module, ...]
+
+
+class Derived(NamedTuple):
+    """Sizes under names that all families share."""
+
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int | None
+
+
+class FamilyConfig(BaseModel, ABC):
+    """A configuration in Hugging Face's key names; keys without influence on the shape are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    family: ClassVar[str]
+    """Hugging Face's ``model_type``."""
+    spellings: ClassVar[Mapping[str, str]] = {}
+    """Other names that Hugging Face accepts for a key of this family."""
+
+    num_hidden_layers: Count
+    hidden_size: Width
+    num_attention_heads: Count
+    vocab_size: Extent
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_spelling(cls, raw: object) -> object:
+        if not isinstance(raw, Mapping):
+            return raw
+        named: dict[str, object] = {}
+        for given, value in raw.items():
+            key = cls.spellings.get(given, given)
+            if key in named and named[key] != value:
+                raise invalid(given, f"{key} is given twice, as {named[key]!r} and as {value!r}", value)
+            named[key] = value
+        return named
+
+    @classmethod
+    def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of ``base`` (in their first spelling), replaced by those of ``overrides`` in any."""
+        gone = {cls.spellings.get(key, key) for key in overrides}
+        return {**{key: value for key, value in base.items() if key not in gone}, **overrides}
+
+    @classmethod
+    def known_keys(cls) -> frozenset[str]:
+        """Every key that may be set, in every spelling."""
+        fields = (field.alias or name for name, field in cls.model_fields.items())
+        return frozenset({*fields, *cls.spellings})
+
+    def shape(self, *, name: str, dtype: Dtype) -> ModelShape:
+        """Lay out the model's modules."""
+        modules = self.modules()
+        return ModelShape(
+            family=self.family,
+            name=name,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            vocab_size=self.vocab_size,
+            dtype=dtype,
+            modules_before=modules.before,
+            layer=modules.layer,
+            modules_after=modules.after,
+            **self.derived()._asdict(),
+        )
+
+    @abstractmethod
+    def derived(self) -> Derived:
+        """Sizes that families name or derive differently."""
+
+    @abstractmethod
+    def modules(self) -> ModuleLists:
+        """Every module in the order of the pre-forward hooks."""
+
+    def _whole_heads(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise invalid(
+                "num_attention_heads",
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                f"{self.num_attention_heads}",
+                self.num_attention_heads,
+            )
+
+
+def invalid(key: str, message: str, value: object) -> ValidationError:
+    """Make an error that pydantic reports at ``key`` of whatever is being validated."""
+    return all_invalid([(key, message, value)])
+
+
+def all_invalid(problems: Iterable[tuple[str, str, object]]) -> ValidationError:
+    """Make one error of several (key, message, value)."""
+    details = [
+        InitErrorDetails(
+            type=PydanticCustomError("model_shape", "{message}", {"message": message}),
+            loc=(key,),
+            input=value,
+        )
+        for key, message, value in problems
+    ]
+    return ValidationError.from_exception_data("model", details)

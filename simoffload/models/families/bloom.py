@@ -1,0 +1,82 @@
+"""BLOOM: one fused projection for queries, keys and values, ALiBi, biases everywhere, tied embedding.
+
+Modules and their order: transformers/models/bloom/modeling_bloom.py at 5.23.0; the same at 4.46.3.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import model_validator
+
+from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists
+from simoffload.models.modules import (
+    activation,
+    attention,
+    container,
+    dropout,
+    embedding,
+    layer_norm,
+    linear,
+)
+
+__all__ = ["Bloom"]
+
+
+class Bloom(FamilyConfig):
+    """Hugging Face's ``BloomConfig``."""
+
+    family: ClassVar[str] = "bloom"
+    spellings: ClassVar[dict[str, str]] = {
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_embed": "hidden_size",
+    }
+
+    vocab_size: Extent = 250880
+    tie_word_embeddings: Flag = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._whole_heads()
+        return self
+
+    def derived(self) -> Derived:
+        """Every head has its own keys; the feed-forward network is four times as wide as the model."""
+        return Derived(
+            num_key_value_heads=self.num_attention_heads,
+            head_dim=self.hidden_size // self.num_attention_heads,
+            intermediate_size=4 * self.hidden_size,
+            max_position_embeddings=None,
+        )
+
+    def modules(self) -> ModuleLists:
+        """List the modules of ``BloomForCausalLM``."""
+        hidden, words = self.hidden_size, "transformer.word_embeddings"
+        before = (
+            container("BloomForCausalLM"),
+            container("transformer"),
+            embedding(words, self.vocab_size, hidden),
+            layer_norm("transformer.word_embeddings_layernorm", hidden),
+        )
+        layer = (
+            container("BloomBlock"),
+            layer_norm("input_layernorm", hidden),
+            container("self_attention", reads=2 * hidden, writes=hidden),  # adds the residual
+            linear("self_attention.query_key_value", hidden, 3 * hidden, bias=True),
+            attention("self_attention.attention", query_width=hidden),
+            dropout("self_attention.attention_dropout"),
+            linear("self_attention.dense", hidden, hidden, bias=True),
+            layer_norm("post_attention_layernorm", hidden),
+            container("mlp", reads=2 * hidden, writes=hidden),  # adds the residual
+            linear("mlp.dense_h_to_4h", hidden, 4 * hidden, bias=True),
+            # Spelled out in Python: nine kernels, of which three take two operands.
+            activation("mlp.gelu_impl", reads=12 * 4 * hidden, writes=9 * 4 * hidden),
+            linear("mlp.dense_4h_to_h", 4 * hidden, hidden, bias=True),
+        )
+        tied_to = f"{words}.weight" if self.tie_word_embeddings else None
+        after = (
+            layer_norm("transformer.ln_f", hidden),
+            linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),
+        )
+        return ModuleLists(before, layer, after)

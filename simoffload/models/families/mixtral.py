@@ -1,0 +1,106 @@
+"""Mixtral: Llama's attention and, in place of its feed-forward network, experts chosen by a router.
+
+Modules and their order: transformers/models/mixtral/modeling_mixtral.py. The layout of the experts
+decides what DeepSpeed fetches and when:
+
+* ``fused`` (5.x): all experts of a layer are two tensors of one module. One of Mixtral-8x22B's holds
+  1.6e9 elements, more than the swap buffers of the published ZeRO-Inference runs.
+* ``separate`` (4.x, as in those runs): three linear modules per expert, every expert called in every
+  pass, and the rotary embedding computed within every layer (at 4.46.3).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from simoffload.models.families.base import Count, Extent, ModuleLists, invalid
+from simoffload.models.families.llama import RotaryConfig
+from simoffload.models.modules import Module, Parameter, activation, container, linear, rms_norm
+
+__all__ = ["Mixtral"]
+
+Experts = Annotated[int, Field(strict=True, ge=1, le=1024)]
+
+
+class Mixtral(RotaryConfig):
+    """Hugging Face's ``MixtralConfig``, and the layout of the experts."""
+
+    family: ClassVar[str] = "mixtral"
+    spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
+
+    vocab_size: Extent = 32000
+    num_key_value_heads: Count | None = 8
+    num_local_experts: Experts = 8
+    num_experts_per_tok: Experts = 2
+    expert_layout: Literal["fused", "separate"] = "fused"
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> Self:
+        if self.num_experts_per_tok > self.num_local_experts:
+            raise invalid(
+                "num_experts_per_tok",
+                f"num_experts_per_tok {self.num_experts_per_tok} is more than num_local_experts "
+                f"{self.num_local_experts}",
+                self.num_experts_per_tok,
+            )
+        return self
+
+    @property
+    def _share(self) -> float:
+        return self.num_experts_per_tok / self.num_local_experts
+
+    def modules(self) -> ModuleLists:
+        """List the modules of ``MixtralForCausalLM``."""
+        separate = self.expert_layout == "separate"
+        layer = (
+            rms_norm("input_layernorm", self.hidden_size),
+            *self._self_attention(rotary_within=separate),
+            rms_norm("post_attention_layernorm", self.hidden_size),
+            *(self._separate_experts() if separate else self._fused_experts()),
+        )
+        return self._around("Mixtral", layer, rotary_outside=not separate)
+
+    def _block(self, name: str) -> tuple[Module, Module]:
+        """The sum of the chosen experts' results: weigh (1 read, 1 written), add (2, 1); and the router."""
+        summed = self.num_experts_per_tok * self.hidden_size
+        return (
+            container(name, reads=3 * summed, writes=2 * summed),
+            linear(f"{name}.gate", self.hidden_size, self.num_local_experts, kind="router"),
+        )
+
+    def _fused_experts(self) -> tuple[Module, ...]:
+        hidden, wide, experts = self.hidden_size, self.intermediate_size, self.num_local_experts
+        name = "mlp.experts"
+        both = Module(
+            name,
+            "linear",
+            (
+                Parameter(f"{name}.gate_up_proj", experts * 2 * wide * hidden),
+                Parameter(f"{name}.down_proj", experts * hidden * wide),
+            ),
+            in_features=experts * (hidden + wide),
+            out_features=experts * (2 * wide + hidden),
+            share=self._share,
+        )
+        act = activation(
+            f"{name}.act_fn", reads=experts * 3 * wide, writes=experts * 2 * wide, share=self._share
+        )
+        return (*self._block("mlp"), both, act)
+
+    def _separate_experts(self) -> tuple[Module, ...]:
+        modules: list[Module] = [*self._block("block_sparse_moe")]
+        for expert in range(self.num_local_experts):
+            modules.extend(self._one_expert(f"block_sparse_moe.experts.{expert}"))
+        return tuple(modules)
+
+    def _one_expert(self, name: str) -> tuple[Module, ...]:
+        hidden, wide, share = self.hidden_size, self.intermediate_size, self._share
+        return (
+            container(name),
+            linear(f"{name}.w1", hidden, wide, share=share),
+            activation(f"{name}.act_fn", reads=3 * wide, writes=2 * wide, share=share),
+            linear(f"{name}.w3", hidden, wide, share=share),
+            linear(f"{name}.w2", wide, hidden, share=share),
+        )

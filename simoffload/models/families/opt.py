@@ -1,0 +1,111 @@
+"""OPT: learned positions (two more than ``max_position_embeddings``), biases, tied embedding.
+
+OPT-350m alone normalizes after each part, has no final norm, and embeds in fewer dimensions than it
+computes in. Modules and their order: transformers/models/opt/modeling_opt.py at 5.23.0; the same at
+4.46.3. ``OPTForCausalLM`` calls ``model.decoder`` directly, so the hooks of ``model`` never fire.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from simoffload.models.families.base import (
+    Derived,
+    Extent,
+    FamilyConfig,
+    Flag,
+    ModuleLists,
+    Width,
+)
+from simoffload.models.modules import (
+    Module,
+    activation,
+    attention,
+    container,
+    embedding,
+    layer_norm,
+    linear,
+)
+
+__all__ = ["Opt"]
+
+# OPTLearnedPositionalEmbedding keeps the rows that fairseq reserved for padding.
+_POSITION_OFFSET = 2
+
+
+class Opt(FamilyConfig):
+    """Hugging Face's ``OPTConfig``."""
+
+    family: ClassVar[str] = "opt"
+
+    vocab_size: Extent = 50272
+    ffn_dim: Extent
+    max_position_embeddings: Extent = 2048
+    word_embed_proj_dim: Width | None = None
+    do_layer_norm_before: Flag = True
+    remove_final_layer_norm: Flag = Field(default=False, alias="_remove_final_layer_norm")
+    enable_bias: Flag = True
+    layer_norm_elementwise_affine: Flag = True
+    tie_word_embeddings: Flag = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._whole_heads()
+        return self
+
+    def derived(self) -> Derived:
+        """Every head has its own keys."""
+        return Derived(
+            num_key_value_heads=self.num_attention_heads,
+            head_dim=self.hidden_size // self.num_attention_heads,
+            intermediate_size=self.ffn_dim,
+            max_position_embeddings=self.max_position_embeddings,
+        )
+
+    def modules(self) -> ModuleLists:
+        """List the modules of ``OPTForCausalLM``."""
+        hidden, words = self.hidden_size, "model.decoder.embed_tokens"
+        narrow = self.word_embed_proj_dim or hidden
+        before = [
+            container("OPTForCausalLM"),
+            container("model.decoder"),
+            embedding(words, self.vocab_size, narrow),
+            embedding(
+                "model.decoder.embed_positions", self.max_position_embeddings + _POSITION_OFFSET, hidden
+            ),
+        ]
+        after = []
+        if self.do_layer_norm_before and not self.remove_final_layer_norm:
+            after.append(self._norm("model.decoder.final_layer_norm"))
+        if narrow != hidden:
+            before.append(linear("model.decoder.project_in", narrow, hidden))
+            after.append(linear("model.decoder.project_out", hidden, narrow))
+        tied_to = f"{words}.weight" if self.tie_word_embeddings else None
+        after.append(linear("lm_head", narrow, self.vocab_size, tied_to=tied_to))
+        return ModuleLists(tuple(before), self._layer(), tuple(after))
+
+    def _layer(self) -> tuple[Module, ...]:
+        hidden, bias = self.hidden_size, self.enable_bias
+        attend = (
+            container("self_attn"),
+            linear("self_attn.q_proj", hidden, hidden, bias=bias),
+            linear("self_attn.k_proj", hidden, hidden, bias=bias),
+            linear("self_attn.v_proj", hidden, hidden, bias=bias),
+            attention("self_attn.attention", query_width=hidden),
+            linear("self_attn.out_proj", hidden, hidden, bias=bias),
+        )
+        feed_forward = (
+            linear("fc1", hidden, self.ffn_dim, bias=bias),
+            activation("activation_fn", reads=self.ffn_dim, writes=self.ffn_dim),
+            linear("fc2", self.ffn_dim, hidden, bias=bias),
+        )
+        block = container("OPTDecoderLayer", reads=4 * hidden, writes=2 * hidden)  # adds two residuals
+        first, second = self._norm("self_attn_layer_norm"), self._norm("final_layer_norm")
+        if self.do_layer_norm_before:
+            return (block, first, *attend, second, *feed_forward)
+        return (block, *attend, first, *feed_forward, second)
+
+    def _norm(self, name: str) -> Module:
+        return layer_norm(name, self.hidden_size, affine=self.layer_norm_elementwise_affine)

@@ -1,0 +1,53 @@
+"""The released sizes of the known families, by name."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from simoffload.documents import parse_yaml, suggest
+
+__all__ = ["Size", "find_size", "list_models"]
+
+
+class Size(BaseModel):
+    """One row of ``sizes.yaml``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    family: str
+    source: str
+    """Where the configuration is published."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the same shape, without their organisation."""
+    config: dict[str, Any]
+    """Hugging Face's keys; checked by the family."""
+
+
+@cache
+def _sizes() -> dict[str, Size]:
+    text = files("simoffload.models").joinpath("sizes.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Size]).validate_python(parse_yaml(text, name="sizes.yaml").data)
+
+
+def list_models() -> tuple[str, ...]:
+    """Names that a scenario may use, in the order of ``sizes.yaml``."""
+    return tuple(_sizes())
+
+
+def find_size(name: str) -> tuple[str, Size]:
+    """Look a size up by name or alias, without regard to case or an organisation before the last "/".
+
+    Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one.
+    """
+    sizes = _sizes()
+    canonical = {alias.lower(): known for known, size in sizes.items() for alias in (known, *size.aliases)}
+    wanted = name.strip().rsplit("/", maxsplit=1)[-1].lower()
+    if wanted in canonical:
+        return canonical[wanted], sizes[canonical[wanted]]
+    names = [alias for known, size in sizes.items() for alias in (known, *size.aliases)]
+    hint = suggest(wanted, names) or f"; known: {', '.join(sizes)}"
+    raise ValueError(f'unknown model "{name}"{hint}')

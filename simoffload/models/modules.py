@@ -1,0 +1,146 @@
+"""Modules of a model and the tensors that they own.
+
+Every function below builds one module as Hugging Face's eager code runs it. ``in_features`` and
+``out_features`` count what the module's kernels read and write for each token, apart from parameters and
+the key-value cache; for a linear layer they are its shape.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = [
+    "Module",
+    "ModuleKind",
+    "Parameter",
+    "activation",
+    "attention",
+    "container",
+    "dropout",
+    "embedding",
+    "layer_norm",
+    "linear",
+    "rms_norm",
+    "rotary",
+]
+
+ModuleKind = Literal[
+    "container", "embedding", "norm", "linear", "activation", "dropout", "rotary", "attention", "router"
+]
+
+
+class Parameter(NamedTuple):
+    """One parameter tensor."""
+
+    name: str
+    """Its name in Hugging Face's model; relative to the layer for a layer's tensor."""
+    numel: int
+    """[elements]"""
+    tied: bool = False
+    """It is the very tensor of that name that an earlier module owns (``lm_head`` and the embedding)."""
+
+
+class Module(NamedTuple):
+    """One module of a forward pass."""
+
+    name: str
+    """Its name in Hugging Face's model, relative to the layer for a layer's module. The model itself and
+    a layer itself have no name there and carry their class name."""
+    kind: ModuleKind
+    parameters: tuple[Parameter, ...] = ()
+    """What the module owns itself, not through its children."""
+    hooked: bool = True
+    """It is a real module, so its hooks fire. False only for kind "attention": scores, softmax and
+    values are work of the enclosing module, done between its projections."""
+    in_features: int = 0
+    """[elements] read for each token that the module sees."""
+    out_features: int = 0
+    """[elements] written for each token that the module sees."""
+    share: float = 1.0
+    """Mean fraction of the tokens that the module sees; below 1 for an expert."""
+
+    @property
+    def num_parameters(self) -> int:
+        """[elements] of the tensors it needs, a tied one included: what a fetch brings."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+
+def container(name: str, *, reads: int = 0, writes: int = 0) -> Module:
+    """Build a module that calls others and adds what little arithmetic it does itself."""
+    return Module(name, "container", in_features=reads, out_features=writes)
+
+
+def linear(
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool = False,
+    share: float = 1.0,
+    kind: Literal["linear", "router"] = "linear",
+    tied_to: str | None = None,
+) -> Module:
+    """Build a matrix multiplication; ``tied_to`` names the earlier tensor that serves as its weight."""
+    weight = Parameter(tied_to or f"{name}.weight", in_features * out_features, tied=tied_to is not None)
+    biases = (Parameter(f"{name}.bias", out_features),) if bias else ()
+    return Module(
+        name, kind, (weight, *biases), in_features=in_features, out_features=out_features, share=share
+    )
+
+
+def embedding(name: str, rows: int, width: int) -> Module:
+    """Build a table of which every token reads one row."""
+    table = Parameter(f"{name}.weight", rows * width)
+    return Module(name, "embedding", (table,), in_features=width, out_features=width)
+
+
+def layer_norm(name: str, width: int, *, affine: bool = True) -> Module:
+    """Build a LayerNorm, one fused kernel; without ``affine`` it owns nothing."""
+    tensors = (Parameter(f"{name}.weight", width), Parameter(f"{name}.bias", width)) if affine else ()
+    return Module(name, "norm", tensors, in_features=width, out_features=width)
+
+
+def rms_norm(name: str, width: int) -> Module:
+    """Build an RMSNorm, which eager code spells out in single precision.
+
+    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1);
+    a single-precision element counts as two.
+    """
+    return Module(
+        name,
+        "norm",
+        (Parameter(f"{name}.weight", width),),
+        in_features=10 * width,
+        out_features=8 * width,
+    )
+
+
+def activation(name: str, *, reads: int, writes: int, share: float = 1.0) -> Module:
+    """Build an element-by-element function."""
+    return Module(name, "activation", in_features=reads, out_features=writes, share=share)
+
+
+def dropout(name: str) -> Module:
+    """Build a dropout, which does nothing at inference but has hooks all the same."""
+    return Module(name, "dropout")
+
+
+def rotary(name: str, head_dim: int) -> Module:
+    """Build the module that computes cosines and sines for the positions."""
+    return Module(name, "rotary", out_features=2 * head_dim)
+
+
+def attention(name: str, *, query_width: int, rotated_width: int = 0) -> Module:
+    """Build scores, softmax and values of one layer.
+
+    Reads the queries and writes the result, which is copied once to merge the heads. Rotation of
+    ``rotated_width`` elements of queries and keys takes five kernels: times cosine (1 read, 1 written),
+    negate a half (½, ½), join (1, 1), times sine (1, 1), add (2, 1).
+    """
+    return Module(
+        name,
+        "attention",
+        hooked=False,
+        in_features=2 * query_width + 11 * rotated_width // 2,
+        out_features=2 * query_width + 9 * rotated_width // 2,
+    )

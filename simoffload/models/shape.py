@@ -1,0 +1,74 @@
+"""A model's shape: sizes in Hugging Face's names, and its modules in the order in which they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from simoffload.models.modules import Module
+
+__all__ = ["Dtype", "ModelShape"]
+
+Dtype = Literal["float16", "bfloat16", "float32"]
+
+_DTYPE_BYTES: dict[Dtype, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Everything that the simulation needs to know about a model.
+
+    Modules stand in the order in which their forward pre-hooks fire in transformers 5.23.0 (eager
+    attention), the model itself first. All layers are alike: ``layer`` is called ``num_hidden_layers``
+    times between ``modules_before`` and ``modules_after``.
+    """
+
+    family: str
+    name: str
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    """Fewer than ``num_attention_heads`` where several query heads share one (grouped-query attention)."""
+    head_dim: int
+    intermediate_size: int
+    """Width inside the feed-forward network; of one expert for a mixture of experts."""
+    vocab_size: int
+    max_position_embeddings: int | None
+    """[tokens] longest context; None where the family sets no limit (BLOOM's ALiBi)."""
+    dtype: Dtype
+    """Of weights, activations and cache."""
+    modules_before: tuple[Module, ...]
+    layer: tuple[Module, ...]
+    modules_after: tuple[Module, ...]
+
+    @property
+    def dtype_bytes(self) -> int:
+        """[B] of one element."""
+        return _DTYPE_BYTES[self.dtype]
+
+    @property
+    def parameters_per_layer(self) -> int:
+        """[elements] of one layer."""
+        return _distinct(self.layer)
+
+    @property
+    def num_parameters(self) -> int:
+        """[elements] of all distinct tensors: a tied weight counts once, as in Hugging Face."""
+        layers = self.num_hidden_layers * self.parameters_per_layer
+        return _distinct(self.modules_before) + layers + _distinct(self.modules_after)
+
+    @property
+    def weight_bytes(self) -> int:
+        """[B] of all distinct tensors."""
+        return self.num_parameters * self.dtype_bytes
+
+    def kv_cache_bytes(self, *, batch: int, tokens: int) -> int:
+        """[B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all layers."""
+        per_token = 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * self.dtype_bytes
+        return batch * tokens * per_token
+
+
+def _distinct(modules: Iterable[Module]) -> int:
+    return sum(parameter.numel for module in modules for parameter in module.parameters if not parameter.tied)

@@ -1,0 +1,169 @@
+"""How a scenario names a model, and how it becomes a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from simoffload.documents import Document, read_document, suggest, validate
+from simoffload.errors import InputError, Problem
+from simoffload.models.families import FAMILIES, FamilyConfig
+from simoffload.models.families.base import all_invalid, invalid
+from simoffload.models.library import find_size
+from simoffload.models.shape import Dtype, ModelShape
+
+__all__ = ["ModelSpec", "load_model"]
+
+
+class ModelSpec(BaseModel):
+    """A model by ``name``, by the path of a ``config`` (config.json), or by ``family`` and sizes.
+
+    A plain text is a name. Every further key is one of Hugging Face's and replaces that of the named
+    model or config: ``{name: bloom-560m, num_hidden_layers: 960, hidden_size: 10240}``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str | None = None
+    config: str | None = None
+    family: str | None = None
+    dtype: Dtype = "float16"
+    """Of weights, activations and cache, whatever type a checkpoint was saved in."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_name(cls, raw: object) -> object:
+        return {"name": raw} if isinstance(raw, str) else raw
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [key for key in ("name", "config", "family") if getattr(self, key) is not None]
+        if len(given) != 1:
+            written = " and ".join(given) or "none of them"
+            raise ValueError(f'give one of "name", "config" and "family", not {written}')
+        if self.config is None:
+            self._named()  # so that a scenario's mistakes are found where the scenario is read
+        return self
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The keys in Hugging Face's names."""
+        return dict(self.model_extra or {})
+
+    def _named(self) -> tuple[str, FamilyConfig]:
+        """The label and configuration of a model that needs no file."""
+        if self.name is not None:
+            try:
+                name, size = find_size(self.name)
+            except ValueError as error:
+                raise invalid("name", str(error), self.name) from None
+            return self._label(name), _configured(FAMILIES[size.family], size.config, self.overrides)
+        if self.family not in FAMILIES:
+            raise invalid("family", f"unknown family; known: {', '.join(FAMILIES)}", self.family)
+        config = _configured(FAMILIES[self.family], {}, self.overrides)
+        return f"{self.family} {config.num_hidden_layers}x{config.hidden_size}", config
+
+    def _label(self, name: str) -> str:
+        changes = ", ".join(f"{key}={value}" for key, value in self.overrides.items())
+        return f"{name} ({changes})" if changes else name
+
+    def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
+        """Lay out the model; :func:`load_model` explains the arguments. Raises InputError."""
+        if self.config is None:
+            name, config = self._named()
+        else:
+            path = _config_path(self.config, root=root, allow_path=allow_path)
+            name, config = self._label(_label_of(path)), self._from_file(path)
+        return config.shape(name=name, dtype=self.dtype)
+
+    def _from_file(self, path: Path) -> FamilyConfig:
+        document = read_document(path)
+        family = _family_of(document)
+        config = validate(document, family)
+        unknown = _unknown_keys(self.overrides, family)
+        if unknown:
+            raise InputError(Problem("", None, None, f"model.{key}", message) for key, message, _ in unknown)
+        merged = family.replaced(config.model_dump(by_alias=True), self.overrides)
+        return validate(Document("", {"model": merged}), family, at=("model",))
+
+
+def load_model(
+    spec: ModelSpec | str | Mapping[str, Any], *, root: Path | None = None, allow_path: bool = False
+) -> ModelShape:
+    """Turn a name, a mapping or a spec into a shape.
+
+    Parameters
+    ----------
+    root
+        Folder that a ``config`` path starts from and may not leave; without one, the working directory
+        and no such limit.
+    allow_path
+        Let a ``config`` path leave ``root``.
+
+    Raises
+    ------
+    InputError
+        For an unknown name, family or key, sizes that cannot be, and a file that is missing, outside
+        ``root``, of another family, or quantized.
+    """
+    if not isinstance(spec, ModelSpec):
+        plain = dict(spec) if isinstance(spec, Mapping) else spec
+        spec = validate(Document("", {"model": plain}), ModelSpec, at=("model",))
+    return spec.shape(root=root, allow_path=allow_path)
+
+
+def _configured(
+    family: type[FamilyConfig], base: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> FamilyConfig:
+    unknown = _unknown_keys(overrides, family)
+    if unknown:
+        raise all_invalid(unknown)
+    return family.model_validate(family.replaced(base, overrides))
+
+
+def _unknown_keys(overrides: Mapping[str, Any], family: type[FamilyConfig]) -> list[tuple[str, str, Any]]:
+    """(key, message, value) of the keys that the family does not have."""
+    known = sorted({*family.known_keys(), *ModelSpec.model_fields})
+    listed = f"; known: {', '.join(known)}"
+    return [
+        (key, f"unknown key of the {family.family} family{suggest(key, known) or listed}", value)
+        for key, value in overrides.items()
+        if key not in known
+    ]
+
+
+def _family_of(document: Document) -> type[FamilyConfig]:
+    known = ", ".join(FAMILIES)
+    if "model_type" not in document.data:
+        raise InputError([document.problem(("model_type",), f"missing; supported: {known}")])
+    given = document.data["model_type"]
+    family = FAMILIES.get(given) if isinstance(given, str) else None
+    if family is None:
+        message = f"this family is not supported; supported: {known}"
+        raise InputError([document.problem(("model_type",), message)])
+    if document.data.get("quantization_config") is not None:
+        message = "quantized checkpoints are not supported yet"
+        raise InputError([document.problem(("quantization_config",), message)])
+    return family
+
+
+def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:
+    try:
+        path = (root or Path.cwd()) / text
+        if path.is_dir():
+            path /= "config.json"
+        inside = root is None or path.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a null character
+        raise InputError([Problem("", None, None, "model.config", f"{text!r} is no path: {error}")]) from None
+    if not inside and not allow_path:
+        message = f'"{text}" lies outside the scenario\'s folder'
+        raise InputError([Problem("", None, None, "model.config", message)])
+    return path
+
+
+def _label_of(path: Path) -> str:
+    """A checkpoint's folder names it better than "config.json" does."""
+    return path.resolve().parent.name if path.name == "config.json" else path.stem

@@ -1,0 +1,1 @@
+"""What a simulation answers: timelines, metrics, capacity, provenance."""

@@ -1,0 +1,63 @@
+"""Does it fit: what each tier must hold beside what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from simoffload.hardware import Tier
+from simoffload.units import format_bytes
+
+__all__ = ["MemoryTerm", "TierUse", "tier_uses"]
+
+
+class MemoryTerm(NamedTuple):
+    """One part of what a tier must hold."""
+
+    tier: str
+    name: str
+    size: int
+    """[B] per GPU on the tier "hbm", per host on "dram", of the whole target elsewhere."""
+    pinned: bool = False
+    """Page-locked host memory."""
+
+
+class TierUse(NamedTuple):
+    """What a tier must hold at its peak, and what it has."""
+
+    tier: str
+    kind: str
+    scope: str
+    """What ``needed`` and ``capacity`` count: "per GPU", "per host" or "in all"."""
+    needed: int
+    """[B]"""
+    capacity: int
+    """[B]"""
+    terms: tuple[MemoryTerm, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the need is within the capacity."""
+        return self.needed <= self.capacity
+
+    @property
+    def headroom(self) -> int:
+        """[B] left over; negative when it does not fit."""
+        return self.capacity - self.needed
+
+    def sentence(self) -> str:
+        """One sentence about a tier that is too small."""
+        return f"{self.tier} needs {format_bytes(self.needed)} {self.scope}, has {format_bytes(self.capacity)}"
+
+
+def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
+    """Group the terms by tier, in the order of the machine's tiers; tiers without terms are left out."""
+    terms = tuple(terms)
+    uses = []
+    for name, tier in tiers.items():
+        mine = tuple(term for term in terms if term.tier == name and term.size)
+        if mine:
+            scope = {"hbm": "per GPU", "dram": "per host"}.get(tier.kind, "in all")
+            needed = sum(term.size for term in mine)
+            uses.append(TierUse(name, tier.kind, scope, needed, tier.capacity, mine))
+    return tuple(uses)

@@ -1,0 +1,71 @@
+"""Closed-form bounds on how long a schedule takes: what no run can beat and none can exceed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from simoffload.schedule.ir import Op, Schedule
+
+__all__ = ["alone_rate", "link_times", "lower_bound", "serial_time", "stream_times"]
+
+_PICO = 10**12
+
+
+def alone_rate(schedule: Schedule, *, route: int, rank: int) -> int:
+    """Return the rate [B/s] of a transfer over ``route`` on ``rank`` with all links to itself."""
+    path = schedule.routes[route]
+    shares = [schedule.links[link].capacity // coefficient for link, coefficient in path.hops[rank]]
+    return min([path.cap, *shares])
+
+
+def lower_bound(schedule: Schedule) -> int:
+    """Return a time [ps] that no run of the (sound) schedule can be shorter than.
+
+    It is the larger of two: the busiest stream of any rank, each of its operations alone on the links;
+    and the link for which bytes over capacity is largest.
+    """
+    busiest_stream = max(stream_times(schedule).values(), default=0)
+    return max(busiest_stream, *link_times(schedule), 0)
+
+
+def serial_time(schedule: Schedule) -> int:
+    """Return the time [ps] of all operations of all ranks one after another, each alone on the links.
+
+    No run of the (sound) schedule takes longer, apart from what rounding rates down to 1 B/s costs
+    flows that share a link: something is always under way, and a link that flows share is full.
+    """
+    return sum(stream_times(schedule).values())
+
+
+def stream_times(schedule: Schedule) -> Counter[tuple[int, int]]:
+    """Return the time [ps] that each stream of each rank, (rank, stream), is occupied at least."""
+    rates = [
+        [alone_rate(schedule, route=route, rank=rank) for rank in range(schedule.ranks)]
+        for route in range(len(schedule.routes))
+    ]
+    times: Counter[tuple[int, int]] = Counter()
+    for op, count in _operations(schedule).items():
+        for rank in range(schedule.ranks):
+            transfer = -(-op.size * _PICO // rates[op.route][rank]) if op.size else 0
+            times[rank, op.stream] += count * (op.fixed + transfer)
+    return times
+
+
+def link_times(schedule: Schedule) -> list[int]:
+    """Return the time [ps] that each link takes for all that crosses it."""
+    moved = [0] * len(schedule.links)
+    for op, count in _operations(schedule).items():
+        if op.size:
+            for hops in schedule.routes[op.route].hops:
+                for link, coefficient in hops:
+                    moved[link] += count * op.size * coefficient
+    return [-(-size * _PICO // link.capacity) for size, link in zip(moved, schedule.links, strict=True)]
+
+
+def _operations(schedule: Schedule) -> Counter[Op]:
+    """Return how often each operation of the schedule runs on each rank."""
+    counts: Counter[Op] = Counter()
+    for block in schedule.blocks:
+        for op in block.ops:
+            counts[op] += block.repeat
+    return counts

@@ -1,0 +1,98 @@
+"""Whether a schedule can be run, found out before the clock starts.
+
+Dependencies count back from where they are written, so a schedule whose counts are not negative has no
+cycle: this is all that has to be checked for it to reach its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simoffload.errors import SimulationError
+from simoffload.schedule.ir import Block, Op, Route, Schedule
+
+__all__ = ["check_schedule"]
+
+_MOST_RANKS = 2**16 - 1
+_MOST_REPEATS = 2**32 - 1
+"""What the columns of a timeline can number."""
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Return if ``schedule`` can be run; otherwise raise SimulationError with its first problem."""
+    problem = next(_problems(schedule), None)
+    if problem is not None:
+        raise SimulationError(f"schedule {schedule.name!r} cannot be run: {problem}")
+
+
+def _problems(schedule: Schedule) -> Iterator[str]:
+    yield from _check_count("ranks", schedule.ranks, least=1, most=_MOST_RANKS)
+    for what, names in (("stream", schedule.streams), ("link", [link.name for link in schedule.links])):
+        for name in {name: None for name in names if list(names).count(name) > 1}:
+            yield f"two {what}s are called {name!r}"
+    for link in schedule.links:
+        yield from _check_count(f"link {link.name!r}: capacity [B/s]", link.capacity, least=1)
+        yield from _check_count(f"link {link.name!r}: scale", link.scale, least=1)
+    for route in schedule.routes:
+        for problem in _route_problems(schedule, route):
+            yield f"route {route.name!r}: {problem}"
+    for index, block in enumerate(schedule.blocks):
+        yield from _block_problems(schedule, index, block)
+
+
+def _check_count(what: str, value: object, *, least: int, most: int | None = None) -> Iterator[str]:
+    # A float would stop the clock from counting exactly; a bool or a numpy integer would wrap or surprise.
+    if type(value) is not int:
+        yield f"{what} is {value!r} ({type(value).__name__}); it must be an int"
+    elif value < least:
+        yield f"{what} is {value}; it must be at least {least}"
+    elif most is not None and value > most:
+        yield f"{what} is {value}; it must be at most {most}"
+
+
+def _check_index(what: str, value: object, count: int) -> Iterator[str]:
+    if type(value) is not int or not 0 <= value < count:
+        yield f"{what} {value!r} does not exist; there are {count}, numbered from 0"
+
+
+def _route_problems(schedule: Schedule, route: Route) -> Iterator[str]:
+    yield from _check_count("cap [B/s]", route.cap, least=1)
+    yield from _check_count("weight", route.weight, least=1)
+    if len(route.hops) != schedule.ranks:
+        yield f"it has hops for {len(route.hops)} ranks; the schedule has {schedule.ranks}"
+    for rank, hops in enumerate(route.hops):
+        crossed = set()
+        for link, coefficient in hops:
+            problem = next(_check_index(f"on rank {rank}, link", link, len(schedule.links)), None)
+            if problem is not None:
+                yield problem
+                continue
+            name = schedule.links[link].name
+            # A larger coefficient would leave less than 1 B/s even for a transfer that is alone.
+            most = schedule.links[link].capacity
+            what = f"on rank {rank}, coefficient on {name!r}"
+            yield from _check_count(what, coefficient, least=1, most=most)
+            if link in crossed:
+                yield f"on rank {rank}, it crosses {name!r} twice; add the coefficients instead"
+            crossed.add(link)
+
+
+def _block_problems(schedule: Schedule, index: int, block: Block) -> Iterator[str]:
+    where = f"block {index} ({block.name!r})"
+    yield from _check_count(f"{where}: repeat", block.repeat, least=1, most=_MOST_REPEATS)
+    for position, op in enumerate(block.ops):
+        for problem in _op_problems(schedule, op):
+            yield f"{where}, operation {position} ({op.kind} {op.label!r}): {problem}"
+
+
+def _op_problems(schedule: Schedule, op: Op) -> Iterator[str]:
+    yield from _check_index("stream", op.stream, len(schedule.streams))
+    yield from _check_count("fixed [ps]", op.fixed, least=0)
+    yield from _check_count("size [B]", op.size, least=0)
+    if op.route != -1:
+        yield from _check_index("route", op.route, len(schedule.routes))
+    elif op.size:
+        yield f"it moves {op.size} B but has no route"
+    for stream, back in op.after:
+        yield from _check_index("it depends on stream", stream, len(schedule.streams))
+        yield from _check_count("its dependency's count back", back, least=0)

@@ -1,0 +1,191 @@
+"""The one place that wires the layers: plan, check what fits, execute, summarize."""
+
+from __future__ import annotations
+
+import platform as interpreter
+from collections.abc import Callable
+from importlib.metadata import version
+
+from simoffload import __version__
+from simoffload.engine import execute
+from simoffload.results.capacity import TierUse, tier_uses
+from simoffload.results.passes import PassResult, summarize_pass
+from simoffload.results.result import Provenance, SimulationResult
+from simoffload.results.timeline import Timeline
+from simoffload.scenario import LoadedScenario
+from simoffload.strategies import ForwardPass, Plan, Resident, ZeroInference
+from simoffload.units import format_bytes
+
+__all__ = ["Progress", "fit", "simulate"]
+
+Progress = Callable[[str], None]
+"""Called with a line of text when a pass begins."""
+
+_SAME = 1e-3  # first and last decode step closer than this: what lies between is not worth simulating
+
+
+def simulate(
+    scenario: LoadedScenario, *, keep_timelines: bool = False, progress: Progress | None = None
+) -> SimulationResult:
+    """Simulate a scenario; where it does not fit, the result says so and holds no times.
+
+    Raises InputError for what DeepSpeed would refuse and SimulationError if the engine cannot finish.
+    """
+    plan = scenario.plan()
+    result = _capacity(scenario, plan)
+    if not result.fits:
+        return result
+    runner = _Runner(scenario, plan, keep_timelines, progress)
+    workload = scenario.scenario.workload
+    prompt = workload.prompt_length
+    cold = runner.run(ForwardPass("first pass", prompt, prompt, first=True)) if _traced(scenario) else None
+    prefill = runner.run(ForwardPass("prefill", prompt, prompt))
+    decode, total, spread = _decode(scenario, runner)
+    return SimulationResult(
+        **{
+            **vars(result),
+            "first_pass": cold or prefill,
+            "prefill": prefill,
+            "decode": decode,
+            "decode_total_s": total,
+            "decode_spread": spread,
+            "warnings": (*result.warnings, *_hurts(scenario, result)),
+            "timelines": runner.timelines,
+        }
+    )
+
+
+def fit(scenario: LoadedScenario) -> SimulationResult:
+    """Answer only whether the scenario fits, tier by tier."""
+    return _capacity(scenario, scenario.plan())
+
+
+def _traced(scenario: LoadedScenario) -> bool:
+    return isinstance(scenario.scenario.strategy, ZeroInference)
+
+
+class _Runner:
+    """Runs passes and keeps what was asked for."""
+
+    def __init__(self, scenario: LoadedScenario, plan: Plan, keep: bool, progress: Progress | None) -> None:
+        self._scenario, self._plan, self._keep, self._progress = scenario, plan, keep, progress
+        self.timelines: dict[str, Timeline] = {}
+
+    def run(self, forward: ForwardPass) -> PassResult:
+        if self._progress:
+            self._progress(f"{self._scenario.name}: {forward.name}")
+        schedule = self._plan.schedule(forward)
+        timeline = execute(schedule, max_events=self._scenario.scenario.engine.max_events)
+        if self._keep:
+            self.timelines[forward.name] = timeline
+        return summarize_pass(timeline, new_tokens=forward.new_tokens, context=forward.context)
+
+
+def _decode(scenario: LoadedScenario, runner: _Runner) -> tuple[tuple[PassResult, ...], float, float]:
+    """Simulate decode steps; return them, the time of all steps [s] and the interpolation's residual."""
+    workload = scenario.scenario.workload
+    steps = workload.decode_steps
+    if steps == 0:
+        return (), 0.0, 0.0
+
+    def run(step: int) -> PassResult:
+        return runner.run(ForwardPass(f"decode {step}", 1, workload.prompt_length + step))
+
+    if scenario.scenario.engine.tokens == "off" or steps <= 2:
+        every = tuple(run(step) for step in range(1, steps + 1))
+        return every, sum(one.time_s for one in every), 0.0
+    first, last = run(1), run(steps)
+    if abs(last.time_s - first.time_s) <= _SAME * first.time_s:
+        return (first, last), steps * (first.time_s + last.time_s) / 2, abs(last.time_s / first.time_s - 1)
+    halfway = (1 + steps) // 2
+    middle = run(halfway)
+    chord = first.time_s + (last.time_s - first.time_s) * (halfway - 1) / (steps - 1)
+    total = _trapezoid(first.time_s, middle.time_s, halfway) + _trapezoid(
+        middle.time_s, last.time_s, steps - halfway + 1
+    )
+    return (first, middle, last), total - middle.time_s, abs(middle.time_s / chord - 1)
+
+
+def _trapezoid(first: float, last: float, count: int) -> float:
+    """Sum of ``count`` equally spaced values on the straight line from ``first`` to ``last``."""
+    return count * (first + last) / 2
+
+
+def _capacity(scenario: LoadedScenario, plan: Plan) -> SimulationResult:
+    inner, model, machine = scenario.scenario, scenario.model, scenario.machine
+    uses = tier_uses(plan.memory, machine.tiers)
+    return SimulationResult(
+        name=inner.name,
+        model=model.name,
+        parameters=model.num_parameters,
+        platform=machine.platform,
+        target=_target(plan),
+        ranks=inner.strategy.ranks,
+        batch_size=inner.workload.batch_size,
+        prompt_length=inner.workload.prompt_length,
+        output_length=inner.workload.output_length,
+        capacity=uses,
+        advice=_advice(scenario, uses),
+        warnings=(*plan.warnings, *_context_warning(scenario)),
+        provenance=Provenance(
+            scenario=scenario.document.data,
+            profiles=tuple((use.kind, use.id, use.sha256) for use in machine.profiles),
+            inputs=tuple(machine.inputs()),
+            versions={
+                "simoffload": __version__,
+                "simpy": version("simpy"),
+                "python": interpreter.python_version(),
+            },
+        ),
+    )
+
+
+def _target(plan: Plan) -> str:
+    placement = getattr(plan, "placement", None)
+    return placement.tier if placement is not None else "hbm"
+
+
+def _advice(scenario: LoadedScenario, uses: tuple[TierUse, ...]) -> tuple[str, ...]:
+    """For each tier that is too small: by how much, and the smallest tier of the machine that would do."""
+    lines = []
+    for use in uses:
+        if use.fits:
+            continue
+        weights = scenario.model.weight_bytes
+        larger = sorted(
+            (tier.capacity, name)
+            for name, tier in scenario.machine.tiers.items()
+            if tier.kind != "hbm" and name != use.tier and tier.capacity >= weights
+        )
+        if use.kind == "hbm" and any(term.name.startswith("weight") for term in use.terms) is False:
+            remedy = "lower batch_size, prompt_length or the prefetch bucket"
+        elif larger:
+            remedy = f"smallest tier that holds the weights: {larger[0][1]} ({format_bytes(larger[0][0])})"
+        else:
+            remedy = "no other tier of this platform is large enough"
+        lines.append(f"{use.sentence()}; {remedy}")
+    return tuple(lines)
+
+
+def _context_warning(scenario: LoadedScenario) -> tuple[str, ...]:
+    limit, needed = scenario.model.max_position_embeddings, scenario.scenario.workload.max_context
+    if limit is None or needed <= limit:
+        return ()
+    return (f"context of {needed} tokens is more than the {limit} that {scenario.model.name} was made for",)
+
+
+def _hurts(scenario: LoadedScenario, result: SimulationResult) -> tuple[str, ...]:
+    """Warn when weights are offloaded although a whole copy fits in each GPU."""
+    if result.target == "hbm":
+        return ()
+    inner = scenario.scenario
+    resident = Resident(ranks=inner.strategy.ranks).plan(scenario.model, inner.workload, scenario.machine)
+    if not all(use.fits for use in tier_uses(resident.memory, scenario.machine.tiers)):
+        return ()
+    step = ForwardPass("decode 1", 1, inner.workload.prompt_length + 1)
+    fast = execute(resident.schedule(step)).makespan * 1e-12
+    slow = result.step.time_s if result.step else 0.0
+    return (
+        f"offloading hurts here: the weights ({format_bytes(scenario.model.weight_bytes)}) fit in HBM, where a step "
+        f"would take {fast:.4g} s" + (f", {slow / fast:.3g} times less" if slow > fast else ""),
+    )

@@ -1,0 +1,238 @@
+"""DeepSpeed's parameter coordinator, replayed: which tensor is fetched, awaited, prefetched, released when.
+
+The decisions of ``PartitionedParameterCoordinator`` (deepspeed/runtime/zero/partitioned_param_coordinator.py,
+read at 0.9.1 and 0.19.6) and of ``AsyncPartitionedParameterSwapper`` (runtime/swap_tensor/
+partitioned_param_swapper.py) depend on the order of modules and on the knobs, not on the clock. So one
+walk over the modules yields the same sequence of calls that DeepSpeed makes; the caller turns each call
+into operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+from simoffload.errors import InputError, Problem
+from simoffload.strategies.ds_config import OffloadSettings
+
+__all__ = ["Actions", "Coordinator", "Tensor"]
+
+_ABSENT, _IN_FLIGHT, _AVAILABLE = range(3)
+_MAX_FETCH_EVENTS = 2  # __max_ongoing_fetch_events, hard-coded in DeepSpeed
+
+
+class Tensor(NamedTuple):
+    """One parameter tensor of the model and where its slices live."""
+
+    name: str
+    numel: int
+    slice_numel: int
+    """[elements] of one rank's partition, padded to a whole number."""
+    on_nvme: bool
+    persistent: bool
+
+
+class Actions(Protocol):
+    """What the coordinator asks of the machine, in the order in which DeepSpeed's host thread asks it."""
+
+    def enter(self, step: int) -> None:
+        """The pre-forward hook of module ``step`` begins."""
+
+    def read(self, tensors: Sequence[Tensor]) -> None:
+        """Submit asynchronous reads from storage into swap buffers."""
+
+    def wait_reads(self) -> None:
+        """The host waits for every read of its handle."""
+
+    def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
+        """Bring partitions to the GPU and all-gather them; returns a handle."""
+
+    def wait(self, handle: int) -> None:
+        """Wait for a gather (the first wait on its handle only)."""
+
+    def throttle(self, event: int) -> None:
+        """The host waits for the ``event``-th fetch event of this pass."""
+
+    def fetch_event(self) -> None:
+        """A fetch event is recorded on the all-gather stream."""
+
+    def compute(self, step: int) -> None:
+        """The module's kernels are launched."""
+
+
+class Coordinator:
+    """State of one rank's coordinator in one forward pass.
+
+    ``uses`` holds for every module, in the order of the pre-forward hooks, the indices into ``tensors``
+    of the parameters that it owns. ``warm`` = after the passes in which the trace was recorded and the
+    persistent parameters came to the GPU for good; otherwise the first pass after loading.
+    """
+
+    def __init__(
+        self,
+        *,
+        tensors: Sequence[Tensor],
+        uses: Sequence[Sequence[int]],
+        settings: OffloadSettings,
+        ranks: int,
+        warm: bool,
+        actions: Actions,
+    ) -> None:
+        self._tensors = tensors
+        self._uses = uses
+        self._settings = settings
+        self._ranks = ranks
+        self._warm = warm
+        self._status = [_AVAILABLE if warm and tensor.persistent else _ABSENT for tensor in tensors]
+        self._swapped_out = [tensor.on_nvme for tensor in tensors]
+        self._reading: list[int] = []
+        self._free_buffers = settings.buffer_count
+        self._queue = [(index, step) for step, used in enumerate(uses) for index in sorted(used)]
+        self._before = [0, *accumulate(sum(tensors[i].numel for i in used) for used in uses)]
+        self._last_use = dict(self._queue)
+        self._on_gpu = sum(tensor.numel for tensor in tensors if warm and tensor.persistent)
+        self.peak_on_gpu = self._on_gpu
+        """[elements] most that gathered parameters occupied at once."""
+        self.largest_gather = 0
+        """[elements] largest batch that was gathered in one call."""
+
+        self._actions = actions
+        self._head = 0
+        self._fetched_for: dict[int, int] = {}
+        self._registry: dict[int, int] = {}
+        self._awaited: set[int] = set()
+        self._events = 0
+        self._n_available = 0
+
+    def run(self) -> None:
+        """Walk the pass; InputError where DeepSpeed would stop with "Not enough buffers"."""
+        actions = self._actions
+        for step, used in enumerate(self._uses):
+            actions.enter(step)
+            self._fetch(used)
+            if self._warm:
+                self._discard(step, used)
+                if self._settings.prefetch_bucket_size > 0:
+                    self._prefetch_gathers()
+                    self._prefetch_reads()
+            actions.compute(step)
+            self._release(step + 1, used)
+
+    def _fetch(self, used: Sequence[int]) -> None:
+        missing = [index for index in used if self._status[index] == _ABSENT]
+        if missing:
+            self._gather(missing, prefetch=False)
+        for index in used:
+            if index not in self._registry:
+                continue
+            if self._events > _MAX_FETCH_EVENTS and self._ranks > 1:
+                # On one rank every wait drains the stream, so no older event can be outstanding.
+                self._actions.throttle(self._events - 1 - _MAX_FETCH_EVENTS)
+            handle = self._registry.pop(index)
+            if handle not in self._awaited:
+                self._awaited.add(handle)
+                self._actions.wait(handle)
+            self._status[index] = _AVAILABLE
+            self._actions.fetch_event()
+            self._events += 1
+
+    def _gather(self, indices: Sequence[int], *, prefetch: bool) -> None:
+        self._bring_to_memory(indices)
+        batch = [self._tensors[index] for index in sorted(indices)]
+        handle = self._actions.gather(batch, prefetch=prefetch)
+        numel = sum(tensor.numel for tensor in batch)
+        self._n_available += numel
+        self._on_gpu += numel
+        self.peak_on_gpu = max(self.peak_on_gpu, self._on_gpu)
+        self.largest_gather = max(self.largest_gather, numel)
+        for index in indices:
+            self._status[index] = _IN_FLIGHT
+            self._registry[index] = handle
+            if self._tensors[index].persistent:
+                self._return_buffer(index)
+
+    def _bring_to_memory(self, indices: Sequence[int]) -> None:
+        absent = [index for index in indices if self._swapped_out[index]]
+        if absent:
+            self._read(absent)
+        if self._reading and (absent or any(index in self._reading for index in indices)):
+            self._actions.wait_reads()
+            self._reading.clear()
+
+    def _read(self, indices: Sequence[int]) -> None:
+        if len(indices) > self._free_buffers:
+            names = ", ".join(self._tensors[index].name for index in indices)
+            message = (
+                f"DeepSpeed would stop here: Not enough buffers {self._free_buffers} for swapping {len(indices)} "
+                f"({names}); raise offload_param.buffer_count (now {self._settings.buffer_count}) or lower "
+                "stage3_max_reuse_distance"
+            )
+            key = "strategy.ds_config.zero_optimization.offload_param.buffer_count"
+            raise InputError((Problem("", None, None, key, message),))
+        self._free_buffers -= len(indices)
+        for index in indices:
+            self._swapped_out[index] = False
+        self._reading.extend(indices)
+        self._actions.read([self._tensors[index] for index in indices])
+
+    def _discard(self, step: int, used: Sequence[int]) -> None:
+        """Drop the module's own tensors from the queue unless an earlier prefetch popped them."""
+        expected = sum(1 for index in used if self._fetched_for.get(index, -1) < step)
+        for index, use in self._queue[self._head : self._head + expected]:
+            self._fetched_for[index] = use
+        self._head += expected
+
+    def _prefetch_gathers(self) -> None:
+        settings = self._settings
+        limit = min(settings.max_live_parameters - self._n_available, settings.prefetch_bucket_size)
+        batch: list[int] = []
+        numel = 0
+        while self._head < len(self._queue) and numel < limit:
+            index, use = self._queue[self._head]
+            if self._swapped_out[index]:
+                break  # reads are the business of _prefetch_reads; going on would break the order
+            self._head += 1
+            self._fetched_for[index] = max(self._fetched_for.get(index, -1), use)
+            if self._status[index] == _ABSENT and index not in batch:
+                batch.append(index)
+                numel += self._tensors[index].numel
+        if batch:
+            self._gather(batch, prefetch=True)
+
+    def _prefetch_reads(self) -> None:
+        if self._settings.device != "nvme":
+            return
+        in_flight = sum(self._tensors[index].numel for index in self._registry)
+        considered = 0
+        batch: list[int] = []
+        for position in range(self._head, len(self._queue)):
+            index = self._queue[position][0]
+            if considered > 2 * in_flight or len(batch) >= self._free_buffers:
+                break
+            if self._swapped_out[index] and index not in batch:
+                batch.append(index)
+            considered += self._tensors[index].numel
+        if batch:
+            self._read(batch)
+
+    def _release(self, next_step: int, used: Sequence[int]) -> None:
+        for index in used:
+            if self._status[index] != _AVAILABLE or (self._warm and self._keeps(index, next_step)):
+                continue
+            self._status[index] = _ABSENT
+            self._n_available -= self._tensors[index].numel
+            self._on_gpu -= self._tensors[index].numel
+            self._return_buffer(index)
+
+    def _keeps(self, index: int, next_step: int) -> bool:
+        """__params_to_release: persistent, skipped by prefetch, or needed again within the reuse distance."""
+        if self._tensors[index].persistent or self._fetched_for.get(index, -1) > next_step:
+            return True
+        again = self._last_use[index]
+        return again >= next_step and self._before[again] - self._before[next_step] < self._settings.max_reuse_distance
+
+    def _return_buffer(self, index: int) -> None:
+        if self._tensors[index].on_nvme and not self._swapped_out[index]:
+            self._swapped_out[index] = True
+            self._free_buffers += 1

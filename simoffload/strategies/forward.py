@@ -1,0 +1,268 @@
+"""Writing one forward pass under ZeRO-3 down as operations: the coordinator's calls become streams.
+
+Streams of a rank: ``host`` (DeepSpeed's Python thread), ``copy`` (the all-gather stream, on which
+partitions are copied to the GPU and full tensors put together), ``comm`` (NCCL), ``compute`` and ``io``
+(the aio read handle). What blocks what is said at each method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simoffload.models import Module
+from simoffload.schedule import Dependency, Op, Schedule
+from simoffload.schedule.builder import ScheduleBuilder
+from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.ds_config import OffloadSettings
+from simoffload.strategies.timing import KERNELS, Timing, effective_rate, picoseconds, shares
+
+__all__ = ["STREAMS", "ForwardWriter", "Placement"]
+
+STREAMS = ("host", "copy", "comm", "compute", "io")
+HOST, COPY, COMM, COMPUTE, IO = range(5)
+_ALIGNMENT = 1024  # AIO_ALIGNED_BYTES of DeepSpeed, per worker thread
+
+
+class Placement(NamedTuple):
+    """Where partitions live and how they travel, the same for every rank."""
+
+    tier: str
+    """Tier of the weights: "hbm", "dram" or a storage tier of the machine."""
+    ranks: int
+    dtype_bytes: int
+    settings: OffloadSettings
+
+
+class _Gather(NamedTuple):
+    ordinal: int
+    """Of the all-gather on ``comm`` (several ranks)."""
+    size: int
+    """[B] of the full tensors."""
+    tensors: int
+
+
+class ForwardWriter:
+    """Implements the coordinator's ``Actions`` for one pass."""
+
+    def __init__(self, *, name: str, placement: Placement, timing: Timing, modules: Sequence[tuple[str, Module]]):
+        self._place = placement
+        self._timing = timing
+        self._modules = modules
+        self._builder = ScheduleBuilder(name=name, ranks=placement.ranks, streams=STREAMS)
+        self._costs = timing.machine.host.deepspeed
+        self._pending = 0
+        self._awaited: list[tuple[int, int]] = []
+        self._label = name
+        self._gathers: list[_Gather] = []
+        self._fetch_events: list[int] = []
+        self._fetched_until: int | None = None
+        self._transfers: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+
+    def finish(self) -> Schedule:
+        """Close the pass: the host waits for the last kernel, then picks the next token."""
+        self._host_waits(COMPUTE)
+        self._spend(self._costs.pass_overhead_s)
+        self._flush()
+        machine = self._timing.machine
+        return self._builder.build([(resource.name, resource.capacity) for resource in machine.resources])
+
+    # -- what the coordinator calls -------------------------------------------------------------
+
+    def enter(self, step: int) -> None:
+        segment, module = self._modules[step]
+        if segment:
+            self._builder.segment(segment)
+        self._label = module.name
+        self._fetched_until = None
+        if module.hooked:
+            self._spend(self._costs.hook_s / 2)
+
+    def read(self, tensors: Sequence[Tensor]) -> None:
+        """Reads are queued at once and served one tensor after the other: an aio thread finishes a
+        tensor before it begins the next (csrc/aio/py_lib/deepspeed_aio_thread.cpp)."""
+        self._flush()
+        for tensor in tensors:
+            size = self._aligned(tensor.slice_numel * self._place.dtype_bytes)
+            route, fixed = self._read_route(size)
+            self._add("read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self._host_so_far())
+
+    def wait_reads(self) -> None:
+        self._host_waits(IO)
+
+    def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
+        """Copy the partitions over and, on several ranks, all-gather them.
+
+        One rank: asynchronous copies (pageable memory blocks the host all the same). Several ranks: one
+        copy after the other that each block the host, then an asynchronous all-gather.
+        """
+        if prefetch and self._fetched_until is None:
+            self._fetched_until = self._builder.written[COPY]
+        costs = self._costs
+        self._spend((costs.hook_prefetched_s if prefetch else costs.hook_fetched_s) - costs.hook_s)
+        slices = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
+        several = self._place.ranks > 1
+        for pinned, sizes in self._by_memory(tensors, slices):
+            self._copy(sizes, pinned=pinned, blocking=several or not pinned)
+        if self._place.settings.use_gds and (read := self._read_directly(tensors)):
+            self._flush()
+            self._add("copy", COPY, fixed=self._timing.hbm_copy(read), after=self._host_so_far())
+        if not several:
+            self._gathers.append(_Gather(-1, sum(slices), len(tensors)))
+            return len(self._gathers) - 1
+        self._flush()
+        if len(tensors) > 1:
+            self._add("concat", COPY, fixed=self._timing.hbm_copy(sum(slices)), after=self._host_so_far())
+        size = sum(slices) * (self._place.ranks - 1)
+        route, fixed = self._gather_route(size)
+        after = (*self._host_so_far(), *self._so_far(COPY))
+        ordinal = self._add("gather", COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
+        self._gathers.append(_Gather(ordinal, sum(slices) * self._place.ranks, len(tensors)))
+        return len(self._gathers) - 1
+
+    def wait(self, handle: int) -> None:
+        """One rank: the host drains the copy stream. Several: the copy stream waits for the gather and,
+        if several tensors came together, takes them apart (AllGatherCoalescedHandle)."""
+        if self._place.ranks == 1:
+            self._host_waits(COPY)
+            return
+        gather = self._gathers[handle]
+        self._flush()
+        apart = self._timing.hbm_copy(gather.size) if gather.tensors > 1 else 0
+        after = (*self._host_so_far(), self._builder.after(COMM, gather.ordinal))
+        self._add("concat", COPY, fixed=apart, after=after)
+
+    def fetch_event(self) -> None:
+        self._fetch_events.append(self._builder.written[COPY] - 1)
+
+    def throttle(self, event: int) -> None:
+        self._host_waits(COPY, self._fetch_events[event])
+
+    def compute(self, step: int) -> None:
+        """Kernels run behind what was on the copy stream when the module had been fetched
+        (``current_stream().wait_stream(allgather_stream)``), not behind later prefetches."""
+        module = self._modules[step][1]
+        fetched = self._builder.written[COPY] if self._fetched_until is None else self._fetched_until
+        duration = self._timing.compute(module)
+        if duration:
+            self._spend(self._costs.launch_s * max(1, KERNELS[module.kind]))
+            self._flush()
+            after = list(self._host_so_far())
+            if fetched:
+                after.append(self._builder.after(COPY, fetched - 1))
+            self._add("compute", COMPUTE, fixed=duration, after=tuple(after))
+        if module.hooked:
+            self._spend(self._costs.hook_s / 2)
+
+    # -- the host thread ------------------------------------------------------------------------
+
+    def _spend(self, seconds: float) -> None:
+        self._pending += picoseconds(seconds)
+
+    def _host_waits(self, stream: int, ordinal: int | None = None) -> None:
+        """The host's next work starts only when an operation (the last one by default) is done."""
+        if self._pending:
+            self._flush()
+        last = self._builder.written[stream] - 1 if ordinal is None else ordinal
+        if last >= 0 and (stream, last) not in self._awaited:
+            self._awaited.append((stream, last))
+
+    def _flush(self) -> None:
+        if self._pending or self._awaited:
+            after = tuple(self._builder.after(stream, ordinal) for stream, ordinal in self._awaited)
+            fixed, self._pending = self._pending, 0
+            self._awaited = []
+            self._add("hook", HOST, fixed=fixed, after=after)
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def _add(
+        self,
+        kind: str,
+        stream: int,
+        *,
+        fixed: int = 0,
+        size: int = 0,
+        route: int = -1,
+        label: str | None = None,
+        after: tuple[Dependency, ...] = (),
+        collective: bool = False,
+    ) -> int:
+        return self._builder.add(Op(kind, label or self._label, stream, fixed, size, route, after, collective))
+
+    def _so_far(self, stream: int) -> tuple[Dependency, ...]:
+        return (Dependency(stream),) if self._builder.written[stream] else ()
+
+    def _host_so_far(self) -> tuple[Dependency, ...]:
+        return self._so_far(HOST)
+
+    def _by_memory(self, tensors: Sequence[Tensor], slices: Sequence[int]) -> list[tuple[bool, list[int]]]:
+        """Split a batch into pinned and pageable source memory; swap buffers are always pinned."""
+        if self._place.tier == "hbm":
+            return []
+        gds = self._place.settings.use_gds
+        pinned = [size for tensor, size in zip(tensors, slices, strict=True) if tensor.on_nvme and not gds]
+        other = [size for tensor, size in zip(tensors, slices, strict=True) if not tensor.on_nvme]
+        if self._place.settings.pin_memory:
+            pinned, other = pinned + other, []
+        return [(is_pinned, sizes) for is_pinned, sizes in ((True, pinned), (False, other)) if sizes]
+
+    def _copy(self, sizes: list[int], *, pinned: bool, blocking: bool) -> None:
+        self._flush()
+        route, latency = self._copy_route(tuple(sizes), pinned=pinned)
+        self._add("copy", COPY, fixed=latency, size=sum(sizes), route=route, after=self._host_so_far())
+        if blocking:
+            self._host_waits(COPY)
+            self._spend(self._costs.copy_call_s * len(sizes))
+
+    def _read_directly(self, tensors: Sequence[Tensor]) -> int:
+        """[B] that GPUDirect Storage put into a buffer in HBM; DeepSpeed copies them once more."""
+        return sum(tensor.slice_numel for tensor in tensors if tensor.on_nvme) * self._place.dtype_bytes
+
+    def _aligned(self, size: int) -> int:
+        unit = _ALIGNMENT * self._place.settings.threads
+        return -(-size // unit) * unit
+
+    # -- routes ---------------------------------------------------------------------------------
+
+    def _copy_route(self, sizes: tuple[int, ...], *, pinned: bool) -> tuple[int, int]:
+        key = (f"copy {pinned}", sizes)
+        if key not in self._transfers:
+            machine = self._timing.machine
+            paths = [machine.host_to_device(rank, pinned=pinned) for rank in range(self._place.ranks)]
+            route = self._builder.route(
+                name="host to GPU" if pinned else "host to GPU, pageable",
+                hops=shares(paths),
+                cap=effective_rate(paths[0], sizes),
+            )
+            self._transfers[key] = route, picoseconds(paths[0].latency * len(sizes))
+        return self._transfers[key]
+
+    def _gather_route(self, size: int) -> tuple[int, int]:
+        key = ("gather", (size,))
+        if key not in self._transfers:
+            machine, ranks = self._timing.machine, self._place.ranks
+            paths = [machine.gather(rank, ranks) for rank in range(ranks)]
+            route = self._builder.route(
+                name="all-gather", hops=shares(paths), cap=effective_rate(paths[0], [size])
+            )
+            self._transfers[key] = route, picoseconds(paths[0].latency)
+        return self._transfers[key]
+
+    def _read_route(self, size: int) -> tuple[int, int]:
+        """A read is capped by what is in flight: block x queue depth x threads over the latency of one
+        request (Little's law), and never more than the tensor itself."""
+        key = ("read", (size,))
+        if key not in self._transfers:
+            machine, settings = self._timing.machine, self._place.settings
+            paths = [
+                machine.storage_read(self._place.tier, rank, gds=settings.use_gds) for rank in range(self._place.ranks)
+            ]
+            path = paths[0]
+            in_flight = path.outstanding_rate(
+                min(settings.outstanding_bytes, size), block=min(settings.block_size, size)
+            )
+            cap = min(path.curve.rate(size), in_flight)
+            route = self._builder.route(name=f"{self._place.tier} read", hops=shares(paths), cap=cap)
+            self._transfers[key] = route, picoseconds(path.latency)
+        return self._transfers[key]

@@ -1,0 +1,82 @@
+"""All weights in HBM, a whole copy on every GPU, no ZeRO: the baseline that offloading is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.results.capacity import MemoryTerm
+from simoffload.schedule import Dependency, Op, Schedule
+from simoffload.schedule.builder import ScheduleBuilder
+from simoffload.strategies.memory import working_memory
+from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.timing import KERNELS, Timing, picoseconds
+from simoffload.workload import Inference
+
+__all__ = ["Resident", "ResidentPlan"]
+
+HOST, COMPUTE = range(2)
+
+
+class Resident(BaseModel):
+    """The strategy as a scenario names it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["resident"] = "resident"
+    ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
+    """GPUs, each with all weights and its own prompts."""
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ResidentPlan:
+        """Apply the strategy; InputError when the machine has too few GPUs."""
+        if self.ranks > machine.gpus:
+            message = f"{self.ranks} ranks on {machine.gpus} GPU(s); lower it or add nodes"
+            raise InputError((Problem("", None, None, "strategy.ranks", message),))
+        return ResidentPlan(model=model, workload=workload, machine=machine, ranks=self.ranks)
+
+
+@dataclass(frozen=True)
+class ResidentPlan:
+    """A model that stays in HBM."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    ranks: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> tuple[MemoryTerm, ...]:
+        """Weights and working memory in HBM."""
+        return (
+            MemoryTerm("hbm", "weights", self.model.weight_bytes),
+            *working_memory(self.model, self.workload, self.machine),
+        )
+
+    def schedule(self, forward: ForwardPass) -> Schedule:
+        """The host launches module after module; the GPU follows."""
+        model, costs = self.model, self.machine.host.deepspeed
+        timing = Timing(
+            machine=self.machine,
+            model=model,
+            batch=self.workload.batch_size,
+            new_tokens=forward.new_tokens,
+            context=forward.context,
+        )
+        builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute"))
+        parts = (("head", model.modules_before, 1), ("layer", model.layer, model.num_hidden_layers))
+        for name, modules, repeat in (*parts, ("tail", model.modules_after, 1)):
+            for _ in range(repeat):
+                builder.segment(name)
+                for module in modules:
+                    if duration := timing.compute(module):
+                        launch = picoseconds(costs.launch_s * max(1, KERNELS[module.kind]))
+                        builder.add(Op("launch", module.name, HOST, launch))
+                        builder.add(Op("compute", module.name, COMPUTE, duration, after=(Dependency(HOST),)))
+        builder.add(Op("hook", forward.name, HOST, picoseconds(costs.pass_overhead_s), after=(Dependency(COMPUTE),)))
+        return builder.build([(resource.name, resource.capacity) for resource in self.machine.resources])

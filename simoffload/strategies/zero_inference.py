@@ -1,0 +1,230 @@
+"""ZeRO-Inference: weights partitioned over the ranks and kept in HBM, host memory or on storage.
+
+Reference: docs/_posts/2022-09-10-zero-inference.md of deepspeedai/DeepSpeed; the mechanism is the one of
+ZeRO-3 parameter offload, replayed by ``coordinator`` and ``forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine
+from simoffload.models import Module, ModelShape
+from simoffload.results.capacity import MemoryTerm
+from simoffload.schedule import Schedule
+from simoffload.strategies.coordinator import Actions, Coordinator, Tensor
+from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version, resolve_settings
+from simoffload.strategies.forward import ForwardWriter, Placement
+from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.timing import Timing
+from simoffload.workload import Inference
+
+__all__ = ["ZeroInference", "ZeroInferencePlan"]
+
+
+class ZeroInference(BaseModel):
+    """The strategy as a scenario names it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["zero_inference"] = "zero_inference"
+    ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
+    """GPUs, one process each."""
+    weights: Annotated[str, Field(min_length=1)] | None = None
+    """Tier of the platform that holds the weights; by default what ``ds_config`` says."""
+    ds_config: DeepSpeedConfig = DeepSpeedConfig()
+    """DeepSpeed's configuration, inline or the path of a ds_config.json."""
+    deepspeed_version: str = LATEST
+
+    @field_validator("deepspeed_version")
+    @classmethod
+    def _is_version(cls, value: str) -> str:
+        parse_version(value)
+        return value
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
+        """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
+        settings, warnings = resolve_settings(
+            self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
+        )
+        tier, more = _tier(self.weights, settings, machine)
+        if self.ranks > machine.gpus:
+            raise _problem("strategy.ranks", f"{self.ranks} ranks on {machine.gpus} GPU(s); lower it or add nodes")
+        kind = machine.tiers[tier].kind
+        device: Literal["none", "cpu", "nvme"] = {"hbm": "none", "dram": "cpu"}.get(kind, "nvme")  # type: ignore[assignment]
+        plan = ZeroInferencePlan(
+            model=model,
+            workload=workload,
+            machine=machine,
+            placement=Placement(tier, self.ranks, model.dtype_bytes, settings._replace(device=device)),
+            warnings=(*warnings, *more),
+        )
+        plan.check()
+        return plan
+
+
+def _problem(key: str, message: str) -> InputError:
+    return InputError((Problem("", None, None, key, message),))
+
+
+def _tier(weights: str | None, settings: OffloadSettings, machine: Machine) -> tuple[str, tuple[str, ...]]:
+    """The tier of the weights; the scenario's word counts more than the configuration's."""
+    by_device = {"none": ("hbm",), "cpu": ("dram",), "nvme": ("nvme", "nvmeof", "nfs", "pfs")}
+    configured = settings.device
+    if weights is None:
+        kinds = by_device[configured or "none"]
+        for kind in kinds:
+            for name, tier in machine.tiers.items():
+                if tier.kind == kind:
+                    return name, ()
+        raise _problem("strategy.weights", f"the platform has no tier for offload device {configured!r}")
+    kind = machine.tiers[weights].kind
+    if configured is not None and kind not in by_device[configured]:
+        text = f'ds_config offload_param.device: "{configured}" does not go with weights: {weights}; {weights} is used'
+        return weights, (text,)
+    return weights, ()
+
+
+@dataclass(frozen=True)
+class ZeroInferencePlan:
+    """ZeRO-Inference of one model on one machine."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    placement: Placement
+    warnings: tuple[str, ...]
+
+    @cached_property
+    def visits(self) -> tuple[tuple[str, Module], ...]:
+        """Every module in the order of its pre-forward hook, with the segment that it begins ("" = none)."""
+        model = self.model
+        head = [("head" if i == 0 else "", module) for i, module in enumerate(model.modules_before)]
+        layer = [("layer" if i == 0 else "", module) for i, module in enumerate(model.layer)]
+        tail = [("tail" if i == 0 else "", module) for i, module in enumerate(model.modules_after)]
+        return (*head, *(layer * model.num_hidden_layers), *tail)
+
+    @cached_property
+    def _parameters(self) -> tuple[tuple[Tensor, ...], tuple[tuple[int, ...], ...]]:
+        """All tensors, and per visited module the indices of those that it owns."""
+        settings, ranks = self.placement.settings, self.placement.ranks
+        tensors: list[Tensor] = []
+        uses: list[tuple[int, ...]] = []
+        shared: dict[str, int] = {}
+        persistent = 0
+        for _, module in self.visits:
+            indices = []
+            for parameter in module.parameters:
+                if parameter.tied:
+                    indices.append(shared[parameter.name])
+                    continue
+                slice_numel = -(-parameter.numel // ranks)
+                stays = (
+                    parameter.numel <= settings.param_persistence_threshold
+                    and persistent + parameter.numel <= settings.model_persistence_threshold
+                )
+                persistent += parameter.numel if stays else 0
+                on_nvme = (
+                    settings.device == "nvme" and slice_numel * self.placement.dtype_bytes >= settings.min_swap_bytes
+                )
+                shared[parameter.name] = len(tensors)
+                indices.append(len(tensors))
+                tensors.append(Tensor(parameter.name, parameter.numel, slice_numel, on_nvme, stays))
+            uses.append(tuple(indices))
+        return tuple(tensors), tuple(uses)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every parameter tensor with its partition."""
+        return self._parameters[0]
+
+    def check(self) -> None:
+        """Raise InputError for what DeepSpeed refuses at start-up."""
+        settings = self.placement.settings
+        if settings.device != "nvme":
+            return
+        largest = max((tensor for tensor in self.tensors if tensor.on_nvme), key=lambda t: t.slice_numel, default=None)
+        if largest is not None and largest.slice_numel > settings.buffer_size:
+            raise _problem(
+                "strategy.ds_config.zero_optimization.offload_param.buffer_size",
+                f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
+                f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} elements",
+            )
+
+    def schedule(self, forward: ForwardPass) -> Schedule:
+        """The operations of one pass."""
+        timing = Timing(
+            machine=self.machine,
+            model=self.model,
+            batch=self.workload.batch_size,
+            new_tokens=forward.new_tokens,
+            context=forward.context,
+        )
+        writer = ForwardWriter(name=forward.name, placement=self.placement, timing=timing, modules=self.visits)
+        self._coordinator(writer, warm=not forward.first).run()
+        return writer.finish()
+
+    def _coordinator(self, actions: Actions, *, warm: bool) -> Coordinator:
+        tensors, uses = self._parameters
+        return Coordinator(
+            tensors=tensors,
+            uses=uses,
+            settings=self.placement.settings,
+            ranks=self.placement.ranks,
+            warm=warm,
+            actions=actions,
+        )
+
+    @cached_property
+    def memory(self) -> tuple[MemoryTerm, ...]:
+        """What each tier must hold at its peak, pinned buffers apart."""
+        place, size = self.placement, self.placement.dtype_bytes
+        peak = self._coordinator(Idle(), warm=True)
+        peak.run()
+        terms = [MemoryTerm("hbm", "gathered parameters, peak", peak.peak_on_gpu * size)]
+        if place.ranks > 1:
+            terms.append(MemoryTerm("hbm", "all-gather buffer", peak.largest_gather * size))
+        terms += working_memory(self.model, self.workload, self.machine)
+        return (*terms, *self._weights())
+
+    def _weights(self) -> list[MemoryTerm]:
+        place, settings, size = self.placement, self.placement.settings, self.placement.dtype_bytes
+        per_host = min(place.ranks, self.machine.gpus_per_node)
+        in_memory = [tensor.slice_numel * size for tensor in self.tensors if not tensor.on_nvme]
+        swapped = sum(tensor.slice_numel * size for tensor in self.tensors if tensor.on_nvme)
+        if settings.device == "none":
+            return [MemoryTerm("hbm", "weight partition", sum(in_memory))]
+        terms = [MemoryTerm("dram", "weights", sum(in_memory) * per_host, pinned=settings.pin_memory)]
+        if settings.pin_memory:
+            rounding = pinned_rounding(in_memory) * per_host
+            terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
+        if settings.device == "nvme":
+            pool = settings.buffer_count * settings.buffer_size * size
+            if settings.use_gds:
+                terms.append(MemoryTerm("hbm", "swap buffers", pool, pinned=True))
+            else:
+                terms.append(MemoryTerm("dram", "swap buffers", pool * per_host, pinned=True))
+            terms.append(MemoryTerm(place.tier, "weights", swapped * place.ranks))
+        return terms
+
+
+class Idle:
+    """Actions that do nothing, to walk a pass for its peaks."""
+
+    def enter(self, step: int) -> None: ...
+    def read(self, tensors: Sequence[Tensor]) -> None: ...
+    def wait_reads(self) -> None: ...
+    def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
+        return 0
+
+    def wait(self, handle: int) -> None: ...
+    def throttle(self, event: int) -> None: ...
+    def fetch_event(self) -> None: ...
+    def compute(self, step: int) -> None: ...

@@ -1,0 +1,318 @@
+"""Quantities at the boundary: text with a unit becomes a number in SI units, once.
+
+Units are case-sensitive. kB, MB, GB are powers of 1000 and KiB, MiB, GiB powers of 1024; B is a byte and
+b or bit a bit, which only rates may count. A bare number is refused: it does not say which is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from simoffload.errors import printable
+
+__all__ = [
+    "Bytes",
+    "BytesPerSecond",
+    "Flops",
+    "FlopsPerSecond",
+    "PositiveBytes",
+    "Seconds",
+    "Watts",
+    "format_bytes",
+    "format_rate",
+    "format_seconds",
+    "parse_bytes",
+    "parse_flops",
+    "parse_flops_rate",
+    "parse_rate",
+    "parse_seconds",
+    "parse_watts",
+]
+
+Scales = dict[str, Fraction]
+"""Unit → how many base units it is, largest first."""
+
+
+def _prefixed(unit: str, prefixes: str, *, base: int = 1000) -> dict[str, Fraction]:
+    """The unit itself and under each of the prefixes (given smallest first)."""
+    powers = {f"{prefix}{unit}": base**power for power, prefix in enumerate(prefixes.split(), start=1)}
+    return {name: Fraction(scale) for name, scale in reversed([(unit, 1), *powers.items()])}
+
+
+def _per_second(units: Scales, suffix: str = "/s", *, factor: Fraction = Fraction(1)) -> dict[str, Fraction]:
+    return {f"{unit}{suffix}": scale * factor for unit, scale in units.items()}
+
+
+_BYTES = _prefixed("B", "k M G T P E")
+_IBYTES = _prefixed("B", "Ki Mi Gi Ti Pi Ei", base=1024)
+_BITS = _prefixed("b", "k M G T")
+_WORDY_BITS = _prefixed("bit", "k M G T")
+_BIT = Fraction(1, 8)
+_FLOP = _prefixed("FLOP", "k M G T P E")
+
+
+class _Quantity(NamedTuple):
+    """What a set of units measures, and which values make sense."""
+
+    name: str
+    units: Scales
+    """Largest first; the spelling to recommend comes before its synonyms."""
+    base: str
+    """The unit of the number that parsing gives."""
+    limit: float
+    """[base] The largest value accepted: beyond it there is only a slip of the unit."""
+    examples: str
+    whole: bool = False
+    """Rounded to a whole number of base units."""
+    positive: bool = False
+    """Zero makes no sense."""
+
+    def advice(self, number: str) -> str:
+        """What to write instead of a bare number."""
+        return f"write e.g. {self.examples.format(number)}"
+
+
+_SIZE = _Quantity("size", _BYTES | _IBYTES, "B", limit=1e21, examples='"{0} GB" or "{0} GiB"', whole=True)
+_CAPACITY = _SIZE._replace(positive=True)
+_RATE = _Quantity(
+    "rate",
+    _per_second(_BYTES)
+    | _per_second(_IBYTES)
+    | _per_second(_BITS, factor=_BIT)
+    | _per_second(_WORDY_BITS, factor=_BIT)
+    | _per_second(_BYTES, "ps")
+    | _per_second(_IBYTES, "ps")
+    | _per_second(_BITS, "ps", factor=_BIT),
+    "B/s",
+    limit=1e18,
+    examples='"{0} GB/s" (bytes) or "{0} Gb/s" (bits)',
+    whole=True,
+    positive=True,
+)
+_SECOND = Fraction(1)
+_MICRO = Fraction(1, 10**6)
+_TIMES = {"d": _SECOND * 86400, "h": _SECOND * 3600, "min": _SECOND * 60, "s": _SECOND}
+_TIMES |= {"ms": _MICRO * 1000, "us": _MICRO, "ns": _MICRO / 1000}
+_TIME = _Quantity(
+    "time",
+    # Unicode has the micro sign twice: as itself and as the Greek letter.
+    _TIMES | {"\N{MICRO SIGN}s": _MICRO, "\N{GREEK SMALL LETTER MU}s": _MICRO},
+    "s",
+    limit=1e10,
+    examples='"{0} us", "{0} ms" or "{0} s"',
+)
+_WORK = _Quantity("FLOP count", _FLOP, "FLOP", limit=1e30, examples='"{0} GFLOP" or "{0} TFLOP"')
+_SPEED = _Quantity(
+    "compute rate",
+    _per_second(_FLOP, "S") | _per_second(_FLOP),
+    "FLOP/s",
+    limit=1e24,
+    examples='"{0} TFLOPS" or "{0} PFLOPS"',
+    positive=True,
+)
+_POWER = _Quantity("power", _prefixed("W", "k M"), "W", limit=1e9, examples='"{0} W" or "{0} kW"')
+_QUANTITIES = (_SIZE, _RATE, _TIME, _WORK, _SPEED, _POWER)
+
+_NUMBER = re.compile(r"(-?)([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?([0-9]+))?) *([^\W\d_].*)?")
+_NOT_FINITE = re.compile(r"[+-]?\.?(nan|inf|infinity)\b.*", re.IGNORECASE)
+_PER_SECOND = re.compile(r"/s$|(?<!flo)ps$|(?<=[bp])s$", re.IGNORECASE)
+_LONGEST = 64
+"""[characters] no quantity is longer, and longer numbers would cost time to read."""
+
+
+def _quoted(text: str) -> str:
+    return f'"{printable(text)}"'
+
+
+def _either(number: str, units: Iterable[str]) -> str:
+    return " or ".join(f'"{number} {unit}"' for unit in units)
+
+
+def _stem(unit: str) -> str:
+    """The unit without "per second" in any spelling, to compare GB with GB/s, GBps and GBs."""
+    return _PER_SECOND.sub("", unit.replace("bit", "b"))
+
+
+def _meant(unit: str, quantity: _Quantity, *, exactly: bool) -> list[str]:
+    """Units of the quantity that someone who wrote ``unit`` may have meant."""
+    # Synonyms share a key, and the first spelling of each is the one to recommend.
+    spellings = {(_stem(name), scale): name for name, scale in reversed(quantity.units.items())}
+    found = [name for (stem, _), name in spellings.items() if stem == _stem(unit)]
+    if not found and not exactly:
+        near = _stem(unit).casefold().replace("i", "")
+        found = [
+            name
+            for (stem, _), name in spellings.items()
+            if stem.casefold().replace("i", "") in {near, f"{near}b"}
+        ]
+    return found[::-1]
+
+
+def _wrong_unit(text: str, number: str, unit: str, quantity: _Quantity) -> ValueError:
+    """Say what the unit measures, if anything, and what was probably meant."""
+    if re.fullmatch("[kMGT]?T/s", unit):
+        return ValueError(
+            f"{_quoted(text)} counts transfers, not bytes; give the PCIe generation and the number of lanes"
+        )
+    if quantity.name == "size" and (unit in _BITS or unit.casefold().endswith("bit")):
+        return ValueError(f"{_quoted(text)} counts bits, and sizes are counted in bytes (1 B = 8 b)")
+    other = next((other.name for other in _QUANTITIES if unit in other.units), None)
+    meant = _meant(unit, quantity, exactly=other is not None)
+    hint = f"did you mean {_either(number, meant)}?" if meant else quantity.advice(number)
+    if other is not None:
+        return ValueError(f"{_quoted(text)} is a {other}, not a {quantity.name}; {hint}")
+    return ValueError(f"{_quoted(text)}: {_quoted(unit)} is not a unit of {quantity.name}; {hint}")
+
+
+def _parse(text: str, quantity: _Quantity) -> Fraction:
+    """Read a quantity exactly, in its base unit.
+
+    Raises ValueError, saying what is wrong and what to write instead.
+    """
+    text = text.strip(" ")
+    if len(text) > _LONGEST:
+        raise ValueError(f"{_quoted(text[:_LONGEST])}… is too long for a {quantity.name}")
+    if _NOT_FINITE.fullmatch(text):
+        raise ValueError(f"must be a finite {quantity.name}, got {_quoted(text)}")
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{_quoted(text)} is not a {quantity.name}; {quantity.advice('40')}")
+    sign, number, exponent, unit = match.groups()
+    if unit is None:
+        raise ValueError(f"{_quoted(text)} has no unit; {quantity.advice(number)}")
+    if len(exponent or "") > 3:
+        raise ValueError(f"{_quoted(text)} has too large an exponent")
+    if unit not in quantity.units:
+        raise _wrong_unit(text, number, unit, quantity)
+    value = Fraction(number) * quantity.units[unit]
+    if sign == "-":
+        raise ValueError(f"must not be negative, got {_quoted(text)}")
+    if value > quantity.limit:
+        limit = f"{quantity.limit:.0e}".replace("+", "")
+        raise ValueError(f"{_quoted(text)} is above the limit of {limit} {quantity.base}; check the unit")
+    if quantity.whole:
+        value = Fraction(round(value))
+    if quantity.positive and not value:
+        raise ValueError(f"must be above 0, got {_quoted(text)}")
+    return value
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as "40 GB" or "16 GiB" [B], rounded to whole bytes.
+
+    Raises ValueError.
+    """
+    return int(_parse(text, _SIZE))
+
+
+def parse_rate(text: str) -> int:
+    """Read a rate above zero such as "25 GB/s" or "200 Gb/s" [B/s], rounded to whole bytes.
+
+    Raises ValueError.
+    """
+    return int(_parse(text, _RATE))
+
+
+def parse_seconds(text: str) -> float:
+    """Read a time such as "90 us" or "2 h" [s].
+
+    Raises ValueError.
+    """
+    return float(_parse(text, _TIME))
+
+
+def parse_flops(text: str) -> float:
+    """Read a number of floating-point operations such as "21 GFLOP" [FLOP].
+
+    Raises ValueError.
+    """
+    return float(_parse(text, _WORK))
+
+
+def parse_flops_rate(text: str) -> float:
+    """Read a compute rate above zero such as "312 TFLOPS" or "312 TFLOP/s" [FLOP/s].
+
+    Raises ValueError.
+    """
+    return float(_parse(text, _SPEED))
+
+
+def parse_watts(text: str) -> float:
+    """Read a power such as "400 W" [W].
+
+    Raises ValueError.
+    """
+    return float(_parse(text, _POWER))
+
+
+def _readable(value: float, units: Scales) -> str:
+    """Three significant digits, or all digits before the point, in the largest unit that is not above it."""
+    fitting = (unit for unit, scale in units.items() if float(f"{abs(value) / float(scale):.3g}") >= 1)
+    unit = next(fitting, next(reversed(units)))
+    number = value / float(units[unit])
+    digits = f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"
+    return f"{digits} {unit}"
+
+
+def format_bytes(size: float, *, binary: bool = False) -> str:
+    """Show a size [B] to people: "42.9 GB", or "40 GiB" if ``binary``."""
+    return _readable(size, _IBYTES if binary else _BYTES)
+
+
+def format_rate(rate: float) -> str:
+    """Show a rate [B/s] to people: "25 GB/s"."""
+    return _readable(rate, _per_second(_BYTES))
+
+
+def format_seconds(seconds: float) -> str:
+    """Show a time [s] to people: "90 us", "19.3 s", "1.5 h"."""
+    # Without minutes: 90 s and 300 s stay comparable at a glance.
+    shown = {unit: scale for unit, scale in _TIME.units.items() if unit in _TIMES and unit != "min"}
+    return _readable(seconds, shown) if seconds else "0 s"
+
+
+def _exact(value: float, quantity: _Quantity) -> str:
+    """A short text that reads back as exactly the same number."""
+    for unit, scale in quantity.units.items():
+        text = f"{float(value / scale):.6g} {unit}"
+        if scale <= value and type(value)(_parse(text, quantity)) == value:
+            return text
+    return f"{value!r} {quantity.base}"
+
+
+def _boundary(quantity: _Quantity) -> tuple[BeforeValidator, PlainSerializer]:
+    """Accept text with a unit and nothing else; dumped as JSON, give such text again."""
+
+    def read(value: Any) -> int | float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            value = str(value)  # refused below, with advice that shows the number
+        if not isinstance(value, str):
+            raise ValueError(f"must be text with a unit; {quantity.advice('40')}")
+        number = _parse(value, quantity)
+        return int(number) if quantity.whole else float(number)
+
+    def write(value: float) -> str:
+        return _exact(value, quantity)
+
+    return BeforeValidator(read), PlainSerializer(write, return_type=str, when_used="json")
+
+
+Bytes = Annotated[int, *_boundary(_SIZE)]
+"""[B]"""
+PositiveBytes = Annotated[int, *_boundary(_CAPACITY)]
+"""[B] above zero"""
+BytesPerSecond = Annotated[int, *_boundary(_RATE)]
+"""[B/s] above zero"""
+Seconds = Annotated[float, *_boundary(_TIME)]
+"""[s]"""
+Flops = Annotated[float, *_boundary(_WORK)]
+"""[FLOP]"""
+FlopsPerSecond = Annotated[float, *_boundary(_SPEED)]
+"""[FLOP/s] above zero"""
+Watts = Annotated[float, *_boundary(_POWER)]
+"""[W]"""

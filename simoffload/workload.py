@@ -1,0 +1,42 @@
+"""What is to be done: at present inference, a prefill and a number of decode steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Inference", "Workload"]
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+
+
+class Inference(BaseModel):
+    """Greedy generation with a key-value cache: one prefill, then one forward pass per token.
+
+    Batches are per rank, as ZeRO-Inference runs data-parallel: every rank generates for its own
+    prompts while all ranks share the weights.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["inference"] = "inference"
+    batch_size: Annotated[Count, Field(le=1_000_000)]
+    """Sequences per rank."""
+    prompt_length: Annotated[Count, Field(le=10_000_000)]
+    """Tokens of each prompt."""
+    output_length: Annotated[Count, Field(le=10_000_000)]
+    """Tokens generated per sequence; the prefill yields the first, each decode step one more."""
+
+    @property
+    def decode_steps(self) -> int:
+        """Forward passes after the prefill."""
+        return self.output_length - 1
+
+    @property
+    def max_context(self) -> int:
+        """Tokens in the key-value cache after the last pass."""
+        return self.prompt_length + self.output_length - 1
+
+
+Workload = Inference

@@ -1,0 +1,48 @@
+"""What holds for every test: the same hypothesis examples on every machine, and no network."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A shared machine may be slow, so no deadline; HYPOTHESIS_PROFILE=explore looks for new examples.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The top of the checkout."""
+    return Path(__file__).parents[1]
+
+
+def _is_local(address: object) -> bool:
+    if not isinstance(address, tuple):
+        return True  # a Unix socket
+    host = str(address[0])
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in {"", "localhost"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network() -> Iterator[None]:
+    """Refuse connections to other machines (notebook kernels talk over the loopback)."""
+    connect = socket.socket.connect
+
+    def connect_locally(self: socket.socket, address: object) -> None:
+        if not _is_local(address):
+            raise AssertionError(f"a test tried to reach {address!r}")
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect_locally)
+        yield

@@ -1,0 +1,65 @@
+"""Small schedules and small sets of flows that hypothesis makes up."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from simoffload.engine.sharing import Demand
+from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+
+# Few distinct values, so that things often happen at the same time.
+CAPACITIES = st.sampled_from([10**6, 3 * 10**6, 10**9]) | st.integers(10**6, 10**10)
+SIZES = st.sampled_from([0, 1, 1000, 10**6]) | st.integers(0, 10**7)
+TIMES = st.sampled_from([0, 1, 10**6, 10**9]) | st.integers(0, 10**10)
+
+
+def hops(links: int, *, longest: int = 3) -> st.SearchStrategy[tuple[tuple[int, int], ...]]:
+    crossed = st.lists(st.integers(0, links - 1), unique=True, max_size=min(longest, links))
+    return crossed.flatmap(
+        lambda chosen: st.tuples(*(st.tuples(st.just(link), st.integers(1, 4)) for link in chosen))
+    )
+
+
+@st.composite
+def sharings(
+    draw: st.DrawFn, *, flows: int = 8, links: int = 5, rates: st.SearchStrategy[int] | None = None
+) -> tuple[list[Demand], list[int]]:
+    """Flows and the capacities of the links that they cross."""
+    rates = rates or st.integers(1, 30) | st.integers(1, 10**12)
+    capacities = draw(st.lists(rates, min_size=1, max_size=links))
+    demand = st.builds(Demand, hops(len(capacities)), rates, st.integers(1, 6))
+    return draw(st.lists(demand, min_size=1, max_size=flows)), capacities
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    ranks = draw(st.integers(1, 3))
+    streams = draw(st.integers(1, 4))
+    capacities = draw(st.lists(CAPACITIES, min_size=1, max_size=4))
+    links = tuple(Link(f"link{i}", capacity) for i, capacity in enumerate(capacities))
+    per_rank = st.tuples(*[hops(len(links))] * ranks)
+    route = st.builds(Route, st.just("route"), per_rank, CAPACITIES, st.integers(1, 3))
+    routes = draw(st.lists(route, min_size=1, max_size=3))
+    op = st.builds(
+        Op,
+        kind=st.just("op"),
+        label=st.just(""),
+        stream=st.integers(0, streams - 1),
+        fixed=TIMES,
+        size=SIZES,
+        route=st.integers(0, len(routes) - 1),
+        after=st.lists(st.builds(Dependency, st.integers(0, streams - 1), st.integers(0, 5)), max_size=2).map(
+            tuple
+        ),
+        collective=st.sampled_from([False, False, True]),
+    )
+    block = st.builds(
+        Block,
+        st.just("block"),
+        st.lists(op, min_size=1, max_size=5).map(tuple),
+        st.integers(1, 3),
+    )
+    blocks = draw(st.lists(block, min_size=1, max_size=3))
+    return Schedule(
+        "generated", ranks, tuple(f"stream{i}" for i in range(streams)), links, tuple(routes), tuple(blocks)
+    )

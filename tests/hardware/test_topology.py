@@ -1,0 +1,214 @@
+"""Routes over the small machine, and who shares what with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import pytest
+
+from simoffload.hardware import Machine, Path
+
+GB = 10**9
+HALF = Fraction(1, 2)
+
+
+def crossed(machine: Machine, path: Path) -> dict[str, Fraction]:
+    """Bytes per byte of payload by the name of the resource."""
+    return {machine.resources[index].name: share for index, share in path.hops}
+
+
+def in_step(machine: Machine, paths: Sequence[Path]) -> Fraction:
+    """[B/s] that each of equal flows gets when all run together."""
+    load: dict[int, Fraction] = {}
+    for path in paths:
+        for index, share in path.hops:
+            load[index] = load.get(index, Fraction(0)) + share
+    return min(machine.resources[index].capacity / share for index, share in load.items())
+
+
+def test_resources_of_the_small_machine(small: Machine) -> None:
+    capacities = {resource.name: resource.capacity for resource in small.resources}
+    assert capacities["dram"] == 30 * GB  # 60 GB/s x 0.5
+    assert capacities["cpu -> left"] == 12 * GB  # the curve's best
+    assert capacities["left -> cpu"] == 8 * GB
+    assert capacities["cpu <-> left"] == 15 * GB  # 0.75 x (12 + 8)
+    assert capacities["raid.0 -> left"] == 2 * GB  # 4 lanes x 1 GB/s x 0.5
+    assert capacities["net0 in"] == 4 * GB  # below the 8 GB/s of its slot
+    assert (capacities["raid read"], capacities["raid write"]) == (3 * GB, 1 * GB)
+    assert (capacities["nfs read"], capacities["nfs write"]) == (
+        3 * GB,
+        4 * GB,
+    )  # written no faster than its link
+    assert capacities["nfs connections in"] == 2 * GB
+    assert capacities["pfs requests in flight"] == 8 * GB
+    assert (capacities["far read"], capacities["far write"]) == (1_500_000_000, 500_000_000)
+
+
+def test_names_of_resources_are_distinct(small: Machine) -> None:
+    names = [resource.name for resource in small.resources]
+    assert len(names) == len(set(names))
+
+
+def test_copy_to_the_gpu(small: Machine) -> None:
+    path = small.host_to_device(1, pinned=True)
+    assert crossed(small, path) == {
+        "dram": 1,
+        "cpu -> left": 1,
+        "cpu <-> left": 1,
+        "left -> gpu1": 1,
+        "left <-> gpu1": 1,
+    }
+    assert path.latency == 10e-6
+    assert path.curve.rate(10_000_000) == 8 * GB
+
+
+def test_pageable_copy_costs_three_times_the_memory_traffic(small: Machine) -> None:
+    path = small.host_to_device(1, pinned=False)
+    assert crossed(small, path)["dram"] == 3
+    assert path.curve.rate(1_000_000) == 4 * GB  # small copies are no faster than pinned ones
+    assert path.curve.rate(100_000_000) == 5 * GB  # the CPU's memcpy, below the 6 GB/s of the cable
+
+
+def test_copy_from_the_gpu(small: Machine) -> None:
+    path = small.device_to_host(2, pinned=True)
+    assert crossed(small, path) == {
+        "dram": 1,
+        "gpu2 -> right": 1,
+        "right <-> gpu2": 1,
+        "right -> cpu": 1,
+        "cpu <-> right": 1,
+    }
+    assert path.curve.rate(1) == 8 * GB
+
+
+def test_two_gpus_behind_one_switch_share_its_cable(small: Machine) -> None:
+    copies = [small.host_to_device(gpu, pinned=True) for gpu in range(4)]
+    assert in_step(small, copies[:1]) == 12 * GB
+    assert in_step(small, copies[:2]) == 6 * GB
+    assert in_step(small, copies[1:3]) == 12 * GB  # one of each switch
+    assert in_step(small, copies) == 6 * GB
+
+
+def test_all_gpus_share_the_memory(small: Machine) -> None:
+    copies = [small.host_to_device(gpu, pinned=False) for gpu in range(4)]
+    assert in_step(small, copies) == Fraction(30 * GB, 12)  # 4 flows x 3 bytes
+
+
+def test_both_directions_of_a_cable_disturb_each_other(small: Machine) -> None:
+    copies = [small.host_to_device(0, pinned=True), small.device_to_host(0, pinned=True)]
+    assert in_step(small, copies) == Fraction(15 * GB, 2)
+
+
+def test_read_of_a_striped_array_into_memory(small: Machine) -> None:
+    path = small.storage_read("raid", 0)
+    assert crossed(small, path) == {
+        "dram": 1,
+        "raid read": 1,
+        "raid.0 -> left": HALF,
+        "raid.1 -> right": HALF,
+        "left -> cpu": HALF,
+        "cpu <-> left": HALF,
+        "right -> cpu": HALF,
+        "cpu <-> right": HALF,
+    }
+    assert path.curve.rate(1) == path.curve.rate(10**12) == 3 * GB
+    assert (path.latency, path.request_latency, path.request_rate) == (100e-6, 100e-6, 2 * GB)
+
+
+def test_all_ranks_share_the_array(small: Machine) -> None:
+    reads = [small.storage_read("raid", gpu) for gpu in range(4)]
+    assert in_step(small, reads) == Fraction(3 * GB, 4)
+
+
+def test_reading_shares_the_uplink_with_copies_in_the_other_direction(small: Machine) -> None:
+    """Both cables carry half of the read upwards and one copy downwards: 1.5 of 15 GB/s."""
+    flows = [small.storage_read("raid", 0), *(small.host_to_device(gpu, pinned=True) for gpu in (0, 2))]
+    load = sum(crossed(small, path).get("cpu <-> left", Fraction(0)) for path in flows)
+    assert load == Fraction(3, 2)
+
+
+def test_write_of_a_striped_array(small: Machine) -> None:
+    path = small.storage_write("raid", 0)
+    assert crossed(small, path) == {
+        "dram": 1,
+        "raid write": 1,
+        "left -> raid.0": HALF,
+        "right -> raid.1": HALF,
+        "cpu -> left": HALF,
+        "cpu <-> left": HALF,
+        "cpu -> right": HALF,
+        "cpu <-> right": HALF,
+    }
+    assert (path.curve.rate(1), path.latency) == (GB, 50e-6)
+
+
+def test_reads_and_writes_have_limits_of_their_own(small: Machine) -> None:
+    both = [small.storage_read("raid", 0), small.storage_write("raid", 0)]
+    assert in_step(small, both) == GB  # the array writes 1 GB/s while it reads
+
+
+def test_gpudirect_read_goes_straight_where_the_switch_is_the_same(small: Machine) -> None:
+    """Half of the array is behind the GPU's switch, the other half comes by way of the CPU; no memory."""
+    assert crossed(small, small.storage_read("raid", 0, gds=True)) == {
+        "raid read": 1,
+        "raid.0 -> left": HALF,
+        "raid.1 -> right": HALF,
+        "right -> cpu": HALF,
+        "cpu <-> right": HALF,
+        "cpu -> left": HALF,
+        "cpu <-> left": HALF,
+        "left -> gpu0": 1,
+        "left <-> gpu0": 1,
+    }
+
+
+def test_gpudirect_write(small: Machine) -> None:
+    assert crossed(small, small.storage_write("nfs", 1, gds=True)) == {
+        "nfs write": 1,
+        "nfs connections out": 1,
+        "net0 out": 1,
+        "gpu1 -> left": 1,
+        "left <-> gpu1": 1,
+    }
+
+
+def test_nfs_read_crosses_connections_server_and_adapter(small: Machine) -> None:
+    path = small.storage_read("nfs", 3)
+    assert crossed(small, path) == {
+        "nfs read": 1,
+        "nfs connections in": 1,
+        "net0 in": 1,
+        "left -> cpu": 1,
+        "cpu <-> left": 1,
+        "dram": 1,
+    }
+    assert (path.curve.rate(1), path.latency, path.request_rate) == (2 * GB, 1e-3, GB)
+    assert in_step(small, [path] * 4) == HALF * GB
+
+
+def test_parallel_filesystem_is_striped_over_the_adapters(small: Machine) -> None:
+    path = small.storage_read("pfs", 0)
+    shares = crossed(small, path)
+    assert (shares["net0 in"], shares["net1 in"]) == (HALF, HALF)
+    assert shares["pfs requests in flight"] == shares["pfs read"] == 1
+    assert path.curve.rate(1) == 4 * GB  # two of the four targets
+    assert in_step(small, [path] * 4) == 2 * GB  # 8 GB/s of both adapters and of the window
+
+
+def test_reads_and_writes_share_the_window_of_a_parallel_filesystem(small: Machine) -> None:
+    both = [small.storage_read("pfs", 0), small.storage_write("pfs", 0)]
+    assert sum(crossed(small, path)["pfs requests in flight"] for path in both) == 2
+
+
+def test_unknown_gpus_and_tiers_are_refused(small: Machine) -> None:
+    with pytest.raises(ValueError, match="no GPU 4; there are 4"):
+        small.host_to_device(4, pinned=True)
+    with pytest.raises(KeyError):
+        small.storage_read("dram", 0)
+
+
+def test_outstanding_bytes_limit_a_flow(small: Machine) -> None:
+    """A request of 1 MB takes 100 us and 500 us at 2 GB/s: 6 MB in flight make 10 GB/s."""
+    path = small.storage_read("raid", 0)
+    assert path.outstanding_rate(6_000_000, block=1_000_000) == 10 * GB

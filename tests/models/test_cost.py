@@ -1,0 +1,148 @@
+"""FLOPs and bytes: exact numbers for small cases, rules of thumb for large ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from simoffload.models import ModelShape, ModuleCost, forward_cost, load_model, module_cost
+
+LLAMA = {
+    "family": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "vocab_size": 100,
+}
+
+
+def cost(shape: ModelShape, name: str, *, batch: int, new_tokens: int, context: int) -> ModuleCost:
+    everything = (*shape.modules_before, *shape.layer, *shape.modules_after)
+    module = next(module for module in everything if module.name == name)
+    return module_cost(shape, module, batch=batch, new_tokens=new_tokens, context=context)
+
+
+def test_a_linear_layer() -> None:
+    shape = load_model(LLAMA)
+    # 6 tokens, 8 x 20 weights
+    assert cost(shape, "mlp.up_proj", batch=2, new_tokens=3, context=3) == (
+        2 * 8 * 20 * 6,
+        2 * (8 * 20 + 6 * 8 + 6 * 20),
+    )
+
+
+def test_a_bias_is_one_addition_and_its_own_bytes() -> None:
+    shape = load_model({**LLAMA, "mlp_bias": True})
+    assert cost(shape, "mlp.up_proj", batch=1, new_tokens=1, context=1) == (
+        2 * 8 * 20 + 20,
+        2 * (8 * 20 + 20 + 8 + 20),
+    )
+
+
+def test_an_embedding_reads_only_its_rows() -> None:
+    shape = load_model(LLAMA)
+    assert cost(shape, "model.embed_tokens", batch=2, new_tokens=3, context=3) == (0, 6 * (8 + 8) * 2)
+
+
+def test_the_head_works_on_the_last_position_only() -> None:
+    shape = load_model(LLAMA)
+    assert cost(shape, "lm_head", batch=2, new_tokens=50, context=50) == (
+        2 * 2 * 8 * 100,
+        2 * (8 * 100 + 2 * 8 + 2 * 100),
+    )
+
+
+def test_attention_of_a_decode_step() -> None:
+    shape = load_model(LLAMA)
+    flops, moved = cost(shape, "self_attn.attention", batch=3, new_tokens=1, context=10)
+    scores = 3 * 4 * 10
+    cache = 3 * 2 * 2 * 2 * (10 + 1)  # keys and values of two heads of two; ten read, one written
+    # queries of 8 and keys of 4 are rotated; the result is written and copied
+    vectors = 3 * (2 * 8 + 2 * 8 + 10 * (8 + 4))
+    assert flops == scores * (4 * 2 + 5)
+    assert moved == 2 * (cache + vectors) + 24 * scores
+
+
+@pytest.mark.parametrize(
+    ("new_tokens", "context", "keys"),
+    [(1, 1, 1), (1, 7, 7), (4, 4, 1 + 2 + 3 + 4), (3, 10, 8 + 9 + 10)],
+)
+def test_each_token_attends_to_those_before_it(new_tokens: int, context: int, keys: int) -> None:
+    shape = load_model(LLAMA)
+    flops = cost(shape, "self_attn.attention", batch=1, new_tokens=new_tokens, context=context).flops
+    assert flops == 4 * keys * (4 * 2 + 5)
+
+
+def test_scores_in_single_precision_are_not_cast_back() -> None:
+    half, single = load_model(LLAMA), load_model({**LLAMA, "dtype": "float32"})
+    at_10, at_20 = (
+        [
+            cost(s, "self_attn.attention", batch=1, new_tokens=10, context=context).bytes
+            for s in (half, single)
+        ]
+        for context in (10, 20)
+    )
+    growth = [later - earlier for earlier, later in zip(at_10, at_20, strict=True)]
+    scores, cache = 4 * 10 * 10, 2 * 2 * 2 * 10
+    assert growth == [24 * scores + 2 * cache, 32 * scores + 4 * cache]
+
+
+def test_dropout_costs_nothing() -> None:
+    shape = load_model("bloom-560m")
+    assert cost(shape, "self_attention.attention_dropout", batch=8, new_tokens=9, context=9) == (0, 0)
+
+
+def test_norms_and_activations_move_what_their_kernels_move() -> None:
+    shape = load_model(LLAMA)
+    assert cost(shape, "input_layernorm", batch=1, new_tokens=5, context=5) == (
+        5 * 8 * 8,
+        2 * (8 + 5 * 8 * (10 + 8)),
+    )
+    assert cost(shape, "mlp.act_fn", batch=1, new_tokens=5, context=5).bytes == 2 * 5 * 20 * (3 + 2)
+    assert cost(shape, "LlamaDecoderLayer", batch=1, new_tokens=5, context=5).bytes == 2 * 5 * 8 * 6
+
+
+@pytest.mark.parametrize("name", ["bloom-176b", "opt-175b", "llama-3-70b", "llama-3.1-405b"])
+def test_a_decode_step_takes_two_flops_a_parameter(name: str) -> None:
+    shape = load_model(name)
+    flops = forward_cost(shape, batch=4, new_tokens=1, context=100).flops
+    assert flops == pytest.approx(2 * shape.num_parameters * 4, rel=0.02)
+
+
+def test_a_decode_step_of_one_sequence_reads_little_but_the_weights() -> None:
+    shape = load_model("llama-3-70b")
+    moved = forward_cost(shape, batch=1, new_tokens=1, context=100).bytes
+    embedding = 128_256 * 8192 * 2
+    assert moved == pytest.approx(shape.weight_bytes - embedding, rel=0.005)
+
+
+def test_a_prefill_is_as_many_decode_steps_but_for_the_logits() -> None:
+    shape = load_model("bloom-7b1")
+    whole = forward_cost(shape, batch=2, new_tokens=5, context=5).flops
+    steps = sum(forward_cost(shape, batch=2, new_tokens=1, context=past).flops for past in range(1, 6))
+    assert steps - whole == 4 * cost(shape, "lm_head", batch=2, new_tokens=1, context=1).flops
+
+
+@pytest.mark.parametrize("layout", ["fused", "separate"])
+def test_experts_work_for_their_share_of_the_tokens(layout: str) -> None:
+    shape = load_model({"name": "mixtral-8x7b", "expert_layout": layout})
+    linears = [module for module in shape.layer if "experts" in module.name and module.kind == "linear"]
+
+    def total(batch: int) -> tuple[float, float]:
+        costs = [module_cost(shape, m, batch=batch, new_tokens=1, context=1) for m in linears]
+        return sum(c.flops for c in costs), sum(c.bytes for c in costs)
+
+    weights = 8 * 3 * 4096 * 14_336
+    flops, moved = total(1)  # one token goes to two of eight experts
+    assert flops == 2 * weights * 2 / 8
+    assert moved == pytest.approx(2 * weights * 2 / 8, rel=0.01)
+    flops, moved = total(96)  # every expert has work
+    assert flops == pytest.approx(96 * 2 * weights * 2 / 8)
+    assert moved == pytest.approx(2 * weights, rel=0.03)
+
+
+@pytest.mark.parametrize(("batch", "new_tokens", "context"), [(0, 1, 1), (1, 0, 1), (1, 2, 1)])
+def test_counts_that_cannot_be(batch: int, new_tokens: int, context: int) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        forward_cost(load_model(LLAMA), batch=batch, new_tokens=new_tokens, context=context)

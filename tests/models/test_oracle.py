@@ -1,0 +1,103 @@
+"""Every tensor and every hook as in Hugging Face's own models (oracle-*.json, by make_oracle.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simoffload.models import ModelShape, Module, list_models, load_model, module_cost
+
+ORACLES = {
+    major: json.loads(Path(__file__).with_name(f"oracle-{major}.json").read_text(encoding="utf-8"))
+    for major in (4, 5)
+}
+CALLS = [(major, kind) for major, oracle in ORACLES.items() for kind in oracle["calls"]]
+SIZES = [(major, name) for major, oracle in ORACLES.items() for name in oracle["sizes"]]
+
+
+def layout(major: int, family: str) -> dict[str, str]:
+    return {"expert_layout": "separate"} if (major, family) == (4, "mixtral") else {}
+
+
+def tensors(modules: Iterable[Module]) -> dict[str, int]:
+    return {
+        parameter.name: parameter.numel
+        for module in modules
+        for parameter in module.parameters
+        if not parameter.tied
+    }
+
+
+def untied(tensors: dict[str, int], shape: ModelShape) -> dict[str, int]:
+    """A tied head is listed under its own name by Hugging Face."""
+    tied = any(parameter.tied for module in shape.modules_after for parameter in module.parameters)
+    return {name: numel for name, numel in tensors.items() if not (tied and name == "lm_head.weight")}
+
+
+def hooked(modules: Iterable[Module]) -> list[str]:
+    return [module.name for module in modules if module.hooked]
+
+
+def test_the_oracles_know_every_size_under_both_versions() -> None:
+    for oracle in ORACLES.values():
+        assert list(oracle["sizes"]) == list(list_models())
+    assert [ORACLES[major]["versions"]["transformers"] for major in (4, 5)] == ["4.46.3", "5.23.0"]
+
+
+@pytest.mark.parametrize(("major", "name"), SIZES)
+def test_every_tensor_has_hugging_faces_size(major: int, name: str) -> None:
+    expected = ORACLES[major]["sizes"][name]
+    family = load_model(name).family
+    shape = load_model({"name": name, **layout(major, family)})
+
+    assert shape.num_parameters == expected["total"]
+    assert tensors(shape.layer) == expected["layer"]
+    outside = tensors((*shape.modules_before, *shape.modules_after))
+    assert outside == untied(expected["outside"], shape)
+
+
+@pytest.mark.parametrize(("major", "kind"), CALLS)
+def test_modules_stand_in_the_order_of_their_hooks(major: int, kind: str) -> None:
+    call = ORACLES[major]["calls"][kind]
+    shape = load_model({"family": call["family"], **call["config"], **layout(major, call["family"])})
+
+    assert hooked(shape.modules_before) == call["before"]
+    assert hooked(shape.layer) == call["layer"]
+    assert hooked(shape.modules_after) == call["after"]
+
+
+def matrix_flops(shape: ModelShape, module: Module, *, context: int) -> float:
+    """What torch counts: products of matrices, without biases and the softmax."""
+    flops = module_cost(shape, module, batch=1, new_tokens=1, context=context).flops
+    if module.kind == "attention":
+        return flops - 5 * shape.num_attention_heads * context
+    if module.kind in ("linear", "router"):
+        return flops - sum(p.numel for p in module.parameters if p.name.endswith("bias"))
+    return 0.0
+
+
+def frequency_flops(call: dict[str, Any], shape: ModelShape) -> int:
+    """Llama at 4.46.3 multiplies position and inverse frequencies as a product of matrices."""
+    calls: list[str] = call["before"]
+    return shape.head_dim * calls.count("model.rotary_emb")
+
+
+# At 5.23.0 torch does not count the grouped matrix product of fused experts.
+@pytest.mark.parametrize(("major", "kind"), [call for call in CALLS if call != (5, "mixtral")])
+def test_flops_of_a_decode_step_are_those_that_torch_counts(major: int, kind: str) -> None:
+    call = ORACLES[major]["calls"][kind]
+    shape = load_model({"family": call["family"], **call["config"], **layout(major, call["family"])})
+    outside = [*shape.modules_before, *shape.modules_after]
+    context = ORACLES[major]["prompt"] + 1
+    flops = sum(matrix_flops(shape, module, context=context) for module in outside)
+    flops += shape.num_hidden_layers * sum(
+        matrix_flops(shape, module, context=context) for module in shape.layer
+    )
+    if major == 4:
+        flops += frequency_flops(call, shape)
+
+    assert flops == call["decode_matrix_flops"]

@@ -1,0 +1,158 @@
+"""Small results made by hand, and a run of the engine on a small schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from simoffload.engine import execute
+from simoffload.results.capacity import MemoryTerm, TierUse
+from simoffload.results.passes import LinkUse, PassResult, Share, summarize_pass
+from simoffload.results.result import Provenance, SimulationResult
+from simoffload.results.timeline import Timeline
+from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+
+HOST, COPY, COMPUTE, IO = range(4)
+MS = 10**9  # [ps]
+GB = 10**9  # [B]
+
+
+def small_schedule(*, layers: int = 12, ranks: int = 2, name: str = "decode 1", label: str = "mlp") -> Schedule:
+    """Each layer reads 4 GB at 8 GB/s over a drive of 10 GB/s, copies them over and computes."""
+    layer = (
+        Op("hook", label, HOST, fixed=2 * MS),
+        Op("read", f"{label}.weight", IO, size=4 * GB, route=0, after=(Dependency(HOST),)),
+        Op("copy", f"{label}.weight", COPY, fixed=MS, size=4 * GB, route=1, after=(Dependency(IO),)),
+        Op("compute", label, COMPUTE, fixed=3 * MS, after=(Dependency(COPY),)),
+    )
+    head = (Op("hook", "embedding", HOST, fixed=MS),)
+    tail = (Op("hook", name, HOST, fixed=5 * MS, after=(Dependency(COMPUTE),)),)
+    return Schedule(
+        name=name,
+        ranks=ranks,
+        streams=("host", "copy", "compute", "io"),
+        links=(Link("raid", 10 * GB), *(Link(f"gpu{rank}.pcie", 25 * GB) for rank in range(ranks))),
+        routes=(
+            Route("raid read", tuple(((0, 1),) for _ in range(ranks)), cap=8 * GB),
+            Route("host to GPU", tuple(((1 + rank, 1),) for rank in range(ranks)), cap=20 * GB),
+        ),
+        blocks=(Block("head", head), Block("layer", layer, layers), Block("tail", tail)),
+    )
+
+
+@pytest.fixture(scope="session")
+def timeline() -> Timeline:
+    """Two ranks, twelve layers."""
+    return execute(small_schedule())
+
+
+def provenance(**model: Any) -> Provenance:
+    """Two profiles and three numbers."""
+    return Provenance(
+        scenario={
+            "name": "small",
+            "model": {"name": "bloom-7b1", **model},
+            "platform": "dgx-a100",
+            "workload": {"kind": "inference", "batch_size": 4, "prompt_length": 32, "output_length": 8},
+            "strategy": {"kind": "zero_inference", "ranks": 2, "weights": "raid"},
+        },
+        profiles=(("platform", "dgx-a100", "0" * 64), ("drive", "pm1733", "f" * 64)),
+        inputs=(
+            ("pm1733", "read.bandwidth", "7 GB/s", "spec", "data sheet, rev. 1.0", "2020-05-01"),
+            ("pm1733", "read.latency", "90 us", "measured", "https://example.com/review", "2021-02-03"),
+            ("dgx-a100", "host.hook", "50 us", "estimate", "profile of a similar host", "2024-01-01"),
+        ),
+        versions={"simoffload": "0.1.0", "python": "3.11.7"},
+    )
+
+
+def step(name: str, time_s: float, *, cause: str = "raid read", context: int = 33) -> PassResult:
+    """A pass whose time goes to one cause for four fifths."""
+    return PassResult(
+        name=name,
+        new_tokens=1,
+        context=context,
+        time_s=time_s,
+        shares=(
+            Share(cause, 0.81 * time_s, 0.9 * time_s, "raid"),
+            Share("GPU compute", 0.12 * time_s, 0.15 * time_s, ""),
+            Share("host to GPU", 0.07 * time_s, 0.5 * time_s, "what one transfer reaches by itself"),
+        ),
+        links=(
+            LinkUse("raid", 14 * GB, 0.9 * time_s, 0.8 * time_s, 25 * GB),
+            LinkUse("gpu0.pcie", 7 * GB, 0.5 * time_s, 0.0, 25 * GB),
+            LinkUse("gpu1.pcie", 7 * GB, 0.5 * time_s, 0.0, 25 * GB),
+        ),
+        bounds={"raid": 0.74 * time_s, "compute stream": 0.15 * time_s, "host stream": 0.1 * time_s},
+    )
+
+
+def tiers(*, room: int = 15_000 * GB) -> tuple[TierUse, ...]:
+    """Three tiers; the weights of 14 GB lie on "raid", which has ``room`` [B]."""
+    hbm = (MemoryTerm("hbm", "gathered parameters, peak", 3 << 30), MemoryTerm("hbm", "activations", 1 << 30))
+    dram = (MemoryTerm("dram", "swap buffers", 12 << 30, pinned=True),)
+    raid = (MemoryTerm("raid", "weights", 14 * GB),)
+    return (
+        TierUse("hbm", "hbm", "per GPU", 4 << 30, 40 << 30, hbm),
+        TierUse("dram", "dram", "per host", 12 << 30, 1 << 40, dram),
+        TierUse("raid", "nvme", "in all", 14 * GB, room, raid),
+    )
+
+
+@pytest.fixture
+def make_result() -> Callable[..., SimulationResult]:
+    """A result of known numbers; anything may be changed."""
+
+    def make(*, time_s: float = 2.0, **changes: Any) -> SimulationResult:
+        values: dict[str, Any] = {
+            "name": "small",
+            "model": "bloom-7b1",
+            "parameters": 7_069_016_064,
+            "platform": "dgx-a100",
+            "target": "raid",
+            "ranks": 2,
+            "batch_size": 4,
+            "prompt_length": 32,
+            "output_length": 8,
+            "capacity": tiers(),
+            "advice": (),
+            "warnings": (),
+            "provenance": provenance(),
+            "first_pass": step("first pass", 2 * time_s),
+            "prefill": step("prefill", 1.25 * time_s),
+            "decode": (step("decode 1", time_s), step("decode 7", 1.01 * time_s, context=39)),
+            "decode_total_s": 7.05 * time_s,
+        }
+        return SimulationResult(**{**values, **changes})
+
+    return make
+
+
+@pytest.fixture
+def make_refusal(make_result: Callable[..., SimulationResult]) -> Callable[..., SimulationResult]:
+    """A result that does not fit."""
+
+    def make(**changes: Any) -> SimulationResult:
+        small = tiers(room=10 * GB)
+        values: dict[str, Any] = {
+            "capacity": small,
+            "advice": (f"{small[2].sentence()}; smallest tier that holds the weights: nfs (100 TB)",),
+            "first_pass": None,
+            "prefill": None,
+            "decode": (),
+            "decode_total_s": 0.0,
+        }
+        return make_result(**{**values, **changes})
+
+    return make
+
+
+@pytest.fixture
+def recorded(make_result: Callable[..., SimulationResult], timeline: Timeline) -> SimulationResult:
+    """A result with a timeline that belongs to it."""
+    one = summarize_pass(timeline, new_tokens=1, context=33)
+    return make_result(
+        prefill=one, first_pass=one, decode=(one,), decode_total_s=7 * one.time_s, timelines={"decode 1": timeline}
+    )

@@ -1,0 +1,152 @@
+"""Rules about the repository's own files, and that the wheel carries what the package needs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+import simoffload
+
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 60
+# Paths of one developer's machine, and hosts that packages may have come from.
+PRIVATE = re.compile(r"(?<![\w.~-])/(?:work|root|home|Users)/|\bpypi\.|pythonhosted|artifactory")
+
+
+def tracked_files(repository: Path, folder: str = "") -> Iterator[Path]:
+    """Every file below a folder of the checkout that .gitignore does not name."""
+    lines = (repository / ".gitignore").read_text().splitlines()
+    ignored = [".git", *(line.rstrip("/") for line in lines if line and not line.startswith("#"))]
+    for parent, folders, files in os.walk(repository / folder):
+        folders[:] = [name for name in folders if not any(fnmatch(name, rule) for rule in ignored)]
+        yield from (Path(parent, name) for name in files if not any(fnmatch(name, rule) for rule in ignored))
+
+
+def sources(folder: Path) -> list[Path]:
+    return sorted((folder / "simoffload").rglob("*.py"))
+
+
+def body_length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from ``def`` to the last statement, without the docstring."""
+    length = (function.end_lineno or function.lineno) - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        length -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+    return length
+
+
+def test_files_are_short(repository: Path) -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in sources(repository)}
+    assert {path.name: n for path, n in lengths.items() if n > LONGEST_FILE} == {}
+
+
+def test_functions_are_short(repository: Path) -> None:
+    functions = [
+        (f"{path.name}:{node.lineno} {node.name}", body_length(node))
+        for path in sources(repository)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert [entry for entry in functions if entry[1] > LONGEST_FUNCTION] == []
+
+
+def test_no_file_names_a_private_path_or_a_package_index(repository: Path) -> None:
+    found = []
+    for path in tracked_files(repository):
+        if path == Path(__file__):
+            continue
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        found += [f"{path.relative_to(repository)}: {match[0]}" for match in PRIVATE.finditer(text)]
+    assert found == []
+
+
+def pinned(lock: Path) -> dict[str, str]:
+    """Name and version of every package in a lock file."""
+    return dict(re.findall(r"^([a-z0-9-]+)==([^ \\]+)", lock.read_text(), re.MULTILINE))
+
+
+def required(requirements: list[str | dict[str, str]]) -> set[str]:
+    names = {re.split(r"[^\w-]", entry)[0].lower() for entry in requirements if isinstance(entry, str)}
+    return {name.replace("_", "-") for name in names}
+
+
+def test_locks_cover_what_the_project_requires(repository: Path) -> None:
+    config = tomllib.loads((repository / "pyproject.toml").read_text())
+    runtime = pinned(repository / "requirements" / "runtime.txt")
+    dev = pinned(repository / "requirements" / "dev.txt")
+    assert required(config["project"]["dependencies"]) <= runtime.keys()
+    assert required(config["dependency-groups"]["build"]) <= runtime.keys()
+    assert required(config["dependency-groups"]["dev"]) <= dev.keys()
+    for extra in config["project"]["optional-dependencies"].values():
+        assert required(extra) <= dev.keys()
+    assert runtime.items() <= dev.items(), "the tests must run on the versions that users get"
+
+
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt"])
+def test_every_locked_package_has_a_hash(repository: Path, name: str) -> None:
+    text = (repository / "requirements" / name).read_text()
+    entries = re.split(r"^(?=[a-z0-9-]+==)", text, flags=re.MULTILINE)[1:]
+    assert [entry.splitlines()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_changelog_knows_the_version(repository: Path) -> None:
+    assert f"## [{simoffload.__version__}]" in (repository / "CHANGELOG.md").read_text()
+
+
+def test_readme_names_commands_that_exist(repository: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (repository / "Makefile").read_text(), re.MULTILINE))
+    for name in ["README.md", "CONTRIBUTING.md"]:
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", (repository / name).read_text(), re.MULTILINE))
+        assert named
+        assert named <= targets, name
+
+
+@pytest.fixture(scope="module")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel of this checkout, built with no network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(build, cwd=repository, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_wheel_carries_the_package_and_its_data(repository: Path, wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    expected = {str(path.relative_to(repository)) for path in tracked_files(repository, "simoffload")}
+    for data in ["hardware_profiles", "scenarios"]:
+        files = [str(path.relative_to(repository)) for path in tracked_files(repository, data)]
+        assert files, f"{data} is empty"
+        expected |= {f"simoffload/_data/{name}" for name in files}
+    assert sorted(expected - names) == []
+    assert "simoffload/py.typed" in expected
+    assert not [name for name in names if name.startswith("tests/")]
+
+
+def test_wheel_finds_its_data_away_from_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    program = (
+        "import simoffload, simoffload.hardware as hardware\n"
+        "print(simoffload.__file__)\n"
+        "print(hardware.load_platform('dgx-a100').machine().gpus)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout.splitlines() == [str(tmp_path / "simoffload" / "__init__.py"), "8"], result.stderr
