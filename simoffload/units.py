@@ -64,7 +64,7 @@ class _Quantity(NamedTuple):
     """Largest first; the spelling to recommend comes before its synonyms."""
     base: str
     """The unit of the number that parsing gives."""
-    limit: float
+    limit: int
     """[base] The largest value accepted: beyond it there is only a slip of the unit."""
     examples: str
     whole: bool = False
@@ -77,7 +77,7 @@ class _Quantity(NamedTuple):
         return f"write e.g. {self.examples.format(number)}"
 
 
-_SIZE = _Quantity("size", _BYTES | _IBYTES, "B", limit=1e21, examples='"{0} GB" or "{0} GiB"', whole=True)
+_SIZE = _Quantity("size", _BYTES | _IBYTES, "B", limit=10**21, examples='"{0} GB" or "{0} GiB"', whole=True)
 _CAPACITY = _SIZE._replace(positive=True)
 _RATE = _Quantity(
     "rate",
@@ -89,7 +89,7 @@ _RATE = _Quantity(
     | _per_second(_IBYTES, "ps")
     | _per_second(_BITS, "ps", factor=_BIT),
     "B/s",
-    limit=1e18,
+    limit=10**18,
     examples='"{0} GB/s" (bytes) or "{0} Gb/s" (bits)',
     whole=True,
     positive=True,
@@ -103,19 +103,19 @@ _TIME = _Quantity(
     # Unicode has the micro sign twice: as itself and as the Greek letter.
     _TIMES | {"\N{MICRO SIGN}s": _MICRO, "\N{GREEK SMALL LETTER MU}s": _MICRO},
     "s",
-    limit=1e10,
+    limit=10**10,
     examples='"{0} us", "{0} ms" or "{0} s"',
 )
-_WORK = _Quantity("FLOP count", _FLOP, "FLOP", limit=1e30, examples='"{0} GFLOP" or "{0} TFLOP"')
+_WORK = _Quantity("FLOP count", _FLOP, "FLOP", limit=10**30, examples='"{0} GFLOP" or "{0} TFLOP"')
 _SPEED = _Quantity(
     "compute rate",
     _per_second(_FLOP, "S") | _per_second(_FLOP),
     "FLOP/s",
-    limit=1e24,
+    limit=10**24,
     examples='"{0} TFLOPS" or "{0} PFLOPS"',
     positive=True,
 )
-_POWER = _Quantity("power", _prefixed("W", "k M"), "W", limit=1e9, examples='"{0} W" or "{0} kW"')
+_POWER = _Quantity("power", _prefixed("W", "k M"), "W", limit=10**9, examples='"{0} W" or "{0} kW"')
 _QUANTITIES = (_SIZE, _RATE, _TIME, _WORK, _SPEED, _POWER)
 
 _NUMBER = re.compile(r"(-?)([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?([0-9]+))?) *([^\W\d_].*)?")
@@ -277,12 +277,14 @@ def format_seconds(seconds: float) -> str:
 
 
 def _exact(value: float, quantity: _Quantity) -> str:
-    """A short text that reads back as exactly the same number."""
+    """The shortest text that reads back as exactly the same number."""
+    texts = [f"{value!r} {quantity.base}"]
     for unit, scale in quantity.units.items():
-        text = f"{float(value / scale):.6g} {unit}"
-        if scale <= value and type(value)(_parse(text, quantity)) == value:
-            return text
-    return f"{value!r} {quantity.base}"
+        digits = f"{float(value / scale):.6g}"
+        read_back = Fraction(digits) * scale
+        if (round(read_back) if quantity.whole else float(read_back)) == value:
+            texts.append(f"{digits} {unit}")
+    return min(texts, key=len)
 
 
 def _boundary(quantity: _Quantity) -> tuple[BeforeValidator, PlainSerializer]:

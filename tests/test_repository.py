@@ -24,12 +24,16 @@ PRIVATE = re.compile(r"(?<![\w.~-])/(?:work|root|home|Users)/|\bpypi\.|pythonhos
 
 
 def tracked_files(repository: Path, folder: str = "") -> Iterator[Path]:
-    """Every file below a folder of the checkout that .gitignore does not name."""
+    """Every file below a folder of the checkout, without hidden folders and what .gitignore names."""
     lines = (repository / ".gitignore").read_text().splitlines()
-    ignored = [".git", *(line.rstrip("/") for line in lines if line and not line.startswith("#"))]
+    ignored = [line.rstrip("/") for line in lines if line and not line.startswith("#")]
+
+    def kept(name: str) -> bool:
+        return not any(fnmatch(name, rule) for rule in ignored)
+
     for parent, folders, files in os.walk(repository / folder):
-        folders[:] = [name for name in folders if not any(fnmatch(name, rule) for rule in ignored)]
-        yield from (Path(parent, name) for name in files if not any(fnmatch(name, rule) for rule in ignored))
+        folders[:] = [name for name in folders if kept(name) and (name == ".ci" or name[0] != ".")]
+        yield from (Path(parent, name) for name in files if kept(name))
 
 
 def sources(folder: Path) -> list[Path]:

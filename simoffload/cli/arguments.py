@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -56,7 +57,7 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; ``command`` of the answer is the function that does the work.
+    """Read the command line; ``command`` is the function that does the work, ``line`` what was typed.
 
     Raises InputError for what it does not understand and SystemExit after ``--help`` and ``--version``.
     """
@@ -76,7 +77,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     _add_profiles(commands)
     _add_scenarios(commands)
     _add_models(commands)
-    return parser.parse_args(words)
+    arguments = parser.parse_args(words)
+    arguments.line = shlex.join(["simoffload", *words])
+    return arguments
 
 
 class _Commands(Protocol):

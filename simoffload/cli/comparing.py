@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
-from simoffload.cli.folder import REPORT, RESULT, OutputFolder, Writer, json_writer
+from simoffload.cli.folder import REPORT, RESULT, OutputFolder, json_writer
 from simoffload.cli.sources import load
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from simoffload.planning import Comparison
+    from simoffload.report.comparison import Published
+    from simoffload.results.result import SimulationResult
     from simoffload.scenario import LoadedScenario
 
 __all__ = ["compare"]
@@ -26,10 +30,21 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     from simoffload.report.text import compare_text
 
     with Progress(console) as progress:
-        comparison = compare_scenarios(cases, baseline=arguments.baseline, progress=progress)
-    written = folder.write(_files(comparison)) if folder else ()
-    results = tuple(comparison.results.values())
-    text = compare_text(results, baseline=_baseline(comparison), color=console.color, width=console.width)
+        comparison = compare_scenarios(
+            cases, baseline=arguments.baseline, keep_timelines=folder is not None, progress=progress
+        )
+    results, baseline, published = _for_report(comparison, cases)
+    written: tuple[Path, ...] = ()
+    if folder:
+        from simoffload.report.page import write_comparison
+
+        page = partial(
+            write_comparison, results, published=published, baseline=baseline, command=arguments.line
+        )
+        written = folder.write({RESULT: json_writer(comparison.to_dict()), REPORT: page})
+    text = compare_text(
+        results, published=published, baseline=baseline, color=console.color, width=console.width
+    )
     console.answer(text, comparison.to_dict())
     if console.as_json:
         for label, result in comparison.results.items():
@@ -39,23 +54,22 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     return Exit.OK if comparison.fits else Exit.DOES_NOT_FIT
 
 
-def _files(comparison: Comparison) -> dict[str, Writer]:
-    from simoffload.report.page import write_comparison
+def _for_report(
+    comparison: Comparison, cases: dict[str, LoadedScenario]
+) -> tuple[tuple[SimulationResult, ...], str | None, dict[str, Published]]:
+    """Results, the baseline's name and published ratios by name, where names are what reports know."""
+    from simoffload.report.comparison import Published
+    from simoffload.validation import published_ratios
 
-    return {
-        RESULT: json_writer(comparison.to_dict()),
-        REPORT: lambda path: write_comparison(
-            tuple(comparison.results.values()), path, baseline=_baseline(comparison)
-        ),
-    }
-
-
-def _baseline(comparison: Comparison) -> str | None:
-    """The baseline by the name that reports know it under."""
-    if comparison.baseline is None:
-        return None
-    result = comparison.results[comparison.baseline]
-    return f"{result.name}@{result.target}"
+    names = {label: f"{result.name}@{result.target}" for label, result in comparison.results.items()}
+    published: dict[str, Published] = {}
+    for label, case in cases.items():
+        result, base = comparison.results[label], comparison.baseline_of(label)
+        ratios = published_ratios(case, comparison.results[base].target) if base is not None else {}
+        if result.target in ratios:
+            published[names[label]] = Published(*ratios[result.target])
+    baseline = names[comparison.baseline] if comparison.baseline is not None else None
+    return tuple(comparison.results.values()), baseline, published
 
 
 def _cases(arguments: Namespace) -> dict[str, LoadedScenario]:

@@ -29,7 +29,7 @@ def run(arguments: Namespace, console: Console) -> Exit:
 
     with Progress(console) as progress:
         result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
-    written = folder.write(_files(result, trace=arguments.trace)) if folder else ()
+    written = folder.write(_files(result, arguments)) if folder else ()
     console.answer(result_text(result, color=console.color, width=console.width), result.to_dict())
     if console.as_json:
         console.warn(result.warnings)
@@ -38,15 +38,15 @@ def run(arguments: Namespace, console: Console) -> Exit:
     return Exit.OK if result.fits else Exit.DOES_NOT_FIT
 
 
-def _files(result: SimulationResult, *, trace: bool) -> dict[str, Writer]:
+def _files(result: SimulationResult, arguments: Namespace) -> dict[str, Writer]:
     from simoffload.exchange.chrome_trace import write_trace
     from simoffload.report.page import write_report
 
     files: dict[str, Writer] = {
         RESULT: json_writer(result.to_dict()),
-        REPORT: lambda path: write_report(result, path),
+        REPORT: lambda path: write_report(result, path, command=arguments.line),
     }
-    if trace and result.step is not None:
+    if arguments.trace and result.step is not None:
         timeline = result.timelines[result.step.name]
         files[TRACE] = lambda path: write_trace(timeline, path)
     return files

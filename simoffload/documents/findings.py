@@ -65,19 +65,21 @@ def find(error: ErrorDetails, model: type[BaseModel], tree: Any) -> Finding:
     location, unions = split_labels(model, tree, error["loc"], missing=kind == "missing")
     finding = Finding(location, error["input"], unions=unions)
     context = error.get("ctx", {})
+    # A discriminator may be a function, which has no place in the document.
+    has_key = context.get("discriminator", "").startswith("'")
     if kind == "missing":
         return finding._replace(message=_missing(model, tree, location))
     if kind == "extra_forbidden":
         names = field_names_at(model, tree, location[:-1])
         message = f"unknown field{suggest(str(location[-1]), names)} (known here: {listing(names)})"
         return finding._replace(message=message, at_key=True)
-    if kind == "union_tag_not_found":
-        location = _tag_location(location, context["discriminator"])
+    if kind == "union_tag_not_found" and has_key:
+        location = (*location, *_literals(context["discriminator"]))
         return finding._replace(location=location, message=_missing(model, tree, location))
-    if kind == "union_tag_invalid":
-        place = _tag_location(location, context["discriminator"])
-        value = error["input"] if place == location else error["input"][place[-1]]
-        return _not_among(finding._replace(location=place, value=value), _literals(context["expected_tags"]))
+    if kind == "union_tag_invalid" and has_key:
+        (key,) = _literals(context["discriminator"])
+        finding = finding._replace(location=(*location, key), value=error["input"][key])
+        return _not_among(finding, _literals(context["expected_tags"]))
     if kind in {"literal_error", "enum"}:
         return _not_among(finding, _literals(context["expected"]))
     if kind in {"value_error", "assertion_error"}:
@@ -105,11 +107,6 @@ def _not_among(finding: Finding, choices: Sequence[Any]) -> Finding:
 
 def _named(choices: Sequence[Any]) -> list[str]:
     return [quoted(choice) if isinstance(choice, str) else str(choice) for choice in choices]
-
-
-def _tag_location(location: Location, discriminator: str) -> Location:
-    """Where the key stands that tells the members of a union apart; a function has no such place."""
-    return (*location, discriminator.strip("'")) if discriminator.startswith("'") else location
 
 
 def _literals(listed: str) -> list[Any]:

@@ -27,7 +27,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def read_json(text: str, *, name: str, root: Path | None = None) -> Document:
-    """Read one JSON document with anything at its top.
+    """Read one JSON document with anything at its top; None if it is empty.
 
     Raises InputError.
     """
@@ -43,7 +43,7 @@ class _JsonReader(TreeBuilder):
     """Recursive descent; the depth limit bounds the recursion."""
 
     def __init__(self, text: str, path: str) -> None:
-        super().__init__(path)
+        super().__init__(text, path)
         self._text = text
         self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
         self._index = 0
@@ -56,6 +56,8 @@ class _JsonReader(TreeBuilder):
     def read(self) -> Any:
         """The tree of the document."""
         self._skip_space()
+        if self._index == len(self._text):
+            return None
         tree = self._value((), None)
         if self._index < len(self._text):
             raise json.JSONDecodeError("Extra data after the end", self._text, self._index)

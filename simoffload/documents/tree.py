@@ -19,6 +19,9 @@ Location = tuple[str | int, ...]
 DEEPEST = 32
 _MOST_NODES = 50_000
 _MOST_PROBLEMS = 50
+_LONGEST = 1_000_000
+_CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that YAML refuses (https://yaml.org/spec/1.2.2/#51-character-set)."""
 
 
 class Position(NamedTuple):
@@ -107,13 +110,23 @@ class Document:
 
 
 class TreeBuilder:
-    """What readers of every format share: the limits, the marks, the problems met on the way."""
+    """What readers of every format share: the limits, the marks, the problems met on the way.
 
-    def __init__(self, path: str) -> None:
+    Raises InputError if the text is too long or holds what only binary files do.
+    """
+
+    def __init__(self, text: str, path: str) -> None:
         self.path = path
         self.marks: dict[Location, Mark] = {}
         self.problems: list[Problem] = []
         self._nodes = 0
+        if len(text) > _LONGEST:
+            raise self.refusal(None, "larger than 1 MB")
+        control = _CONTROL.search(text)
+        if control:
+            line = text.count("\n", 0, control.start()) + 1
+            position = Position(line, control.start() - text.rfind("\n", 0, control.start()))
+            raise self.refusal(position, f"not a text: it holds the character U+{ord(control.group()):04X}")
 
     def enter(self, location: Location, mark: Mark, *, nests: bool = False) -> None:
         """Note an entry, of which ``nests`` says that it can hold others.

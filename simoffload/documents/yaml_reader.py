@@ -29,8 +29,6 @@ def read_yaml(text: str, *, name: str, root: Path | None = None) -> Document:
         mark = error.problem_mark or error.context_mark
         position = Position(mark.line + 1, mark.column + 1) if mark else None
         raise reader.refusal(position, f"not valid YAML: {_explain(error, text)}") from None
-    except yaml.YAMLError as error:
-        raise reader.refusal(None, f"not valid YAML: {error}") from None
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
@@ -66,7 +64,7 @@ class _YamlReader(TreeBuilder):
     """Recursive descent over the events; the depth limit bounds the recursion."""
 
     def __init__(self, text: str, path: str) -> None:
-        super().__init__(path)
+        super().__init__(text, path)
         self._events = yaml.parse(text, Loader=_LOADER)
 
     def read(self) -> Any:

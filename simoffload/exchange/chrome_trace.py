@@ -91,7 +91,9 @@ def _event(done: Interval, head: str, schedule: Schedule) -> str:
     start, end = done.start // 1000, done.end // 1000
     block = json.dumps(printable(schedule.blocks[done.block].name))
     where = f',"block":{block},"iteration":{done.iteration}}}'
-    return f'{head}{where},"pid":{done.rank},"ts":{_microseconds(start)}1,"dur":{_microseconds(end - start)}}}'
+    return (
+        f'{head}{where},"pid":{done.rank},"ts":{_microseconds(start)}1,"dur":{_microseconds(end - start)}}}'
+    )
 
 
 def _microseconds(nanoseconds: int) -> str:

@@ -142,11 +142,7 @@ class Library:
         if kind is not None and kind not in KINDS:
             raise InputError((Problem("", None, None, "kind", _unknown_kind(kind)),))
         for each in KINDS if kind is None else (kind,):
-            found: dict[str, Path] = {}
-            for folder in reversed(self._folders):
-                found.update(
-                    {path.stem: path for path in (folder / each).glob("*") if path.suffix in _SUFFIXES}
-                )
+            found = {path.stem: path for path in self._files(each)}
             for path in (found[name] for name in sorted(found)):
                 entry = self.read(path, (each,))
                 yield ProfileSummary(each, entry.profile.id, entry.profile.name, entry.use.path)
@@ -168,7 +164,7 @@ class Library:
                             return self.read(path, kinds, written)
         known = sorted({path.stem for kind in kinds for path in self._files(kind)})
         hint = suggest(reference, known) or f"; known: {', '.join(known)}"
-        raise _error(f'there is no {" or ".join(kinds)} "{reference[:80]}"{hint}', written)
+        raise _error(f'there is no {_either(kinds)} "{reference[:80]}"{hint}', written)
 
     def read(self, path: Path, kinds: tuple[str, ...], written: Place | None = None) -> Entry:
         """Read and check one file, which must hold a profile of one of ``kinds``."""
@@ -177,7 +173,7 @@ class Library:
             self._read[where] = self._open(path)
         entry = self._read[where]
         if entry.use.kind not in kinds:
-            message = f"{entry.use.path} describes a {entry.use.kind}, not a {' or a '.join(kinds)}"
+            message = f"{entry.use.path} describes a {entry.use.kind}, not a {_either(kinds)}"
             raise _error(message, written or Place(entry.document, ("kind",)))
         return entry
 
@@ -224,6 +220,10 @@ class Library:
 
 def _error(message: str, written: Place | None) -> InputError:
     return written.error(message) if written else InputError((Problem("", None, None, "", message),))
+
+
+def _either(kinds: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
 
 
 def _unknown_kind(kind: object) -> str:

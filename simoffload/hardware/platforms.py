@@ -35,17 +35,16 @@ def load_profile(kind: str, name: str, *, root: FilePath | None = None) -> Profi
 def load_platform(name_or_path: str | FilePath, *, root: FilePath | None = None) -> Platform:
     """Load a shipped platform by id, or a platform file of your own.
 
-    ``root`` is the folder that a path is relative to and that no path may leave; without it, the folder of
-    the platform file is that boundary. Raises InputError with every problem found.
+    ``root`` is the user's folder: paths are relative to it and may not leave it, and ids are looked up in
+    it first if it is laid out like ``hardware_profiles``. Without ``root`` it is the folder of the platform
+    file, or the one around it if that is called ``platform``. Raises InputError with every problem found.
     """
     text = str(name_or_path)
-    if isinstance(name_or_path, FilePath) or is_path(text):
-        if root is None:
-            path = FilePath(name_or_path)
-            library = Library(path.parent)
-            return _Loader(library, library.read(path, ("platform",))).load()
-        library = Library(root)
-        return _Loader(library, library.find(text, ("platform",))).load()
+    if root is None and (isinstance(name_or_path, FilePath) or is_path(text)):
+        path = FilePath(name_or_path)
+        folder = path.parent
+        library = Library(folder.parent if folder.name == "platform" else folder)
+        return _Loader(library, library.read(path, ("platform",))).load()
     library = Library(root)
     return _Loader(library, library.find(text, ("platform",))).load()
 
@@ -71,7 +70,7 @@ class _Loader:
         self._check_wiring()
         accelerator = accelerator_entry.profile if accelerator_entry else None
         if self._problems or host is None or gpu_plug is None or not isinstance(accelerator, Accelerator):
-            raise InputError(tuple(self._problems))
+            raise InputError(sorted(self._problems, key=self._order))
         entries = self._library.entries()
         return Platform(
             profile=platform,
@@ -84,6 +83,11 @@ class _Loader:
             profiles=tuple(entry.use for entry in entries),
             inputs=tuple(line for entry in entries for line in entry.inputs()),
         )
+
+    def _order(self, problem: Problem) -> tuple[bool, str, int, int]:
+        """First the platform's own file, each file from its top."""
+        other = problem.path != self._entry.document.path
+        return other, problem.path, problem.line or 0, problem.column or 0
 
     # -- references -----------------------------------------------------------------------------
 

@@ -159,50 +159,28 @@ class Accelerator(Profile):
 
 
 class DeepSpeedCosts(Frozen):
-    """What DeepSpeed's Python thread spends, per event."""
+    """What the Python thread that drives a GPU spends, per event."""
 
-    launch: Sourced[Seconds]
-    """A call of a module that launches a kernel."""
+    module_call: Sourced[Seconds]
+    """A call of a module that launches one kernel."""
+    operation: Sourced[Seconds]
+    """Every further PyTorch operation of a module."""
     hook: Sourced[Seconds]
-    """ZeRO-3's hooks of a module with nothing to fetch."""
-    hook_prefetched: Sourced[Seconds]
-    """The hooks of a module whose parameters were prefetched and that prefetches others."""
-    hook_fetched: Sourced[Seconds]
-    """The hooks of a module that fetches its parameters itself (prefetch off)."""
+    """ZeRO-3's hooks of a module without parameters."""
+    hook_parameters: Sourced[Seconds]
+    """Added for a module that has parameters."""
+    fetch_wait: Sourced[Seconds]
+    """Added for a module that waits for parameters and lets them go."""
+    gathered_parameter: Sourced[Seconds]
+    """Every parameter that is brought to the GPU."""
+    fetch_call: Sourced[Seconds]
+    """A call that gathers what a module needs at once."""
+    prefetch_call: Sourced[Seconds]
+    """A call that gathers ahead."""
     copy_call: Sourced[Seconds]
     """A copy that blocks the thread, beyond the copy itself."""
     pass_overhead: Sourced[Seconds]
-    """A forward pass, outside of its modules: sampling and the generation loop."""
-
-    @property
-    def launch_s(self) -> float:
-        """[s]"""
-        return self.launch.value
-
-    @property
-    def hook_s(self) -> float:
-        """[s]"""
-        return self.hook.value
-
-    @property
-    def hook_prefetched_s(self) -> float:
-        """[s]"""
-        return self.hook_prefetched.value
-
-    @property
-    def hook_fetched_s(self) -> float:
-        """[s]"""
-        return self.hook_fetched.value
-
-    @property
-    def copy_call_s(self) -> float:
-        """[s]"""
-        return self.copy_call.value
-
-    @property
-    def pass_overhead_s(self) -> float:
-        """[s]"""
-        return self.pass_overhead.value
+    """A forward pass, outside of its layers: sampling and the generation loop."""
 
 
 class Host(Profile):

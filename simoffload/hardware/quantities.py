@@ -9,7 +9,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.hardware.curve import Curve
-from simoffload.units import BytesPerSecond, Flops, PositiveBytes
+from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds
 
 __all__ = [
     "ID_PATTERN",
@@ -19,6 +19,7 @@ __all__ = [
     "Identifier",
     "Name",
     "Origin",
+    "PositiveSeconds",
     "Provenance",
     "RateCurve",
     "Reference",
@@ -33,6 +34,8 @@ Origin = Literal["spec", "measured", "estimate"]
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 """A fraction of one."""
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
+PositiveSeconds = Annotated[Seconds, Field(gt=0)]
+"""[s] above zero"""
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 ID_PATTERN = r"^[a-z0-9][a-z0-9.+-]{0,79}$"
 Identifier = Annotated[str, Field(pattern=ID_PATTERN)]

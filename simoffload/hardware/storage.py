@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from pydantic import model_validator
 
 from simoffload.hardware.profiles import Profile, Slot
-from simoffload.hardware.quantities import Count, RateCurve, Reference, Share, Sourced
+from simoffload.hardware.quantities import Count, PositiveSeconds, RateCurve, Reference, Share, Sourced
 from simoffload.units import BytesPerSecond, PositiveBytes, Seconds
 
 __all__ = ["Drive", "Nfs", "NvmeOf", "Pfs", "Raid", "Service"]
@@ -121,7 +121,7 @@ class Pfs(Profile):
     read: Sourced[BytesPerSecond]
     """Of the servers, all clients together."""
     write: Sourced[BytesPerSecond]
-    latency: Sourced[Seconds]
+    latency: Sourced[PositiveSeconds]
     """Of one RPC over the network."""
     capacity: Sourced[PositiveBytes]
 

@@ -125,6 +125,7 @@ def compare(
     targets: Sequence[str],
     *,
     baseline: str | None = None,
+    keep_timelines: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
     """Simulate a scenario with its weights on each of several targets.
@@ -132,18 +133,25 @@ def compare(
     ``baseline`` is one of the targets; by default the first that has times. Raises InputError for
     an unknown target and for what DeepSpeed would refuse, before anything is simulated.
     """
-    return compare_scenarios(on_targets(scenario, targets), baseline=baseline, progress=progress)
+    moved = on_targets(scenario, targets)
+    return compare_scenarios(moved, baseline=baseline, keep_timelines=keep_timelines, progress=progress)
 
 
 def compare_scenarios(
-    scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None, progress: Progress | None = None
+    scenarios: Mapping[str, LoadedScenario],
+    *,
+    baseline: str | None = None,
+    keep_timelines: bool = False,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Simulate several scenarios; see ``compare``."""
     capacities = compare_fit(
         scenarios, baseline=baseline
     )  # a slip in the last is found before the first runs
     results = {
-        label: simulate(scenarios[label], progress=progress) if capacity.fits else capacity
+        label: simulate(scenarios[label], keep_timelines=keep_timelines, progress=progress)
+        if capacity.fits
+        else capacity
         for label, capacity in capacities.results.items()
     }
     return replace(capacities, results=results)

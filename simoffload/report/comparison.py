@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import printable
-from simoffload.report.phrases import milliseconds, place
 from simoffload.results.result import SimulationResult
+from simoffload.units import format_seconds
 
 __all__ = ["Group", "Published", "Row", "group_verdict", "groups"]
 
@@ -50,7 +50,9 @@ def groups(
     """Arrange results by model, in the order given.
 
     ``published`` and ``baseline`` name rows by target, scenario name or "scenario@target". The baseline is
-    the first row of each model that has times, or the row named. Raises ValueError if ``baseline`` names none.
+    the first row of each model that has times, or the row named.
+
+    Raises ValueError if ``baseline`` names none.
     """
     by_model: dict[str, list[SimulationResult]] = {}
     for result in results:
@@ -97,14 +99,14 @@ def _labels(results: Sequence[SimulationResult]) -> list[str]:
 
 
 def group_verdict(group: Group) -> str:
-    """"bloom-176b: dram 50 ms per token, raid 1.8×, nfs 10×; does not fit in HBM."."""
+    """ "bloom-176b, time per token: dram 50 ms, raid 90 ms (1.8×); does not fit: hbm."."""
     timed = [row for row in group.rows if row.result.per_token_s is not None]
     timed.sort(key=lambda row: row.result.per_token_s or 0.0)
     told = []
     for row in timed:
         ratio = f" ({row.ratio:.3g}×)" if row.ratio is not None and row.label != group.baseline else ""
-        told.append(f"{row.label} {milliseconds(row.result.per_token_s or 0.0)} ms{ratio}")
-    times = f"time per token {', '.join(told)}" if told else ""
-    missing = [place(row.result.target) for row in group.rows if not row.result.fits]
-    refused = f"does not fit {', '.join(dict.fromkeys(missing))}" if missing else ""
-    return f"{group.model}: {'; '.join(part for part in (times, refused) if part) or 'fits everywhere'}."
+        told.append(f"{row.label} {format_seconds(row.result.per_token_s or 0.0)}{ratio}")
+    times = f"time per token: {', '.join(told)}" if told else ""
+    missing = [row.label for row in group.rows if not row.result.fits]
+    refused = f"does not fit: {', '.join(missing)}" if missing else ""
+    return f"{group.model}, {'; '.join(part for part in (times, refused) if part) or 'fits everywhere'}."

@@ -14,7 +14,8 @@ from plotly.offline import get_plotlyjs
 
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
-from simoffload.report import figures
+from simoffload.report import comparison_figures, figures
+from simoffload.report.chart import Figure
 from simoffload.report.comparison import Group, Published, group_verdict, groups
 from simoffload.report.phrases import (
     LIMITS,
@@ -53,9 +54,9 @@ class _Charts:
     """Figures of a page, numbered in the order in which they are asked for."""
 
     def __init__(self) -> None:
-        self.figures: list[figures.Figure] = []
+        self.figures: list[Figure] = []
 
-    def add(self, figure: figures.Figure, label: str) -> _Chart:
+    def add(self, figure: Figure, label: str) -> _Chart:
         self.figures.append(figure)
         return _Chart(len(self.figures) - 1, figure["layout"]["height"], label)
 
@@ -106,8 +107,12 @@ def write_comparison(
         formulas=[(name, FORMULAS[name]) for name in ("per_token_s", "tpot_s", "tokens_per_s")],
         published=bool(reported),
         sources=list(dict.fromkeys(one.source for one in reported if one.source)),
-        times=charts.add(figures.times_compared(found), "time per token of each target") if timed else None,
-        shares=charts.add(figures.causes_compared(found), "causes of time of each target") if timed else None,
+        times=charts.add(comparison_figures.times_compared(found), "time per token of each target")
+        if timed
+        else None,
+        shares=charts.add(comparison_figures.causes_compared(found), "causes of time of each target")
+        if timed
+        else None,
         views=[(f"{group.model}, {row.label}", _view(row.result, charts, bars=share)) for group, row in rows],
         inputs=list(inputs),
         origins=origins(count),
@@ -174,7 +179,9 @@ def _timeline(result: SimulationResult, charts: _Charts, *, bars: int) -> dict[s
                 "title": window.title,
                 "chart": charts.add(figures.schedule(window), f"{window.title}: operations by stream"),
                 "omitted": window.omitted,
-                "longest": sorted((bar for bar in window.bars if bar.own), key=lambda bar: -bar.duration_s)[:_LONGEST],
+                "longest": sorted((bar for bar in window.bars if bar.own), key=lambda bar: -bar.duration_s)[
+                    :_LONGEST
+                ],
             }
             for window in found
         ],

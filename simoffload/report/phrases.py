@@ -41,7 +41,7 @@ _BINARY = {"hbm", "dram"}  # memory is sold and shown by its tools in powers of 
 
 
 def percent(fraction: float) -> str:
-    """"81 %"; one digit more below ten per cent, where it matters."""
+    """ "81 %"; one digit more below ten per cent, where it matters."""
     if 0 < fraction < 0.0005:
         return "<0.1 %"
     return f"{fraction * 100:.1f} %" if 0 < fraction < 0.0995 else f"{fraction * 100:.0f} %"
@@ -54,7 +54,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """"1 GPU", "8 GPUs"."""
+    """ "1 GPU", "8 GPUs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -87,7 +87,10 @@ def step_time(result: SimulationResult) -> float | None:
 
 def verdict(result: SimulationResult) -> str:
     """The answer in one sentence."""
-    model, where = printable(result.model), f"on {printable(result.platform)} with its weights {place(result.target)}"
+    model, where = (
+        printable(result.model),
+        f"on {printable(result.platform)} with its weights {place(result.target)}",
+    )
     if not result.fits:
         return f"{model} does not fit {where}: {'; '.join(map(printable, result.advice))}."
     time, step = step_time(result), result.step
@@ -102,14 +105,15 @@ def verdict(result: SimulationResult) -> str:
 
 
 def bottleneck(one: PassResult) -> str:
-    """"raid read takes 81 % of decode 1, held back by nvme"."""
+    """ "raid read takes 81 % of decode 1, held back by nvme"."""
     share = one.bottleneck
     held = f", held back by {printable(share.limit)}" if share.limit else ""
-    return f"{printable(share.cause)} takes {percent(share.exposed_s / one.time_s)} of {printable(one.name)}{held}"
+    part = percent(share.exposed_s / one.time_s)
+    return f"{printable(share.cause)} takes {part} of {printable(one.name)}{held}"
 
 
 def bound(one: PassResult) -> str:
-    """"74 % of the speed of light (14.2 s, set by raid)"."""
+    """ "74 % of the speed of light (14.2 s, set by raid)"."""
     light = f"{format_seconds(one.bound_s)}, set by {printable(one.bound_by)}"
     return f"{percent(one.bound_s / one.time_s)} of the speed of light ({light})"
 
@@ -132,7 +136,9 @@ def metric_rows(result: SimulationResult) -> tuple[tuple[str, str, str], ...]:
     }
     metrics = result.metrics()
     return tuple(
-        (key, words, show(value)) for key, (words, show) in shown.items() if (value := metrics[key]) is not None
+        (key, words, show(value))
+        for key, (words, show) in shown.items()
+        if (value := metrics[key]) is not None
     )
 
 
@@ -141,7 +147,7 @@ def _per_second(rate: float) -> str:
 
 
 def origins(counts: Mapping[str, int]) -> str:
-    """"12 measured, 120 spec, 3 estimate"."""
+    """ "12 measured, 120 spec, 3 estimate"."""
     known = [name for name in _ORIGINS if name in counts]
     return ", ".join(f"{counts[name]} {name}" for name in (*known, *sorted(counts.keys() - set(known))))
 
@@ -167,5 +173,3 @@ def group_links(links: Iterable[LinkUse]) -> tuple[LinkGroup, ...]:
         numbers = (use.size, use.busy_s, use.saturated_s, use.capacity)
         groups.setdefault(tuple(f"{number:.3e}" for number in numbers), []).append(use)
     return tuple(LinkGroup(tuple(use.link for use in alike), alike[0]) for alike in groups.values())
-
-

@@ -30,6 +30,7 @@ __all__ = ["compare_text", "result_text"]
 _MARGIN = 10
 """Columns of the section names at the left."""
 _MAX_LINKS = 8
+_LEGEND = f"ms/token = {FORMULAS['per_token_s']}; bound = fraction of the speed of light that a step reaches"
 
 
 class _Paper:
@@ -88,12 +89,14 @@ def result_text(result: SimulationResult, *, color: bool = False, width: int = 1
         paper.section("Links", _links(paper, result.step))
     for warning in result.warnings:
         paper.paragraph("Warning", printable(warning), "yellow")
-    paper.paragraph("Inputs", f"{origins(result.provenance.origins) or 'none'}; not calibrated against runs yet")
+    paper.paragraph(
+        "Inputs", f"{origins(result.provenance.origins) or 'none'}; not calibrated against runs yet"
+    )
     return str(paper)
 
 
 def _capacity(paper: _Paper, uses: Sequence[TierUse]) -> list[str]:
-    table = [("tier", "needed", "has", "free", "", "")]
+    table: list[tuple[str, ...]] = [("tier", "needed", "has", "free", "", "")]
     for use in uses:
         sizes = (counted(size, use) for size in (use.needed, use.capacity, use.headroom))
         table.append((printable(use.tier), *sizes, use.scope, "fits" if use.fits else "does not fit"))
@@ -121,7 +124,9 @@ def _speed(paper: _Paper, result: SimulationResult) -> list[str]:
 
 
 def _causes(paper: _Paper, step: PassResult) -> list[str]:
-    table = [(f"{printable(step.name)}, {format_seconds(step.time_s)}", "exposed", "share", "busy", "held back by")]
+    table = [
+        (f"{printable(step.name)}, {format_seconds(step.time_s)}", "exposed", "share", "busy", "held back by")
+    ]
     for share in step.shares:
         part = percent(share.exposed_s / step.time_s)
         exposed, busy = format_seconds(share.exposed_s), format_seconds(share.busy_s)
@@ -161,6 +166,7 @@ def compare_text(
         title = " · ".join(headline(group.rows[0].result))
         paper.lines += [paper.ink(line, "bold") for line in wrap(title, paper.width)]
         paper.lines += _table(paper, group)
+    paper.lines += (paper.ink(line, "dim") for line in wrap(_LEGEND, paper.width))
     return str(paper)
 
 
@@ -172,14 +178,15 @@ def _table(paper: _Paper, group: Group) -> list[str]:
     numbers = [names[:last], *([_short(row.label, 24), *_cells(row)][:last] for row in group.rows)]
     lines = _columns(numbers, right=range(1, last))
     room = max(12, paper.width - len(lines[0]) - 2 - 2 - len("bound"))
-    reasons = _columns([("bottleneck", "bound"), *(_reason(row.result, room) for row in group.rows)], right=(1,))
+    reasons = _columns(
+        [("bottleneck", "bound"), *(_reason(row.result, room) for row in group.rows)], right=(1,)
+    )
     head, *rows = (f"{line}  {reason}".rstrip() for line, reason in zip(lines, reasons, strict=True))
     told = [paper.ink(head, "dim")]
     margin = max(len(cells[0]) for cells in numbers) + 2
     for row, line in zip(group.rows, rows, strict=True):
         told += [line] if row.result.step else _without_times(paper, row, margin)
-    legend = f"ms/token = {FORMULAS['per_token_s']}; bound = fraction of the speed of light that a step reaches"
-    return [*told, *(paper.ink(line, "dim") for line in wrap(legend, paper.width))]
+    return told
 
 
 def _cells(row: Row) -> list[str]:

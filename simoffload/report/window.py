@@ -64,7 +64,9 @@ def windows(timeline: Timeline, *, most: int) -> tuple[Window, ...]:
     if middle < _FIRST:
         return (first,)
     shown, later = parts[middle : middle + 1], parts[middle + 1 :]
-    title = f"Steady state: {blocks[repeated].name}, repetition {shown[0][1] + 1} of {blocks[repeated].repeat}"
+    title = (
+        f"Steady state: {blocks[repeated].name}, repetition {shown[0][1] + 1} of {blocks[repeated].repeat}"
+    )
     start, end = rank.begin(shown, pace), rank.begin(later, pace)
     return first, rank.window(printable(title), shown, start=start, end=end)
 

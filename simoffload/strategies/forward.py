@@ -15,7 +15,7 @@ from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.timing import KERNELS, Timing, effective_rate, picoseconds, shares
+from simoffload.strategies.timing import Timing, effective_rate, picoseconds, shares
 
 __all__ = ["STREAMS", "ForwardWriter", "Placement"]
 
@@ -57,12 +57,13 @@ class ForwardWriter:
         self._gathers: list[_Gather] = []
         self._fetch_events: list[int] = []
         self._fetched_until: int | None = None
+        self._waited = False
         self._transfers: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
 
     def finish(self) -> Schedule:
         """Close the pass: the host waits for the last kernel, then picks the next token."""
         self._host_waits(COMPUTE)
-        self._spend(self._costs.pass_overhead_s)
+        self._spend(self._costs.pass_overhead.value)
         self._flush()
         machine = self._timing.machine
         return self._builder.build([(resource.name, resource.capacity) for resource in machine.resources])
@@ -75,8 +76,8 @@ class ForwardWriter:
             self._builder.segment(segment)
         self._label = module.name
         self._fetched_until = None
-        if module.hooked:
-            self._spend(self._costs.hook_s / 2)
+        self._waited = False
+        self._hook(module)
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Reads are queued at once and served one tensor after the other: an aio thread finishes a
@@ -99,7 +100,8 @@ class ForwardWriter:
         if prefetch and self._fetched_until is None:
             self._fetched_until = self._builder.written[COPY]
         costs = self._costs
-        self._spend((costs.hook_prefetched_s if prefetch else costs.hook_fetched_s) - costs.hook_s)
+        call = costs.prefetch_call if prefetch else costs.fetch_call
+        self._spend(call.value + costs.gathered_parameter.value * len(tensors))
         slices = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
         several = self._place.ranks > 1
         for pinned, sizes in self._by_memory(tensors, slices):
@@ -133,6 +135,9 @@ class ForwardWriter:
         self._add("concat", COPY, fixed=apart, after=after)
 
     def fetch_event(self) -> None:
+        if not self._waited:
+            self._waited = True
+            self._spend(self._costs.fetch_wait.value / 2)
         self._fetch_events.append(self._builder.written[COPY] - 1)
 
     def throttle(self, event: int) -> None:
@@ -145,16 +150,23 @@ class ForwardWriter:
         fetched = self._builder.written[COPY] if self._fetched_until is None else self._fetched_until
         duration = self._timing.compute(module)
         if duration:
-            self._spend(self._costs.launch_s * max(1, KERNELS[module.kind]))
+            self._spend(self._timing.launch_s(module))
             self._flush()
             after = list(self._host_so_far())
             if fetched:
                 after.append(self._builder.after(COPY, fetched - 1))
             self._add("compute", COMPUTE, fixed=duration, after=tuple(after))
-        if module.hooked:
-            self._spend(self._costs.hook_s / 2)
+        self._hook(module)
+        if self._waited:
+            self._spend(self._costs.fetch_wait.value / 2)
 
     # -- the host thread ------------------------------------------------------------------------
+
+    def _hook(self, module: Module) -> None:
+        """Half of what a module's hooks cost: once before its kernels and once after."""
+        if module.hooked:
+            own = self._costs.hook_parameters.value if module.parameters else 0.0
+            self._spend((self._costs.hook.value + own) / 2)
 
     def _spend(self, seconds: float) -> None:
         self._pending += picoseconds(seconds)
@@ -213,7 +225,7 @@ class ForwardWriter:
         self._add("copy", COPY, fixed=latency, size=sum(sizes), route=route, after=self._host_so_far())
         if blocking:
             self._host_waits(COPY)
-            self._spend(self._costs.copy_call_s * len(sizes))
+            self._spend(self._costs.copy_call.value * len(sizes))
 
     def _read_directly(self, tensors: Sequence[Tensor]) -> int:
         """[B] that GPUDirect Storage put into a buffer in HBM; DeepSpeed copies them once more."""

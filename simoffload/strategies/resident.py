@@ -15,7 +15,7 @@ from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.timing import KERNELS, Timing, picoseconds
+from simoffload.strategies.timing import Timing, picoseconds
 from simoffload.workload import Inference
 
 __all__ = ["Resident", "ResidentPlan"]
@@ -75,8 +75,8 @@ class ResidentPlan:
                 builder.segment(name)
                 for module in modules:
                     if duration := timing.compute(module):
-                        launch = picoseconds(costs.launch_s * max(1, KERNELS[module.kind]))
+                        launch = picoseconds(timing.launch_s(module))
                         builder.add(Op("launch", module.name, HOST, launch))
                         builder.add(Op("compute", module.name, COMPUTE, duration, after=(Dependency(HOST),)))
-        builder.add(Op("hook", forward.name, HOST, picoseconds(costs.pass_overhead_s), after=(Dependency(COMPUTE),)))
+        builder.add(Op("hook", forward.name, HOST, picoseconds(costs.pass_overhead.value), after=(Dependency(COMPUTE),)))
         return builder.build([(resource.name, resource.capacity) for resource in self.machine.resources])

@@ -8,21 +8,30 @@ from fractions import Fraction
 from simoffload.hardware import Machine, Path
 from simoffload.models import Module, ModuleCost, ModelShape, module_cost
 
-__all__ = ["KERNELS", "Timing", "effective_rate", "picoseconds"]
+__all__ = ["Timing", "effective_rate", "picoseconds", "shares"]
 
-KERNELS = {
+_OPERATIONS = {
     "container": 1,
     "embedding": 1,
     "norm": 1,
     "linear": 1,
     "activation": 1,
     "dropout": 0,
-    "rotary": 6,
-    "attention": 12,
+    "rotary": 12,
+    "attention": 20,
     "router": 4,
 }
-"""GPU kernels that one call of a module launches, counted in transformers' eager code; a block's own
-residual addition counts for its container."""
+"""PyTorch operations of one module call; a block's residual addition counts for its container."""
+_FAMILY_OPERATIONS = {
+    "bloom": {"attention": 34, "activation": 8},
+    "llama": {"attention": 55, "norm": 6},
+    "mixtral": {"attention": 55, "norm": 6},
+}
+"""Where a family differs from OPT. Norms and activations are counted in transformers' eager code;
+attention is the measured host time of a layer of a plain decode pass, less its other modules, over that
+of one operation (docs/measurements/host-thread.md): Python code around the kernels included."""
+_MOST_KERNELS = 16
+"""Kernels of an attention: the rest of its operations only make views."""
 
 
 def picoseconds(seconds: float) -> int:
@@ -61,9 +70,18 @@ class Timing:
         seconds = 0.0
         if cost.flops or cost.bytes:
             arithmetic = cost.flops / gpu.matmul_rate(cost.flops, self._model.dtype) if cost.flops else 0.0
-            seconds = max(arithmetic, cost.bytes / gpu.hbm_rate) + KERNELS[module.kind] * gpu.kernel_latency_s
+            kernels = min(self._operations(module), _MOST_KERNELS)
+            seconds = max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s
         self._seen[module] = picoseconds(seconds)
         return self._seen[module]
+
+    def launch_s(self, module: Module) -> float:
+        """[s] of the host thread for calling ``module`` and launching its kernels."""
+        costs = self.machine.host.deepspeed
+        return costs.module_call.value + max(0, self._operations(module) - 1) * costs.operation.value
+
+    def _operations(self, module: Module) -> int:
+        return _FAMILY_OPERATIONS.get(self._model.family, {}).get(module.kind, _OPERATIONS[module.kind])
 
     def hbm_copy(self, size: int) -> int:
         """[ps] to read and write ``size`` bytes within HBM."""

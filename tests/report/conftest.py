@@ -19,7 +19,9 @@ MS = 10**9  # [ps]
 GB = 10**9  # [B]
 
 
-def small_schedule(*, layers: int = 12, ranks: int = 2, name: str = "decode 1", label: str = "mlp") -> Schedule:
+def small_schedule(
+    *, layers: int = 12, ranks: int = 2, name: str = "decode 1", label: str = "mlp"
+) -> Schedule:
     """Each layer reads 4 GB at 8 GB/s over a drive of 10 GB/s, copies them over and computes."""
     layer = (
         Op("hook", label, HOST, fixed=2 * MS),
@@ -154,5 +156,9 @@ def recorded(make_result: Callable[..., SimulationResult], timeline: Timeline) -
     """A result with a timeline that belongs to it."""
     one = summarize_pass(timeline, new_tokens=1, context=33)
     return make_result(
-        prefill=one, first_pass=one, decode=(one,), decode_total_s=7 * one.time_s, timelines={"decode 1": timeline}
+        prefill=one,
+        first_pass=one,
+        decode=(one,),
+        decode_total_s=7 * one.time_s,
+        timelines={"decode 1": timeline},
     )

@@ -1,11 +1,14 @@
 (function () {
   "use strict";
-  const PRINTED = 680; // px: the width of an A4 page between its margins
+  const PRINTED = 660; // px: what an A4 page has between its margins
   const figures = JSON.parse(document.getElementById("figures").textContent);
+  // plotly.js would offer to send a chart to its makers' server: no such button, no such address.
   const config = {
     displaylogo: false,
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+    plotlyServerURL: "",
     responsive: true,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    showSendToCloud: false,
   };
   const boxes = Array.from(document.querySelectorAll(".chart"));
 
@@ -14,7 +17,8 @@
     for (const box of boxes) {
       if (!box.dataset.drawn && box.offsetWidth > 0) {
         const figure = figures[Number(box.dataset.figure)];
-        Plotly.newPlot(box, figure.data, figure.layout, config);
+        const movable = figure.layout.xaxis.fixedrange === false;
+        Plotly.newPlot(box, figure.data, figure.layout, { ...config, displayModeBar: movable });
         box.dataset.drawn = "yes";
       }
     }
@@ -26,11 +30,12 @@
     }
   }
 
+  // On paper the tables are unfolded; of the results of a comparison only those that the reader opened.
   const folds = Array.from(document.querySelectorAll("details"));
   let closed = [];
   for (const fold of folds) fold.addEventListener("toggle", draw);
   window.addEventListener("beforeprint", function () {
-    closed = folds.filter((fold) => !fold.open);
+    closed = folds.filter((fold) => !fold.open && !fold.matches(".target"));
     for (const fold of closed) fold.open = true;
     draw();
     eachDrawn({ width: PRINTED });

@@ -1,0 +1,136 @@
+"""What all charts share: colours, axes, traces, as plain plotly.js dictionaries.
+
+Colours are those of Okabe and Ito, "Color Universal Design" (2008), which people who cannot tell red from
+green still can. What a colour says is also said by a label or a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "CYCLE",
+    "FRAME",
+    "GREEN",
+    "GREY",
+    "LEGEND",
+    "ORANGE",
+    "PURPLE",
+    "ROW",
+    "SKY",
+    "VERMILION",
+    "Figure",
+    "axis",
+    "bars",
+    "cause_colour",
+    "layout",
+    "names_axis",
+    "plain",
+    "rule",
+    "short",
+]
+
+Figure = dict[str, Any]
+"""A figure, or a part of one, as plotly.js reads it."""
+
+BLACK, GREY = "#000000", "#999999"
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY, BLACK)
+_CAUSES = {
+    "GPU compute": GREEN,
+    "host thread": GREY,
+    "GPU copies of gathered tensors": SKY,
+    "all-gather": PURPLE,
+}
+_CAUSES_ENDING = {" read": VERMILION, " write": ORANGE, ", pageable": YELLOW}
+
+ROW = 34
+"""[px] of a horizontal bar with its gap."""
+FRAME = 68
+"""[px] around the bars: axis, its title, margins."""
+LEGEND = 40
+"""[px] of a legend above the bars."""
+_LONGEST_NAME = 28
+
+
+def plain(text: str) -> str:
+    """A name as plotly text: its subset of HTML must not see tags."""
+    return text.replace("<", "‹").replace(">", "›")
+
+
+def short(name: str) -> str:
+    """A name that leaves room for the chart."""
+    return plain(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")
+
+
+def cause_colour(cause: str) -> str:
+    """The colour of a cause of time, the same in every chart."""
+    if cause in _CAUSES:
+        return _CAUSES[cause]
+    return next((colour for end, colour in _CAUSES_ENDING.items() if cause.endswith(end)), BLUE)
+
+
+def layout(height: float, **more: Any) -> Figure:
+    """A layout ``height`` [px] high."""
+    return {
+        "height": height,
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222222"},
+        "margin": {"l": 10, "r": 20, "t": 24, "b": 44},
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "bargap": 0.3,
+        **more,
+    }
+
+
+def axis(title: str = "", **more: Any) -> Figure:
+    """An axis that does not move."""
+    return {
+        "title": {"text": title, "font": {"size": 12}},
+        "automargin": True,
+        "gridcolor": "#dddddd",
+        "zerolinecolor": "#888888",
+        "fixedrange": True,
+        **more,
+    }
+
+
+def names_axis(names: Sequence[str]) -> Figure:
+    """A vertical axis of names at 0, 1, 2, …, the first one on top."""
+    return axis(
+        autorange="reversed",
+        showgrid=False,
+        zeroline=False,
+        ticklabelstandoff=6,
+        tickvals=list(range(len(names))),
+        ticktext=[short(name) for name in names],
+    )
+
+
+def bars(
+    name: str, *, y: Sequence[int], x: Sequence[float], told: Sequence[str], color: Any, **more: Any
+) -> Figure:
+    """Horizontal bars, with what hovering over each tells."""
+    marker = {"color": color, **more.pop("marker", {})}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": plain(name),
+        "y": list(y),
+        "x": list(x),
+        "hovertext": list(told),
+        "hoverinfo": "text",
+        "marker": marker,
+        **more,
+    }
+
+
+def rule(x: float, **line: Any) -> Figure:
+    """A vertical line over the whole height."""
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}

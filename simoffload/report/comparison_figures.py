@@ -1,0 +1,182 @@
+"""Charts of several results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import floor, log10
+
+from simoffload.report.chart import (
+    BLACK,
+    CYCLE,
+    FRAME,
+    LEGEND,
+    ROW,
+    VERMILION,
+    Figure,
+    axis,
+    bars,
+    cause_colour,
+    layout,
+    names_axis,
+    plain,
+    short,
+)
+from simoffload.report.comparison import Group
+from simoffload.units import format_seconds
+
+__all__ = ["causes_compared", "times_compared"]
+
+_FLAT = 6
+"""Bars up to which there is room for words between them."""
+
+
+def times_compared(groups: Sequence[Group]) -> Figure:
+    """Time per token, a cluster of bars for each model and a colour for each target; published ratios as
+    marks."""
+    labels = list(dict.fromkeys(row.label for group in groups for row in group.rows))
+    width = 0.8 / len(labels)
+    at = {
+        (cluster, label): cluster + (number - (len(labels) - 1) / 2) * width
+        for cluster in range(len(groups))
+        for number, label in enumerate(labels)
+    }
+    data = [_times(label, groups, at) for label in labels]
+    for number, trace in enumerate(data):
+        trace |= {"width": 0.92 * width, "marker": {"color": CYCLE[number % len(CYCLE)]}}
+    if len(groups) == 1:
+        names = {at[0, label]: short(label) for label in labels}
+    else:
+        names = {float(cluster): short(group.model) for cluster, group in enumerate(groups)}
+    marks = _marks(groups, at)
+    times = [time for trace in (*data, marks) for time in trace["y"]]
+    return {
+        "data": [trace | {"showlegend": len(groups) > 1} for trace in data] + ([marks] if marks["x"] else []),
+        "layout": layout(
+            380,
+            barmode="overlay",
+            xaxis=axis(
+                showgrid=False,
+                zeroline=False,
+                range=[-0.5, len(groups) - 0.5],
+                tickvals=list(names),
+                ticktext=list(names.values()),
+            ),
+            yaxis=axis(
+                "time per token [ms]",
+                type="log",
+                dtick=1,
+                exponentformat="none",
+                range=[floor(log10(min(times) / 2)), log10(max(times) * 2)],
+            ),
+            annotations=_refused(groups, at),
+        ),
+    }
+
+
+def _times(label: str, groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> Figure:
+    points = [
+        (at[cluster, label], row.result.per_token_s)
+        for cluster, group in enumerate(groups)
+        for row in group.rows
+        if row.label == label and row.result.per_token_s is not None
+    ]
+    return {
+        "type": "bar",
+        "name": plain(label),
+        "x": [x for x, _ in points],
+        "y": [time * 1e3 for _, time in points],
+        "text": [format_seconds(time) for _, time in points],
+        "textposition": "inside",
+        "insidetextanchor": "start",
+        "hovertext": [f"{plain(label)}: {format_seconds(time)}" for _, time in points],
+        "hoverinfo": "text",
+    }
+
+
+def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> Figure:
+    """Published ratios, as times of the simulated baseline."""
+    points = []
+    for cluster, group in enumerate(groups):
+        base = next((row.result.per_token_s for row in group.rows if row.label == group.baseline), None)
+        for row in group.rows:
+            if row.published is not None and base is not None:
+                words = f"published: {row.published.ratio:.3g} × {plain(group.baseline)}"
+                points.append((at[cluster, row.label], row.published.ratio * base * 1e3, words))
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "published ratio × simulated baseline",
+        "showlegend": True,
+        "x": [x for x, _, _ in points],
+        "y": [y for _, y, _ in points],
+        "hovertext": [words for _, _, words in points],
+        "hoverinfo": "text",
+        "marker": {"symbol": "diamond-open", "size": 11, "color": BLACK, "line": {"width": 2}},
+    }
+
+
+def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Figure]:
+    """Words where a bar is missing."""
+    return [
+        {
+            "x": at[cluster, row.label],
+            "y": 0,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "text": "does not fit",
+            "textangle": 0 if len(at) <= _FLAT else -90,
+            "showarrow": False,
+            "font": {"color": VERMILION},
+        }
+        for cluster, group in enumerate(groups)
+        for row in group.rows
+        if not row.result.fits
+    ]
+
+
+def causes_compared(groups: Sequence[Group]) -> Figure:
+    """Which causes a step's time went to, as fractions of it; reading from whichever target is one cause."""
+    rows = [(group, row, row.result.step) for group in groups for row in group.rows if row.result.step]
+    parts = [
+        (y, _general(share.cause, row.result.target), share, share.exposed_s / step.time_s)
+        for y, (_, row, step) in enumerate(rows)
+        for share in step.shares
+        if share.exposed_s
+    ]
+    totals: dict[str, float] = {}
+    for _, cause, _, fraction in parts:
+        totals[cause] = totals.get(cause, 0.0) + fraction
+    data = []
+    for cause in sorted(totals, key=lambda cause: (-totals[cause], cause)):
+        mine = [(y, share, fraction) for y, its, share, fraction in parts if its == cause]
+        data.append(
+            bars(
+                cause,
+                y=[y for y, _, _ in mine],
+                x=[fraction for _, _, fraction in mine],
+                told=[f"{plain(share.cause)}: {format_seconds(share.exposed_s)}" for _, share, _ in mine],
+                color=cause_colour(cause),
+            )
+        )
+    return {
+        "data": data,
+        "layout": layout(
+            FRAME + LEGEND + ROW * max(2, len(rows)),
+            barmode="stack",
+            showlegend=True,
+            xaxis=axis("exposed time, as a fraction of the step", tickformat=".0%", range=[0, 1]),
+            yaxis=names_axis(
+                [row.label if len(groups) == 1 else _both(group, row.label) for group, row, _ in rows]
+            ),
+        ),
+    }
+
+
+def _both(group: Group, label: str) -> str:
+    """Model and target; the model gives way where that is too long."""
+    room = max(8, 25 - len(label))
+    return f"{group.model if len(group.model) <= room else group.model[:room] + '…'}, {label}"
+
+
+def _general(cause: str, target: str) -> str:
+    return f"storage{cause.removeprefix(target)}" if cause.startswith(f"{target} ") else cause

@@ -1,0 +1,87 @@
+"""The comparison with published figures as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from simoffload.validation.published import Row, Value
+
+__all__ = ["BEGIN", "END", "insert_tables", "tables"]
+
+BEGIN = "<!-- tables: written by python -m simoffload.validation -->"
+END = "<!-- end of tables -->"
+_HEAD = """\
+| id | simulated | predicted | published | error | bar | holds | note |
+|---|---|---:|---:|---:|---|---|---|
+"""
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """One table a publication."""
+    parts = []
+    for _, group in groupby(rows, key=lambda row: row.reference.publication):
+        alike = list(group)
+        first = alike[0].reference
+        parts.append(f"### {first.source}\n\n{_summary(alike)}\n\n{_HEAD}" + "\n".join(map(_line, alike)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    judged = [row for row in rows if row.holds is not None]
+    held = sum(1 for row in judged if row.holds)
+    return f"{held} of {len(judged)} bars hold; {len(rows) - len(judged)} figures are only set side by side."
+
+
+def _line(row: Row) -> str:
+    reference = row.reference
+    where = f"{reference.scenario} on {reference.target}"
+    if reference.relative_to:
+        where += f" over {reference.relative_to}"
+    cells = (
+        reference.id,
+        where,
+        _value(row.predicted, reference.metric),
+        f"{_value(_published(row), reference.metric)} {reference.unit}".strip(),
+        "" if row.error is None else f"{row.error:+.1%}",
+        _bar(row),
+        {True: "yes", False: "**no**", None: ""}[row.holds],
+        reference.note,
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _published(row: Row) -> Value:
+    return row.reference.published if row.reference.metric == "order" else float(row.reference.published)
+
+
+def _value(value: Value, metric: str) -> str:
+    if value is None:
+        return "does not fit"
+    if metric == "fits":
+        return "fits" if value else "does not fit"
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _bar(row: Row) -> str:
+    tolerance = row.reference.tolerance
+    return {
+        "within": f"±{float(tolerance or 0):.0%}",
+        "factor": f"factor {tolerance}",
+        "at_most": "at most",
+        "at_least": "at least",
+        "equal": "equal",
+        "report": "",
+    }[row.reference.rule]
+
+
+def insert_tables(text: str, written: str) -> str:
+    """Put the tables between the marks of a page.
+
+    Raises ValueError for a page without the marks.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f'the page lacks the marks "{BEGIN}" and "{END}"')
+    return f"{before}{BEGIN}\n\n{written}\n{END}{after}"

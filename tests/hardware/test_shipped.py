@@ -1,0 +1,206 @@
+"""The shipped profiles: valid, with an origin beside every number, and wired as published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from simoffload.hardware import Accelerator, Host, Machine, list_profiles, load_platform, load_profile
+from simoffload.hardware.library import KINDS
+from simoffload.hardware.profiles import Pcie
+
+GB = 10**9
+FOLDER = Path(__file__).parents[2] / "hardware_profiles"
+FILES = sorted(path.relative_to(FOLDER) for path in FOLDER.rglob("*.yaml"))
+PLATFORMS = [path.stem for path in FILES if path.parent.name == "platform"]
+
+# What is no number of a device: names, references, counts of parts and the shape of the wiring.
+STRUCTURE = {"kind", "id", "name", "notes", "cpu", "profile", "drive", "target", "link", "links", "protocol"}
+STRUCTURE |= {"level", "count", "copy_lanes"}
+
+
+def loaded(path: Path) -> Any:
+    return yaml.safe_load((FOLDER / path).read_text())
+
+
+def unsourced(node: Any, key: str = "") -> Iterator[str]:
+    """Leaves that stand outside of a mapping with an origin and are no structure."""
+    if isinstance(node, dict):
+        if not {"origin", "source", "date"} <= node.keys():
+            for name, child in node.items():
+                if name not in STRUCTURE:
+                    yield from unsourced(child, f"{key}.{name}")
+    else:
+        yield key
+
+
+def statements(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        if "origin" in node:
+            yield node
+        for child in node.values():
+            yield from statements(child)
+    if isinstance(node, list):
+        for child in node:
+            yield from statements(child)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_file_is_valid_and_named_after_what_it_holds(path: Path) -> None:
+    profile = load_profile(path.parent.name, path.stem)
+    assert isinstance(profile, KINDS[path.parent.name])
+    assert profile.id == path.stem
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name != "platform"], ids=str)
+def test_every_number_has_origin_source_and_date(path: Path) -> None:
+    assert list(unsourced(loaded(path))) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_what_comes_from_memory_is_an_estimate(path: Path) -> None:
+    for statement in statements(loaded(path)):
+        assert statement["source"].strip()
+        if re.search(r"from memory|unverified|an example", statement["source"]):
+            assert statement["origin"] == "estimate", statement
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_platform_holds_wiring_and_no_device_numbers(platform: str) -> None:
+    """Its only figures are lanes and counts: no text with a unit."""
+    tree = loaded(Path("platform") / f"{platform}.yaml")
+    for prose in ("wiring", "notes", "name"):
+        tree.pop(prose, None)
+    assert re.findall(r"\d+ ?[kMGT]i?B(?:/s)?\b", str(tree)) == []
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_every_path_of_a_platform_can_be_asked_for(platform: str) -> None:
+    machine = load_platform(platform).machine()
+    for gpu in range(machine.gpus):
+        for pinned in (True, False):
+            assert machine.host_to_device(gpu, pinned=pinned).curve.rate(1 << 20) > 0
+            assert machine.device_to_host(gpu, pinned=pinned).curve.rate(1 << 20) > 0
+        for tier in set(machine.tiers) - {"hbm", "dram"}:
+            for gds in (True, False):
+                assert machine.storage_read(tier, gpu, gds=gds).hops
+                assert machine.storage_write(tier, gpu, gds=gds).hops
+        if machine.gpus > 1:
+            assert machine.gather(gpu, machine.gpus).hops
+    assert all(resource.capacity > 0 for resource in machine.resources)
+
+
+def test_ids_are_distinct_among_storage_targets() -> None:
+    """A tier names its target by id alone."""
+    storage = [path.stem for path in FILES if path.parent.name in {"drive", "raid", "nfs", "pfs", "nvmeof"}]
+    assert len(storage) == len(set(storage))
+
+
+def test_library_covers_what_the_product_promises() -> None:
+    ids = {(summary.kind, summary.id) for summary in list_profiles()}
+    assert ids == {(path.parent.name, path.stem) for path in FILES}
+    gpus = [
+        "a100-40g-sxm",
+        "a100-80g-sxm",
+        "h100-sxm",
+        "h100-nvl",
+        "h200-sxm",
+        "b200-sxm",
+        "gh200-96g",
+        "l40s",
+    ]
+    gpus += ["rtx-pro-6000-blackwell", "rtx-4090", "rtx-a6000", "v100-32g-sxm", "t4", "mi300x"]
+    assert {("accelerator", gpu) for gpu in gpus} <= ids
+    assert {("pcie", f"gen{generation}") for generation in (3, 4, 5, 6)} <= ids
+    levels = {loaded(path)["level"] for path in FILES if path.parent.name == "raid"}
+    assert levels == {0, 5, 6, 10}
+    machines = ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-2", "h100-2nvme", "l40s-workstation"]
+    machines += ["xinnor-workstation", "rtx-4090-desktop"]
+    assert {("platform", machine) for machine in machines} <= ids
+
+
+def share(machine: Machine, name: str, paths: list[tuple[tuple[int, Any], ...]]) -> Any:
+    (index,) = (i for i, resource in enumerate(machine.resources) if resource.name == name)
+    return sum(dict(hops).get(index, 0) for hops in paths)
+
+
+def test_dgx_a100_two_gpus_share_an_uplink() -> None:
+    machine = load_platform("dgx-a100").machine()
+    copies = [machine.host_to_device(gpu, pinned=True).hops for gpu in range(8)]
+    assert [share(machine, f"cpu -> plx{i}", copies) for i in range(4)] == [2, 2, 2, 2]
+    assert share(machine, "dram", copies) == 8
+    uplinks = [r.capacity for r in machine.resources if re.fullmatch(r"cpu -> plx\d", r.name)]
+    assert uplinks == [26 * GB] * 4
+
+
+def test_dgx_a100_storage() -> None:
+    machine = load_platform("dgx-a100").machine()
+    assert {name: tier.capacity for name, tier in machine.tiers.items()} == {
+        "hbm": 40536 * 2**20,
+        "dram": 2**40,
+        "raid": 15_360 * GB,
+        "nfs": 92_000 * GB,
+        "ai400x2": 140_000 * GB,
+    }
+    reads = [machine.storage_read("ai400x2", gpu).hops for gpu in range(8)]
+    assert share(machine, "ib5 in", reads) == 1  # eight reads over eight adapters
+    assert share(machine, "plx2 -> cpu", reads) == 2
+    drives = [machine.storage_read("raid", gpu).hops for gpu in range(8)]
+    assert [share(machine, f"raid.{i} -> plx{i}", drives) for i in range(4)] == [2, 2, 2, 2]
+
+
+def test_dgx_2_first_ranks_have_a_tree_each() -> None:
+    """Memory to the GPUs of a tree is limited to one cable; four ranks use four."""
+    machine = load_platform("dgx-2").machine()
+    copies = [machine.host_to_device(gpu, pinned=True).hops for gpu in range(16)]
+    assert [share(machine, f"cpu -> tree{i}", copies[:4]) for i in range(4)] == [1, 1, 1, 1]
+    assert [share(machine, f"cpu -> tree{i}", copies) for i in range(4)] == [4, 4, 4, 4]
+    read = machine.storage_read("raid", 0)
+    assert read.curve.rate(1) == 28 * GB
+
+
+def test_h100_with_two_drives_reads_thirteen() -> None:
+    assert load_platform("h100-2nvme").machine().storage_read("raid", 0).curve.rate(1) == 13 * GB
+
+
+def test_drives_behind_the_chipset_share_its_cable() -> None:
+    machine = load_platform("xinnor-workstation").machine()
+    read = machine.storage_read("raid", 0).hops
+    assert share(machine, "chipset -> cpu", [read]) == 1
+    (cable,) = (r.capacity for r in machine.resources if r.name == "chipset -> cpu")
+    assert cable == 13_100_000_000  # half of the lanes of the measured 26.2 GB/s
+
+
+@pytest.mark.parametrize(
+    ("generation", "rate"), [("gen3", 15.7536), ("gen4", 31.5072), ("gen5", 63.0144), ("gen6", 120.9984)]
+)
+def test_encoded_rates_of_sixteen_lanes(generation: str, rate: float) -> None:
+    pcie = load_profile("pcie", generation)
+    assert isinstance(pcie, Pcie)
+    assert 16 * pcie.lane_rate.value * pcie.encoding.value == pytest.approx(rate * GB)
+    assert pcie.host_to_device.top < rate * GB
+
+
+def test_accelerator_rates() -> None:
+    gpu = load_profile("accelerator", "a100-40g-sxm")
+    assert isinstance(gpu, Accelerator)
+    assert gpu.hbm_rate == pytest.approx(0.8 * 1555 * GB)
+    assert gpu.matmul_rate(1e15, "float16") == pytest.approx(0.86 * 312e12)
+    assert gpu.matmul_rate(1e9, "float32") == pytest.approx(0.521 * 19.5e12)
+    assert gpu.kernel_latency_s == pytest.approx(3e-6)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in FILES if path.parent.name == "host"])
+def test_thread_costs_of_another_machine_are_estimates(name: str) -> None:
+    """They were measured on a Xeon at 2.5 GHz that is none of these hosts."""
+    host = load_profile("host", name)
+    assert isinstance(host, Host)
+    costs = host.deepspeed
+    assert {getattr(costs, field).origin for field in type(costs).model_fields} == {"estimate"}
+    seconds = (costs.hook_s, costs.hook_prefetched_s, costs.hook_fetched_s)
+    assert seconds == pytest.approx((128e-6, 225e-6, 431e-6))
