@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
@@ -12,7 +13,7 @@ from simoffload.cli.tables import columns
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from simoffload.hardware.library import Entry
+    from simoffload.hardware.library import Entry, ProfileInput
     from simoffload.models import ModelShape, Module
     from simoffload.scenario import LoadedScenario
 
@@ -35,12 +36,12 @@ def list_profiles(arguments: Namespace, console: Console) -> Exit:
 def show_profile(arguments: Namespace, console: Console) -> Exit:
     """Print every number of a profile with where it comes from."""
     entry = _find_profile(arguments.profile)
-    numbers = tuple(entry.inputs())
-    rows = [(one.key, one.text, one.origin, one.date, one.source) for one in numbers]
+    numbers = _numbers(entry)
+    rows = [(one.profile, one.key, one.text, one.origin, one.date, one.source) for one in numbers]
     title = f"{entry.use.kind} {entry.profile.id}: {entry.profile.name}"
     notes = [[line] for line in entry.profile.notes.strip().splitlines()]
     head = columns([[title], [f"{entry.use.path}, sha256 {entry.use.sha256}"], *notes])
-    table = columns([("KEY", "VALUE", "ORIGIN", "DATE", "SOURCE"), *rows])
+    table = columns([("PROFILE", "KEY", "VALUE", "ORIGIN", "DATE", "SOURCE"), *rows])
     data: dict[str, Any] = {
         "schema": "simoffload/profile/1",
         "kind": entry.use.kind,
@@ -55,10 +56,18 @@ def show_profile(arguments: Namespace, console: Console) -> Exit:
     return Exit.OK
 
 
+def _numbers(entry: Entry) -> tuple[ProfileInput, ...]:
+    """The numbers of a profile; of a platform also those of everything that it is made of."""
+    from simoffload.hardware import load_platform
+
+    if entry.use.kind != "platform":
+        return tuple(entry.inputs())
+    return load_platform(Path(entry.document.path)).inputs
+
+
 def _find_profile(reference: str) -> Entry:
     """A profile by id, kind/id or path; InputError if there is none or several share the id."""
-    from pathlib import Path
-
+    from simoffload.documents import suggest
     from simoffload.hardware.library import KINDS, Library, is_path
 
     kind, slash, name = reference.partition("/")
@@ -66,12 +75,14 @@ def _find_profile(reference: str) -> Entry:
         return Library().find(name, (kind,))
     if is_path(reference):
         return Library().read(Path(reference), tuple(KINDS))
-    same = [one.kind for one in Library().summaries() if one.id == reference]
-    if len(same) > 1:
-        choices = ", ".join(f"{kind}/{reference}" for kind in same)
-        message = f'several profiles are called "{reference}": {choices}'
-        raise InputError((Problem("", None, None, "", message),))
-    return Library().find(reference, tuple(KINDS))
+    known = [(one.kind, one.id) for one in Library().summaries()]
+    kinds = [kind for kind, name in known if name == reference]
+    if len(kinds) == 1:
+        return Library().find(reference, (kinds[0],))
+    message = f'there is no profile "{reference}"{suggest(reference, (name for _, name in known))}'
+    if kinds:
+        message = f'several profiles are called "{reference}": {", ".join(f"{k}/{reference}" for k in kinds)}'
+    raise InputError((Problem("", None, None, "", message),))
 
 
 def list_scenarios(_arguments: Namespace, console: Console) -> Exit:

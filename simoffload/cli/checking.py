@@ -101,7 +101,8 @@ def _check_ds_config(document: Document) -> Warnings:
     try:
         return resolve_settings(config, hidden_size=1)[1]
     except ValueError as error:
-        raise InputError((Problem(document.path, None, None, "", str(error)),)) from None
+        key, _, message = str(error).rpartition(": ")
+        raise InputError((document.problem(tuple(key.split(".")), message),)) from None
 
 
 def _check_model(document: Document) -> Warnings:

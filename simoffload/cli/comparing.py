@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
 from simoffload.cli.folder import REPORT, RESULT, OutputFolder, json_writer
-from simoffload.cli.sources import load
+from simoffload.cli.sources import load, move
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ def _cases(arguments: Namespace) -> dict[str, LoadedScenario]:
     if arguments.on:
         if len(arguments.scenarios) > 1:
             raise _refusal(f"--on moves one scenario, and {len(arguments.scenarios)} are given")
-        from simoffload.planning import on_targets
-
-        return on_targets(load(arguments.scenarios[0], overrides=arguments.overrides), arguments.on)
+        return move(load(arguments.scenarios[0], overrides=arguments.overrides), arguments.on)
     if len(arguments.scenarios) == 1:
         raise _refusal(
             "one scenario is no comparison; give several, or --on TARGET,… for one on several targets"

@@ -48,6 +48,9 @@ class OutputFolder:
         if not self._path.exists():
             if self._path.is_symlink():
                 raise self._refusal("is a link to nowhere")
+            above = next(parent for parent in self._path.absolute().parents if parent.exists())
+            if not above.is_dir():
+                raise self._refusal(f'lies below "{above.name}", which is no folder')
             return
         if not self._path.is_dir():
             raise self._refusal("is a file, not a folder")
@@ -70,7 +73,7 @@ class OutputFolder:
             return _SIGNATURE in file.read(200)
 
     def _refusal(self, message: str) -> InputError:
-        return InputError((Problem(str(self._path), None, None, "--output-dir", message),))
+        return InputError((Problem("--output-dir", None, None, str(self._path), message),))
 
     def write(self, files: Mapping[str, Writer]) -> tuple[Path, ...]:
         """Write all files, or leave the folder as it was; InputError if that cannot be done.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
 from simoffload.cli.folder import REPORT, RESULT, TRACE, OutputFolder, Writer, json_writer
-from simoffload.cli.sources import load
+from simoffload.cli.sources import load, move
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def fit(arguments: Namespace, console: Console) -> Exit:
 
 
 def _fit_on(scenario: LoadedScenario, targets: tuple[str, ...], console: Console) -> Exit:
-    from simoffload.planning import compare_fit, on_targets
+    from simoffload.planning import compare_fit
     from simoffload.report.text import compare_text
 
-    comparison = compare_fit(on_targets(scenario, targets))
+    comparison = compare_fit(move(scenario, targets))
     results = tuple(comparison.results.values())
     console.answer(compare_text(results, color=console.color, width=console.width), comparison.to_dict())
     return Exit.OK if comparison.fits else Exit.DOES_NOT_FIT

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simoffload.errors import InputError, Problem
+
 if TYPE_CHECKING:
     from simoffload.documents import Document
     from simoffload.scenario import LoadedScenario
 
-__all__ = ["STDIN", "load", "read"]
+__all__ = ["STDIN", "load", "move", "read"]
 
 STDIN = "-"
 _STDIN_NAME = "<stdin>"
@@ -28,8 +30,6 @@ def read(source: str) -> Document:
 
 
 def _stdin_text() -> str:
-    from simoffload.errors import InputError, Problem
-
     data = sys.stdin.buffer.read(_STDIN_LIMIT)
     try:
         return data.decode("utf-8")
@@ -44,3 +44,14 @@ def load(source: str, *, overrides: Sequence[str] = ()) -> LoadedScenario:
     if source == STDIN:
         return resolve(read(source), overrides=overrides)
     return load_scenario(source, overrides=overrides)
+
+
+def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
+    """The same work on every target of ``--on``."""
+    from simoffload.planning import on_targets
+
+    try:
+        return on_targets(scenario, targets)
+    except InputError as error:
+        named = (one if one.path else one._replace(path="--on") for one in error.problems)
+        raise InputError(named) from None

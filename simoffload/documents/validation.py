@@ -61,9 +61,11 @@ def _problems(document: Document, at: Location, found: list[Finding]) -> Iterato
         if not (finding.location in finding.unions and finding.location in entered):
             by_location.setdefault(finding.location, []).append(finding)
     for location, findings in by_location.items():
+        # A key that one member of a union does not know, another may.
+        telling = [finding for finding in findings if not finding.at_key] or findings
         place = (*at, *location)
-        message = _sentence(findings, document.written(place))
-        yield document.problem(place, message, at_key=findings[0].at_key)
+        message = _sentence(telling, document.written(place))
+        yield document.problem(place, message, at_key=telling[0].at_key)
 
 
 def _sentence(findings: list[Finding], written: str | None) -> str:
@@ -77,7 +79,7 @@ def _sentence(findings: list[Finding], written: str | None) -> str:
         # A validator saw 1000000000.0 where the file has 1e9.
         sentences = [sentence.replace(f'"{value}', f'"{shown}') for sentence in sentences]
     expected = list(dict.fromkeys(finding.expected for finding in findings if finding.expected))
-    if expected:
+    if expected and not (sentences and isinstance(value, dict)):
         hints = "".join(dict.fromkeys(finding.hint for finding in findings))
         sentences.append(f"must be {either(expected)}, got {shown}{hints}")
     return "; or ".join(dict.fromkeys(sentences))

@@ -177,6 +177,10 @@ class DeepSpeedCosts(Frozen):
     """A call that gathers what a module needs at once."""
     prefetch_call: Sourced[Seconds]
     """A call that gathers ahead."""
+    gather_call: Sourced[Seconds]
+    """Added on several ranks for a call that gathers one parameter: the collective."""
+    coalesced_gather_call: Sourced[Seconds]
+    """Added on several ranks for a call that gathers several: they are put together and taken apart."""
     copy_call: Sourced[Seconds]
     """A copy that blocks the thread, beyond the copy itself."""
     pass_overhead: Sourced[Seconds]

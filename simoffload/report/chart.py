@@ -52,9 +52,9 @@ ROW = 34
 """[px] of a horizontal bar with its gap."""
 FRAME = 68
 """[px] around the bars: axis, its title, margins."""
-LEGEND = 40
-"""[px] of a legend above the bars."""
-_LONGEST_NAME = 28
+LEGEND = 30
+"""[px] of a line of legend above the bars."""
+_LONGEST_NAME = 34
 
 
 def plain(text: str) -> str:

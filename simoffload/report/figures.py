@@ -26,7 +26,7 @@ from simoffload.report.chart import (
     plain,
     rule,
 )
-from simoffload.report.phrases import counted, percent
+from simoffload.report.phrases import alike, counted, group_bounds, percent
 from simoffload.report.window import Bar, Window
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
@@ -45,14 +45,16 @@ _KINDS = {
     "hook": ("host thread", GREY),
 }
 _WIDEST = 2.5  # times a tier's capacity: how far the capacity axis goes
+_LEGEND_COLUMNS = 4  # as names of memory terms are long
 _STREAM = 40  # [px] of a stream in the timeline
 
 
 def capacity(uses: Sequence[TierUse]) -> Figure:
     """What each tier must hold, stacked by term, as a fraction of what it has; pinned memory hatched."""
     names = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
+    terms = list(dict.fromkeys(name for name, _ in names))
     data = []
-    for color, (name, pinned) in zip(_endless(CYCLE, len(names)), names, strict=True):
+    for name, pinned in names:
         parts = [
             (y, use, term)
             for y, use in enumerate(uses)
@@ -65,7 +67,7 @@ def capacity(uses: Sequence[TierUse]) -> Figure:
                 y=[y for y, _, _ in parts],
                 x=[term.size / use.capacity for _, use, term in parts],
                 told=[f"{plain(term.name)}: {counted(term.size, use)}" for _, use, term in parts],
-                color=color,
+                color=CYCLE[terms.index(name) % len(CYCLE)],
                 marker={"pattern": {"shape": "/" if pinned else "", "solidity": 0.3}},
             )
         )
@@ -73,7 +75,7 @@ def capacity(uses: Sequence[TierUse]) -> Figure:
     return {
         "data": data,
         "layout": layout(
-            FRAME + LEGEND + ROW * max(2, len(uses)),
+            FRAME + LEGEND * -(-len(names) // _LEGEND_COLUMNS) + ROW * max(2, len(uses)),
             barmode="stack",
             xaxis=axis("needed, as a fraction of the tier's capacity", tickformat=".0%", range=[0, widest]),
             yaxis=names_axis([use.tier for use in uses]),
@@ -81,10 +83,6 @@ def capacity(uses: Sequence[TierUse]) -> Figure:
             shapes=[rule(1, color=BLACK, dash="dot")],
         ),
     }
-
-
-def _endless(colours: Sequence[str], count: int) -> list[str]:
-    return [colours[number % len(colours)] for number in range(count)]
 
 
 def _filled(y: int, use: TierUse, widest: float) -> Figure:
@@ -129,7 +127,7 @@ def causes(step: PassResult) -> Figure:
 
 def bounds(step: PassResult, *, most: int) -> Figure:
     """The largest bounds, and the time that the step took as a line."""
-    largest = sorted(step.bounds.items(), key=lambda item: (-item[1], item[0]))[:most]
+    largest = group_bounds(step)[:most]
     told = [f"{format_seconds(time)}, {percent(time / step.time_s)}" for _, time in largest]
     simulated = {
         "x": step.time_s,
@@ -155,7 +153,7 @@ def bounds(step: PassResult, *, most: int) -> Figure:
         "layout": layout(
             FRAME + ROW * len(largest),
             xaxis=axis("time [s]", range=[0, 1.12 * step.time_s]),
-            yaxis=names_axis([name for name, _ in largest]),
+            yaxis=names_axis([alike(names) for names, _ in largest]),
             shapes=[rule(step.time_s, color=VERMILION, width=3)],
             annotations=[simulated],
         ),
@@ -165,7 +163,7 @@ def bounds(step: PassResult, *, most: int) -> Figure:
 def schedule(window: Window) -> Figure:
     """Operations of one rank over time, a row for each stream."""
     length = window.end_s - window.start_s
-    unit, scale = ("s", 1.0) if length >= 2 else ("ms", 1e3) if length >= 2e-3 else ("µs", 1e6)
+    unit, scale = ("s", 1.0) if length >= 2 else ("ms", 1e3) if length >= 2e-3 else ("us", 1e6)
     used = {bar.stream for bar in window.bars}
     streams = [stream for stream in window.streams if stream in used]
     data = []
@@ -191,7 +189,15 @@ def schedule(window: Window) -> Figure:
             barmode="overlay",
             bargap=0.15,
             showlegend=True,
-            xaxis=axis(f"time since the pass began [{unit}]", range=limits, fixedrange=False),
+            margin={"l": 10, "r": 50, "t": 24, "b": 44},
+            modebar={"orientation": "v"},
+            xaxis=axis(
+                f"time since the pass began [{unit}]",
+                range=limits,
+                fixedrange=False,
+                exponentformat="none",
+                separatethousands=True,
+            ),
             yaxis=names_axis(streams),
         ),
     }

@@ -19,9 +19,11 @@ from simoffload.report.chart import Figure
 from simoffload.report.comparison import Group, Published, group_verdict, groups
 from simoffload.report.phrases import (
     LIMITS,
+    alike,
     bottleneck,
     bound,
     counted,
+    group_bounds,
     group_links,
     headline,
     metric_rows,
@@ -31,7 +33,7 @@ from simoffload.report.phrases import (
     step_time,
     verdict,
 )
-from simoffload.report.window import windows
+from simoffload.report.window import Bar, Window, windows
 from simoffload.results.result import FORMULAS, SimulationResult
 from simoffload.units import format_bytes, format_rate, format_seconds
 
@@ -41,7 +43,7 @@ _MOST_BARS = 12_000
 """Operations drawn on a page, about 2 MB."""
 _MOST_BOUNDS = 8
 _LONGEST = 15
-"""Operations listed under a timeline."""
+"""Kinds of operations listed under a timeline."""
 
 
 class _Chart(NamedTuple):
@@ -160,7 +162,7 @@ def _view(result: SimulationResult, charts: _Charts, *, bars: int) -> dict[str, 
         "other_passes": [one for one in passes if one is not None and one is not step],
         "bound": bound(step),
         "bounds": charts.add(figures.bounds(step, most=_MOST_BOUNDS), "bounds and simulated time"),
-        "all_bounds": sorted(step.bounds.items(), key=lambda item: (-item[1], item[0])),
+        "all_bounds": group_bounds(step),
         "links": group_links(step.links),
         **_timeline(result, charts, bars=bars),
     }
@@ -179,13 +181,24 @@ def _timeline(result: SimulationResult, charts: _Charts, *, bars: int) -> dict[s
                 "title": window.title,
                 "chart": charts.add(figures.schedule(window), f"{window.title}: operations by stream"),
                 "omitted": window.omitted,
-                "longest": sorted((bar for bar in window.bars if bar.own), key=lambda bar: -bar.duration_s)[
-                    :_LONGEST
-                ],
+                "work": _work(window)[:_LONGEST],
             }
             for window in found
         ],
     }
+
+
+def _work(window: Window) -> list[tuple[str, str, str, int, float, int]]:
+    """(label, kind, stream, count, time [s], bytes) of the window's own operations, longest first."""
+    work: dict[tuple[str, str, str], list[Bar]] = {}
+    for bar in window.bars:
+        if bar.own:
+            work.setdefault((bar.label, bar.kind, bar.stream), []).append(bar)
+    rows = [
+        (*key, len(bars), sum(bar.duration_s for bar in bars), sum(bar.size for bar in bars))
+        for key, bars in work.items()
+    ]
+    return sorted(rows, key=lambda row: -row[4])
 
 
 class _Dumper(yaml.SafeDumper):
@@ -218,6 +231,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "alike": alike,
         "bytes": format_bytes,
         "counted": counted,
         "milliseconds": milliseconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import printable
@@ -14,10 +14,12 @@ from simoffload.units import format_bytes, format_seconds
 __all__ = [
     "LIMITS",
     "LinkGroup",
+    "alike",
     "bottleneck",
     "bound",
     "counted",
     "dtype",
+    "group_bounds",
     "group_links",
     "headline",
     "metric_rows",
@@ -99,8 +101,8 @@ def verdict(result: SimulationResult) -> str:
     share = percent(step.bottleneck.exposed_s / step.time_s)
     return (
         f"{model} runs {where} at {format_seconds(result.per_token_s)} per token: a step of "
-        f"{plural(result.batch_size * result.ranks, 'sequence')} takes {format_seconds(time)}, "
-        f"{share} of it for {printable(step.bottleneck.cause)}."
+        f"{plural(result.batch_size * result.ranks, 'sequence')} takes {format_seconds(time)}; "
+        f"largest part: {printable(step.bottleneck.cause)}, {share}."
     )
 
 
@@ -152,6 +154,12 @@ def origins(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[name]} {name}" for name in (*known, *sorted(counts.keys() - set(known))))
 
 
+def alike(names: Sequence[str]) -> str:
+    """One name, or the first and how many are like it."""
+    first = printable(names[0])
+    return first if len(names) == 1 else f"{first} and {len(names) - 1} alike"
+
+
 class LinkGroup(NamedTuple):
     """Links that carried the same in the same time, such as those of the GPUs of one machine."""
 
@@ -159,17 +167,19 @@ class LinkGroup(NamedTuple):
     use: LinkUse
     """Of each of them."""
 
-    @property
-    def label(self) -> str:
-        """One name, or the first and how many are like it."""
-        first = printable(self.names[0])
-        return first if len(self.names) == 1 else f"{first} and {len(self.names) - 1} alike"
-
 
 def group_links(links: Iterable[LinkUse]) -> tuple[LinkGroup, ...]:
-    """Put links together that differ by no more than a thousandth, busiest first."""
+    """Put links together that differ by no more than about a thousandth, in the order given."""
     groups: dict[tuple[str, ...], list[LinkUse]] = {}
     for use in links:
         numbers = (use.size, use.busy_s, use.saturated_s, use.capacity)
         groups.setdefault(tuple(f"{number:.3e}" for number in numbers), []).append(use)
-    return tuple(LinkGroup(tuple(use.link for use in alike), alike[0]) for alike in groups.values())
+    return tuple(LinkGroup(tuple(use.link for use in uses), uses[0]) for uses in groups.values())
+
+
+def group_bounds(step: PassResult) -> tuple[tuple[tuple[str, ...], float], ...]:
+    """Bounds [s], largest first, those together that differ by no more than about a thousandth."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(step.bounds, key=lambda name: (-step.bounds[name], name)):
+        groups.setdefault(f"{step.bounds[name]:.3e}", []).append(name)
+    return tuple((tuple(names), step.bounds[names[0]]) for names in groups.values())

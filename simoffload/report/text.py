@@ -8,6 +8,7 @@ from textwrap import wrap
 from simoffload.errors import printable
 from simoffload.report.comparison import Group, Published, Row, groups
 from simoffload.report.phrases import (
+    alike,
     bottleneck,
     bound,
     counted,
@@ -136,14 +137,16 @@ def _causes(paper: _Paper, step: PassResult) -> list[str]:
 
 
 def _links(paper: _Paper, step: PassResult) -> list[str]:
-    alike = group_links(step.links)
+    found = group_links(step.links)
     table = [("link", "moved", "busy", "full", "capacity")]
-    for group in alike[:_MAX_LINKS]:
+    for group in found[:_MAX_LINKS]:
         use = group.use
         times = (percent(use.busy_s / step.time_s), percent(use.saturated_s / step.time_s))
-        table.append((_short(group.label, 48), format_bytes(use.size), *times, format_rate(use.capacity)))
+        table.append(
+            (_short(alike(group.names), 48), format_bytes(use.size), *times, format_rate(use.capacity))
+        )
     head, *rows = (line.rstrip() for line in _columns(table, right=(1, 2, 3, 4)))
-    more = [f"and {len(alike) - _MAX_LINKS} more"] if len(alike) > _MAX_LINKS else []
+    more = [f"and {len(found) - _MAX_LINKS} more"] if len(found) > _MAX_LINKS else []
     return [paper.ink(head, "dim"), *rows, *more]
 
 

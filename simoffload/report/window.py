@@ -56,19 +56,24 @@ def windows(timeline: Timeline, *, most: int) -> tuple[Window, ...]:
         return ()
     blocks = timeline.schedule.blocks
     parts = [(block, i) for block, part in enumerate(blocks) for i in range(part.repeat)]
-    repeated = max(range(len(blocks)), key=lambda index: blocks[index].repeat)
+    middle = _middle(timeline, parts)
     rank = _RankZero(timeline, most)
-    pace = rank.busiest_stream(repeated)
+    pace = rank.busiest_stream(parts[middle][0])
     first = rank.window("First layers", parts[:_FIRST], start=0, end=rank.begin(parts[_FIRST:], pace))
-    middle = parts.index((repeated, blocks[repeated].repeat // 2))
     if middle < _FIRST:
         return (first,)
-    shown, later = parts[middle : middle + 1], parts[middle + 1 :]
-    title = (
-        f"Steady state: {blocks[repeated].name}, repetition {shown[0][1] + 1} of {blocks[repeated].repeat}"
-    )
-    start, end = rank.begin(shown, pace), rank.begin(later, pace)
-    return first, rank.window(printable(title), shown, start=start, end=end)
+    block, iteration = parts[middle]
+    title = f"Steady state: repetition {iteration + 1} of {blocks[block].repeat} of “{blocks[block].name}”"
+    start, end = rank.begin(parts[middle:], pace), rank.begin(parts[middle + 1 :], pace)
+    return first, rank.window(printable(title), parts[middle : middle + 1], start=start, end=end)
+
+
+def _middle(timeline: Timeline, parts: Sequence[_Part]) -> int:
+    """Index of the middle repetition of the block that repeats most; of the middle part if none repeats."""
+    blocks = timeline.schedule.blocks
+    block = max(range(len(blocks)), key=lambda index: blocks[index].repeat)
+    repeat = blocks[block].repeat
+    return parts.index((block, repeat // 2)) if repeat > 1 else len(parts) // 2
 
 
 class _RankZero:

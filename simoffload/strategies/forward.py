@@ -17,7 +17,7 @@ from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.timing import Timing, effective_rate, picoseconds, shares
 
-__all__ = ["STREAMS", "ForwardWriter", "Placement"]
+__all__ = ["STREAMS", "ForwardWriter", "Placement", "Visit"]
 
 STREAMS = ("host", "copy", "comm", "compute", "io")
 HOST, COPY, COMM, COMPUTE, IO = range(5)
@@ -34,6 +34,16 @@ class Placement(NamedTuple):
     settings: OffloadSettings
 
 
+class Visit(NamedTuple):
+    """A module of the forward pass whose hooks fire."""
+
+    segment: str
+    """Part of the schedule that begins here (a layer); "" when none does."""
+    module: Module
+    unhooked: tuple[Module, ...] = ()
+    """Work that follows the module without hooks of its own."""
+
+
 class _Gather(NamedTuple):
     ordinal: int
     """Of the all-gather on ``comm`` (several ranks)."""
@@ -45,10 +55,10 @@ class _Gather(NamedTuple):
 class ForwardWriter:
     """Implements the coordinator's ``Actions`` for one pass."""
 
-    def __init__(self, *, name: str, placement: Placement, timing: Timing, modules: Sequence[tuple[str, Module]]):
+    def __init__(self, *, name: str, placement: Placement, timing: Timing, visits: Sequence[Visit]):
         self._place = placement
         self._timing = timing
-        self._modules = modules
+        self._visits = visits
         self._builder = ScheduleBuilder(name=name, ranks=placement.ranks, streams=STREAMS)
         self._costs = timing.machine.host.deepspeed
         self._pending = 0
@@ -71,13 +81,13 @@ class ForwardWriter:
     # -- what the coordinator calls -------------------------------------------------------------
 
     def enter(self, step: int) -> None:
-        segment, module = self._modules[step]
-        if segment:
-            self._builder.segment(segment)
-        self._label = module.name
+        visit = self._visits[step]
+        if visit.segment:
+            self._builder.segment(visit.segment)
+        self._label = visit.module.name
         self._fetched_until = None
         self._waited = False
-        self._hook(module)
+        self._hook(visit.module)
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Reads are queued at once and served one tensor after the other: an aio thread finishes a
@@ -112,6 +122,7 @@ class ForwardWriter:
         if not several:
             self._gathers.append(_Gather(-1, sum(slices), len(tensors)))
             return len(self._gathers) - 1
+        self._spend((costs.gather_call if len(tensors) == 1 else costs.coalesced_gather_call).value)
         self._flush()
         if len(tensors) > 1:
             self._add("concat", COPY, fixed=self._timing.hbm_copy(sum(slices)), after=self._host_so_far())
@@ -146,27 +157,32 @@ class ForwardWriter:
     def compute(self, step: int) -> None:
         """Kernels run behind what was on the copy stream when the module had been fetched
         (``current_stream().wait_stream(allgather_stream)``), not behind later prefetches."""
-        module = self._modules[step][1]
+        visit = self._visits[step]
         fetched = self._builder.written[COPY] if self._fetched_until is None else self._fetched_until
-        duration = self._timing.compute(module)
-        if duration:
-            self._spend(self._timing.launch_s(module))
-            self._flush()
-            after = list(self._host_so_far())
-            if fetched:
-                after.append(self._builder.after(COPY, fetched - 1))
-            self._add("compute", COMPUTE, fixed=duration, after=tuple(after))
-        self._hook(module)
+        self._launch(visit.module, fetched)
+        self._hook(visit.module)
         if self._waited:
             self._spend(self._costs.fetch_wait.value / 2)
+        for module in visit.unhooked:
+            self._launch(module, fetched)
+
+    def _launch(self, module: Module, fetched: int) -> None:
+        duration = self._timing.compute(module)
+        if not duration:
+            return
+        self._spend(self._timing.launch_s(module))
+        self._flush()
+        after = list(self._host_so_far())
+        if fetched:
+            after.append(self._builder.after(COPY, fetched - 1))
+        self._add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
 
     # -- the host thread ------------------------------------------------------------------------
 
     def _hook(self, module: Module) -> None:
         """Half of what a module's hooks cost: once before its kernels and once after."""
-        if module.hooked:
-            own = self._costs.hook_parameters.value if module.parameters else 0.0
-            self._spend((self._costs.hook.value + own) / 2)
+        own = self._costs.hook_parameters.value if module.parameters else 0.0
+        self._spend((self._costs.hook.value + own) / 2)
 
     def _spend(self, seconds: float) -> None:
         self._pending += picoseconds(seconds)

@@ -20,7 +20,7 @@ from simoffload.results.capacity import MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.coordinator import Actions, Coordinator, Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version, resolve_settings
-from simoffload.strategies.forward import ForwardWriter, Placement
+from simoffload.strategies.forward import ForwardWriter, Placement, Visit
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.timing import Timing
@@ -92,6 +92,17 @@ def _tier(weights: str | None, settings: OffloadSettings, machine: Machine) -> t
     return weights, ()
 
 
+def _visits(segment: str, modules: Sequence[Module]) -> list[Visit]:
+    """Give work without hooks (attention between its projections) to the module called before it."""
+    visits: list[Visit] = []
+    for module in modules:
+        if module.hooked:
+            visits.append(Visit("" if visits else segment, module))
+        else:
+            visits[-1] = visits[-1]._replace(unhooked=(*visits[-1].unhooked, module))
+    return visits
+
+
 @dataclass(frozen=True)
 class ZeroInferencePlan:
     """ZeRO-Inference of one model on one machine."""
@@ -103,12 +114,11 @@ class ZeroInferencePlan:
     warnings: tuple[str, ...]
 
     @cached_property
-    def visits(self) -> tuple[tuple[str, Module], ...]:
-        """Every module in the order of its pre-forward hook, with the segment that it begins ("" = none)."""
+    def visits(self) -> tuple[Visit, ...]:
+        """Every hooked module in the order of its pre-forward hook."""
         model = self.model
-        head = [("head" if i == 0 else "", module) for i, module in enumerate(model.modules_before)]
-        layer = [("layer" if i == 0 else "", module) for i, module in enumerate(model.layer)]
-        tail = [("tail" if i == 0 else "", module) for i, module in enumerate(model.modules_after)]
+        layer = _visits("layer", model.layer)
+        head, tail = _visits("head", model.modules_before), _visits("tail", model.modules_after)
         return (*head, *(layer * model.num_hidden_layers), *tail)
 
     @cached_property
@@ -119,9 +129,9 @@ class ZeroInferencePlan:
         uses: list[tuple[int, ...]] = []
         shared: dict[str, int] = {}
         persistent = 0
-        for _, module in self.visits:
+        for visit in self.visits:
             indices = []
-            for parameter in module.parameters:
+            for parameter in visit.module.parameters:
                 if parameter.tied:
                     indices.append(shared[parameter.name])
                     continue
@@ -167,7 +177,7 @@ class ZeroInferencePlan:
             new_tokens=forward.new_tokens,
             context=forward.context,
         )
-        writer = ForwardWriter(name=forward.name, placement=self.placement, timing=timing, modules=self.visits)
+        writer = ForwardWriter(name=forward.name, placement=self.placement, timing=timing, visits=self.visits)
         self._coordinator(writer, warm=not forward.first).run()
         return writer.finish()
 

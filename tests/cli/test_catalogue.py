@@ -1,0 +1,82 @@
+"""``profiles``, ``scenarios``, ``models`` and ``check``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simoffload.hardware import list_profiles
+from simoffload.scenario import list_scenarios
+
+
+def test_profiles_list(program) -> None:
+    listed = json.loads(program("profiles", "list", "--json").out)["profiles"]
+    assert len(listed) == len(list_profiles())
+    assert {"kind": "platform", "id": "dgx-a100", "name": "NVIDIA DGX A100, 8x 40 GB"} in listed
+
+
+def test_profiles_of_one_kind(program) -> None:
+    kinds = {line.split()[0] for line in program("profiles", "list", "nfs").out.splitlines()}
+    assert kinds == {"KIND", "nfs"}
+
+
+def test_profiles_show_every_number_with_its_origin(program) -> None:
+    numbers = json.loads(program("profiles", "show", "samsung-pm1733-3.84tb", "--json").out)["numbers"]
+    read = next(number for number in numbers if number["key"] == "read")
+    assert all(read[part] for part in ("text", "origin", "source", "date"))
+    shown = program("profiles", "show", "samsung-pm1733-3.84tb").out
+    assert all(number["source"] in shown for number in numbers)
+
+
+def test_a_platform_shows_what_it_is_made_of(program) -> None:
+    numbers = json.loads(program("profiles", "show", "platform/dgx-a100", "--json").out)["numbers"]
+    assert {"dgx-a100", "a100-40g-sxm", "ddn-ai400x2"} <= {number["profile"] for number in numbers}
+
+
+def test_a_profile_by_its_file(program, repository: Path) -> None:
+    path = repository / "hardware_profiles" / "drive" / "samsung-pm1733-3.84tb.yaml"
+    by_id, by_file = (
+        json.loads(program("profiles", "show", word, "--json").out)["numbers"]
+        for word in ("samsung-pm1733-3.84tb", str(path))
+    )
+    assert by_id == by_file
+
+
+def test_scenarios_list(program) -> None:
+    listed = json.loads(program("scenarios", "list", "--json").out)["scenarios"]
+    assert [one["name"] for one in listed] == list(list_scenarios())
+    assert all(one["description"] for one in listed)
+
+
+def test_models(program) -> None:
+    listed = json.loads(program("models", "list", "--json").out)["models"]
+    sizes = {one["name"]: one["num_parameters"] for one in listed}
+    assert sizes["bloom-7b1"] == 7_069_016_064
+    shown = json.loads(program("models", "show", "bloom-7b1", "--json").out)
+    assert sum(one["parameters"] * one["repeat"] for one in shown["modules"]) == sizes["bloom-7b1"]
+    assert "self_attention.query_key_value" in program("models", "show", "bloom-7b1").out
+
+
+def test_a_model_by_its_config(program, tmp_path: Path) -> None:
+    config = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert json.loads(program("models", "show", "config.json", "--json").out)["num_hidden_layers"] == 2
+    assert program("check", "config.json") == (0, "config.json: ok (model config)\n", "")
+
+
+@pytest.mark.parametrize("folder", ["hardware_profiles", "scenarios"])
+def test_everything_shipped_passes(program, repository: Path, folder: str) -> None:
+    files = sorted(map(str, (repository / folder).rglob("*.yaml")))
+    answer = program("check", *files)
+    assert answer.err == ""
+    assert answer.out.count(": ok (") == len(files)
+
+
+def test_a_ds_config_is_recognized_and_warned_about(program, tmp_path: Path) -> None:
+    config = {"zero_optimization": {"stage": 3}, "aio": {"thread_count": 8}}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    answer = program("check", "ds.json")
+    assert answer.out == "ds.json: ok (ds_config)\n"
+    assert answer.err.startswith("warning: ds.json: ds_config aio.thread_count: 8 is ignored by DeepSpeed")

@@ -1,0 +1,135 @@
+"""What the program does when it is interrupted, piped away, watched or wrong itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simoffload.cli.console import Console, Progress
+from simoffload.errors import Problem
+
+
+def process(*words: str, cwd: Path, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "simoffload", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **options)
+
+
+def test_errors_are_json_too(program) -> None:
+    answer = program("run", "small.yaml", "--json", "--set", "workload.batch_size=many")
+    assert (answer.status, answer.err) == (2, "")
+    problem = {
+        "path": "--set",
+        "line": None,
+        "column": None,
+        "key": "workload.batch_size",
+        "message": 'must be a whole number, got "many"',
+    }
+    assert json.loads(answer.out) == {"schema": "simoffload/error/1", "problems": [problem]}
+
+
+def test_usage_errors_are_json_too(program) -> None:
+    answer = program("run", "--json")
+    assert (answer.status, answer.err) == (2, "")
+    assert json.loads(answer.out)["problems"][0]["path"] == "simoffload run"
+
+
+def test_interruption(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simoffload.simulation.simulate", interrupt)
+    assert program("run", "small.yaml", "--output-dir", "out") == (130, "", "interrupted\n")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["small.yaml"]
+
+
+@pytest.fixture
+def _mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr("simoffload.simulation.simulate", fail)
+
+
+@pytest.mark.usefixtures("_mistake")
+def test_a_mistake_of_ours_is_one_line(program) -> None:
+    line = "error: internal error: ZeroDivisionError: division by zero (please report)\n"
+    assert program("run", "small.yaml") == (1, "", line)
+
+
+@pytest.mark.usefixtures("_mistake")
+def test_a_traceback_is_there_on_request(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMOFFLOAD_DEBUG", "1")
+    answer = program("run", "small.yaml")
+    assert answer.status == 1
+    assert answer.err.startswith("Traceback (most recent call last):\n")
+    assert "(please report)" in answer.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [("profiles", "list"), ("--help",), ("run", "none.yaml", "--json")])
+def test_a_closed_pipe_is_silent(repository: Path, words: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "simoffload", *words]
+    done = subprocess.run(command, cwd=repository, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_no_colours_in_a_pipe(repository: Path) -> None:
+    done = process("fit", "ddn/bloom-7b1", cwd=repository)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+
+
+def test_a_terminal_without_unicode(repository: Path) -> None:
+    done = process("fit", "ddn/bloom-7b1", cwd=repository, env={"PYTHONIOENCODING": "ascii", "PATH": ""})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_only_for_people_who_want_them(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert Console(as_json=False).color
+    monkeypatch.setenv(variable, value)
+    assert not Console(as_json=False).color
+
+
+def test_names_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(as_json=False)
+    console.note("\x1b[31mred\x07")
+    console.fail([Problem("a\nb", 1, 2, "k\x1b", "m\r")])
+    assert capsys.readouterr().err == "\\x1b[31mred\\x07\na\\nb:1:2: k\\x1b: m\\r\n"
+
+
+def test_progress_is_shown_to_a_watcher_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("simoffload.cli.console._PATIENCE", 0.05)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress(Console(as_json=False)) as progress:
+        progress("prefill")
+        assert capsys.readouterr().err == ""
+        time.sleep(0.2)
+        progress("decode 1")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("] ")[2] for line in lines] == ["prefill …", "decode 1 …"]
+
+
+def test_progress_is_silent_without_a_watcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("simoffload.cli.console._PATIENCE", 0.01)
+    with Progress(Console(as_json=False)) as progress:
+        progress("prefill")
+        time.sleep(0.05)
+    assert capsys.readouterr().err == ""

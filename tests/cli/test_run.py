@@ -1,0 +1,100 @@
+"""``simoffload run`` and ``fit``: answers, exit statuses, JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from tests.cli.conftest import SCENARIO
+
+TOO_LARGE = ("--set", "model=bloom-176b", "--set", "strategy.weights=gpu")
+
+
+def test_run_prints_the_answer(program) -> None:
+    answer = program("run", "small.yaml")
+    assert answer.status == 0
+    assert "bloom-560m" in answer.out
+    assert "raid" in answer.out
+    assert "\x1b" not in answer.out
+    assert answer.err == ""
+
+
+def test_json_is_one_document_with_finite_numbers(program) -> None:
+    answer = program("run", "small.yaml", "--json")
+    data = json.loads(answer.out, parse_constant=pytest.fail)
+    assert answer.status == 0
+    assert data["schema"] == "simoffload/result/1"
+    assert data["fits"] is True
+    assert data["metrics"]["per_token_s"] > 0
+
+
+def test_json_is_the_same_twice(program) -> None:
+    assert program("run", "small.yaml", "--json") == program("run", "small.yaml", "--json")
+
+
+def test_json_keeps_warnings_apart(program) -> None:
+    answer = program("run", "small.yaml", "--json")
+    warnings = json.loads(answer.out)["warnings"]
+    assert warnings
+    assert answer.err == "".join(f"warning: {warning}\n" for warning in warnings)
+
+
+def test_a_scenario_by_name(program) -> None:
+    assert program("fit", "ddn/bloom-7b1").status == 0
+
+
+def test_set_replaces_values(program) -> None:
+    data = json.loads(program("run", "small.yaml", "--json", "--set", "workload.batch_size=3").out)
+    assert data["workload"]["batch_size"] == 3
+    assert data["provenance"]["scenario"]["workload"]["batch_size"] == 3
+
+
+def test_standard_input(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_file = program("run", "small.yaml", "--json", "--set", "workload.batch_size=3")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SCENARIO.encode())))
+    assert program("run", "-", "--json", "--set", "workload.batch_size=3") == from_file
+
+
+def test_what_does_not_fit_is_an_answer(program) -> None:
+    answer = program("run", "small.yaml", *TOO_LARGE)
+    assert answer.status == 3
+    assert "does not fit" in answer.out
+    assert "hbm needs" in answer.out
+    assert answer.err == ""
+
+
+def test_what_does_not_fit_has_no_times(program) -> None:
+    answer = program("run", "small.yaml", *TOO_LARGE, "--json")
+    data = json.loads(answer.out)
+    assert answer.status == 3
+    assert data["fits"] is False
+    assert data["passes"] == []
+    assert set(data["metrics"].values()) == {None}
+    assert data["advice"]
+
+
+def test_fit_does_not_simulate(program) -> None:
+    answer = program("fit", "small.yaml", "--json")
+    data = json.loads(answer.out)
+    assert answer.status == 0
+    assert data["passes"] == []
+    assert {use["tier"] for use in data["capacity"]} == {"hbm", "dram", "raid"}
+
+
+@pytest.mark.parametrize(("targets", "status"), [("gpu,dram,raid", 0), ("gpu", 3)])
+def test_fit_on_several_targets(program, targets: str, status: int) -> None:
+    answer = program("fit", "small.yaml", "--set", "model=bloom-176b", "--on", targets, "--json")
+    data = json.loads(answer.out)
+    assert answer.status == status
+    assert {row["label"]: row["result"]["fits"] for row in data["compared"]} == {
+        target: target != "gpu" for target in targets.split(",")
+    }
+
+
+def test_engine_limits_are_failures(program) -> None:
+    answer = program("run", "small.yaml", "--set", "engine.max_events=10")
+    assert (answer.status, answer.out) == (1, "")
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
