@@ -82,9 +82,11 @@ class LoadedScenario:
     def plan(self) -> Plan:
         """Apply the strategy; InputError, placed in the file, for what cannot be or DeepSpeed would refuse."""
         try:
-            return self.scenario.strategy.plan(self.model, self.scenario.workload, self.machine)
+            plan = self.scenario.strategy.plan(self.model, self.scenario.workload, self.machine)
+            _ = plan.memory  # counted by walking through a pass, in which DeepSpeed may run out of buffers
         except InputError as error:
             raise InputError(_placed(self.document, error)) from None
+        return plan
 
 
 def list_scenarios() -> tuple[str, ...]:
@@ -115,7 +117,9 @@ def resolve(document: Document, *, overrides: Sequence[str] = ()) -> LoadedScena
     platform = _try(document, problems, "platform", lambda: load_platform(scenario.platform, root=document.root))
     if problems or model is None or platform is None:
         raise InputError(problems)
-    machine = platform.machine(nodes=scenario.nodes)
+    machine = _try(document, problems, "nodes", lambda: platform.machine(nodes=scenario.nodes))
+    if machine is None:
+        raise InputError(problems)
     strategy = scenario.strategy
     if isinstance(strategy, ZeroInference) and strategy.weights is not None:
         named = strategy.weights
@@ -182,9 +186,9 @@ def _complete(document: Document, problems: list[Problem]) -> Document:
 
 
 def _ds_config(document: Document, name: str) -> Any:
-    root = (document.root or Path()).resolve()
-    path = (root / name).resolve()
-    if not path.is_relative_to(root):
+    root = document.root or Path()
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()):
         raise InputError([Problem("", None, None, "", f'"{name}" is outside the folder of the scenario')])
     read = read_document(path)
     validate(read, DeepSpeedConfig)

@@ -75,8 +75,7 @@ def _kind(document: Document) -> str:
 def _check_scenario(document: Document) -> Warnings:
     from simoffload.scenario import resolve
 
-    resolve(document)
-    return ()
+    return resolve(document).plan().warnings
 
 
 def _check_profile(document: Document) -> Warnings:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import printable
+from simoffload.report.phrases import headline
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_seconds
 
-__all__ = ["Group", "Published", "Row", "group_verdict", "groups"]
+__all__ = ["Group", "Published", "Row", "group_verdict", "groups", "in_common", "warnings"]
 
 
 class Published(NamedTuple):
@@ -110,3 +111,20 @@ def group_verdict(group: Group) -> str:
     missing = [row.label for row in group.rows if not row.result.fits]
     refused = f"does not fit: {', '.join(missing)}" if missing else ""
     return f"{group.model}, {'; '.join(part for part in (times, refused) if part) or 'fits everywhere'}."
+
+
+def in_common(results: Sequence[SimulationResult]) -> tuple[str, ...]:
+    """The words of the headline that hold for all results."""
+    first, *others = (headline(result) for result in results)
+    return tuple(words for words in first if all(words in other for other in others))
+
+
+def warnings(found: Sequence[Group]) -> list[str]:
+    """Each warning once, after the rows that it is about."""
+    about: dict[str, list[str]] = {}
+    for group in found:
+        for row in group.rows:
+            label = f"{group.model}, {row.label}" if len(found) > 1 else row.label
+            for text in dict.fromkeys(row.result.warnings):
+                about.setdefault(text, []).append(label)
+    return [f"{'; '.join(labels)}: {printable(text)}" for text, labels in about.items()]

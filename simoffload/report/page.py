@@ -16,7 +16,7 @@ from simoffload.errors import printable
 from simoffload.exchange.files import replacing
 from simoffload.report import comparison_figures, figures
 from simoffload.report.chart import Figure
-from simoffload.report.comparison import Group, Published, group_verdict, groups
+from simoffload.report.comparison import Published, group_verdict, groups, in_common, warnings
 from simoffload.report.phrases import (
     LIMITS,
     alike,
@@ -102,9 +102,9 @@ def write_comparison(
         "comparison.html",
         charts,
         title=f"simoffload: {', '.join(group.model for group in found)}",
-        headline=_shared_headline(found),
+        headline=in_common(results) or ("comparison",),
         verdicts=[group_verdict(group) for group in found],
-        warnings=_warnings(found),
+        warnings=warnings(found),
         groups=found,
         formulas=[(name, FORMULAS[name]) for name in ("per_token_s", "tpot_s", "tokens_per_s")],
         published=bool(reported),
@@ -122,23 +122,6 @@ def write_comparison(
         versions=list(dict.fromkeys(v for _, row in rows for v in row.result.provenance.versions.items())),
         command=_lines(command),
     )
-
-
-def _shared_headline(found: Sequence[Group]) -> list[str]:
-    """What is the same for all results."""
-    all_words = [headline(row.result) for group in found for row in group.rows]
-    return [words for words in all_words[0] if all(words in others for others in all_words)] or ["Comparison"]
-
-
-def _warnings(found: Sequence[Group]) -> list[str]:
-    """Each warning once, with the rows that it is about."""
-    about: dict[str, list[str]] = {}
-    several = len(found) > 1
-    for group in found:
-        for row in group.rows:
-            for text in row.result.warnings:
-                about.setdefault(text, []).append(f"{group.model}, {row.label}" if several else row.label)
-    return [f"{'; '.join(labels)}: {text}" for text, labels in about.items()]
 
 
 def _view(result: SimulationResult, charts: _Charts, *, bars: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
 from simoffload.errors import printable
-from simoffload.report.comparison import Group, Published, Row, groups
+from simoffload.report.comparison import Group, Published, Row, groups, in_common, warnings
 from simoffload.report.phrases import (
     alike,
     bottleneck,
@@ -118,7 +118,7 @@ def _speed(paper: _Paper, result: SimulationResult) -> list[str]:
     lines = _columns([(key, value, "") for key, _, value in rows], right=(1,))
     told = []
     for (key, _, _), line in zip(rows, lines, strict=True):
-        first, *rest = wrap(FORMULAS[key], max(30, paper.width - _MARGIN - len(line)))
+        first, *rest = wrap(FORMULAS[key], max(20, paper.width - _MARGIN - len(line)))
         told.append(line + paper.ink(first, "dim"))
         told += (" " * len(line) + paper.ink(more, "dim") for more in rest)
     return told
@@ -132,8 +132,7 @@ def _causes(paper: _Paper, step: PassResult) -> list[str]:
         part = percent(share.exposed_s / step.time_s)
         exposed, busy = format_seconds(share.exposed_s), format_seconds(share.busy_s)
         table.append((printable(share.cause), exposed, part, busy, printable(share.limit)))
-    head, *rows = (line.rstrip() for line in _columns(table, right=(1, 2, 3)))
-    return [paper.ink(head, "dim"), *rows]
+    return _headed(paper, table, right=(1, 2, 3))
 
 
 def _links(paper: _Paper, step: PassResult) -> list[str]:
@@ -145,9 +144,14 @@ def _links(paper: _Paper, step: PassResult) -> list[str]:
         table.append(
             (_short(alike(group.names), 48), format_bytes(use.size), *times, format_rate(use.capacity))
         )
-    head, *rows = (line.rstrip() for line in _columns(table, right=(1, 2, 3, 4)))
     more = [f"and {len(found) - _MAX_LINKS} more"] if len(found) > _MAX_LINKS else []
-    return [paper.ink(head, "dim"), *rows, *more]
+    return [*_headed(paper, table, right=(1, 2, 3, 4)), *more]
+
+
+def _headed(paper: _Paper, table: Sequence[Sequence[str]], *, right: Sequence[int]) -> list[str]:
+    """A table under its first row, cut where the paper ends."""
+    head, *rows = (_short(line.rstrip(), paper.width - _MARGIN) for line in _columns(table, right=right))
+    return [paper.ink(head, "dim"), *rows]
 
 
 def compare_text(
@@ -163,13 +167,17 @@ def compare_text(
     Raises ValueError if ``baseline`` names no result.
     """
     paper = _Paper(color=color, width=width)
-    for group in groups(results, published=published, baseline=baseline):
+    found = groups(results, published=published, baseline=baseline)
+    for group in found:
         if paper.lines:
             paper.lines.append("")
-        title = " · ".join(headline(group.rows[0].result))
+        title = " · ".join(in_common([row.result for row in group.rows]))
         paper.lines += [paper.ink(line, "bold") for line in wrap(title, paper.width)]
         paper.lines += _table(paper, group)
-    paper.lines += (paper.ink(line, "dim") for line in wrap(_LEGEND, paper.width))
+    if any(result.step for result in results):
+        paper.lines += (paper.ink(line, "dim") for line in wrap(_LEGEND, paper.width))
+    for text in warnings(found):
+        paper.paragraph("Warning", text, "yellow")
     return str(paper)
 
 
@@ -185,7 +193,7 @@ def _table(paper: _Paper, group: Group) -> list[str]:
         [("bottleneck", "bound"), *(_reason(row.result, room) for row in group.rows)], right=(1,)
     )
     head, *rows = (f"{line}  {reason}".rstrip() for line, reason in zip(lines, reasons, strict=True))
-    told = [paper.ink(head, "dim")]
+    told = [paper.ink(head, "dim")] if any(row.result.step for row in group.rows) else []
     margin = max(len(cells[0]) for cells in numbers) + 2
     for row, line in zip(group.rows, rows, strict=True):
         told += [line] if row.result.step else _without_times(paper, row, margin)
@@ -221,8 +229,14 @@ def _reason(result: SimulationResult, room: int) -> tuple[str, str]:
 
 def _without_times(paper: _Paper, row: Row, margin: int) -> list[str]:
     result = row.result
-    text = f"does not fit: {'; '.join(map(printable, result.advice))}" if not result.fits else "fits"
+    if result.fits:
+        filled = (
+            f"{printable(use.tier)} {counted(use.needed, use)} of {counted(use.capacity, use)}"
+            for use in result.capacity
+        )
+        text, style = f"fits: {', '.join(filled)}", "green"
+    else:
+        text, style = f"does not fit: {'; '.join(map(printable, result.advice))}", "red"
     first, *rest = wrap(text, paper.width - margin)
-    style = "green" if result.fits else "red"
     told = [_short(row.label, 24).ljust(margin) + paper.ink(first, style)]
     return [*told, *(" " * margin + paper.ink(line, style) for line in rest)]

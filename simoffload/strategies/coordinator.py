@@ -82,7 +82,7 @@ class Coordinator:
         self._tensors = tensors
         self._uses = uses
         self._settings = settings
-        self._ranks = ranks
+        self._direct = settings.copies_directly(ranks)
         self._warm = warm
         self._status = [_AVAILABLE if warm and tensor.persistent else _ABSENT for tensor in tensors]
         self._swapped_out = [tensor.on_nvme for tensor in tensors]
@@ -126,8 +126,8 @@ class Coordinator:
         for index in used:
             if index not in self._registry:
                 continue
-            if self._events > _MAX_FETCH_EVENTS and self._ranks > 1:
-                # On one rank every wait drains the stream, so no older event can be outstanding.
+            if self._events > _MAX_FETCH_EVENTS and not self._direct:
+                # Without gathers every wait drains the stream, so no older event can be outstanding.
                 self._actions.throttle(self._events - 1 - _MAX_FETCH_EVENTS)
             handle = self._registry.pop(index)
             if handle not in self._awaited:

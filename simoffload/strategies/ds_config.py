@@ -141,6 +141,11 @@ class OffloadSettings(NamedTuple):
         """
         return 1 if self.version >= (0, 15, 4) else 2
 
+    def copies_directly(self, ranks: int) -> bool:
+        """One rank copies its parameters asynchronously and gathers nothing; before DeepSpeed 0.9.0 even
+        one rank made blocking copies and an all-gather with itself (pull request 2953)."""
+        return ranks == 1 and self.version >= (0, 9, 0)
+
     @property
     def min_swap_bytes(self) -> int:
         """[B] slices smaller than this stay in host memory (partitioned_param_swapper.py)."""

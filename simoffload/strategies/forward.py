@@ -61,6 +61,7 @@ class ForwardWriter:
         self._visits = visits
         self._builder = ScheduleBuilder(name=name, ranks=placement.ranks, streams=STREAMS)
         self._costs = timing.machine.host.deepspeed
+        self._direct = placement.settings.copies_directly(placement.ranks)
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
         self._label = name
@@ -102,10 +103,11 @@ class ForwardWriter:
         self._host_waits(IO)
 
     def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
-        """Copy the partitions over and, on several ranks, all-gather them.
+        """Copy the partitions over and all-gather them.
 
-        One rank: asynchronous copies (pageable memory blocks the host all the same). Several ranks: one
-        copy after the other that each block the host, then an asynchronous all-gather.
+        Directly (one rank): asynchronous copies; pageable memory blocks the host all the same. Else one
+        copy after the other that each block the host, then an asynchronous all-gather, which on one rank
+        is a copy within HBM.
         """
         if prefetch and self._fetched_until is None:
             self._fetched_until = self._builder.written[COPY]
@@ -113,30 +115,32 @@ class ForwardWriter:
         call = costs.prefetch_call if prefetch else costs.fetch_call
         self._spend(call.value + costs.gathered_parameter.value * len(tensors))
         slices = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
-        several = self._place.ranks > 1
         for pinned, sizes in self._by_memory(tensors, slices):
-            self._copy(sizes, pinned=pinned, blocking=several or not pinned)
+            self._copy(sizes, pinned=pinned, blocking=not (self._direct and pinned))
         if self._place.settings.use_gds and (read := self._read_directly(tensors)):
             self._flush()
             self._add("copy", COPY, fixed=self._timing.hbm_copy(read), after=self._host_so_far())
-        if not several:
+        if self._direct:
             self._gathers.append(_Gather(-1, sum(slices), len(tensors)))
             return len(self._gathers) - 1
         self._spend((costs.gather_call if len(tensors) == 1 else costs.coalesced_gather_call).value)
         self._flush()
         if len(tensors) > 1:
             self._add("concat", COPY, fixed=self._timing.hbm_copy(sum(slices)), after=self._host_so_far())
-        size = sum(slices) * (self._place.ranks - 1)
-        route, fixed = self._gather_route(size)
         after = (*self._host_so_far(), *self._so_far(COPY))
-        ordinal = self._add("gather", COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
+        if self._place.ranks == 1:
+            ordinal = self._add("concat", COMM, fixed=self._timing.hbm_copy(sum(slices)), after=after)
+        else:
+            size = sum(slices) * (self._place.ranks - 1)
+            route, fixed = self._gather_route(size)
+            ordinal = self._add("gather", COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
         self._gathers.append(_Gather(ordinal, sum(slices) * self._place.ranks, len(tensors)))
         return len(self._gathers) - 1
 
     def wait(self, handle: int) -> None:
-        """One rank: the host drains the copy stream. Several: the copy stream waits for the gather and,
+        """Without a gather the host drains the copy stream. Else the copy stream waits for the gather and,
         if several tensors came together, takes them apart (AllGatherCoalescedHandle)."""
-        if self._place.ranks == 1:
+        if self._direct:
             self._host_waits(COPY)
             return
         gather = self._gathers[handle]

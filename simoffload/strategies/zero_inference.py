@@ -51,9 +51,13 @@ class ZeroInference(BaseModel):
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
-        settings, warnings = resolve_settings(
-            self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
-        )
+        try:
+            settings, warnings = resolve_settings(
+                self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
+            )
+        except ValueError as error:
+            key, _, message = str(error).partition(": ")
+            raise _problem(f"strategy.ds_config.{key}", message) from None
         tier, more = _tier(self.weights, settings, machine)
         if self.ranks > machine.gpus:
             raise _problem("strategy.ranks", f"{self.ranks} ranks on {machine.gpus} GPU(s); lower it or add nodes")

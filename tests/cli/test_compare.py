@@ -28,7 +28,9 @@ def test_ratios_refer_to_the_first_by_default(program) -> None:
 
 
 def test_ratios_refer_to_the_baseline(program) -> None:
-    rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--baseline", "gpu", "--json", *WIDE))
+    rows = compared(
+        program("compare", "small.yaml", "--on", "dram,gpu", "--baseline", "gpu", "--json", *WIDE)
+    )
     assert rows["gpu"]["ratio"] == 1
     assert rows["dram"]["ratio"] > 1
 
@@ -50,7 +52,9 @@ def test_several_scenarios(program, tmp_path) -> None:
 
 
 def test_some_do_not_fit(program) -> None:
-    answer = program("compare", "small.yaml", "--set", "model=bloom-176b", "--on", "gpu,dram", "--json", *WIDE)
+    answer = program(
+        "compare", "small.yaml", "--set", "model=bloom-176b", "--on", "gpu,dram", "--json", *WIDE
+    )
     rows = compared(answer)
     assert answer.status == 0
     assert rows["gpu"]["ratio"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,17 @@ def test_interruption(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["small.yaml"]
 
 
+def test_ctrl_c_in_the_middle_leaves_nothing(repository: Path, tmp_path: Path) -> None:
+    words = ["run", "ddn/bloom-mod-1", "--output-dir", str(tmp_path / "out")]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", "simoffload", *words], cwd=repository, **options) as running:
+        time.sleep(1.5)  # it takes longer than this even where there are no other users
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate()
+    assert (running.returncode, out, err) == (130, "", "interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def _mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: object, **_options: object) -> None:
@@ -71,7 +83,7 @@ def test_a_traceback_is_there_on_request(program, monkeypatch: pytest.MonkeyPatc
     assert "(please report)" in answer.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("words", [("profiles", "list"), ("--help",), ("run", "none.yaml", "--json")])
+@pytest.mark.parametrize("words", [("profiles", "list"), ("run", "none.yaml", "--json")])
 def test_a_closed_pipe_is_silent(repository: Path, words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

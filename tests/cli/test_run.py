@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
-from tests.cli.conftest import SCENARIO
 
 TOO_LARGE = ("--set", "model=bloom-176b", "--set", "strategy.weights=gpu")
 
@@ -53,7 +53,7 @@ def test_set_replaces_values(program) -> None:
 
 def test_standard_input(program, monkeypatch: pytest.MonkeyPatch) -> None:
     from_file = program("run", "small.yaml", "--json", "--set", "workload.batch_size=3")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SCENARIO.encode())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("small.yaml").read_bytes())))
     assert program("run", "-", "--json", "--set", "workload.batch_size=3") == from_file
 
 

@@ -79,10 +79,16 @@ stream_fraction: {number(0.5)}
 memcpy_rate: {number("5 GB/s")}
 reserved: {number("10 GB")}
 deepspeed:
-  launch: {number("10 us")}
+  module_call: {number("100 us")}
+  operation: {number("100 us")}
   hook: {number("100 us")}
-  hook_prefetched: {number("200 us")}
-  hook_fetched: {number("400 us")}
+  hook_parameters: {number("100 us")}
+  fetch_wait: {number("100 us")}
+  gathered_parameter: {number("100 us")}
+  fetch_call: {number("100 us")}
+  prefetch_call: {number("100 us")}
+  gather_call: {number("100 us")}
+  coalesced_gather_call: {number("100 us")}
   copy_call: {number("20 us")}
   pass_overhead: {number("2 ms")}
 """,

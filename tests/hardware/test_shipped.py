@@ -197,10 +197,11 @@ def test_accelerator_rates() -> None:
 
 @pytest.mark.parametrize("name", [path.stem for path in FILES if path.parent.name == "host"])
 def test_thread_costs_of_another_machine_are_estimates(name: str) -> None:
-    """They were measured on a Xeon at 2.5 GHz that is none of these hosts."""
+    """They were measured on a machine that is none of these hosts, and are scaled by the CPU's speed."""
     host = load_profile("host", name)
     assert isinstance(host, Host)
     costs = host.deepspeed
     assert {getattr(costs, field).origin for field in type(costs).model_fields} == {"estimate"}
-    seconds = (costs.hook_s, costs.hook_prefetched_s, costs.hook_fetched_s)
-    assert seconds == pytest.approx((128e-6, 225e-6, 431e-6))
+    scale = costs.hook.value / 147e-6
+    assert 0.5 < scale < 2
+    assert costs.gathered_parameter.value == pytest.approx(91e-6 * scale, rel=0.01)

@@ -50,6 +50,12 @@ def timeline() -> Timeline:
     return execute(small_schedule())
 
 
+@pytest.fixture(scope="session")
+def short() -> Timeline:
+    """Two ranks, one layer."""
+    return execute(small_schedule(layers=1))
+
+
 def provenance(**model: Any) -> Provenance:
     """Two profiles and three numbers."""
     return Provenance(

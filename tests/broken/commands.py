@@ -1,0 +1,192 @@
+"""Files that are not there, and command lines that make no sense."""
+
+from __future__ import annotations
+
+from tests.broken.slips import DRIVE, SCENARIO, Case, command, raw
+
+CASES: tuple[Case, ...] = (
+    # ---- files and folders ----
+    Case("no-such-file", ("run", "none.yaml"), (("none.yaml:", "no such file"),)),
+    Case(
+        "no-such-name",
+        ("run", "ddn/bloom-176"),
+        (
+            (
+                "ddn/bloom-176:",
+                "no such file, and no shipped scenario of that name",
+                'did you mean "ddn/bloom-176b"',
+            ),
+        ),
+    ),
+    Case(
+        "a-folder",
+        ("run", "folder"),
+        (("folder:", "the name of a document ends in .yaml, .yml or .json"),),
+        {"folder/x.txt": ""},
+    ),
+    Case(
+        "wrong-suffix",
+        ("check", "notes.txt"),
+        (("notes.txt:", "the name of a document ends in .yaml, .yml or .json"),),
+        {"notes.txt": "name: x"},
+    ),
+    raw(
+        "not-recognized",
+        "colour: blue\n",
+        ("s.yaml:", "not recognized: a scenario has model, platform, workload and strategy"),
+        command="check",
+    ),
+    Case(
+        "several-files",
+        ("check", "a.yaml", "b.yaml", "none.yaml"),
+        (
+            ("a.yaml:6:15: workload.batch_size:", "must be at least 1, got -1"),
+            ("b.yaml:1:7: kind:", '"drvie" is no kind of profile', 'did you mean "drive"'),
+            ("none.yaml:", "no such file"),
+        ),
+        {
+            "a.yaml": SCENARIO.replace("batch_size: 2", "batch_size: -1"),
+            "b.yaml": DRIVE.replace("kind: drive", "kind: drvie"),
+        },
+    ),
+    Case("stdin-empty", ("run", "-"), (("<stdin>:", "the document is empty"),)),
+    Case("stdin-binary", ("run", "-"), (("<stdin>:", "is not text in UTF-8"),), stdin=b"\xff\xfe\x00"),
+    Case(
+        "stdin-broken",
+        ("run", "-"),
+        (("<stdin>:11:10: strategy.ranks:", 'must be a whole number, got "two"'),),
+        stdin=SCENARIO.replace("ranks: 2", "ranks: two").encode(),
+    ),
+    # ---- the command line ----
+    command(
+        "no-command",
+        "",
+        ("simoffload:", "the following arguments are required: COMMAND; see simoffload --help"),
+    ),
+    command(
+        "unknown-command",
+        "rum s.yaml",
+        (
+            "simoffload:",
+            '"rum" is not one of run, compare, fit, check, profiles, scenarios,',
+            'did you mean "run"',
+        ),
+    ),
+    command(
+        "unknown-option",
+        "run s.yaml --fast",
+        ("simoffload:", "unrecognized arguments: --fast; see simoffload --help"),
+    ),
+    command("no-scenario", "run", ("simoffload run:", "the following arguments are required: SCENARIO")),
+    command(
+        "set-no-value",
+        "run s.yaml --set workload.batch_size",
+        ("--set:", '"workload.batch_size" has no value; write e.g. workload.batch=16'),
+    ),
+    command(
+        "set-no-argument",
+        "run s.yaml --set",
+        ("simoffload run:", "argument --set: expected one argument; see simoffload run --help"),
+    ),
+    command(
+        "set-no-key",
+        "run s.yaml --set =3",
+        ("--set:", '"" is not the path of a key; write e.g. tiers[1].capacity=40 GB'),
+    ),
+    command(
+        "set-unknown-key",
+        "run s.yaml --set workload.batch=3",
+        ("--set: workload.batch:", "unknown field", 'did you mean "batch_size"'),
+    ),
+    command(
+        "set-wrong-type",
+        "run s.yaml --set workload.batch_size=many",
+        ("--set: workload.batch_size:", 'must be a whole number, got "many"'),
+    ),
+    command(
+        "set-into-value",
+        "run s.yaml --set model.layers.x=3",
+        ("--set: model:", 'this is a single value, so "layers" leads nowhere'),
+    ),
+    command(
+        "set-bad-yaml",
+        "run s.yaml --set workload.batch_size=[1",
+        ("--set: workload.batch_size:", "not valid YAML: did not find expected ',' or ']' while parsing a"),
+    ),
+    command(
+        "set-tag",
+        "run s.yaml --set name=!!str&x",
+        ("--set: name:", 'tags are not accepted, and "!!str&x" is one'),
+    ),
+    command(
+        "on-unknown", "compare s.yaml --on dram,disk", ("--on:", 'no tier "disk" on platform "dgx-a100"')
+    ),
+    command(
+        "on-empty",
+        "compare s.yaml --on dram,,raid",
+        ("simoffload compare:", 'argument --on: "dram,,raid" has an empty entry'),
+    ),
+    command("on-twice", "compare s.yaml --on dram,dram", ("--on:", 'target "dram" is given twice')),
+    command(
+        "on-unknown-platform",
+        "compare s.yaml --on dgx-a1000:dram",
+        ("--on:", 'there is no platform "dgx-a1000"', 'did you mean "dgx-a100"'),
+    ),
+    command(
+        "on-two-scenarios",
+        "compare s.yaml s.yaml --on dram",
+        ("simoffload compare:", "--on moves one scenario, and 2 are given"),
+    ),
+    command("compare-one", "compare s.yaml", ("simoffload compare:", "one scenario is no comparison")),
+    command("compare-same", "compare s.yaml s.yaml", ("simoffload compare:", "a scenario is given twice")),
+    command(
+        "baseline-unknown",
+        "compare s.yaml --on dram,raid --baseline nfs",
+        ("error: baseline:", '"nfs" is not one of what is compared: dram, raid'),
+    ),
+    command(
+        "output-is-file",
+        "run s.yaml --output-dir s.yaml",
+        ("--output-dir: s.yaml:", "is a file, not a folder"),
+    ),
+    Case(
+        "output-not-empty",
+        ("run", "s.yaml", "--output-dir", "out"),
+        (("--output-dir: out:", 'is not empty (it holds "thesis.txt")'),),
+        {"s.yaml": SCENARIO, "out/thesis.txt": "x"},
+    ),
+    Case(
+        "output-of-another",
+        ("run", "s.yaml", "--output-dir", "out"),
+        (("--output-dir: out:", "is not empty (it holds files of another program)"),),
+        {"s.yaml": SCENARIO, "out/result.json": "{}"},
+    ),
+    Case(
+        "output-below-file",
+        ("run", "s.yaml", "--output-dir", "s.yaml/out"),
+        (("--output-dir: s.yaml/out:", 'lies below "s.yaml", which is no folder'),),
+        {"s.yaml": SCENARIO},
+    ),
+    command("trace-without-folder", "run s.yaml --trace", ("simoffload run:", "--trace needs --output-dir")),
+    command(
+        "profile-unknown",
+        "profiles show dgx-a1000",
+        ("error:", 'there is no profile "dgx-a1000"', 'did you mean "dgx-a100"'),
+    ),
+    command(
+        "profile-kind-unknown",
+        "profiles list drives",
+        ("error: kind:", '"drives" is no kind of profile', 'did you mean "drive"'),
+    ),
+    command(
+        "profiles-no-action",
+        "profiles",
+        ("simoffload profiles:", "the following arguments are required: ACTION"),
+    ),
+    command(
+        "model-show-unknown",
+        "models show lama-2-7b",
+        ("error: model:", 'unknown model "lama-2-7b"', 'did you mean "llama-2-7b"'),
+    ),
+    command("fit-unknown-target", "fit s.yaml --on nvme", ("--on:", 'no tier "nvme" on platform "dgx-a100"')),
+)

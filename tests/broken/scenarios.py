@@ -1,0 +1,265 @@
+"""Slips in a scenario."""
+
+from __future__ import annotations
+
+from tests.broken.slips import SCENARIO, Case, scenario
+
+CASES: tuple[Case, ...] = (
+    # ---- numbers, text and units in a scenario ----
+    scenario(
+        "batch-negative",
+        "batch_size: 2",
+        "batch_size: -2",
+        ("s.yaml:6:15: workload.batch_size:", "must be at least 1, got -2"),
+    ),
+    scenario(
+        "batch-zero",
+        "batch_size: 2",
+        "batch_size: 0",
+        ("s.yaml:6:15: workload.batch_size:", "must be at least 1, got 0"),
+    ),
+    scenario(
+        "batch-fraction",
+        "batch_size: 2",
+        "batch_size: 2.5",
+        ("s.yaml:6:15: workload.batch_size:", "must be a whole number, got 2.5"),
+    ),
+    scenario(
+        "batch-text",
+        "batch_size: 2",
+        "batch_size: two",
+        ("s.yaml:6:15: workload.batch_size:", 'must be a whole number, got "two"'),
+    ),
+    scenario(
+        "batch-nan",
+        "batch_size: 2",
+        "batch_size: .nan",
+        ("s.yaml:6:15: workload.batch_size:", "must be a finite number, got .nan"),
+    ),
+    scenario(
+        "batch-infinite",
+        "batch_size: 2",
+        "batch_size: .inf",
+        ("s.yaml:6:15: workload.batch_size:", "must be a finite number, got .inf"),
+    ),
+    scenario(
+        "batch-1e400",
+        "batch_size: 2",
+        "batch_size: 1e400",
+        ("s.yaml:6:15: workload.batch_size:", "1e400 is too large for a number"),
+    ),
+    scenario(
+        "batch-too-many-digits",
+        "batch_size: 2",
+        "batch_size: " + "9" * 40,
+        ("s.yaml:6:15: workload.batch_size:", "an integer may have 30 digits, and this one has 40"),
+    ),
+    scenario(
+        "batch-huge",
+        "batch_size: 2",
+        "batch_size: 1000000000",
+        ("s.yaml:6:15: workload.batch_size:", "must be at most 1000000, got 1000000000"),
+    ),
+    scenario(
+        "batch-true",
+        "batch_size: 2",
+        "batch_size: true",
+        ("s.yaml:6:15: workload.batch_size:", "must be a whole number, got true"),
+    ),
+    scenario(
+        "batch-null",
+        "batch_size: 2",
+        "batch_size:",
+        ("s.yaml:6:14: workload.batch_size:", "must be a whole number, got nothing"),
+    ),
+    scenario(
+        "batch-list",
+        "batch_size: 2",
+        "batch_size: [2]",
+        ("s.yaml:6:15: workload.batch_size:", "must be a whole number, got a list of 1"),
+    ),
+    scenario(
+        "name-empty",
+        "name: small",
+        'name: ""',
+        ("s.yaml:1:7: name:", 'must be text of at least 1 characters, got ""'),
+    ),
+    scenario("name-number", "name: small", "name: 7", ("s.yaml:1:7: name:", "must be text, got 7")),
+    scenario(
+        "two-problems",
+        "batch_size: 2\n  prompt_length: 8",
+        "batch_size: -2\n  prompt_length: many",
+        ("s.yaml:6:15: workload.batch_size:", "must be at least 1, got -2"),
+        ("s.yaml:7:18: workload.prompt_length:", 'must be a whole number, got "many"'),
+    ),
+    # ---- keys ----
+    scenario(
+        "unknown-key",
+        "batch_size: 2",
+        "batchsize: 2",
+        ("s.yaml:5:3: workload.batch_size:", "required key is missing"),
+        ("s.yaml:6:3: workload.batchsize:", "unknown field", 'did you mean "batch_size"'),
+    ),
+    scenario("unknown-top-key", "workload:", "extra: 1\nworkload:", ("s.yaml:4:1: extra:", "unknown field")),
+    scenario(
+        "missing-workload-key",
+        "  output_length: 4\n",
+        "",
+        ("s.yaml:5:3: workload.output_length:", "required key is missing"),
+    ),
+    scenario("missing-model", "model: bloom-560m\n", "", ("s.yaml:1:1: model:", "required key is missing")),
+    scenario(
+        "workload-is-text",
+        SCENARIO[SCENARIO.index("workload:") : SCENARIO.index("strategy:")],
+        "workload: all\n",
+        ("s.yaml:4:11: workload:", 'must be a mapping, got "all"'),
+    ),
+    scenario(
+        "strategy-is-list",
+        SCENARIO[SCENARIO.index("strategy:") :],
+        "strategy: [zero_inference]\n",
+        ("s.yaml:9:11: strategy:", "must be a mapping, got a list of 1"),
+    ),
+    scenario(
+        "strategy-kind",
+        "kind: zero_inference",
+        "kind: zero_inferense",
+        (
+            "s.yaml:10:9: strategy.kind:",
+            'must be "zero_inference" or "resident", got "zero_inferense"',
+            'did you mean "zero_inference"',
+        ),
+    ),
+    scenario(
+        "strategy-missing",
+        SCENARIO[SCENARIO.index("strategy:") :],
+        "",
+        ("s.yaml:1:1: strategy:", "required key is missing"),
+    ),
+    scenario(
+        "duplicate-key",
+        "batch_size: 2",
+        "batch_size: 2\n  batch_size: 3",
+        ("s.yaml:7:3: workload.batch_size:", "key given twice (first on line 6)"),
+    ),
+    scenario(
+        "wrong-case",
+        "name: small",
+        "Name: small",
+        ("s.yaml:1:1: name:", "required key is missing"),
+        ("s.yaml:1:1: Name:", "unknown field", 'did you mean "name"'),
+    ),
+    # ---- what a scenario refers to ----
+    scenario(
+        "unknown-model",
+        "bloom-560m",
+        "blom-560m",
+        ("s.yaml:2:8: model:", 'unknown model "blom-560m"', 'did you mean "bloom-560m"'),
+    ),
+    scenario(
+        "model-two-ways",
+        "model: bloom-560m",
+        "model: {name: bloom-560m, family: bloom}",
+        ("s.yaml:2:8: model:", 'give one of "name", "config" and "family", not name and family'),
+    ),
+    scenario(
+        "model-unknown-key",
+        "model: bloom-560m",
+        "model: {name: bloom-560m, num_hiden_layers: 3}",
+        (
+            "s.yaml:2:45: model.num_hiden_layers:",
+            "unknown key of the bloom family",
+            'did you mean "num_hidden_layers"',
+        ),
+    ),
+    scenario(
+        "model-heads",
+        "model: bloom-560m",
+        "model: {name: bloom-560m, num_attention_heads: 7}",
+        (
+            "s.yaml:2:48: model.num_attention_heads:",
+            "hidden_size 1024 is not a multiple of num_attention_heads 7",
+        ),
+    ),
+    scenario(
+        "model-zero-layers",
+        "model: bloom-560m",
+        "model: {name: bloom-560m, num_hidden_layers: 0}",
+        ("s.yaml:2:46: model.num_hidden_layers:", "must be at least 1, got 0"),
+    ),
+    scenario(
+        "model-config-missing",
+        "model: bloom-560m",
+        "model: {config: none/config.json}",
+        ("none/config.json:", "no such file"),
+    ),
+    scenario(
+        "model-config-outside",
+        "model: bloom-560m",
+        "model: {config: ../../etc/config.json}",
+        ("s.yaml:2:8: model:", '"../../etc/config.json" lies outside the scenario\'s folder'),
+    ),
+    scenario(
+        "model-config-absolute",
+        "model: bloom-560m",
+        "model: {config: /etc/hostname}",
+        ("s.yaml:2:8: model:", '"/etc/hostname" lies outside the scenario\'s folder'),
+    ),
+    scenario(
+        "unknown-platform",
+        "dgx-a100",
+        "dgx-a10",
+        ("s.yaml:3:11: platform:", 'there is no platform "dgx-a10"', 'did you mean "dgx-a100"'),
+    ),
+    scenario(
+        "platform-outside",
+        "platform: dgx-a100",
+        "platform: ../p.yaml",
+        ("s.yaml:3:11: platform:", '"../p.yaml" lies outside of the folder whose files may be used'),
+    ),
+    scenario(
+        "platform-is-drive",
+        "platform: dgx-a100",
+        "platform: samsung-pm1733-3.84tb",
+        ("s.yaml:3:11: platform:", 'there is no platform "samsung-pm1733-3.84tb"'),
+    ),
+    scenario(
+        "unknown-tier",
+        "weights: raid",
+        "weights: raid5",
+        ("s.yaml:12:12: strategy.weights:", 'no tier "raid5" on platform "dgx-a100"', 'did you mean "raid"'),
+    ),
+    scenario(
+        "no-ranks", "ranks: 2", "ranks: 0", ("s.yaml:11:10: strategy.ranks:", "must be at least 1, got 0")
+    ),
+    scenario(
+        "too-many-ranks",
+        "ranks: 2",
+        "ranks: 9",
+        ("s.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPU(s); lower it or raise nodes"),
+    ),
+    scenario(
+        "no-nodes",
+        "platform: dgx-a100",
+        "platform: dgx-a100\nnodes: 0",
+        ("s.yaml:4:8: nodes:", "must be at least 1, got 0"),
+    ),
+    scenario(
+        "nodes-without-network",
+        "platform: dgx-a100",
+        "platform: h100-2nvme\nnodes: 2",
+        ("s.yaml:4:8: nodes:", "h100-2nvme has no network between hosts"),
+    ),
+    scenario(
+        "engine-limit",
+        "name: small",
+        "name: small\nengine: {max_events: 0}",
+        ("s.yaml:2:22: engine.max_events:", "must be at least 1, got 0"),
+    ),
+    scenario(
+        "engine-key",
+        "name: small",
+        "name: small\nengine: {token: off}",
+        ("s.yaml:2:10: engine.token:", "unknown field", 'did you mean "tokens"'),
+    ),
+)

@@ -1,0 +1,103 @@
+"""Charts: what they draw, and that plotly knows every key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import plotly.graph_objects as go
+import pytest
+
+from simoffload.report.chart import Figure, plain
+from simoffload.report.comparison import Published, groups
+from simoffload.report.comparison_figures import causes_compared, times_compared
+from simoffload.report.figures import bounds, capacity, causes, schedule
+from simoffload.report.window import windows
+from simoffload.results.passes import PassResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.timeline import Timeline
+
+Make = Callable[..., SimulationResult]
+
+
+def checked(figure: Figure) -> Figure:
+    """The figure, after plotly has looked at every property and value."""
+    go.Figure(figure)
+    return figure
+
+
+def step_of(result: SimulationResult) -> PassResult:
+    assert result.step is not None
+    return result.step
+
+
+def test_capacity_is_a_fraction_of_the_tier(make_refusal: Make) -> None:
+    figure = checked(capacity(make_refusal().capacity))
+    assert [(trace["name"], trace["y"], trace["x"]) for trace in figure["data"]] == [
+        ("gathered parameters, peak", [0], [0.075]),
+        ("activations", [0], [0.025]),
+        ("swap buffers (pinned)", [1], [0.01171875]),
+        ("weights", [2], [1.4]),
+    ]
+    assert figure["layout"]["xaxis"]["range"][1] == pytest.approx(1.4 * 1.08)
+    assert figure["layout"]["annotations"][2]["text"] == " 14 GB of 10 GB (140 %)"
+
+
+def test_a_tier_far_too_small_leaves_room_for_the_others(make_result: Make) -> None:
+    uses = make_result().capacity
+    figure = checked(capacity([uses[0], uses[2]._replace(needed=10**16)]))
+    assert figure["layout"]["xaxis"]["range"] == [0, 2.5]
+
+
+def test_exposed_and_hidden_time_make_up_what_was_busy(make_result: Make) -> None:
+    step = step_of(make_result())
+    exposed, hidden = checked(causes(step))["data"]
+    total = [a + b for a, b in zip(exposed["x"], hidden["x"], strict=True)]
+    assert total == pytest.approx([share.busy_s for share in step.shares])
+
+
+def test_bounds_stay_left_of_the_time(make_result: Make) -> None:
+    figure = checked(bounds(step_of(make_result()), most=2))
+    assert figure["data"][0]["x"] == pytest.approx([1.48, 0.3])
+    assert figure["layout"]["shapes"][0]["x0"] == 2.0
+
+
+def test_the_timeline_has_a_row_for_each_stream(timeline: Timeline) -> None:
+    figure = checked(schedule(windows(timeline, most=100)[0]))
+    assert figure["layout"]["yaxis"]["ticktext"] == ["host", "copy", "compute", "io"]
+    (reads,) = (trace for trace in figure["data"] if trace["name"] == "read from storage")
+    assert reads["base"][:2] == pytest.approx([3.0, 803.0]), "in ms"
+    assert reads["hovertext"][0] == "mlp.weight<br>read on io<br>starts at 3 ms, takes 800 ms<br>4 GB, raid read"
+
+
+def test_times_of_one_model_are_labelled_by_target(make_result: Make, make_refusal: Make) -> None:
+    results = [make_refusal(target="hbm"), make_result(target="dram"), make_result(target="nfs", time_s=20)]
+    figure = checked(times_compared(groups(results, published={"nfs": Published(10.0)})))
+    assert figure["layout"]["xaxis"]["ticktext"] == ["hbm", "dram", "nfs"]
+    bars, marks = figure["data"][:-1], figure["data"][-1]
+    assert [trace["y"] for trace in bars] == [[], [pytest.approx(259.375)], [pytest.approx(2593.75)]]
+    assert (marks["x"], marks["y"]) == (bars[2]["x"], [pytest.approx(2593.75)])
+    low, high = figure["layout"]["yaxis"]["range"]
+    assert 10**low < 259 < 2594 < 10**high
+    assert [note["x"] for note in figure["layout"]["annotations"]] == figure["layout"]["xaxis"]["tickvals"][:1]
+
+
+def test_times_of_several_models_come_in_clusters(make_result: Make) -> None:
+    results = [make_result(model=model, target=target) for model in ("a", "b") for target in ("dram", "nfs")]
+    figure = checked(times_compared(groups(results)))
+    assert figure["layout"]["xaxis"]["ticktext"] == ["a", "b"]
+    assert [trace["name"] for trace in figure["data"]] == ["dram", "nfs"]
+    assert [trace["x"] for trace in figure["data"]] == [pytest.approx([-0.2, 0.8]), pytest.approx([0.2, 1.2])]
+
+
+def test_causes_of_each_target_add_up(make_result: Make) -> None:
+    figure = checked(causes_compared(groups([make_result(target="dram"), make_result(target="raid")])))
+    sums = [0.0, 0.0]
+    for trace in figure["data"]:
+        for y, x in zip(trace["y"], trace["x"], strict=True):
+            sums[y] += x
+    assert sums == pytest.approx([1.0, 1.0])
+    assert {trace["name"] for trace in figure["data"]} >= {"storage read", "raid read"}, "on raid, and not"
+
+
+def test_names_bring_no_markup() -> None:
+    assert plain('<a href="x">y</a>') == '‹a href="x"›y‹/a›'

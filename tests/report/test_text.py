@@ -1,0 +1,137 @@
+"""What the terminal shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from simoffload.report.comparison import Published
+from simoffload.report.text import compare_text, result_text
+from simoffload.results.result import SimulationResult
+
+Make = Callable[..., SimulationResult]
+ANSI = re.compile("\x1b\\[\\d+m")
+
+
+def test_a_result_in_full(make_result: Make) -> None:
+    text = result_text(make_result(warnings=("thread_count is ignored before DeepSpeed 0.16.4",)))
+    assert text == (
+        "bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100\n"
+        "Verdict   bloom-7b1 runs on dgx-a100 with its weights on raid at 259 ms per token: a step of 8\n"
+        "          sequences takes 2.01 s; largest part: raid read, 81 %.\n"
+        "Capacity  tier  needed     has      free\n"
+        "          hbm    4 GiB  40 GiB    36 GiB  per GPU   fits\n"
+        "            gathered parameters, peak 3 GiB, activations 1 GiB\n"
+        "          dram  12 GiB   1 TiB  1012 GiB  per host  fits\n"
+        "            swap buffers 12 GiB (pinned)\n"
+        "          raid   14 GB   15 TB     15 TB  in all    fits\n"
+        "            weights 14 GB\n"
+        "Speed     ttft_s                       2.5 s  time of the prefill pass, trace recorded and weights\n"
+        "                                              in their tier (time to first token)\n"
+        "          first_pass_s                   4 s  time of the very first prefill after loading:\n"
+        "                                              DeepSpeed records its trace, no prefetch\n"
+        "          tpot_s                      2.01 s  sum of the decode steps / number of decode steps (time\n"
+        "                                              per output token)\n"
+        "          e2e_s                       16.6 s  ttft_s + sum of the decode steps\n"
+        "          tokens_per_s         3.86 tokens/s  output_length x batch_size x ranks / e2e_s\n"
+        "          decode_tokens_per_s  3.97 tokens/s  batch_size x ranks / tpot_s\n"
+        "          per_token_s                 259 ms  e2e_s / (output_length x batch_size x ranks), the\n"
+        "                                              metric of transformers-bloom-inference\n"
+        "Why       decode 1, 2 s  exposed  share    busy  held back by\n"
+        "          raid read       1.62 s   81 %   1.8 s  raid\n"
+        "          GPU compute     240 ms   12 %  300 ms\n"
+        "          host to GPU     140 ms  7.0 %     1 s  what one transfer reaches by itself\n"
+        "Bound     raid read takes 81 % of decode 1, held back by raid; 74 % of the speed of light (1.48 s,\n"
+        "          set by raid).\n"
+        "Links     link                   moved  busy  full  capacity\n"
+        "          raid                   14 GB  90 %  80 %   25 GB/s\n"
+        "          gpu0.pcie and 1 alike   7 GB  50 %   0 %   25 GB/s\n"
+        "Warning   thread_count is ignored before DeepSpeed 0.16.4\n"
+        "Inputs    1 measured, 1 spec, 1 estimate; not calibrated against runs yet\n"
+    )
+
+
+def test_what_does_not_fit_says_what_would(make_refusal: Make) -> None:
+    text = result_text(make_refusal())
+    assert text.splitlines()[1:3] == [
+        "Verdict   bloom-7b1 does not fit on dgx-a100 with its weights on raid: raid needs 14 GB in all, has",
+        "          10 GB; smallest tier that holds the weights: nfs (100 TB).",
+    ]
+    assert "          raid   14 GB   10 GB     −4 GB  in all    does not fit\n" in text
+    assert "Speed" not in text
+
+
+def test_capacity_alone(make_result: Make) -> None:
+    text = result_text(make_result(first_pass=None, prefill=None, decode=(), decode_total_s=0.0))
+    assert "bloom-7b1 fits on dgx-a100 with its weights on raid." in text
+    assert "Why" not in text
+
+
+def test_a_comparison_in_full(make_result: Make, make_refusal: Make) -> None:
+    results = [
+        make_refusal(target="hbm"),
+        make_result(target="dram", time_s=1.0),
+        make_result(target="raid", time_s=1.8),
+        make_result(target="nfs", time_s=19.0, warnings=("slow",)),
+    ]
+    published = {"raid": Published(2.0, "white paper"), "nfs": Published(10.0)}
+    assert compare_text(results, published=published) == (
+        "bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100\n"
+        "weights    TTFT    step  tokens/s  ms/token  vs dram  published  bottleneck      bound\n"
+        "hbm      does not fit: raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs\n"
+        "         (100 TB)\n"
+        "dram     1.25 s  1.01 s      7.71       130       1×             raid read 81 %   74 %\n"
+        "raid     2.25 s  1.81 s      4.28       233     1.8×         2×  raid read 81 %   74 %\n"
+        "nfs      23.8 s  19.1 s     0.406     2,464      19×        10×  raid read 81 %   74 %\n"
+        "ms/token = e2e_s / (output_length x batch_size x ranks), the metric of transformers-bloom-inference;\n"
+        "bound = fraction of the speed of light that a step reaches\n"
+        "Warning   nfs: slow\n"
+    )
+
+
+def test_capacity_of_several(make_result: Make, make_refusal: Make) -> None:
+    untimed = make_result(target="raid", first_pass=None, prefill=None, decode=(), decode_total_s=0.0)
+    text = compare_text([untimed, make_refusal(target="nfs")])
+    assert text.splitlines()[1] == (
+        "raid     fits: hbm 4 GiB of 40 GiB, dram 12 GiB of 1 TiB, raid 14 GB of 15 TB"
+    )
+    assert "ms/token" not in text
+
+
+def test_one_table_a_model(make_result: Make) -> None:
+    results = [make_result(model=model, target=target) for model in ("a", "b") for target in ("dram", "raid")]
+    assert compare_text(results).count("vs dram") == 2
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_lines_keep_to_the_width(make_result: Make, make_refusal: Make, width: int) -> None:
+    warning = "offloading hurts here, and this is a long warning that goes on and on. " * 3
+    results = [make_result(warnings=(warning,)), make_refusal(target="nfs")]
+    text = result_text(results[0], width=width)
+    assert max(map(len, text.splitlines())) <= max(width, 72), "the numbers of the table of metrics stay whole"
+    assert max(map(len, compare_text(results, width=width).splitlines())) <= max(width, 80)
+
+
+def test_colour_changes_nothing_else(make_result: Make, make_refusal: Make) -> None:
+    for result in (make_result(warnings=("careful",)), make_refusal()):
+        coloured = result_text(result, color=True)
+        assert "\x1b[1m" in coloured
+        assert ANSI.sub("", coloured).splitlines() == [
+            line.rstrip() for line in result_text(result).splitlines()
+        ]
+    results = [make_result(), make_refusal(target="nfs")]
+    assert ANSI.sub("", compare_text(results, color=True)) == compare_text(results)
+
+
+def test_names_do_not_command_the_terminal(make_result: Make, make_refusal: Make) -> None:
+    evil = "a\x1b[2J\r\n\u202eb"
+    changed = {"name": evil, "model": evil, "target": evil, "platform": evil, "warnings": (evil,)}
+    for text in (
+        result_text(make_result(**changed)),
+        result_text(make_refusal(**changed, advice=(evil,))),
+        compare_text([make_result(**changed), make_refusal(**changed, advice=(evil,))]),
+    ):
+        assert r"a\x1b[2J\r\n\u202eb" in text
+        assert text.replace("\n", "").isprintable()
