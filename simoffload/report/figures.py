@@ -68,7 +68,7 @@ def capacity(uses: Sequence[TierUse]) -> Figure:
                 x=[term.size / use.capacity for _, use, term in parts],
                 told=[f"{plain(term.name)}: {counted(term.size, use)}" for _, use, term in parts],
                 color=CYCLE[terms.index(name) % len(CYCLE)],
-                marker={"pattern": {"shape": "/" if pinned else "", "solidity": 0.3}},
+                marker={"pattern": {"shape": "/" if pinned else "", "solidity": 0.15, "fillmode": "overlay"}},
             )
         )
     widest = min(_WIDEST, 1.08 * max([1.0, *(use.needed / use.capacity for use in uses)]))

@@ -87,9 +87,9 @@ def edited(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def scenario(case: str, old: str, new: str, *lines: tuple[str, ...], command: str = "run") -> Case:
+def scenario(case: str, old: str, new: str, *lines: tuple[str, ...]) -> Case:
     """The good scenario with one slip."""
-    return Case(case, (command, "s.yaml"), lines, {"s.yaml": edited(SCENARIO, old, new)})
+    return Case(case, ("run", "s.yaml"), lines, {"s.yaml": edited(SCENARIO, old, new)})
 
 
 def drive(case: str, old: str, new: str, *lines: tuple[str, ...]) -> Case:
@@ -114,7 +114,6 @@ def raw(
     return Case(case, (command, name), lines, {name: content})
 
 
-def command(case: str, words: str, *lines: tuple[str, ...], **files: str | bytes) -> Case:
+def command(case: str, words: str, *lines: tuple[str, ...]) -> Case:
     """A command line that cannot work, beside a good scenario."""
-    named = {name.replace("_", "."): content for name, content in files.items()}
-    return Case(case, tuple(words.split()), lines, {"s.yaml": SCENARIO, **named})
+    return Case(case, tuple(words.split()), lines, {"s.yaml": SCENARIO})

@@ -13,7 +13,9 @@ Make = Callable[..., SimulationResult]
 
 
 def test_the_first_with_times_is_the_baseline(make_result: Make, make_refusal: Make) -> None:
-    (group,) = groups([make_refusal(target="hbm"), make_result(target="dram"), make_result(target="raid", time_s=3)])
+    (group,) = groups(
+        [make_refusal(target="hbm"), make_result(target="dram"), make_result(target="raid", time_s=3)]
+    )
     assert group.baseline == "dram"
     assert [row.ratio for row in group.rows] == [None, 1.0, pytest.approx(1.5)]
 
@@ -37,7 +39,9 @@ def test_a_baseline_that_does_not_fit_gives_no_ratios(make_result: Make, make_re
 
 
 def test_ratios_stay_within_a_model(make_result: Make) -> None:
-    found = groups([make_result(model="a"), make_result(model="b", time_s=20), make_result(model="b", target="nfs")])
+    found = groups(
+        [make_result(model="a"), make_result(model="b", time_s=20), make_result(model="b", target="nfs")]
+    )
     assert [group.model for group in found] == ["a", "b"]
     assert [row.ratio for row in found[1].rows] == [1.0, pytest.approx(0.1)]
 
@@ -62,9 +66,12 @@ def test_published_values_find_their_row(make_result: Make) -> None:
 
 def test_the_verdict_is_a_sentence(make_result: Make, make_refusal: Make) -> None:
     (group,) = groups(
-        [make_refusal(target="hbm"), make_result(target="nfs", time_s=20), make_result(target="dram")], baseline="dram"
+        [make_refusal(target="hbm"), make_result(target="nfs", time_s=20), make_result(target="dram")],
+        baseline="dram",
     )
-    assert group_verdict(group) == "bloom-7b1, time per token: dram 259 ms, nfs 2.59 s (10×); does not fit: hbm."
+    assert (
+        group_verdict(group) == "bloom-7b1, time per token: dram 259 ms, nfs 2.59 s (10×); does not fit: hbm."
+    )
 
 
 def test_a_warning_is_said_once(make_result: Make) -> None:

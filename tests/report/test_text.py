@@ -14,43 +14,58 @@ from simoffload.results.result import SimulationResult
 Make = Callable[..., SimulationResult]
 ANSI = re.compile("\x1b\\[\\d+m")
 
+RESULT = """\
+bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
+Verdict   bloom-7b1 runs on dgx-a100 with its weights on raid at 259 ms per token: a step of 8
+          sequences takes 2.01 s; largest part: raid read, 81 %.
+Capacity  tier  needed     has      free
+          hbm    4 GiB  40 GiB    36 GiB  per GPU   fits
+            gathered parameters, peak 3 GiB, activations 1 GiB
+          dram  12 GiB   1 TiB  1012 GiB  per host  fits
+            swap buffers 12 GiB (pinned)
+          raid   14 GB   15 TB     15 TB  in all    fits
+            weights 14 GB
+Speed     ttft_s                       2.5 s  time of the prefill pass, trace recorded and weights
+                                              in their tier (time to first token)
+          first_pass_s                   4 s  time of the very first prefill after loading:
+                                              DeepSpeed records its trace, no prefetch
+          tpot_s                      2.01 s  sum of the decode steps / number of decode steps (time
+                                              per output token)
+          e2e_s                       16.6 s  ttft_s + sum of the decode steps
+          tokens_per_s         3.86 tokens/s  output_length x batch_size x ranks / e2e_s
+          decode_tokens_per_s  3.97 tokens/s  batch_size x ranks / tpot_s
+          per_token_s                 259 ms  e2e_s / (output_length x batch_size x ranks), the
+                                              metric of transformers-bloom-inference
+Why       decode 1, 2 s  exposed  share    busy  held back by
+          raid read       1.62 s   81 %   1.8 s  raid
+          GPU compute     240 ms   12 %  300 ms
+          host to GPU     140 ms  7.0 %     1 s  what one transfer reaches by itself
+Bound     raid read takes 81 % of decode 1, held back by raid; 74 % of the speed of light (1.48 s,
+          set by raid).
+Links     link                   moved  busy  full  capacity
+          raid                   14 GB  90 %  80 %   25 GB/s
+          gpu0.pcie and 1 alike   7 GB  50 %   0 %   25 GB/s
+Warning   thread_count is ignored before DeepSpeed 0.16.4
+Inputs    1 measured, 1 spec, 1 estimate; not calibrated against runs yet
+"""
+
+COMPARISON = """\
+bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
+weights    TTFT    step  tokens/s  ms/token  vs dram  published  bottleneck      bound
+hbm      does not fit: raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs
+         (100 TB)
+dram     1.25 s  1.01 s      7.71       130       1×             raid read 81 %   74 %
+raid     2.25 s  1.81 s      4.28       233     1.8×         2×  raid read 81 %   74 %
+nfs      23.8 s  19.1 s     0.406     2,464      19×        10×  raid read 81 %   74 %
+ms/token = e2e_s / (output_length x batch_size x ranks), the metric of transformers-bloom-inference;
+bound = fraction of the speed of light that a step reaches
+Warning   nfs: slow
+"""
+
 
 def test_a_result_in_full(make_result: Make) -> None:
     text = result_text(make_result(warnings=("thread_count is ignored before DeepSpeed 0.16.4",)))
-    assert text == (
-        "bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100\n"
-        "Verdict   bloom-7b1 runs on dgx-a100 with its weights on raid at 259 ms per token: a step of 8\n"
-        "          sequences takes 2.01 s; largest part: raid read, 81 %.\n"
-        "Capacity  tier  needed     has      free\n"
-        "          hbm    4 GiB  40 GiB    36 GiB  per GPU   fits\n"
-        "            gathered parameters, peak 3 GiB, activations 1 GiB\n"
-        "          dram  12 GiB   1 TiB  1012 GiB  per host  fits\n"
-        "            swap buffers 12 GiB (pinned)\n"
-        "          raid   14 GB   15 TB     15 TB  in all    fits\n"
-        "            weights 14 GB\n"
-        "Speed     ttft_s                       2.5 s  time of the prefill pass, trace recorded and weights\n"
-        "                                              in their tier (time to first token)\n"
-        "          first_pass_s                   4 s  time of the very first prefill after loading:\n"
-        "                                              DeepSpeed records its trace, no prefetch\n"
-        "          tpot_s                      2.01 s  sum of the decode steps / number of decode steps (time\n"
-        "                                              per output token)\n"
-        "          e2e_s                       16.6 s  ttft_s + sum of the decode steps\n"
-        "          tokens_per_s         3.86 tokens/s  output_length x batch_size x ranks / e2e_s\n"
-        "          decode_tokens_per_s  3.97 tokens/s  batch_size x ranks / tpot_s\n"
-        "          per_token_s                 259 ms  e2e_s / (output_length x batch_size x ranks), the\n"
-        "                                              metric of transformers-bloom-inference\n"
-        "Why       decode 1, 2 s  exposed  share    busy  held back by\n"
-        "          raid read       1.62 s   81 %   1.8 s  raid\n"
-        "          GPU compute     240 ms   12 %  300 ms\n"
-        "          host to GPU     140 ms  7.0 %     1 s  what one transfer reaches by itself\n"
-        "Bound     raid read takes 81 % of decode 1, held back by raid; 74 % of the speed of light (1.48 s,\n"
-        "          set by raid).\n"
-        "Links     link                   moved  busy  full  capacity\n"
-        "          raid                   14 GB  90 %  80 %   25 GB/s\n"
-        "          gpu0.pcie and 1 alike   7 GB  50 %   0 %   25 GB/s\n"
-        "Warning   thread_count is ignored before DeepSpeed 0.16.4\n"
-        "Inputs    1 measured, 1 spec, 1 estimate; not calibrated against runs yet\n"
-    )
+    assert text == RESULT
 
 
 def test_what_does_not_fit_says_what_would(make_refusal: Make) -> None:
@@ -77,18 +92,7 @@ def test_a_comparison_in_full(make_result: Make, make_refusal: Make) -> None:
         make_result(target="nfs", time_s=19.0, warnings=("slow",)),
     ]
     published = {"raid": Published(2.0, "white paper"), "nfs": Published(10.0)}
-    assert compare_text(results, published=published) == (
-        "bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100\n"
-        "weights    TTFT    step  tokens/s  ms/token  vs dram  published  bottleneck      bound\n"
-        "hbm      does not fit: raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs\n"
-        "         (100 TB)\n"
-        "dram     1.25 s  1.01 s      7.71       130       1×             raid read 81 %   74 %\n"
-        "raid     2.25 s  1.81 s      4.28       233     1.8×         2×  raid read 81 %   74 %\n"
-        "nfs      23.8 s  19.1 s     0.406     2,464      19×        10×  raid read 81 %   74 %\n"
-        "ms/token = e2e_s / (output_length x batch_size x ranks), the metric of transformers-bloom-inference;\n"
-        "bound = fraction of the speed of light that a step reaches\n"
-        "Warning   nfs: slow\n"
-    )
+    assert compare_text(results, published=published) == COMPARISON
 
 
 def test_capacity_of_several(make_result: Make, make_refusal: Make) -> None:
@@ -110,7 +114,9 @@ def test_lines_keep_to_the_width(make_result: Make, make_refusal: Make, width: i
     warning = "offloading hurts here, and this is a long warning that goes on and on. " * 3
     results = [make_result(warnings=(warning,)), make_refusal(target="nfs")]
     text = result_text(results[0], width=width)
-    assert max(map(len, text.splitlines())) <= max(width, 72), "the numbers of the table of metrics stay whole"
+    assert max(map(len, text.splitlines())) <= max(width, 72), (
+        "the numbers of the table of metrics stay whole"
+    )
     assert max(map(len, compare_text(results, width=width).splitlines())) <= max(width, 80)
 
 

@@ -12,10 +12,10 @@
   };
   const boxes = Array.from(document.querySelectorAll(".chart"));
 
-  // A chart inside a closed fold has no width yet: it is drawn when the fold opens.
+  // A chart inside a closed fold is drawn when the fold opens: a long comparison appears at once.
   function draw() {
     for (const box of boxes) {
-      if (!box.dataset.drawn && box.offsetWidth > 0) {
+      if (!box.dataset.drawn && !box.closest("details:not([open])")) {
         const figure = figures[Number(box.dataset.figure)];
         const movable = figure.layout.xaxis.fixedrange === false;
         Plotly.newPlot(box, figure.data, figure.layout, { ...config, displayModeBar: movable });

@@ -1,0 +1,251 @@
+"""The HTML pages: complete, self-contained, and safe to open."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from simoffload.documents import parse_yaml
+from simoffload.report.comparison import Published
+from simoffload.report.page import write_comparison, write_report
+from simoffload.results.result import Provenance, SimulationResult
+
+Make = Callable[..., SimulationResult]
+EVIL = '"><img src=x onerror="document.title=1"></script><script>document.title=2</script>\u202e&amp;'
+LOADING = {"src", "href", "srcset", "action", "formaction", "data", "poster", "background", "ping"}
+
+
+class Page(HTMLParser):
+    """Text outside scripts and styles, tags, attributes, and the chart data."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.loads: list[tuple[str, str | None]] = []
+        self.handlers: list[str] = []
+        self.policy = ""
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [(name, value) for name, value in attrs if name in LOADING]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        if ("http-equiv", "Content-Security-Policy") in attrs:
+            self.policy = dict(attrs)["content"] or ""
+        self._inside = tag if tag in {"script", "style"} else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in {"script", "style"}:
+            self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts.append(data)
+        elif not self._inside:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    @property
+    def figures(self) -> list[dict]:
+        (data,) = (script for script in self.scripts if script.startswith("["))
+        return json.loads(data)
+
+
+@pytest.fixture
+def single(recorded: SimulationResult, tmp_path: Path) -> Page:
+    path = tmp_path / "report.html"
+    write_report(recorded, path, command="simoffload run small.yaml --output-dir out")
+    return Page(path)
+
+
+@pytest.fixture
+def several(make_result: Make, make_refusal: Make, recorded: SimulationResult, tmp_path: Path) -> Page:
+    path = tmp_path / "comparison.html"
+    results = [make_refusal(target="hbm"), make_result(target="dram", warnings=("careful",)), recorded]
+    published = {"raid": Published(1.8, "white paper, figure 3")}
+    write_comparison(results, path, published=published, command="simoffload compare small.yaml")
+    return Page(path)
+
+
+def test_the_page_reads_without_scripts(single: Page) -> None:
+    for words in (
+        "bloom-7b1 runs on dgx-a100 with its weights on raid at",
+        "gathered parameters, peak",
+        "ttft_s = time of the prefill pass",
+        "raid read takes 98 % of decode 1, held back by raid.",
+        "98 % of the speed of light (9.6 s, set by raid)",
+        "Steady state: repetition 7 of 12 of “layer” (decode 1, rank 0)",
+        "mlp.weight read io 2 1.6 s 8 GB",
+        "gpu0.pcie and 1 alike 48 GB each",
+        "pm1733 read.latency 90 us measured https://example.com/review 2021-02-03",
+        "simoffload run small.yaml --output-dir out",
+        "platform dgx-a100 " + "0" * 64,
+        "simoffload 0.1.0, python 3.11.7",
+        "nothing here has been calibrated",
+    ):
+        assert words in single.text
+
+
+def test_the_sections_come_in_order(single: Page) -> None:
+    heads = [
+        "Capacity",
+        "Speed",
+        "Where the time goes",
+        "How close to the bound",
+        "Timeline",
+        "Links",
+        "Inputs and their origin",
+        "Scenario",
+        "Versions and profiles",
+        "Limits",
+    ]
+    words = [word.strip() for word in single.words]
+    assert [word for word in words if word in heads] == heads
+
+
+def test_the_scenario_can_be_run_again(recorded: SimulationResult, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(recorded, path)
+    (pre,) = re.findall("<pre>(.*?)</pre>", path.read_text(), re.DOTALL)
+    assert parse_yaml(pre, name="report").data == recorded.provenance.scenario
+
+
+def test_what_does_not_fit_has_no_speed(make_refusal: Make, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(make_refusal(), path)
+    page = Page(path)
+    assert "does not fit on dgx-a100" in page.text
+    assert "Speed" not in page.text
+    assert len(page.figures) == 1
+
+
+def test_a_result_without_timelines_says_so(make_result: Make, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(make_result(), path)
+    assert "No timeline was recorded." in Page(path).text
+
+
+def test_the_comparison_reads_without_scripts(several: Page) -> None:
+    for words in (
+        "bloom-7b1, time per token: dram 259 ms, raid 1.23 s (4.73×); does not fit: hbm.",
+        "Warning: dram: careful",
+        "hbm does not fit: raid needs 14 GB in all, has 10 GB",
+        "raid 9.81 s 9.81 s 0.815 1,226 4.73× 1.8× raid read 98 % 98 %",
+        "Published: white paper, figure 3.",
+        "Each result bloom-7b1, hbm",
+    ):
+        assert words in several.text
+    assert len(several.figures) == 2 + 1 + 3 + 5
+
+
+def test_inputs_of_a_comparison_are_listed_once(several: Page) -> None:
+    assert several.text.count("read.latency") == 1
+    assert "1 measured, 1 spec, 1 estimate" in several.text
+
+
+def test_comparing_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to compare"):
+        write_comparison([], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("kind", ["single", "several"])
+def test_nothing_is_loaded(kind: str, request: pytest.FixtureRequest) -> None:
+    page: Page = request.getfixturevalue(kind)
+    assert page.loads == []
+    assert page.handlers == []
+    assert not {"a", "link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    assert page.policy == (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+    )
+
+
+def test_charts_offer_no_upload(single: Page) -> None:
+    script = single.scripts[-1]
+    assert "showSendToCloud: false" in script
+    assert 'plotlyServerURL: ""' in script
+
+
+def evil(make_result: Make, recorded: SimulationResult) -> SimulationResult:
+    """A result whose every name is an attack."""
+    step = recorded.step
+    assert step is not None
+    step = step._replace(
+        name=EVIL,
+        shares=tuple(share._replace(cause=EVIL + share.cause, limit=EVIL) for share in step.shares),
+        links=tuple(use._replace(link=EVIL + use.link) for use in step.links),
+        bounds={EVIL + name: time for name, time in step.bounds.items()},
+    )
+    terms = tuple(
+        use._replace(tier=EVIL + use.tier, terms=tuple(term._replace(name=EVIL) for term in use.terms))
+        for use in recorded.capacity
+    )
+    timeline = recorded.timelines["decode 1"]
+    return make_result(
+        name=EVIL,
+        model=EVIL,
+        platform=EVIL,
+        target=EVIL,
+        capacity=terms,
+        warnings=(EVIL,),
+        provenance=Provenance(
+            scenario={"name": EVIL, "model": {"dtype": EVIL}},
+            profiles=((EVIL, EVIL, EVIL),),
+            inputs=((EVIL,) * 6,),
+            versions={EVIL: EVIL},
+        ),
+        prefill=step,
+        first_pass=step,
+        decode=(step,),
+        timelines={EVIL: timeline},
+    )
+
+
+@pytest.fixture
+def evil_pages(make_result: Make, recorded: SimulationResult, tmp_path: Path) -> tuple[Path, Path]:
+    result = evil(make_result, recorded)
+    paths = tmp_path / "report.html", tmp_path / "comparison.html"
+    write_report(result, paths[0], command=EVIL)
+    write_comparison([result, result], paths[1], published={EVIL: Published(2.0, EVIL)}, command=EVIL)
+    return paths
+
+
+def test_names_stay_text(evil_pages: tuple[Path, Path]) -> None:
+    for path in evil_pages:
+        page = Page(path)
+        assert page.loads == []
+        assert page.handlers == []
+        assert "img" not in page.tags
+        assert page.tags.count("script") == 4
+        assert r'<img src=x onerror="document.title=1"></script>' in page.text
+        assert "\u202e" not in page.text, "shown as an escape"
+
+
+def test_chart_texts_have_no_tags(evil_pages: tuple[Path, Path]) -> None:
+    for path in evil_pages:
+        texts = re.findall("[<][^>]*[>]", json.dumps(Page(path).figures))
+        assert set(texts) <= {"<br>"}
+
+
+def test_the_page_stays_small(recorded: SimulationResult, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(recorded, path)
+    assert path.stat().st_size < 6_000_000
+
+
+def test_the_page_replaces_an_older_one_whole(make_result: Make, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    write_report(make_result(), path)
+    assert path.read_text().startswith("<!DOCTYPE html>")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
