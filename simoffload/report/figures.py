@@ -52,7 +52,8 @@ _STREAM = 40  # [px] of a stream in the timeline
 def capacity(uses: Sequence[TierUse]) -> Figure:
     """What each tier must hold, stacked by term, as a fraction of what it has; pinned memory hatched."""
     names = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
-    terms = list(dict.fromkeys(name for name, _ in names))
+    sizes = {term.name: term.size / use.capacity for use in uses for term in use.terms}
+    by_size = sorted(sizes, key=lambda name: (-sizes[name], name))  # the colours easiest to tell go first
     data = []
     for name, pinned in names:
         parts = [
@@ -67,7 +68,7 @@ def capacity(uses: Sequence[TierUse]) -> Figure:
                 y=[y for y, _, _ in parts],
                 x=[term.size / use.capacity for _, use, term in parts],
                 told=[f"{plain(term.name)}: {counted(term.size, use)}" for _, use, term in parts],
-                color=CYCLE[terms.index(name) % len(CYCLE)],
+                color=CYCLE[by_size.index(name) % len(CYCLE)],
                 marker={"pattern": {"shape": "/" if pinned else "", "solidity": 0.15, "fillmode": "overlay"}},
             )
         )

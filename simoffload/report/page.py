@@ -96,7 +96,7 @@ def write_comparison(
     share = _MOST_BARS // len(rows)
     inputs = dict.fromkeys(number for _, row in rows for number in row.result.provenance.inputs)
     count = Counter(origin for _, _, _, origin, _, _ in inputs)
-    reported = [row.published for _, row in rows if row.published]
+    labels = [f"{group.model}, {row.label}" for group, row in rows]
     _write(
         path,
         "comparison.html",
@@ -107,15 +107,22 @@ def write_comparison(
         warnings=warnings(found),
         groups=found,
         formulas=[(name, FORMULAS[name]) for name in ("per_token_s", "tpot_s", "tokens_per_s")],
-        published=bool(reported),
-        sources=list(dict.fromkeys(one.source for one in reported if one.source)),
+        published=any(row.published for _, row in rows),
+        sources=[
+            (label, row.published.source)
+            for label, (_, row) in zip(labels, rows, strict=True)
+            if row.published and row.published.source
+        ],
         times=charts.add(comparison_figures.times_compared(found), "time per token of each target")
         if timed
         else None,
         shares=charts.add(comparison_figures.causes_compared(found), "causes of time of each target")
         if timed
         else None,
-        views=[(f"{group.model}, {row.label}", _view(row.result, charts, bars=share)) for group, row in rows],
+        views=[
+            (label, _view(row.result, charts, bars=share))
+            for label, (_, row) in zip(labels, rows, strict=True)
+        ],
         inputs=list(inputs),
         origins=origins(count),
         profiles=list(dict.fromkeys(use for _, row in rows for use in row.result.provenance.profiles)),
@@ -217,6 +224,7 @@ def _environment() -> jinja2.Environment:
         "alike": alike,
         "bytes": format_bytes,
         "counted": counted,
+        "in_common": in_common,
         "milliseconds": milliseconds,
         "percent": percent,
         "rate": format_rate,

@@ -1,0 +1,81 @@
+"""Every shipped scenario loads, says what it is, keeps its source's settings, and runs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from simoffload.planning import compare_fit, on_targets
+from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
+from simoffload.simulation import simulate
+
+LARGE = {"ddn/bloom-mod-1", "ddn/bloom-mod-2"}
+NAMES = list_scenarios()
+DDN_TARGETS = ("gpu", "dram", "raid", "nfs", "ai400x2")
+
+
+def settings(scenario: LoadedScenario) -> tuple[dict, dict]:
+    config = scenario.document.data["strategy"]["ds_config"]
+    return config["zero_optimization"], config["aio"]
+
+
+def test_the_studies_are_all_there() -> None:
+    assert set(NAMES) == {
+        *(f"ddn/bloom-{size}" for size in ("7b1", "176b", "mod-1", "mod-2")),
+        *(f"deepnvme/{model}" for model in ("llama-3-70b", "bloom-176b", "mixtral-8x22b")),
+        *(f"zero-inference-2022/{model}" for model in ("opt-30b", "opt-175b", "bloom-176b")),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_what_it_is_and_gives_no_cause_for_warnings(name: str) -> None:
+    scenario = load_scenario(name)
+    assert len(scenario.scenario.description) > 100
+    assert scenario.plan().warnings == ()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LARGE])
+def test_it_runs(name: str) -> None:
+    result = simulate(load_scenario(name, overrides=["workload.output_length=2"]))
+    assert result.fits
+    assert result.per_token_s is not None
+    assert math.isfinite(result.per_token_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_the_large_ones_run(name: str) -> None:
+    result = simulate(load_scenario(name, overrides=["workload.output_length=1"]))
+    assert result.ttft_s is not None
+    assert result.ttft_s > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [("bloom-7b1", "11111"), ("bloom-176b", "01111"), ("bloom-mod-1", "00111"), ("bloom-mod-2", "00011")],
+)
+def test_what_fits_where_is_the_white_papers_answer(name: str, fits: str) -> None:
+    comparison = compare_fit(on_targets(load_scenario(f"ddn/{name}"), DDN_TARGETS))
+    assert [result.fits for result in comparison.results.values()] == [one == "1" for one in fits]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ddn/")])
+def test_ddn_has_the_settings_of_the_script(name: str) -> None:
+    scenario = load_scenario(name)
+    zero, aio = settings(scenario)
+    assert scenario.scenario.strategy.ranks == 8
+    assert zero["stage3_prefetch_bucket_size"] == int(0.9 * scenario.model.hidden_size**2)
+    assert zero["stage3_param_persistence_threshold"] == 0
+    assert zero["offload_param"] == {"pin_memory": True, "buffer_count": 5, "buffer_size": 4e9}
+    assert aio["block_size"] == 1 << 20
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("deepnvme/")])
+def test_deepnvme_has_the_settings_of_the_script(name: str) -> None:
+    scenario = load_scenario(name)
+    zero, aio = settings(scenario)
+    assert zero["stage3_prefetch_bucket_size"] == zero["stage3_max_live_parameters"]
+    assert zero["stage3_max_live_parameters"] == 2 * scenario.model.hidden_size**2
+    assert zero["stage3_param_persistence_threshold"] == scenario.model.hidden_size
+    assert (aio["block_size"], aio["queue_depth"], aio["thread_count"]) == (16 << 20, 64, 8)

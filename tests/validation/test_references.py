@@ -1,0 +1,41 @@
+"""The published figures as data: complete, and nothing in them that could not be simulated."""
+
+from __future__ import annotations
+
+import pytest
+
+from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.validation import Reference, load_references
+from simoffload.validation.published import _METRICS, _RULES
+
+REFERENCES = load_references()
+SPECIAL_METRICS = {"fits", "ratio", "order", "weights_gb"}
+
+
+def test_ids_are_unique() -> None:
+    assert len({reference.id for reference in REFERENCES}) == len(REFERENCES)
+
+
+def test_every_publication_is_there() -> None:
+    assert {reference.publication for reference in REFERENCES} == {"ddn", "dn24", "zi22"}
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.id)
+def test_a_reference_makes_sense(reference: Reference) -> None:
+    assert reference.source
+    assert reference.locator
+    assert reference.scenario in list_scenarios()
+    assert reference.metric in _METRICS.keys() | SPECIAL_METRICS
+    assert reference.rule in _RULES.keys() | {"equal", "report"}
+    assert bool(reference.tolerance) == (reference.rule in {"within", "factor"})
+    assert bool(reference.relative_to) == (reference.metric == "ratio")
+    if reference.metric != "order":
+        assert float(reference.published) >= 0
+
+
+@pytest.mark.parametrize(
+    "case", sorted({(reference.scenario, reference.overrides) for reference in REFERENCES}), ids=":".join
+)
+def test_overrides_apply(case: tuple[str, str]) -> None:
+    scenario, overrides = case
+    load_scenario(scenario, overrides=[part for part in overrides.split(";") if part]).plan()
