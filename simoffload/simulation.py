@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform as interpreter
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 
 from simoffload import __version__
@@ -14,7 +15,7 @@ from simoffload.results.result import Provenance, SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import ForwardPass, Plan, Resident, ZeroInference
-from simoffload.units import format_bytes
+from simoffload.units import format_bytes, format_seconds
 
 __all__ = ["Progress", "fit", "simulate"]
 
@@ -41,18 +42,16 @@ def simulate(
     cold = runner.run(ForwardPass("first pass", prompt, prompt, first=True)) if _traced(scenario) else None
     prefill = runner.run(ForwardPass("prefill", prompt, prompt))
     decode, total, spread = _decode(scenario, runner)
-    return SimulationResult(
-        **{
-            **vars(result),
-            "first_pass": cold or prefill,
-            "prefill": prefill,
-            "decode": decode,
-            "decode_total_s": total,
-            "decode_spread": spread,
-            "warnings": (*result.warnings, *_hurts(scenario, result)),
-            "timelines": runner.timelines,
-        }
+    result = replace(
+        result,
+        first_pass=cold or prefill,
+        prefill=prefill,
+        decode=decode,
+        decode_total_s=total,
+        decode_spread=spread,
+        timelines=runner.timelines,
     )
+    return replace(result, warnings=(*result.warnings, *_hurts(scenario, result)))
 
 
 def fit(scenario: LoadedScenario) -> SimulationResult:
@@ -117,6 +116,7 @@ def _capacity(scenario: LoadedScenario, plan: Plan) -> SimulationResult:
     return SimulationResult(
         name=inner.name,
         model=model.name,
+        dtype=model.dtype,
         parameters=model.num_parameters,
         platform=machine.platform,
         target=_target(plan),
@@ -182,10 +182,11 @@ def _hurts(scenario: LoadedScenario, result: SimulationResult) -> tuple[str, ...
     resident = Resident(ranks=inner.strategy.ranks).plan(scenario.model, inner.workload, scenario.machine)
     if not all(use.fits for use in tier_uses(resident.memory, scenario.machine.tiers)):
         return ()
-    step = ForwardPass("decode 1", 1, inner.workload.prompt_length + 1)
+    assert result.step is not None
+    step = ForwardPass("decode 1", result.step.new_tokens, result.step.context)
     fast = execute(resident.schedule(step)).makespan * 1e-12
-    slow = result.step.time_s if result.step else 0.0
+    times = result.step.time_s / fast
     return (
-        f"offloading hurts here: the weights ({format_bytes(scenario.model.weight_bytes)}) fit in HBM, where a step "
-        f"would take {fast:.4g} s" + (f", {slow / fast:.3g} times less" if slow > fast else ""),
+        f"offloading hurts here: the weights ({format_bytes(scenario.model.weight_bytes)}) fit in HBM, where a pass "
+        f"would take {format_seconds(fast)}, {times:.3g} times less",
     )

@@ -149,12 +149,16 @@ def compare_scenarios(
         scenarios, baseline=baseline
     )  # a slip in the last is found before the first runs
     results = {
-        label: simulate(scenarios[label], keep_timelines=keep_timelines, progress=progress)
+        label: simulate(scenarios[label], keep_timelines=keep_timelines, progress=_labelled(progress, label))
         if capacity.fits
         else capacity
         for label, capacity in capacities.results.items()
     }
     return replace(capacities, results=results)
+
+
+def _labelled(progress: Progress | None, label: str) -> Progress | None:
+    return (lambda line: progress(f"{label}: {line}")) if progress is not None else None
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:

@@ -18,7 +18,6 @@ __all__ = [
     "bottleneck",
     "bound",
     "counted",
-    "dtype",
     "group_bounds",
     "group_links",
     "headline",
@@ -65,17 +64,11 @@ def place(target: str) -> str:
     return {"hbm": "in HBM", "dram": "in DRAM"}.get(target, f"on {printable(target)}")
 
 
-def dtype(result: SimulationResult) -> str:
-    """The data type of the weights as the scenario says, or what scenarios leave it at."""
-    model = result.provenance.scenario.get("model")
-    return printable(str(model.get("dtype", "float16"))) if isinstance(model, dict) else "float16"
-
-
 def headline(result: SimulationResult) -> tuple[str, ...]:
     """Model and work in a few words each."""
     return (
         printable(result.model),
-        dtype(result),
+        printable(result.dtype),
         f"batch {result.batch_size} × {plural(result.ranks, 'GPU')}",
         f"{result.prompt_length} tokens in, {result.output_length} out",
         printable(result.platform),

@@ -47,7 +47,9 @@ class TierUse(NamedTuple):
 
     def sentence(self) -> str:
         """One sentence about a tier that is too small."""
-        return f"{self.tier} needs {format_bytes(self.needed)} {self.scope}, has {format_bytes(self.capacity)}"
+        binary = self.kind in {"hbm", "dram"}
+        needed, has = (format_bytes(size, binary=binary) for size in (self.needed, self.capacity))
+        return f"{self.tier} needs {needed} {self.scope}, has {has}"
 
 
 def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:

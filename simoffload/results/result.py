@@ -56,6 +56,7 @@ class SimulationResult:
     name: str
     model: str
     parameters: int
+    dtype: str
     platform: str
     target: str
     """Tier that holds the weights."""
@@ -149,7 +150,7 @@ class SimulationResult:
         return {
             "schema": SCHEMA,
             "name": self.name,
-            "model": {"name": self.model, "parameters": self.parameters},
+            "model": {"name": self.model, "parameters": self.parameters, "dtype": self.dtype},
             "platform": self.platform,
             "target": self.target,
             "ranks": self.ranks,

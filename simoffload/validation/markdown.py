@@ -60,7 +60,9 @@ def _value(value: Value, metric: str) -> str:
         return "does not fit"
     if metric == "fits":
         return "fits" if value else "does not fit"
-    return value if isinstance(value, str) else f"{value:.4g}"
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _bar(row: Row) -> str:

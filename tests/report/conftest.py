@@ -117,6 +117,7 @@ def make_result() -> Callable[..., SimulationResult]:
         values: dict[str, Any] = {
             "name": "small",
             "model": "bloom-7b1",
+            "dtype": "float16",
             "parameters": 7_069_016_064,
             "platform": "dgx-a100",
             "target": "raid",

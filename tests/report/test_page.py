@@ -194,12 +194,13 @@ def evil(make_result: Make, recorded: SimulationResult) -> SimulationResult:
     return make_result(
         name=EVIL,
         model=EVIL,
+        dtype=EVIL,
         platform=EVIL,
         target=EVIL,
         capacity=terms,
         warnings=(EVIL,),
         provenance=Provenance(
-            scenario={"name": EVIL, "model": {"dtype": EVIL}},
+            scenario={"name": EVIL},
             profiles=((EVIL, EVIL, EVIL),),
             inputs=((EVIL,) * 6,),
             versions={EVIL: EVIL},

@@ -68,16 +68,13 @@ def test_error_is_relative_to_what_was_published() -> None:
 
 
 def test_tables_go_between_the_marks() -> None:
-    row = Row(
-        reference(rule="at_most", scenario="s", target="raid", unit="ms", note="a | b", source="S"), 40.0
-    )
-    page = insert_tables(f"before\n{BEGIN}\nold\n{END}\nafter\n", tables([row]))
-    assert page.startswith(
-        f"before\n{BEGIN}\n\n### S\n\n1 of 1 bars hold; 0 figures are only set side by side."
-    )
+    about = {"scenario": "s", "target": "raid", "source": "S", "note": "a | b"}
+    row = Row(reference(rule="at_most", unit="ms", **about), 40.0)
+    page = insert_tables(f"before\n{BEGIN}\nstale words\n{END}\nafter\n", tables([row]))
+    assert page.startswith(f"before\n{BEGIN}\n\n### S\n\n1 of 1 bars hold; 0 figures are only")
     assert "| x-1 | s on raid | 40 | 50 ms | -20.0% | at most | yes | a \\| b |" in page
     assert page.endswith(f"{END}\nafter\n")
-    assert "old" not in page
+    assert "stale words" not in page
     with pytest.raises(ValueError, match="lacks the marks"):
         insert_tables("no marks", "")
 
