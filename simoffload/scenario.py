@@ -14,7 +14,7 @@ from simoffload.documents import Document, read_document, set_value, suggest, va
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, ModelSpec, load_model
-from simoffload.strategies import Plan, Resident, Strategy, ZeroInference
+from simoffload.strategies import Plan, Strategy, ZeroInference
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.workload import Workload
 
@@ -80,7 +80,7 @@ class LoadedScenario:
         return replace(self, scenario=self.scenario.model_copy(update={"strategy": new}), document=document)
 
     def plan(self) -> Plan:
-        """Apply the strategy; InputError, placed in the file, for what cannot be or DeepSpeed would refuse."""
+        """Apply the strategy; InputError, with its place in the file, for what DeepSpeed would refuse."""
         try:
             plan = self.scenario.strategy.plan(self.model, self.scenario.workload, self.machine)
             _ = plan.memory  # counted by walking through a pass, in which DeepSpeed may run out of buffers
@@ -92,7 +92,9 @@ class LoadedScenario:
 def list_scenarios() -> tuple[str, ...]:
     """Names of the shipped scenarios, as ``load_scenario`` takes them."""
     folder = _data_folder()
-    return tuple(sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")))
+    return tuple(
+        sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    )
 
 
 def load_scenario(source: str | Path, *, overrides: Sequence[str] = ()) -> LoadedScenario:
@@ -114,7 +116,9 @@ def resolve(document: Document, *, overrides: Sequence[str] = ()) -> LoadedScena
     except InputError as error:
         raise InputError((*error.problems, *problems)) from None
     model = _try(document, problems, "model", lambda: load_model(scenario.model, root=document.root))
-    platform = _try(document, problems, "platform", lambda: load_platform(scenario.platform, root=document.root))
+    platform = _try(
+        document, problems, "platform", lambda: load_platform(scenario.platform, root=document.root)
+    )
     if problems or model is None or platform is None:
         raise InputError(problems)
     machine = _try(document, problems, "nodes", lambda: platform.machine(nodes=scenario.nodes))
@@ -142,7 +146,9 @@ def _tier_name(name: str, machine: Machine) -> str:
     if known in machine.tiers:
         return known
     has = ", ".join(machine.tiers)
-    message = f'no tier "{name}" on platform "{machine.platform}" (has: {has}){suggest(name, list(machine.tiers))}'
+    message = (
+        f'no tier "{name}" on platform "{machine.platform}" (has: {has}){suggest(name, list(machine.tiers))}'
+    )
     raise InputError([Problem("", None, None, "strategy.weights", message)])
 
 

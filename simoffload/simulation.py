@@ -185,8 +185,6 @@ def _hurts(scenario: LoadedScenario, result: SimulationResult) -> tuple[str, ...
     assert result.step is not None
     step = ForwardPass("decode 1", result.step.new_tokens, result.step.context)
     fast = execute(resident.schedule(step)).makespan * 1e-12
-    times = result.step.time_s / fast
-    return (
-        f"offloading hurts here: the weights ({format_bytes(scenario.model.weight_bytes)}) fit in HBM, where a pass "
-        f"would take {format_seconds(fast)}, {times:.3g} times less",
-    )
+    size, times = format_bytes(scenario.model.weight_bytes), result.step.time_s / fast
+    text = f"offloading hurts here: the weights ({size}) fit in HBM, where a pass would take"
+    return (f"{text} {format_seconds(fast)}, {times:.3g} times less",)

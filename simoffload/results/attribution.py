@@ -41,7 +41,9 @@ class _Ranks:
         self._timeline = timeline
         self._base, self._prefix = _counts(timeline.schedule)
         streams = len(timeline.schedule.streams)
-        self.entries: list[list[list[int]]] = [[[] for _ in range(streams)] for _ in range(timeline.schedule.ranks)]
+        self.entries: list[list[list[int]]] = [
+            [[] for _ in range(streams)] for _ in range(timeline.schedule.ranks)
+        ]
         blocks = timeline.schedule.blocks
         positions = zip(timeline.rank, timeline.block, timeline.position, strict=True)
         for entry, (rank, block, position) in enumerate(positions):
@@ -52,7 +54,11 @@ class _Ranks:
 
     def predecessors(self, entry: int, rank: int) -> list[int]:
         timeline = self._timeline
-        block, iteration, position = timeline.block[entry], timeline.iteration[entry], timeline.position[entry]
+        block, iteration, position = (
+            timeline.block[entry],
+            timeline.iteration[entry],
+            timeline.position[entry],
+        )
         first, per_iteration = self._base[block]
         written = self._prefix[block][position]
         op = self.op(entry)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from simoffload.results.attribution import Attribution, attribute
 from simoffload.results.timeline import Timeline
-from simoffload.schedule.bounds import stream_times, link_times
+from simoffload.schedule.bounds import link_times, stream_times
 
 __all__ = ["LinkUse", "PassResult", "Share", "summarize_pass"]
 
@@ -89,7 +89,8 @@ def _shares(timeline: Timeline, attribution: Attribution) -> tuple[Share, ...]:
     return tuple(
         Share(name, attribution.exposed.get(name, 0) * _PICO, busy * _PICO, limits.get(name, ""))
         for name, busy in sorted(
-            attribution.busy.items(), key=lambda item: (-attribution.exposed.get(item[0], 0), -item[1], item[0])
+            attribution.busy.items(),
+            key=lambda item: (-attribution.exposed.get(item[0], 0), -item[1], item[0]),
         )
     )
 
@@ -113,7 +114,11 @@ def _links(timeline: Timeline) -> tuple[LinkUse, ...]:
     uses = [
         LinkUse(link.name, size, busy * _PICO, full * _PICO, link.capacity // link.scale)
         for link, size, busy, full in zip(
-            timeline.schedule.links, timeline.link_bytes, timeline.link_busy, timeline.link_saturated, strict=True
+            timeline.schedule.links,
+            timeline.link_bytes,
+            timeline.link_busy,
+            timeline.link_saturated,
+            strict=True,
         )
         if size
     ]

@@ -170,7 +170,9 @@ class SimulationResult:
             "warnings": list(self.warnings),
             "provenance": {
                 "scenario": self.provenance.scenario,
-                "profiles": [dict(zip(("kind", "id", "sha256"), use, strict=True)) for use in self.provenance.profiles],
+                "profiles": [
+                    dict(zip(("kind", "id", "sha256"), use, strict=True)) for use in self.provenance.profiles
+                ],
                 "origins": self.provenance.origins,
                 "versions": self.provenance.versions,
             },
@@ -200,7 +202,9 @@ class SimulationResult:
             if one
             for share in one.shares
         ]
-        return pd.DataFrame(rows, columns=["pass", "context", "time_s", "cause", "exposed_s", "busy_s", "limit"])
+        return pd.DataFrame(
+            rows, columns=["pass", "context", "time_s", "cause", "exposed_s", "busy_s", "limit"]
+        )
 
 
 def _tier(use: TierUse) -> dict[str, Any]:
@@ -224,7 +228,8 @@ def _pass(one: PassResult) -> dict[str, Any]:
         "time_s": one.time_s,
         "time_by_cause": [share._asdict() for share in one.shares],
         "links": [
-            {"link": use.link, "bytes": use.size, "busy_s": use.busy_s, "saturated_s": use.saturated_s} for use in one.links
+            {"link": use.link, "bytes": use.size, "busy_s": use.busy_s, "saturated_s": use.saturated_s}
+            for use in one.links
         ],
         "bounds_s": one.bounds,
     }

@@ -62,7 +62,8 @@ class ScheduleBuilder:
                 for link, share in hops:
                     scales[link] = lcm(scales[link], share.denominator)
         links = tuple(
-            Link(name, capacity * scale, scale) for (name, capacity), scale in zip(resources, scales, strict=True)
+            Link(name, capacity * scale, scale)
+            for (name, capacity), scale in zip(resources, scales, strict=True)
         )
         routes = tuple(
             Route(

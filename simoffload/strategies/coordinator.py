@@ -36,28 +36,28 @@ class Tensor(NamedTuple):
 class Actions(Protocol):
     """What the coordinator asks of the machine, in the order in which DeepSpeed's host thread asks it."""
 
-    def enter(self, step: int) -> None:
+    def enter(self, step: int, /) -> None:
         """The pre-forward hook of module ``step`` begins."""
 
-    def read(self, tensors: Sequence[Tensor]) -> None:
+    def read(self, tensors: Sequence[Tensor], /) -> None:
         """Submit asynchronous reads from storage into swap buffers."""
 
     def wait_reads(self) -> None:
         """The host waits for every read of its handle."""
 
-    def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
+    def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
         """Bring partitions to the GPU and all-gather them; returns a handle."""
 
-    def wait(self, handle: int) -> None:
+    def wait(self, handle: int, /) -> None:
         """Wait for a gather (the first wait on its handle only)."""
 
-    def throttle(self, event: int) -> None:
+    def throttle(self, event: int, /) -> None:
         """The host waits for the ``event``-th fetch event of this pass."""
 
     def fetch_event(self) -> None:
         """A fetch event is recorded on the all-gather stream."""
 
-    def compute(self, step: int) -> None:
+    def compute(self, step: int, /) -> None:
         """The module's kernels are launched."""
 
 
@@ -226,11 +226,15 @@ class Coordinator:
             self._return_buffer(index)
 
     def _keeps(self, index: int, next_step: int) -> bool:
-        """__params_to_release: persistent, skipped by prefetch, or needed again within the reuse distance."""
+        """Whether it is persistent, skipped by prefetch, or needed again within the reuse distance
+        (``__params_to_release``)."""
         if self._tensors[index].persistent or self._fetched_for.get(index, -1) > next_step:
             return True
         again = self._last_use[index]
-        return again >= next_step and self._before[again] - self._before[next_step] < self._settings.max_reuse_distance
+        return (
+            again >= next_step
+            and self._before[again] - self._before[next_step] < self._settings.max_reuse_distance
+        )
 
     def _return_buffer(self, index: int) -> None:
         if self._tensors[index].on_nvme and not self._swapped_out[index]:

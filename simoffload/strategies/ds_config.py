@@ -83,25 +83,75 @@ class DeepSpeedConfig(_Section):
 
 
 # Keys that DeepSpeed reads and that change nothing in a forward pass of inference.
-_SILENT = {
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "steps_per_print",
-    "wall_clock_breakdown", "fp16", "bf16", "optimizer", "scheduler", "gradient_clipping", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "flops_profiler", "comms_logger", "tensorboard", "wandb", "csv_monitor", "dump_state",
-    "prescale_gradients", "communication_data_type", "data_types", "checkpoint", "activation_checkpointing",
-    "memory_breakdown", "amp",
-}  # fmt: skip
-_SILENT_ZERO = {
-    "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions", "allgather_bucket_size",
-    "sub_group_size", "offload_optimizer", "stage3_gather_16bit_weights_on_model_save",
-    "stage3_gather_fp16_weights_on_model_save", "round_robin_gradients", "load_from_fp32_weights", "elastic_checkpoint",
-    "ignore_unused_parameters", "memory_efficient_linear", "zenflow", "cpu_offload", "log_trace_cache_warnings",
-}  # fmt: skip
-_NOT_MODELLED = {
-    "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
-    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients", "mics_shard_size", "mics_hierarchical_params_gather", "leaf_module",
-    "cpu_offload_params", "cpu_offload_param", "cpu_offload_use_pin_memory", "pipeline_loading_checkpoint",
-}  # fmt: skip
+_SILENT = set(
+    [
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "steps_per_print",
+        "dump_state",
+        "wall_clock_breakdown",
+        "memory_breakdown",
+        "fp16",
+        "bf16",
+        "amp",
+        "optimizer",
+        "scheduler",
+        "gradient_clipping",
+        "data_types",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "prescale_gradients",
+        "communication_data_type",
+        "flops_profiler",
+        "comms_logger",
+        "tensorboard",
+        "wandb",
+        "csv_monitor",
+        "checkpoint",
+        "activation_checkpointing",
+    ]
+)
+_SILENT_ZERO = set(
+    [
+        "contiguous_gradients",
+        "reduce_scatter",
+        "reduce_bucket_size",
+        "allgather_partitions",
+        "allgather_bucket_size",
+        "sub_group_size",
+        "offload_optimizer",
+        "cpu_offload",
+        "round_robin_gradients",
+        "load_from_fp32_weights",
+        "zenflow",
+        "stage3_gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save",
+        "elastic_checkpoint",
+        "ignore_unused_parameters",
+        "memory_efficient_linear",
+        "log_trace_cache_warnings",
+    ]
+)
+_NOT_MODELLED = set(
+    [
+        "stage3_module_granularity_threshold",
+        "stage3_use_all_reduce_for_fetch_params",
+        "stage3_allgather_sequential",
+        "zero_hpz_partition_size",
+        "zero_quantized_weights",
+        "zero_quantized_nontrainable_weights",
+        "leaf_module",
+        "zero_quantized_gradients",
+        "mics_shard_size",
+        "mics_hierarchical_params_gather",
+        "pipeline_loading_checkpoint",
+        "cpu_offload_params",
+        "cpu_offload_param",
+        "cpu_offload_use_pin_memory",
+        "weight_quantization",
+    ]
+)
 
 
 class OffloadSettings(NamedTuple):
@@ -169,10 +219,14 @@ def _threads(aio: AioSection, version: tuple[int, ...], warnings: list[str]) -> 
     """``thread_count`` was renamed in 0.16.4; the name of the other side is silently ignored."""
     renamed = version >= (0, 16, 4)
     value, other = (
-        (aio.intra_op_parallelism, aio.thread_count) if renamed else (aio.thread_count, aio.intra_op_parallelism)
+        (aio.intra_op_parallelism, aio.thread_count)
+        if renamed
+        else (aio.thread_count, aio.intra_op_parallelism)
     )
     if other is not None:
-        wrong, right = ("thread_count", "intra_op_parallelism") if renamed else ("intra_op_parallelism", "thread_count")
+        wrong, right = (
+            ("thread_count", "intra_op_parallelism") if renamed else ("intra_op_parallelism", "thread_count")
+        )
         warnings.append(
             f"ds_config aio.{wrong}: {other} is ignored by DeepSpeed {'.'.join(map(str, version))}, "
             f"which reads aio.{right}; it runs {value or 1} thread(s)"
@@ -204,7 +258,9 @@ def resolve_settings(
     number = parse_version(version)
     zero, aio = config.zero_optimization, config.aio
     if zero.stage != 3:
-        raise ValueError(f"zero_optimization.stage: {zero.stage} does not offload parameters; ZeRO-Inference needs 3")
+        raise ValueError(
+            f"zero_optimization.stage: {zero.stage} does not offload parameters; ZeRO-Inference needs 3"
+        )
     offload = zero.offload_param or OffloadParamSection()
     auto = {
         "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),

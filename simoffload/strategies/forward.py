@@ -82,6 +82,7 @@ class ForwardWriter:
     # -- what the coordinator calls -------------------------------------------------------------
 
     def enter(self, step: int) -> None:
+        """The hook begins, and with the first module of a layer a new segment."""
         visit = self._visits[step]
         if visit.segment:
             self._builder.segment(visit.segment)
@@ -97,9 +98,12 @@ class ForwardWriter:
         for tensor in tensors:
             size = self._aligned(tensor.slice_numel * self._place.dtype_bytes)
             route, fixed = self._read_route(size)
-            self._add("read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self._host_so_far())
+            self._add(
+                "read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self._host_so_far()
+            )
 
     def wait_reads(self) -> None:
+        """The host waits for all reads of the handle, whoever they are for."""
         self._host_waits(IO)
 
     def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
@@ -133,7 +137,9 @@ class ForwardWriter:
         else:
             size = sum(slices) * (self._place.ranks - 1)
             route, fixed = self._gather_route(size)
-            ordinal = self._add("gather", COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
+            ordinal = self._add(
+                "gather", COMM, fixed=fixed, size=size, route=route, after=after, collective=True
+            )
         self._gathers.append(_Gather(ordinal, sum(slices) * self._place.ranks, len(tensors)))
         return len(self._gathers) - 1
 
@@ -150,12 +156,14 @@ class ForwardWriter:
         self._add("concat", COPY, fixed=apart, after=after)
 
     def fetch_event(self) -> None:
+        """Remember what is on the copy stream; the first event of a module costs the host time."""
         if not self._waited:
             self._waited = True
             self._spend(self._costs.fetch_wait.value / 2)
         self._fetch_events.append(self._builder.written[COPY] - 1)
 
     def throttle(self, event: int) -> None:
+        """The host waits until the copy stream has passed an older event."""
         self._host_waits(COPY, self._fetch_events[event])
 
     def compute(self, step: int) -> None:
@@ -220,7 +228,9 @@ class ForwardWriter:
         after: tuple[Dependency, ...] = (),
         collective: bool = False,
     ) -> int:
-        return self._builder.add(Op(kind, label or self._label, stream, fixed, size, route, after, collective))
+        return self._builder.add(
+            Op(kind, label or self._label, stream, fixed, size, route, after, collective)
+        )
 
     def _so_far(self, stream: int) -> tuple[Dependency, ...]:
         return (Dependency(stream),) if self._builder.written[stream] else ()
@@ -288,7 +298,8 @@ class ForwardWriter:
         if key not in self._transfers:
             machine, settings = self._timing.machine, self._place.settings
             paths = [
-                machine.storage_read(self._place.tier, rank, gds=settings.use_gds) for rank in range(self._place.ranks)
+                machine.storage_read(self._place.tier, rank, gds=settings.use_gds)
+                for rank in range(self._place.ranks)
             ]
             path = paths[0]
             in_flight = path.outstanding_rate(

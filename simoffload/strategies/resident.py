@@ -78,5 +78,13 @@ class ResidentPlan:
                         launch = picoseconds(timing.launch_s(module))
                         builder.add(Op("launch", module.name, HOST, launch))
                         builder.add(Op("compute", module.name, COMPUTE, duration, after=(Dependency(HOST),)))
-        builder.add(Op("hook", forward.name, HOST, picoseconds(costs.pass_overhead.value), after=(Dependency(COMPUTE),)))
+        builder.add(
+            Op(
+                "hook",
+                forward.name,
+                HOST,
+                picoseconds(costs.pass_overhead.value),
+                after=(Dependency(COMPUTE),),
+            )
+        )
         return builder.build([(resource.name, resource.capacity) for resource in self.machine.resources])

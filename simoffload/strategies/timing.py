@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from simoffload.hardware import Machine, Path
-from simoffload.models import Module, ModuleCost, ModelShape, module_cost
+from simoffload.models import ModelShape, Module, ModuleCost, module_cost
 
 __all__ = ["Timing", "effective_rate", "picoseconds", "shares"]
 
@@ -48,7 +48,9 @@ def effective_rate(path: Path, sizes: Sequence[int]) -> int:
 class Timing:
     """Durations of one model's modules on one machine, for a given pass."""
 
-    def __init__(self, *, machine: Machine, model: ModelShape, batch: int, new_tokens: int, context: int) -> None:
+    def __init__(
+        self, *, machine: Machine, model: ModelShape, batch: int, new_tokens: int, context: int
+    ) -> None:
         self.machine = machine
         self._model = model
         self._batch, self._new_tokens, self._context = batch, new_tokens, context

@@ -15,11 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
-from simoffload.models import Module, ModelShape
+from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.coordinator import Actions, Coordinator, Tensor
-from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version, resolve_settings
+from simoffload.strategies.ds_config import (
+    LATEST,
+    DeepSpeedConfig,
+    OffloadSettings,
+    parse_version,
+    resolve_settings,
+)
 from simoffload.strategies.forward import ForwardWriter, Placement, Visit
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass
@@ -60,7 +66,9 @@ class ZeroInference(BaseModel):
             raise _problem(f"strategy.ds_config.{key}", message) from None
         tier, more = _tier(self.weights, settings, machine)
         if self.ranks > machine.gpus:
-            raise _problem("strategy.ranks", f"{self.ranks} ranks on {machine.gpus} GPU(s); lower it or add nodes")
+            raise _problem(
+                "strategy.ranks", f"{self.ranks} ranks on {machine.gpus} GPU(s); lower it or add nodes"
+            )
         kind = machine.tiers[tier].kind
         device: Literal["none", "cpu", "nvme"] = {"hbm": "none", "dram": "cpu"}.get(kind, "nvme")  # type: ignore[assignment]
         plan = ZeroInferencePlan(
@@ -91,8 +99,8 @@ def _tier(weights: str | None, settings: OffloadSettings, machine: Machine) -> t
         raise _problem("strategy.weights", f"the platform has no tier for offload device {configured!r}")
     kind = machine.tiers[weights].kind
     if configured is not None and kind not in by_device[configured]:
-        text = f'ds_config offload_param.device: "{configured}" does not go with weights: {weights}; {weights} is used'
-        return weights, (text,)
+        said = f'ds_config offload_param.device: "{configured}" does not go with weights: {weights}'
+        return weights, (f"{said}; {weights} is used",)
     return weights, ()
 
 
@@ -146,7 +154,8 @@ class ZeroInferencePlan:
                 )
                 persistent += parameter.numel if stays else 0
                 on_nvme = (
-                    settings.device == "nvme" and slice_numel * self.placement.dtype_bytes >= settings.min_swap_bytes
+                    settings.device == "nvme"
+                    and slice_numel * self.placement.dtype_bytes >= settings.min_swap_bytes
                 )
                 shared[parameter.name] = len(tensors)
                 indices.append(len(tensors))
@@ -164,12 +173,15 @@ class ZeroInferencePlan:
         settings = self.placement.settings
         if settings.device != "nvme":
             return
-        largest = max((tensor for tensor in self.tensors if tensor.on_nvme), key=lambda t: t.slice_numel, default=None)
+        largest = max(
+            (tensor for tensor in self.tensors if tensor.on_nvme), key=lambda t: t.slice_numel, default=None
+        )
         if largest is not None and largest.slice_numel > settings.buffer_size:
             raise _problem(
                 "strategy.ds_config.zero_optimization.offload_param.buffer_size",
                 f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
-                f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} elements",
+                f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} "
+                "elements",
             )
 
     def schedule(self, forward: ForwardPass) -> Schedule:
@@ -232,13 +244,13 @@ class ZeroInferencePlan:
 class Idle:
     """Actions that do nothing, to walk a pass for its peaks."""
 
-    def enter(self, step: int) -> None: ...
-    def read(self, tensors: Sequence[Tensor]) -> None: ...
+    def enter(self, _step: int, /) -> None: ...
+    def read(self, _tensors: Sequence[Tensor], /) -> None: ...
     def wait_reads(self) -> None: ...
-    def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
+    def gather(self, _tensors: Sequence[Tensor], /, **_how: bool) -> int:
         return 0
 
-    def wait(self, handle: int) -> None: ...
-    def throttle(self, event: int) -> None: ...
+    def wait(self, _handle: int, /) -> None: ...
+    def throttle(self, _event: int, /) -> None: ...
     def fetch_event(self) -> None: ...
-    def compute(self, step: int) -> None: ...
+    def compute(self, _step: int, /) -> None: ...

@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from simoffload.planning import compare
+from simoffload.scenario import load_scenario
+
 WIDE = ("--set", "workload.output_length=1")
 
 
@@ -79,3 +82,19 @@ def test_published_ratios_stand_beside_the_shipped_study(program, baseline: str 
 def test_changed_work_has_no_published_ratio(program) -> None:
     answer = program("compare", "ddn/bloom-7b1", "--on", "raid,nfs", "--set", "workload.batch_size=8", *WIDE)
     assert "published" not in answer.out
+
+
+def test_the_same_from_python(program) -> None:
+    rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--json", *WIDE))
+    comparison = compare(load_scenario("small.yaml", overrides=WIDE[1:]), ["dram", "gpu"])
+    frame = comparison.to_frame()
+    assert list(frame.index) == ["dram", "gpu"]
+    assert list(frame["ratio"]) == [row["ratio"] for row in rows.values()]
+    assert comparison.ranking == ("gpu", "dram")
+
+
+def test_progress_names_the_target() -> None:
+    said: list[str] = []
+    scenario = load_scenario("ddn/bloom-7b1", overrides=WIDE[1:])
+    compare(scenario, ["dram", "raid"], progress=said.append)
+    assert [line.partition(":")[0] for line in said] == ["dram", "dram", "raid", "raid"]

@@ -164,7 +164,9 @@ def test_knobs_of_nvme_offload_move_the_time(slower: dict[str, Any], faster: dic
 def test_before_0_9_one_rank_gathers_with_itself() -> None:
     old, new = (simulate(scenario(weights="dram", version=version)) for version in ("0.8.3", "0.9.0"))
     assert (old.tpot_s or 0.0) > (new.tpot_s or 0.0)
-    kinds = {op.kind for block in decode(scenario(weights="dram", version="0.9.0")).blocks for op in block.ops}
+    kinds = {
+        op.kind for block in decode(scenario(weights="dram", version="0.9.0")).blocks for op in block.ops
+    }
     assert "concat" not in kinds
 
 
@@ -211,4 +213,6 @@ def test_what_deepspeed_refuses_is_said_before_the_run() -> None:
         simulate(scenario(offload={"buffer_size": 1e8}))
     with pytest.raises(InputError, match="Not enough buffers"):
         # A tied embedding that is kept for its second use keeps its only buffer, too.
-        simulate(scenario(model="bloom-7b1", zero={"stage3_max_reuse_distance": 1e12}, offload={"buffer_count": 1}))
+        simulate(
+            scenario(model="bloom-7b1", zero={"stage3_max_reuse_distance": 1e12}, offload={"buffer_count": 1})
+        )

@@ -44,7 +44,7 @@ class Log:
 
     def fetch_event(self) -> None: ...
 
-    def compute(self, step: int) -> None:
+    def compute(self, _step: int) -> None:
         self.calls.append("]")
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ def test_a_chain_of_linears_on_nvme_looks_one_tensor_ahead() -> None:
 
 
 def test_a_container_before_a_linear_lets_the_read_run_three_ahead() -> None:
-    """A hook with nothing to fetch gathers what is being read; that in turn allows reads of twice its size."""
+    """A hook with nothing to fetch gathers what is being read, which allows reads of twice its size."""
     calls, _ = walk([(), (), (0,), (1,), (2,), (3,), (4,)], tensors(5, nvme=True), settings("nvme"))
     assert calls.startswith("[0 Rp0 ] [1 W Pp0 Rp1+p2+p3 ] [2 w0 W Pp1+p2+p3 Rp4 ]")
 
@@ -132,7 +132,10 @@ def test_small_slices_stay_in_memory_and_are_prefetched_up_to_the_next_read() ->
 
 def test_several_ranks_wait_for_the_third_last_fetch_event() -> None:
     calls, _ = walk(
-        [(), *((i,) for i in range(5))], tensors(5, nvme=False), settings("cpu", prefetch_bucket_size=0), ranks=8
+        [(), *((i,) for i in range(5))],
+        tensors(5, nvme=False),
+        settings("cpu", prefetch_bucket_size=0),
+        ranks=8,
     )
     assert "[4 Fp3 T0 w3 ]" in calls
     assert "[5 Fp4 T1 w4 ]" in calls
@@ -153,8 +156,12 @@ def test_persistent_tensors_are_never_fetched_again() -> None:
 
 def test_a_tied_weight_is_fetched_twice_unless_it_comes_back_within_the_reuse_distance() -> None:
     uses = [(), (0,), (1,), (0,)]
-    far, _ = walk(uses, tensors(2, nvme=False), settings("cpu", prefetch_bucket_size=0, max_reuse_distance=2_000_000))
-    near, _ = walk(uses, tensors(2, nvme=False), settings("cpu", prefetch_bucket_size=0, max_reuse_distance=2_000_001))
+    far, _ = walk(
+        uses, tensors(2, nvme=False), settings("cpu", prefetch_bucket_size=0, max_reuse_distance=2_000_000)
+    )
+    near, _ = walk(
+        uses, tensors(2, nvme=False), settings("cpu", prefetch_bucket_size=0, max_reuse_distance=2_000_001)
+    )
     assert far == "[0 ] [1 Fp0 w0 ] [2 Fp1 w1 ] [3 Fp0 w2 ]"
     assert near == "[0 ] [1 Fp0 w0 ] [2 Fp1 w1 ] [3 ]"
 

@@ -70,14 +70,19 @@ def test_the_trace_took_two_passes_before_0_15_4() -> None:
 
 def test_unknown_and_unmodelled_keys_warn() -> None:
     _, warnings = resolve(
-        {"train_batch_size": 8, "zero_optimization": {"stage3_prefetch_bucket_sise": 1, "zero_hpz_partition_size": 8}}
+        {
+            "train_batch_size": 8,
+            "zero_optimization": {"stage3_prefetch_bucket_sise": 1, "zero_hpz_partition_size": 8},
+        }
     )
     assert len(warnings) == 2
     assert 'did you mean "stage3_prefetch_bucket_size"' in warnings[0]
     assert "not modelled" in warnings[1]
 
 
-@pytest.mark.parametrize("tree", [{"aio": {"queue_depth": 0}}, {"zero_optimization": {"offload_param": {"device": "ssd"}}}])
+@pytest.mark.parametrize(
+    "tree", [{"aio": {"queue_depth": 0}}, {"zero_optimization": {"offload_param": {"device": "ssd"}}}]
+)
 def test_values_that_deepspeed_refuses_are_refused(tree: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         resolve(tree)
