@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from simoffload.errors import InputError, Problem, SimoffloadError, SimulationError
+    from simoffload.exchange.chrome_trace import write_trace
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
+    from simoffload.report.page import write_comparison, write_report
     from simoffload.results.result import SimulationResult
     from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
     from simoffload.simulation import fit, simulate
@@ -36,6 +38,9 @@ __all__ = [
     "load_scenario",
     "on_targets",
     "simulate",
+    "write_comparison",
+    "write_report",
+    "write_trace",
 ]
 
 __version__ = "0.1.0"
@@ -59,6 +64,9 @@ _HOME = {
     "load_scenario": "simoffload.scenario",
     "on_targets": "simoffload.planning.compare",
     "simulate": "simoffload.simulation",
+    "write_comparison": "simoffload.report.page",
+    "write_report": "simoffload.report.page",
+    "write_trace": "simoffload.exchange.chrome_trace",
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
 from simoffload.cli.exits import Exit
-from simoffload.cli.sources import STDIN, read
+from simoffload.cli.sources import STDIN_NAME, read
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def _check(files: list[str], console: Console, checks: dict[str, Callable[[Docum
         try:
             document = read(file)
             kind = _kind(document) if len(checks) > 1 else next(iter(checks))
+            if document.path == STDIN_NAME and kind in _FILES_ONLY:
+                raise InputError((document.problem((), f"a {kind} is checked as a file"),))
             warnings = checks[kind](document)
         except InputError as error:
             problems |= dict.fromkeys(error.problems)
@@ -79,11 +81,8 @@ def _check_scenario(document: Document) -> Warnings:
 
 
 def _check_profile(document: Document) -> Warnings:
-    from simoffload.hardware.library import KINDS, Library
-
-    if document.path == STDIN:
-        raise InputError((Problem(document.path, None, None, "", "a profile is checked as a file"),))
     from simoffload.hardware import load_platform
+    from simoffload.hardware.library import KINDS, Library
 
     path = Path(document.path)
     entry = Library(path.parent).read(path, tuple(KINDS))
@@ -117,3 +116,4 @@ _CHECKS: dict[str, Callable[[Document], Warnings]] = {
     "ds_config": _check_ds_config,
     "model config": _check_model,
 }
+_FILES_ONLY = {"profile", "model config"}  # their folder counts

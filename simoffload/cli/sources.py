@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from simoffload.documents import Document
     from simoffload.scenario import LoadedScenario
 
-__all__ = ["STDIN", "load", "move", "read"]
+__all__ = ["STDIN", "STDIN_NAME", "load", "move", "read"]
 
 STDIN = "-"
-_STDIN_NAME = "<stdin>"
+STDIN_NAME = "<stdin>"
 _STDIN_LIMIT = 1 << 21  # [B] above the limit for documents, which then says what is wrong
 
 
@@ -26,7 +26,7 @@ def read(source: str) -> Document:
 
     if source != STDIN:
         return read_document(Path(source))
-    return parse_yaml(_stdin_text(), name=_STDIN_NAME, root=Path())
+    return parse_yaml(_stdin_text(), name=STDIN_NAME, root=Path())
 
 
 def _stdin_text() -> str:
@@ -34,7 +34,7 @@ def _stdin_text() -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError((Problem(_STDIN_NAME, None, None, "", "is not text in UTF-8"),)) from None
+        raise InputError((Problem(STDIN_NAME, None, None, "", "is not text in UTF-8"),)) from None
 
 
 def load(source: str, *, overrides: Sequence[str] = ()) -> LoadedScenario:

@@ -52,6 +52,12 @@ CASES: tuple[Case, ...] = (
     Case("stdin-empty", ("run", "-"), (("<stdin>:", "the document is empty"),)),
     Case("stdin-binary", ("run", "-"), (("<stdin>:", "is not text in UTF-8"),), stdin=b"\xff\xfe\x00"),
     Case(
+        "stdin-profile",
+        ("check", "-"),
+        (("<stdin>:1:1:", "a profile is checked as a file"),),
+        stdin=DRIVE.encode(),
+    ),
+    Case(
         "stdin-broken",
         ("run", "-"),
         (("<stdin>:11:10: strategy.ranks:", 'must be a whole number, got "two"'),),
