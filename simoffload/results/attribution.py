@@ -32,6 +32,12 @@ class Attribution(NamedTuple):
     """[ps] on the deciding chain, largest first; sums to the makespan."""
     busy: dict[str, int]
     """[ps] that the rank spent on each cause in all, hidden or not."""
+    exposed_streams: dict[str, int]
+    """[ps] on the deciding chain, by stream."""
+    busy_streams: dict[str, int]
+    """[ps] in all, by stream."""
+    exposed_links: dict[str, int]
+    """[ps] on the deciding chain that transfers over each link took."""
 
 
 class _Ranks:
@@ -91,22 +97,38 @@ def _cause(op: Op, schedule: Schedule) -> str:
 
 
 def attribute(timeline: Timeline) -> Attribution:
-    """Split the makespan of a recorded run by cause."""
+    """Split the makespan of a recorded run by cause, by stream and by link."""
     schedule = timeline.schedule
     ranks = _Ranks(timeline)
     last = max(range(len(timeline)), key=timeline.end.__getitem__)
     rank = timeline.rank[last]
-    exposed: Counter[str] = Counter()
+    exposed, exposed_streams, exposed_links = Counter[str](), Counter[str](), Counter[str]()
     entry: int | None = last
     while entry is not None:
-        exposed[_cause(ranks.op(entry), schedule)] += timeline.end[entry] - timeline.start[entry]
+        op, duration = ranks.op(entry), timeline.end[entry] - timeline.start[entry]
+        exposed[_cause(op, schedule)] += duration
+        exposed_streams[schedule.streams[op.stream]] += duration
+        if op.route >= 0:
+            for link, _ in schedule.routes[op.route].hops[rank]:
+                exposed_links[schedule.links[link].name] += duration
         entry, rank = _before(timeline, ranks, entry, rank)
-    busy: Counter[str] = Counter()
-    for stream in ranks.entries[timeline.rank[last]]:
-        for done in stream:
-            busy[_cause(ranks.op(done), schedule)] += timeline.end[done] - timeline.start[done]
-    ordered = dict(sorted(exposed.items(), key=lambda item: (-item[1], item[0])))
-    return Attribution(ordered, {name: busy[name] for name in sorted(busy, key=lambda n: (-busy[n], n))})
+    busy, busy_streams = Counter[str](), Counter[str]()
+    for stream, entries in zip(schedule.streams, ranks.entries[timeline.rank[last]], strict=True):
+        for done in entries:
+            duration = timeline.end[done] - timeline.start[done]
+            busy[_cause(ranks.op(done), schedule)] += duration
+            busy_streams[stream] += duration
+    return Attribution(
+        _largest_first(exposed),
+        _largest_first(busy),
+        dict(exposed_streams),
+        dict(busy_streams),
+        dict(exposed_links),
+    )
+
+
+def _largest_first(times: Counter[str]) -> dict[str, int]:
+    return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _before(timeline: Timeline, ranks: _Ranks, entry: int, rank: int) -> tuple[int | None, int]:

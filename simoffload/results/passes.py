@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from simoffload.results.attribution import Attribution, attribute
 from simoffload.results.timeline import Timeline
 from simoffload.schedule.bounds import link_times, stream_times
 
-__all__ = ["LinkUse", "PassResult", "Share", "summarize_pass"]
+__all__ = ["LinkUse", "PassResult", "Share", "StreamUse", "summarize_pass"]
 
 _PICO = 1e-12
 _SATURATED = 0.5  # of the time that a link is in use: from there on the link, not the transfer, sets the pace
@@ -24,6 +25,18 @@ class Share(NamedTuple):
     """[s] in all on the deciding rank, hidden behind something else or not."""
     limit: str
     """What held a transfer back: a link that was full, or the single transfer's own limit."""
+    size: int = 0
+    """[B] moved on all ranks, for a transfer."""
+
+
+class StreamUse(NamedTuple):
+    """One stream of the deciding rank."""
+
+    stream: str
+    busy_s: float
+    """[s] in all."""
+    exposed_s: float
+    """[s] on the chain of operations that determined the pass."""
 
 
 class LinkUse(NamedTuple):
@@ -38,6 +51,8 @@ class LinkUse(NamedTuple):
     """[s] filled to capacity."""
     capacity: int
     """[B/s]"""
+    exposed_s: float = 0.0
+    """[s] that transfers over it took on the chain of operations that determined the pass."""
 
 
 class PassResult(NamedTuple):
@@ -53,6 +68,8 @@ class PassResult(NamedTuple):
     """Links that carried anything, busiest first."""
     bounds: dict[str, float]
     """[s] that no schedule can beat, by resource: bytes over bandwidth, GPU work, host work."""
+    streams: tuple[StreamUse, ...] = ()
+    """Of the deciding rank, in the schedule's order."""
 
     @property
     def bottleneck(self) -> Share:
@@ -79,40 +96,65 @@ def summarize_pass(timeline: Timeline, *, new_tokens: int, context: int) -> Pass
         context=context,
         time_s=timeline.makespan * _PICO,
         shares=_shares(timeline, attribution),
-        links=_links(timeline),
+        links=_links(timeline, attribution),
         bounds=_bounds(timeline),
+        streams=tuple(
+            StreamUse(
+                name, attribution.busy_streams[name] * _PICO, attribution.exposed_streams.get(name, 0) * _PICO
+            )
+            for name in attribution.busy_streams
+        ),
     )
 
 
 def _shares(timeline: Timeline, attribution: Attribution) -> tuple[Share, ...]:
-    limits = _limits(timeline)
-    return tuple(
-        Share(name, attribution.exposed.get(name, 0) * _PICO, busy * _PICO, limits.get(name, ""))
-        for name, busy in sorted(
-            attribution.busy.items(),
-            key=lambda item: (-attribution.exposed.get(item[0], 0), -item[1], item[0]),
-        )
+    limits, sizes = _limits(timeline), _sizes(timeline)
+    order = sorted(
+        attribution.busy, key=lambda name: (-attribution.exposed.get(name, 0), -attribution.busy[name], name)
     )
+    return tuple(
+        Share(
+            name,
+            attribution.exposed.get(name, 0) * _PICO,
+            attribution.busy[name] * _PICO,
+            limits.get(name, ""),
+            sizes[name],
+        )
+        for name in order
+    )
+
+
+def _sizes(timeline: Timeline) -> Counter[str]:
+    """[B] that each kind of transfer moved on all ranks."""
+    schedule = timeline.schedule
+    sizes: Counter[str] = Counter()
+    for block in schedule.blocks:
+        for op in block.ops:
+            if op.size:
+                sizes[schedule.routes[op.route].name] += op.size * block.repeat * schedule.ranks
+    return sizes
 
 
 def _limits(timeline: Timeline) -> dict[str, str]:
     """For every kind of transfer the link that was full most of the time it was in use, if any was."""
-    limits = {}
+    fullest: dict[str, tuple[float, str]] = {}
     for route in timeline.schedule.routes:
-        ratios = [
-            (timeline.link_saturated[link] / timeline.link_busy[link], timeline.schedule.links[link].name)
-            for hops in route.hops
-            for link, _ in hops
-            if timeline.link_busy[link]
-        ]
-        full = max(ratios, default=(0.0, ""))
-        limits[route.name] = full[1] if full[0] >= _SATURATED else "what one transfer reaches by itself"
-    return limits
+        for link in {link for hops in route.hops for link, _ in hops if timeline.link_busy[link]}:
+            ratio = timeline.link_saturated[link] / timeline.link_busy[link]
+            found = ratio, timeline.schedule.links[link].name
+            fullest[route.name] = max(found, fullest.get(route.name, (0.0, "")))
+    return {
+        name: link if ratio >= _SATURATED else "what one transfer reaches by itself"
+        for name, (ratio, link) in fullest.items()
+    }
 
 
-def _links(timeline: Timeline) -> tuple[LinkUse, ...]:
+def _links(timeline: Timeline, attribution: Attribution) -> tuple[LinkUse, ...]:
+    def exposed(name: str) -> float:
+        return attribution.exposed_links.get(name, 0) * _PICO
+
     uses = [
-        LinkUse(link.name, size, busy * _PICO, full * _PICO, link.capacity // link.scale)
+        LinkUse(link.name, size, busy * _PICO, full * _PICO, link.capacity // link.scale, exposed(link.name))
         for link, size, busy, full in zip(
             timeline.schedule.links,
             timeline.link_bytes,

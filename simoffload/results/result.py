@@ -193,7 +193,7 @@ class SimulationResult:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per simulated pass and cause: pass, context, cause, exposed_s, busy_s, limit."""
+        """One row per simulated pass and cause: pass, context, cause, exposed_s, busy_s, limit, size [B]."""
         import pandas as pd
 
         rows = [
@@ -203,7 +203,7 @@ class SimulationResult:
             for share in one.shares
         ]
         return pd.DataFrame(
-            rows, columns=["pass", "context", "time_s", "cause", "exposed_s", "busy_s", "limit"]
+            rows, columns=["pass", "context", "time_s", "cause", "exposed_s", "busy_s", "limit", "size"]
         )
 
 
@@ -228,8 +228,15 @@ def _pass(one: PassResult) -> dict[str, Any]:
         "time_s": one.time_s,
         "time_by_cause": [share._asdict() for share in one.shares],
         "links": [
-            {"link": use.link, "bytes": use.size, "busy_s": use.busy_s, "saturated_s": use.saturated_s}
+            {
+                "link": use.link,
+                "bytes": use.size,
+                "busy_s": use.busy_s,
+                "saturated_s": use.saturated_s,
+                "exposed_s": use.exposed_s,
+            }
             for use in one.links
         ],
+        "streams": [use._asdict() for use in one.streams],
         "bounds_s": one.bounds,
     }

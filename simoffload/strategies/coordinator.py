@@ -163,10 +163,11 @@ class Coordinator:
     def _read(self, indices: Sequence[int]) -> None:
         if len(indices) > self._free_buffers:
             names = ", ".join(self._tensors[index].name for index in indices)
+            count = self._settings.buffer_count
             message = (
-                f"DeepSpeed would stop here: Not enough buffers {self._free_buffers} for swapping {len(indices)}"
-                f" ({names}); raise offload_param.buffer_count (now {self._settings.buffer_count})"
-                " or lower stage3_max_reuse_distance"
+                f"DeepSpeed would stop here: Not enough buffers {self._free_buffers} for swapping "
+                f"{len(indices)} ({names}); raise offload_param.buffer_count (now {count}) or lower "
+                "stage3_max_reuse_distance"
             )
             key = "strategy.ds_config.zero_optimization.offload_param.buffer_count"
             raise InputError((Problem("", None, None, key, message),))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,3 +220,28 @@ def test_what_deepspeed_refuses_is_said_before_the_run() -> None:
         simulate(
             scenario(model="bloom-7b1", zero={"stage3_max_reuse_distance": 1e12}, offload={"buffer_count": 1})
         )
+
+
+def test_streams_and_links_say_how_long_they_were_exposed() -> None:
+    step = simulate(scenario(model="bloom-1b7", platform="dgx-a100", ranks=8)).step
+    assert step is not None
+    assert sum(stream.exposed_s for stream in step.streams) == pytest.approx(step.time_s, rel=1e-9)
+    assert all(stream.exposed_s <= stream.busy_s + 1e-9 for stream in step.streams if stream.stream != "comm")
+    reads = next(share for share in step.shares if share.cause == "raid read")
+    link = next(link for link in step.links if link.link == "raid read")
+    assert link.exposed_s == pytest.approx(reads.exposed_s)
+    assert link.size == reads.size
+
+
+def test_an_answer_is_the_same_bytes_every_time(tmp_path: Path) -> None:
+    answers = {
+        subprocess.run(
+            [sys.executable, "-m", "simoffload", "run", "ddn/bloom-7b1", "--json"],
+            capture_output=True,
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])},
+        ).stdout
+        for seed in ("0", "1", "4711")
+    }
+    assert len(answers) == 1
