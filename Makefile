@@ -1,7 +1,7 @@
 # demo   simulate the embedded study and say where its report lies
 # test   run the tests
 # check  lint, formatting, types, layers
-# bench  time the engine
+# bench  time the engine and whole scenarios
 # lock   write requirements/*.txt anew from pyproject.toml (needs uv; LOCK_FLAGS=--upgrade for newer versions)
 # clean  remove everything that these targets made
 
@@ -38,7 +38,8 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache --no-logo
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+	$(BIN)/python benchmarks/bench_engine.py
+	$(BIN)/python benchmarks/bench_scenarios.py
 
 # ---- environment: each stamp is written last, so that an interrupted run starts its step again ----
 
@@ -78,6 +79,6 @@ lock:
 	$(COMPILE) --group dev --extra notebook -c requirements/runtime.txt -o requirements/dev.txt
 
 clean:
-	rm -rf $(VENV) $(DEMO_OUTPUT) build dist .benchmarks .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(VENV) $(DEMO_OUTPUT) build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
