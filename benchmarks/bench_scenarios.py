@@ -1,6 +1,6 @@
 """What whole scenarios cost: one decode step of each DDN model, planned, executed and summarized.
 
-    python benchmarks/bench_scenarios.py [NAME…]
+python benchmarks/bench_scenarios.py [NAME…]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = ("ddn/bloom-7b1", "ddn/bloom-176b", "ddn/bloom-mod-1", "ddn/bloom-mod-2"
 
 
 def main(names: tuple[str, ...]) -> None:
-    print(f"{'scenario':16} {'operations':>10} {'plan':>7} {'execute':>8} {'summary':>8} {'per op':>8} {'peak':>8}")
+    print("scenario         operations    plan  execute  summary   per op     peak")
     for name in names:
         started = time.perf_counter()
         schedule = so.load_scenario(name).plan().schedule(ForwardPass("decode 1", 1, 9))
