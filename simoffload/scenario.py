@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,7 +14,8 @@ from simoffload.documents import Document, read_document, set_value, suggest, va
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, ModelSpec, load_model
-from simoffload.strategies import Plan, Strategy, ZeroInference
+from simoffload.shipped import shipped_folder
+from simoffload.strategies import Plan, Resident, Strategy, ZeroInference
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.workload import Workload
 
@@ -68,19 +69,35 @@ class LoadedScenario:
     def on(self, target: str) -> LoadedScenario:
         """The same work with the weights on another tier; InputError if the machine has no such tier.
 
-        "gpu" and "cpu" mean the tiers "hbm" and "dram". A resident model becomes one under ZeRO-3.
+        "gpu" and "cpu" mean the tiers "hbm" and "dram"; "resident" means a whole copy in each GPU, without
+        ZeRO. On any tier a resident model becomes one under ZeRO-3.
         """
+        if target == "resident":
+            return self._resident()
         tier = _tier_name(target, self.machine)
         old = self.scenario.strategy
         new = ZeroInference(ranks=old.ranks, weights=tier)
         if isinstance(old, ZeroInference):
             new = old.model_copy(update={"weights": tier, "ds_config": _without_device(old.ds_config)})
-        written = {**self.document.data["strategy"], "kind": "zero_inference", "weights": tier}
+        written = deepcopy(self.document.data["strategy"]) | {"kind": "zero_inference", "weights": tier}
+        offload = ((written.get("ds_config") or {}).get("zero_optimization") or {}).get("offload_param") or {}
+        offload.pop("device", None)
         document = replace(self.document, data={**self.document.data, "strategy": written})
         return replace(self, scenario=self.scenario.model_copy(update={"strategy": new}), document=document)
 
+    def _resident(self) -> LoadedScenario:
+        strategy = Resident(ranks=self.scenario.strategy.ranks)
+        document = replace(self.document, data={**self.document.data, "strategy": strategy.model_dump()})
+        return replace(
+            self, scenario=self.scenario.model_copy(update={"strategy": strategy}), document=document
+        )
+
     def plan(self) -> Plan:
         """Apply the strategy; InputError, with its place in the file, for what DeepSpeed would refuse."""
+        ranks, gpus = self.scenario.strategy.ranks, self.machine.gpus
+        if ranks > gpus:
+            text = f"{ranks} ranks, but the platform has {gpus} GPU(s); lower it or raise nodes"
+            raise InputError([self.document.problem(("strategy", "ranks"), text)])
         try:
             plan = self.scenario.strategy.plan(self.model, self.scenario.workload, self.machine)
             _ = plan.memory  # counted by walking through a pass, in which DeepSpeed may run out of buffers
@@ -91,7 +108,7 @@ class LoadedScenario:
 
 def list_scenarios() -> tuple[str, ...]:
     """Names of the shipped scenarios, as ``load_scenario`` takes them."""
-    folder = _data_folder()
+    folder = shipped_folder("scenarios")
     return tuple(
         sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
     )
@@ -129,9 +146,6 @@ def resolve(document: Document, *, overrides: Sequence[str] = ()) -> LoadedScena
         named = strategy.weights
         tier = _try(document, problems, "strategy.weights", lambda: _tier_name(named, machine))
         strategy = strategy.model_copy(update={"weights": tier})
-    if strategy.ranks > machine.gpus:
-        text = f"{strategy.ranks} ranks, but the platform has {machine.gpus} GPU(s); lower it or raise nodes"
-        problems.append(document.problem(("strategy", "ranks"), text))
     if problems:
         raise InputError(problems)
     return LoadedScenario(scenario.model_copy(update={"strategy": strategy}), document, model, machine)
@@ -161,19 +175,12 @@ def _without_device(config: DeepSpeedConfig) -> DeepSpeedConfig:
     return config.model_copy(update={"zero_optimization": zero.model_copy(update={"offload_param": offload})})
 
 
-def _data_folder() -> Path:
-    """The shipped scenarios: inside the wheel, or beside the package in a checkout."""
-    package = Path(str(files("simoffload")))
-    packaged = package / "_data" / "scenarios"
-    return packaged if packaged.is_dir() else package.parent / "scenarios"
-
-
 def _locate(source: str | Path) -> Path:
     path = Path(source)
     if path.suffix in {".yaml", ".yml", ".json"} or path.exists():
         return path
     if str(source) in list_scenarios():
-        return _data_folder() / f"{source}.yaml"
+        return shipped_folder("scenarios") / f"{source}.yaml"
     message = f"no such file, and no shipped scenario of that name{suggest(str(source), list_scenarios())}"
     raise InputError([Problem(str(source), None, None, "", message)])
 
@@ -184,6 +191,9 @@ def _complete(document: Document, problems: list[Problem]) -> Document:
     if not isinstance(strategy, dict):
         return document
     strategy = {"kind": "zero_inference", **strategy}
+    if "weights" in strategy and strategy["weights"] is None:
+        text = "is empty; name a tier of the platform, e.g. dram, or leave the key out"
+        problems.append(document.problem(("strategy", "weights"), text))
     path = strategy.get("ds_config")
     if isinstance(path, str):
         config = _try(document, problems, "strategy.ds_config", lambda: _ds_config(document, path))
@@ -206,10 +216,13 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
     try:
         return action()
     except InputError as error:
-        problems.extend(
-            problem if problem.path else document.problem(tuple(key.split(".")), problem.message)
-            for problem in error.problems
-        )
+        location = tuple(key.split("."))
+        for problem in error.problems:
+            if problem.line is not None:
+                problems.append(problem)
+            else:  # about a file as a whole, or no file at all: what matters is where it is referred to
+                text = f"{problem.path}: {problem.message}" if problem.path else problem.message
+                problems.append(document.problem(location, text))
         return None
 
 

@@ -9,12 +9,13 @@ from importlib.metadata import version
 
 from simoffload import __version__
 from simoffload.engine import execute
+from simoffload.errors import InputError
 from simoffload.results.capacity import TierUse, tier_uses
 from simoffload.results.passes import PassResult, summarize_pass
 from simoffload.results.result import Provenance, SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import ForwardPass, Plan, Resident, ZeroInference
+from simoffload.strategies import ForwardPass, Plan, Resident
 from simoffload.units import format_bytes, format_seconds
 
 __all__ = ["Progress", "fit", "simulate"]
@@ -39,12 +40,12 @@ def simulate(
     runner = _Runner(scenario, plan, keep_timelines, progress)
     workload = scenario.scenario.workload
     prompt = workload.prompt_length
-    cold = runner.run(ForwardPass("first pass", prompt, prompt, first=True)) if _traced(scenario) else None
+    cold = runner.run(ForwardPass("first pass", prompt, prompt, first=True)) if plan.traced else None
     prefill = runner.run(ForwardPass("prefill", prompt, prompt))
     decode, total, spread = _decode(scenario, runner)
     result = replace(
         result,
-        first_pass=cold or prefill,
+        first_pass=cold,
         prefill=prefill,
         decode=decode,
         decode_total_s=total,
@@ -57,10 +58,6 @@ def simulate(
 def fit(scenario: LoadedScenario) -> SimulationResult:
     """Answer only whether the scenario fits, tier by tier."""
     return _capacity(scenario, scenario.plan())
-
-
-def _traced(scenario: LoadedScenario) -> bool:
-    return isinstance(scenario.scenario.strategy, ZeroInference)
 
 
 class _Runner:
@@ -119,13 +116,13 @@ def _capacity(scenario: LoadedScenario, plan: Plan) -> SimulationResult:
         dtype=model.dtype,
         parameters=model.num_parameters,
         platform=machine.platform,
-        target=_target(plan),
+        target=plan.target,
         ranks=inner.strategy.ranks,
         batch_size=inner.workload.batch_size,
         prompt_length=inner.workload.prompt_length,
         output_length=inner.workload.output_length,
         capacity=uses,
-        advice=_advice(scenario, uses),
+        advice=_advice(scenario, plan, uses),
         warnings=(*plan.warnings, *_context_warning(scenario)),
         provenance=Provenance(
             scenario=scenario.document.data,
@@ -140,31 +137,30 @@ def _capacity(scenario: LoadedScenario, plan: Plan) -> SimulationResult:
     )
 
 
-def _target(plan: Plan) -> str:
-    placement = getattr(plan, "placement", None)
-    return placement.tier if placement is not None else "hbm"
+def _advice(scenario: LoadedScenario, plan: Plan, uses: tuple[TierUse, ...]) -> tuple[str, ...]:
+    """For each tier that is too small: by how much, and what to do about its largest part."""
+    return tuple(f"{use.sentence()}; {_remedy(scenario, plan, use)}" for use in uses if not use.fits)
 
 
-def _advice(scenario: LoadedScenario, uses: tuple[TierUse, ...]) -> tuple[str, ...]:
-    """For each tier that is too small: by how much, and the smallest tier of the machine that would do."""
-    lines = []
-    for use in uses:
-        if use.fits:
+def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse) -> str:
+    largest = max(use.terms, key=lambda term: term.size)
+    if largest.remedy:
+        return f"{largest.name} take most: {largest.remedy}"
+    for tier in sorted(scenario.machine.tiers.values(), key=lambda tier: tier.capacity):
+        if tier.kind == "hbm" or tier.name == plan.target or tier.capacity < scenario.model.weight_bytes:
             continue
-        weights = scenario.model.weight_bytes
-        larger = sorted(
-            (tier.capacity, name)
-            for name, tier in scenario.machine.tiers.items()
-            if tier.kind != "hbm" and name != use.tier and tier.capacity >= weights
-        )
-        if use.kind == "hbm" and any(term.name.startswith("weight") for term in use.terms) is False:
-            remedy = "lower batch_size, prompt_length or the prefetch bucket"
-        elif larger:
-            remedy = f"smallest tier that holds the weights: {larger[0][1]} ({format_bytes(larger[0][0])})"
-        else:
-            remedy = "no other tier of this platform is large enough"
-        lines.append(f"{use.sentence()}; {remedy}")
-    return tuple(lines)
+        if _fits_on(scenario, tier.name):
+            size = format_bytes(tier.capacity, binary=tier.kind == "dram")
+            return f"smallest tier that holds the weights: {tier.name} ({size})"
+    return "no other tier of this platform is large enough"
+
+
+def _fits_on(scenario: LoadedScenario, tier: str) -> bool:
+    try:
+        uses = tier_uses(scenario.on(tier).plan().memory, scenario.machine.tiers)
+    except InputError:
+        return False
+    return all(use.fits for use in uses)
 
 
 def _context_warning(scenario: LoadedScenario) -> tuple[str, ...]:
@@ -186,5 +182,5 @@ def _hurts(scenario: LoadedScenario, result: SimulationResult) -> tuple[str, ...
     step = ForwardPass("decode 1", result.step.new_tokens, result.step.context)
     fast = execute(resident.schedule(step)).makespan * 1e-12
     size, times = format_bytes(scenario.model.weight_bytes), result.step.time_s / fast
-    text = f"offloading hurts here: the weights ({size}) fit in HBM, where a pass would take"
-    return (f"{text} {format_seconds(fast)}, {times:.3g} times less",)
+    text = f"offloading hurts here: a copy of the weights ({size}) fits on every GPU; without ZeRO"
+    return (f"{text} a pass takes {format_seconds(fast)}, {times:.3g} times less",)

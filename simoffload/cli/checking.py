@@ -98,9 +98,10 @@ def _check_ds_config(document: Document) -> Warnings:
     config = validate(document, DeepSpeedConfig)
     try:
         return resolve_settings(config, hidden_size=1)[1]
-    except ValueError as error:
-        key, _, message = str(error).rpartition(": ")
-        raise InputError((document.problem(tuple(key.split(".")), message),)) from None
+    except InputError as error:
+        raise InputError(
+            document.problem(tuple(one.key.split(".")), one.message) for one in error.problems
+        ) from None
 
 
 def _check_model(document: Document) -> Warnings:

@@ -75,9 +75,11 @@ def _for_report(
 def _cases(arguments: Namespace) -> dict[str, LoadedScenario]:
     """What is compared, by label."""
     if arguments.on:
-        if len(arguments.scenarios) > 1:
-            raise _refusal(f"--on moves one scenario, and {len(arguments.scenarios)} are given")
-        return move(load(arguments.scenarios[0], overrides=arguments.overrides), arguments.on)
+        if len(arguments.scenarios) == 1:
+            return move(load(arguments.scenarios[0], overrides=arguments.overrides), arguments.on)
+        each = _by_name(arguments.scenarios, arguments.overrides)
+        moved = {name: move(scenario, arguments.on) for name, scenario in each.items()}
+        return {f"{name} {target}": case for name, cases in moved.items() for target, case in cases.items()}
     if len(arguments.scenarios) == 1:
         raise _refusal(
             "one scenario is no comparison; give several, or --on TARGET,… for one on several targets"

@@ -46,6 +46,10 @@ def _guarded(words: Sequence[str], console: Console) -> int:
         return Exit.INTERRUPTED
     except BrokenPipeError:
         raise
+    except OSError as error:
+        what = error.filename or "the output"
+        console.fail([Problem("", None, None, "", f"cannot write {what}: {error.strerror or error}")])
+        return Exit.FAILED
     except Exception as error:
         if os.environ.get("SIMOFFLOAD_DEBUG") == "1":
             console.note(traceback.format_exc().rstrip())

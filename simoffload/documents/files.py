@@ -22,6 +22,8 @@ def read_document(path: Path) -> Document:
     Raises InputError for a file that cannot be read or holds anything but data.
     """
     parsers = {".yaml": parse_yaml, ".yml": parse_yaml, ".json": parse_json}
+    if path.suffix not in parsers and not path.exists():
+        raise _refusal(str(path), "no such file")
     if path.suffix not in parsers:
         raise _refusal(str(path), "the name of a document ends in .yaml, .yml or .json")
     return parsers[path.suffix](_read_text(path), name=str(path), root=path.parent)

@@ -19,11 +19,12 @@ __all__ = ["read_json"]
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
+    raise ValueError(f"{name} is not a number; write a finite one")
 
 
 _SCALARS = json.JSONDecoder(parse_int=parse_number, parse_float=parse_number, parse_constant=_refuse_constant)
 _SPACE = re.compile(r"[ \t\r\n]*")
+_TOKEN = re.compile(r"[^\s,\]}]*")
 
 
 def read_json(text: str, *, name: str, root: Path | None = None) -> Document:
@@ -97,7 +98,9 @@ class _JsonReader(TreeBuilder):
         except json.JSONDecodeError:
             raise
         except ValueError as error:
-            raise self.refusal(position, str(error)) from None
+            self.complain(location, position, str(error))
+            value = None
+            self._index = next(_TOKEN.finditer(self._text, self._index)).end()
         if isinstance(value, str):
             self.check_text(value, location, position)
         self._skip_space()

@@ -26,7 +26,7 @@ def set_value(document: Document, assignment: str) -> Document:
     path, equals, text = assignment.partition("=")
     path = path.strip()
     if not equals:
-        raise _refusal("", f"{quoted(assignment)} has no value; write e.g. workload.batch=16")
+        raise _refusal("", f"{quoted(assignment)} has no value; write e.g. workload.batch_size=16")
     try:
         value = read_yaml(text, name="--set")
     except InputError as error:

@@ -41,7 +41,7 @@ def parse_number(text: str) -> int | float | None:
             raise ValueError(f"a number may have {_LONGEST_FLOAT} characters, and this one has {len(text)}")
         number = float(text)
         if math.isinf(number):
-            raise ValueError(f"{text} is too large for a number")
+            raise ValueError(f"{text} is too large for a number (at most 1.8e308)")
         return number
     if _NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +14,7 @@ from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid
+from simoffload.shipped import shipped_folder
 
 __all__ = ["KINDS", "Entry", "Library", "Place", "ProfileInput", "ProfileSummary", "ProfileUse", "is_path"]
 
@@ -33,7 +33,6 @@ KINDS: dict[str, type[Profile]] = {
 """Every kind of profile; the files of a kind lie in the folder of that name."""
 _SUFFIXES = (".yaml", ".yml", ".json")
 _ID = re.compile(ID_PATTERN)
-_SHIPPED = "hardware_profiles"
 
 P = TypeVar("P", bound=Profile)
 
@@ -118,20 +117,13 @@ def _statements(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from _statements(child, f"{key}[{index}]")
 
 
-def _shipped_folder() -> Path:
-    """In an installed package the files lie within it, in a checkout beside it."""
-    package = Path(str(files("simoffload")))
-    installed = package / "_data" / _SHIPPED
-    return installed if installed.is_dir() else package.parent / _SHIPPED
-
-
 class Library:
     """The shipped profiles and those in the user's folder, which come first."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
         """The user's folder: laid out like ``hardware_profiles``, and no path may leave it."""
-        self._folders = [*((root,) if root else ()), _shipped_folder()]
+        self._folders = [*((root,) if root else ()), shipped_folder("hardware_profiles")]
         self._read: dict[Path, Entry] = {}
 
     def summaries(self, kind: str | None = None) -> Iterator[ProfileSummary]:
@@ -173,7 +165,7 @@ class Library:
             self._read[where] = self._open(path)
         entry = self._read[where]
         if entry.use.kind not in kinds:
-            message = f"{entry.use.path} describes a {entry.use.kind}, not a {_either(kinds)}"
+            message = f"{entry.use.path} is a profile of kind {entry.use.kind}, not {_either(kinds)}"
             raise _error(message, written or Place(entry.document, ("kind",)))
         return entry
 
@@ -214,7 +206,7 @@ class Library:
     def _name(self, path: Path) -> str:
         shipped = self._folders[-1]
         if path.is_relative_to(shipped):
-            return str(Path(_SHIPPED) / path.relative_to(shipped))
+            return str(Path("hardware_profiles") / path.relative_to(shipped))
         return str(path)
 
 

@@ -200,5 +200,7 @@ def _storage_path(name: str, load: Load, service: Service, transfer: int, measur
         curve=Curve.flat(transfer),
         request_latency=service.latency,
         request_rate=service.request_rate,
+        chunk=service.chunk,
+        width=service.width,
         by_outstanding=outstanding.scaled(1, 1) if outstanding else None,
     )

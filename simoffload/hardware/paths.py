@@ -51,6 +51,10 @@ class Path:
     """[s] of one request, unloaded (storage)."""
     request_rate: int = 0
     """[B/s] at which one request streams (storage)."""
+    chunk: int = 0
+    """[B] after which a request goes on to the next device of an array; 0 = never (storage)."""
+    width: int = 1
+    """Devices that one request can stream from (storage)."""
     by_outstanding: Curve | None = None
     """Measured rate [B/s] by the bytes in flight, where the drive's profile has it."""
 
@@ -62,5 +66,6 @@ class Path:
         """
         if self.by_outstanding is not None:
             return self.by_outstanding.rate(outstanding)
-        per_request = self.request_latency + block / self.request_rate
+        devices = min(self.width, -(-block // self.chunk)) if self.chunk else 1
+        per_request = self.request_latency + block / (self.request_rate * devices)
         return max(1, int(outstanding / per_request))

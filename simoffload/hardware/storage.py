@@ -21,7 +21,11 @@ class Service(NamedTuple):
     latency: float
     """[s] of one request, unloaded."""
     request_rate: int
-    """[B/s] at which one request streams."""
+    """[B/s] at which one request streams from one device."""
+    chunk: int = 0
+    """[B] after which a request goes on to the next device of an array; 0 = never."""
+    width: int = 1
+    """Devices that one request can stream from."""
 
 
 class Drive(Profile):
@@ -76,12 +80,12 @@ class Raid(Profile):
     def reading(self, drive: Drive) -> Service:
         """All drives serve reads; a request streams from one of them."""
         rate = int(self.count * drive.read.value * self.read_efficiency.value)
-        return Service(rate, drive.read_latency.value, drive.read.value)
+        return Service(rate, drive.read_latency.value, drive.read.value, self.chunk.value, self.count)
 
     def writing(self, drive: Drive) -> Service:
         """Whole stripes; what parity and mirrors cost beyond their drives is in the efficiency."""
         rate = int(self.data_drives * drive.write.value * self.write_efficiency.value)
-        return Service(rate, drive.write_latency.value, drive.write.value)
+        return Service(rate, drive.write_latency.value, drive.write.value, self.chunk.value, self.data_drives)
 
 
 class Nfs(Profile):
@@ -165,4 +169,4 @@ class NvmeOf(Profile):
         """The target's service as a client sees it."""
         rate = min(int(service.rate * self.efficiency.value), self.links * link_rate)
         latency = service.latency + self.transport_latency.value
-        return Service(rate, latency, service.request_rate)
+        return Service(rate, latency, service.request_rate, service.chunk, service.width)

@@ -50,4 +50,6 @@ def find_size(name: str) -> tuple[str, Size]:
         return canonical[wanted], sizes[canonical[wanted]]
     names = [alias for known, size in sizes.items() for alias in (known, *size.aliases)]
     hint = suggest(wanted, names) or f"; known: {', '.join(sizes)}"
+    if wanted.endswith(".json"):
+        hint = f"; for a file write {{config: {name}}}"
     raise ValueError(f'unknown model "{name}"{hint}')

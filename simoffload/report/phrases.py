@@ -93,8 +93,8 @@ def verdict(result: SimulationResult) -> str:
         return f"{model} fits {where}."
     share = percent(step.bottleneck.exposed_s / step.time_s)
     return (
-        f"{model} runs {where} at {format_seconds(result.per_token_s)} per token: a step of "
-        f"{plural(result.batch_size * result.ranks, 'sequence')} takes {format_seconds(time)}; "
+        f"{model} runs {where}: a step of {plural(result.batch_size * result.ranks, 'sequence')} takes "
+        f"{format_seconds(time)}, {result.tokens_per_s:.3g} tokens/s in all; "
         f"largest part: {printable(step.bottleneck.cause)}, {share}."
     )
 

@@ -31,11 +31,11 @@ class Attribution(NamedTuple):
     exposed: dict[str, int]
     """[ps] on the deciding chain, largest first; sums to the makespan."""
     busy: dict[str, int]
-    """[ps] that the rank spent on each cause in all, hidden or not."""
+    """[ps] spent on each cause in all, hidden or not, on the rank that has most of it."""
     exposed_streams: dict[str, int]
     """[ps] on the deciding chain, by stream."""
     busy_streams: dict[str, int]
-    """[ps] in all, by stream."""
+    """[ps] in all, by stream, on the rank that has most to do on it."""
     exposed_links: dict[str, int]
     """[ps] on the deciding chain that transfers over each link took."""
 
@@ -112,12 +112,7 @@ def attribute(timeline: Timeline) -> Attribution:
             for link, _ in schedule.routes[op.route].hops[rank]:
                 exposed_links[schedule.links[link].name] += duration
         entry, rank = _before(timeline, ranks, entry, rank)
-    busy, busy_streams = Counter[str](), Counter[str]()
-    for stream, entries in zip(schedule.streams, ranks.entries[timeline.rank[last]], strict=True):
-        for done in entries:
-            duration = timeline.end[done] - timeline.start[done]
-            busy[_cause(ranks.op(done), schedule)] += duration
-            busy_streams[stream] += duration
+    busy, busy_streams = _busy(timeline, ranks, exposed, exposed_streams)
     return Attribution(
         _largest_first(exposed),
         _largest_first(busy),
@@ -125,6 +120,32 @@ def attribute(timeline: Timeline) -> Attribution:
         dict(busy_streams),
         dict(exposed_links),
     )
+
+
+def _busy(
+    timeline: Timeline, ranks: _Ranks, exposed: Counter[str], exposed_streams: Counter[str]
+) -> tuple[Counter[str], Counter[str]]:
+    """Work by cause and by stream on the rank that has most of it; at least what was exposed.
+
+    Before a collective the deciding chain goes through the rank that came last, so that it can hold more of
+    a cause than any single rank.
+    """
+    schedule = timeline.schedule
+    causes = [[_cause(op, schedule) for op in block.ops] for block in schedule.blocks]
+    busy, busy_streams = Counter(exposed), Counter(exposed_streams)
+    for streams in ranks.entries:
+        mine: Counter[str] = Counter()
+        for stream, entries in zip(schedule.streams, streams, strict=True):
+            total = 0
+            for done in entries:
+                duration = timeline.end[done] - timeline.start[done]
+                mine[causes[timeline.block[done]][timeline.position[done]]] += duration
+                total += duration
+            if entries:
+                busy_streams[stream] = max(busy_streams[stream], total)
+        for cause, total in mine.items():
+            busy[cause] = max(busy[cause], total)
+    return busy, busy_streams
 
 
 def _largest_first(times: Counter[str]) -> dict[str, int]:

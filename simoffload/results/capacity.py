@@ -20,6 +20,8 @@ class MemoryTerm(NamedTuple):
     """[B] per GPU on the tier "hbm", per host on "dram", of the whole target elsewhere."""
     pinned: bool = False
     """Page-locked host memory."""
+    remedy: str = ""
+    """What makes it smaller, where that is not another tier for the weights."""
 
 
 class TierUse(NamedTuple):

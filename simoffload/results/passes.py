@@ -12,7 +12,9 @@ from simoffload.schedule.bounds import link_times, stream_times
 __all__ = ["LinkUse", "PassResult", "Share", "StreamUse", "summarize_pass"]
 
 _PICO = 1e-12
-_SATURATED = 0.5  # of the time that a link is in use: from there on the link, not the transfer, sets the pace
+_SATURATED = 0.5  # of the time that a link is in use; our choice: from there on the link is called the limit
+
+_LATENCY = 0.3  # of a transfer's time; our choice: from there on its latency is called the limit
 
 
 class Share(NamedTuple):
@@ -22,7 +24,7 @@ class Share(NamedTuple):
     exposed_s: float
     """[s] on the chain of operations that determined the pass; these sum to its time."""
     busy_s: float
-    """[s] in all on the deciding rank, hidden behind something else or not."""
+    """[s] in all on the rank that has most of it, hidden behind something else or not."""
     limit: str
     """What held a transfer back: a link that was full, or the single transfer's own limit."""
     size: int = 0
@@ -30,7 +32,7 @@ class Share(NamedTuple):
 
 
 class StreamUse(NamedTuple):
-    """One stream of the deciding rank."""
+    """One stream, on the rank where it has most to do."""
 
     stream: str
     busy_s: float
@@ -108,7 +110,7 @@ def summarize_pass(timeline: Timeline, *, new_tokens: int, context: int) -> Pass
 
 
 def _shares(timeline: Timeline, attribution: Attribution) -> tuple[Share, ...]:
-    limits, sizes = _limits(timeline), _sizes(timeline)
+    limits, sizes = _limits(timeline, attribution), _sizes(timeline)
     order = sorted(
         attribution.busy, key=lambda name: (-attribution.exposed.get(name, 0), -attribution.busy[name], name)
     )
@@ -135,18 +137,33 @@ def _sizes(timeline: Timeline) -> Counter[str]:
     return sizes
 
 
-def _limits(timeline: Timeline) -> dict[str, str]:
-    """For every kind of transfer the link that was full most of the time it was in use, if any was."""
+def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
+    """For every kind of transfer: the fixed time of each, the link that was mostly full, or its own rate."""
     fullest: dict[str, tuple[float, str]] = {}
     for route in timeline.schedule.routes:
         for link in {link for hops in route.hops for link, _ in hops if timeline.link_busy[link]}:
             ratio = timeline.link_saturated[link] / timeline.link_busy[link]
-            found = ratio, timeline.schedule.links[link].name
-            fullest[route.name] = max(found, fullest.get(route.name, (0.0, "")))
-    return {
-        name: link if ratio >= _SATURATED else "what one transfer reaches by itself"
-        for name, (ratio, link) in fullest.items()
-    }
+            share = ratio, timeline.schedule.links[link].name
+            fullest[route.name] = max(share, fullest.get(route.name, (0.0, "")))
+    latency = _fixed(timeline)
+    limits = {}
+    for name, (filled, full) in fullest.items():
+        if latency[name] >= _LATENCY * attribution.busy.get(name, 1):
+            limits[name] = "the latency of each transfer"
+        else:
+            limits[name] = full if filled >= _SATURATED else "what one transfer reaches by itself"
+    return limits
+
+
+def _fixed(timeline: Timeline) -> Counter[str]:
+    """[ps] that each kind of transfer spends on one rank before bytes move."""
+    schedule = timeline.schedule
+    fixed: Counter[str] = Counter()
+    for block in schedule.blocks:
+        for op in block.ops:
+            if op.route >= 0:
+                fixed[schedule.routes[op.route].name] += op.fixed * block.repeat
+    return fixed
 
 
 def _links(timeline: Timeline, attribution: Attribution) -> tuple[LinkUse, ...]:
@@ -167,13 +184,17 @@ def _links(timeline: Timeline, attribution: Attribution) -> tuple[LinkUse, ...]:
     return tuple(sorted(uses, key=lambda use: (-use.busy_s, use.link)))
 
 
+_WORK = {"compute": "GPU compute", "host": "host thread"}
+
+
 def _bounds(timeline: Timeline) -> dict[str, float]:
-    """Each stream's own work on its busiest rank, and each link's bytes over its capacity [s]."""
+    """Bytes over bandwidth of each link, GPU work and host work of the busiest rank [s]."""
     schedule = timeline.schedule
     bounds: dict[str, float] = {}
     for (_, stream), time in stream_times(schedule).items():
-        name = f"{schedule.streams[stream]} stream"
-        bounds[name] = max(bounds.get(name, 0.0), time * _PICO)
+        name = _WORK.get(schedule.streams[stream])
+        if name is not None:
+            bounds[name] = max(bounds.get(name, 0.0), time * _PICO)
     for link, time in zip(schedule.links, link_times(schedule), strict=True):
         if time:
             bounds[link.name] = time * _PICO

@@ -18,7 +18,7 @@ SCHEMA = "simoffload/result/1"
 
 FORMULAS = {
     "ttft_s": "time of the prefill pass, trace recorded and weights in their tier (time to first token)",
-    "first_pass_s": "time of the very first prefill after loading: DeepSpeed records its trace, no prefetch",
+    "first_pass_s": "time of the very first prefill after loading: DeepSpeed has no trace yet, no prefetch",
     "tpot_s": "sum of the decode steps / number of decode steps (time per output token)",
     "e2e_s": "ttft_s + sum of the decode steps",
     "tokens_per_s": "output_length x batch_size x ranks / e2e_s",

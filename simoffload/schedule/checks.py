@@ -6,6 +6,7 @@ cycle: this is all that has to be checked for it to reach its end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from simoffload.errors import SimulationError
@@ -28,7 +29,7 @@ def check_schedule(schedule: Schedule) -> None:
 def _problems(schedule: Schedule) -> Iterator[str]:
     yield from _check_count("ranks", schedule.ranks, least=1, most=_MOST_RANKS)
     for what, names in (("stream", schedule.streams), ("link", [link.name for link in schedule.links])):
-        for name in {name: None for name in names if list(names).count(name) > 1}:
+        for name in (name for name, count in Counter(names).items() if count > 1):
             yield f"two {what}s are called {name!r}"
     for link in schedule.links:
         yield from _check_count(f"link {link.name!r}: capacity [B/s]", link.capacity, least=1)

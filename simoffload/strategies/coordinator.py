@@ -85,9 +85,12 @@ class Coordinator:
         self._direct = settings.copies_directly(ranks)
         self._warm = warm
         self._status = [_AVAILABLE if warm and tensor.persistent else _ABSENT for tensor in tensors]
-        self._swapped_out = [tensor.on_nvme for tensor in tensors]
+        self._swapped_out = [tensor.on_nvme and not (warm and tensor.persistent) for tensor in tensors]
         self._reading: list[int] = []
         self._free_buffers = settings.buffer_count
+        if warm and settings.prefetch_bucket_size > 0:
+            # The first prefetching pass reads persistent tensors once more and keeps their buffers.
+            self._free_buffers -= sum(tensor.on_nvme and tensor.persistent for tensor in tensors)
         self._queue = [(index, step) for step, used in enumerate(uses) for index in sorted(used)]
         self._before = [0, *accumulate(sum(tensors[i].numel for i in used) for used in uses)]
         self._last_use = dict(self._queue)
@@ -165,9 +168,9 @@ class Coordinator:
             names = ", ".join(self._tensors[index].name for index in indices)
             count = self._settings.buffer_count
             message = (
-                f"DeepSpeed would stop here: Not enough buffers {self._free_buffers} for swapping "
-                f"{len(indices)} ({names}); raise offload_param.buffer_count (now {count}) or lower "
-                "stage3_max_reuse_distance"
+                f"DeepSpeed would stop here: Not enough buffers {max(0, self._free_buffers)} for swapping "
+                f"{len(indices)} ({names}); raise offload_param.buffer_count (now {count}), or lower "
+                "stage3_max_reuse_distance or stage3_param_persistence_threshold, which keep buffers"
             )
             key = "strategy.ds_config.zero_optimization.offload_param.buffer_count"
             raise InputError((Problem("", None, None, key, message),))
@@ -209,7 +212,7 @@ class Coordinator:
         batch: list[int] = []
         for position in range(self._head, len(self._queue)):
             index = self._queue[position][0]
-            if considered > 2 * in_flight or len(batch) >= self._free_buffers:
+            if considered > 2 * in_flight or len(batch) >= max(0, self._free_buffers):
                 break
             if self._swapped_out[index] and index not in batch:
                 batch.append(index)

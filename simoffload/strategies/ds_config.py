@@ -1,7 +1,8 @@
 """DeepSpeed's own configuration: the keys that decide how ZeRO-3 offloads parameters.
 
 Names and defaults are DeepSpeed's (deepspeed/runtime/zero/config.py, offload_config.py and
-runtime/swap_tensor/constants.py at 0.19.6; versions where a default or a name changed are said below).
+runtime/swap_tensor/constants.py, read at 0.19.6 and run at 0.19.8; versions where a default or a name changed
+are said below).
 Elements are elements, not bytes.
 """
 
@@ -13,10 +14,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from simoffload.documents import suggest
+from simoffload.errors import InputError, Problem
 
 __all__ = ["DeepSpeedConfig", "OffloadSettings", "parse_version", "resolve_settings"]
 
-LATEST = "0.19.6"
+LATEST = "0.19.8"
+_FIRST_GDS = (0, 15, 0)
 
 
 def _whole(value: Any) -> Any:
@@ -55,7 +58,7 @@ class ZeroSection(_Section):
 
     stage: Literal[0, 1, 2, 3] = 3
     offload_param: OffloadParamSection | None = None
-    overlap_comm: bool = True
+    overlap_comm: bool | None = None
     stage3_prefetch_bucket_size: AutoElements = 50_000_000
     stage3_param_persistence_threshold: AutoElements = 100_000
     stage3_model_persistence_threshold: AutoElements = sys.maxsize
@@ -66,7 +69,8 @@ class ZeroSection(_Section):
 class AioSection(_Section):
     """``aio``."""
 
-    block_size: Positive = 1 << 20
+    block_size: Annotated[Positive, Field(multiple_of=512)] = 1 << 20
+    """Files are opened with O_DIRECT."""
     queue_depth: Positive = 8
     intra_op_parallelism: Positive | None = None
     thread_count: Positive | None = None
@@ -165,6 +169,7 @@ class OffloadSettings(NamedTuple):
     model_persistence_threshold: int
     """[elements]"""
     overlap_comm: bool
+    """False puts copies and gathers on the stream of the kernels."""
     pin_memory: bool
     buffer_count: int
     buffer_size: int
@@ -175,15 +180,6 @@ class OffloadSettings(NamedTuple):
     threads: int
     """Worker threads of one aio handle (``intra_op_parallelism``)."""
     use_gds: bool
-
-    @property
-    def passes_before_trace(self) -> int:
-        """Forward passes without prefetch: one, or two before DeepSpeed 0.15.4.
-
-        Until then inference had a coordinator of its own whose first trace was invalidated at once
-        (pull request 6662 of deepspeedai/DeepSpeed).
-        """
-        return 1 if self.version >= (0, 15, 4) else 2
 
     def copies_directly(self, ranks: int) -> bool:
         """One rank copies its parameters asynchronously and gathers nothing; before DeepSpeed 0.9.0 even
@@ -246,15 +242,15 @@ def resolve_settings(
 ) -> tuple[OffloadSettings, tuple[str, ...]]:
     """Apply the version's defaults and Hugging Face's "auto" rules; return settings and warnings.
 
-    Raises ValueError for a version or a stage that cannot be simulated. "auto" follows transformers'
+    Raises ValueError for what is no version and InputError, with DeepSpeed's key, for a stage that does not
+    offload parameters. "auto" follows transformers'
     integration: prefetch 0.9 h^2, persistence 10 h; other keys fall back to DeepSpeed's default.
     """
     number = parse_version(version)
     zero, aio = config.zero_optimization, config.aio
     if zero.stage != 3:
-        raise ValueError(
-            f"zero_optimization.stage: {zero.stage} does not offload parameters; ZeRO-Inference needs 3"
-        )
+        text = f"{zero.stage} does not offload parameters; ZeRO-Inference needs 3"
+        raise InputError([Problem("", None, None, "zero_optimization.stage", text)])
     offload = zero.offload_param or OffloadParamSection()
     auto = {
         "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
@@ -267,8 +263,12 @@ def resolve_settings(
 
     warnings = _unread(config, "", _SILENT) + _unread(zero, "zero_optimization.", _SILENT_ZERO)
     warnings += _unread(offload, "zero_optimization.offload_param.", set()) + _unread(aio, "aio.", set())
-    if offload.device == "nvme" and (aio.single_submit or not aio.overlap_events):
+    if "aio" in config.model_fields_set and (aio.single_submit or not aio.overlap_events):
         warnings.append("ds_config aio.single_submit / overlap_events: not modelled; a full queue is assumed")
+    if aio.use_gds and number < _FIRST_GDS:
+        warnings.append(f"ds_config aio.use_gds is ignored by DeepSpeed {version}; it came with 0.15.0")
+    if number > parse_version(LATEST):
+        warnings.append(f"DeepSpeed {version} is newer than {LATEST}, the last that was studied")
     threads = _threads(aio, number, warnings)
     pin = offload.pin_memory if offload.pin_memory is not None else number >= (0, 19, 5)
     settings = OffloadSettings(
@@ -279,13 +279,13 @@ def resolve_settings(
         max_reuse_distance=pick(zero, "stage3_max_reuse_distance"),
         param_persistence_threshold=pick(zero, "stage3_param_persistence_threshold"),
         model_persistence_threshold=pick(zero, "stage3_model_persistence_threshold"),
-        overlap_comm=zero.overlap_comm,
+        overlap_comm=zero.overlap_comm is not False,
         pin_memory=pin,
         buffer_count=offload.buffer_count,
         buffer_size=pick(offload, "buffer_size"),
         block_size=aio.block_size,
         queue_depth=aio.queue_depth,
         threads=threads,
-        use_gds=aio.use_gds,
+        use_gds=aio.use_gds and number >= _FIRST_GDS,
     )
     return settings, tuple(warnings)

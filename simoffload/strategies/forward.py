@@ -2,7 +2,8 @@
 
 Streams of a rank: ``host`` (DeepSpeed's Python thread), ``copy`` (the all-gather stream, on which
 partitions are copied to the GPU and full tensors put together), ``comm`` (NCCL), ``compute`` and ``io``
-(the aio read handle). What blocks what is said at each method.
+(the aio read handle). Without ``overlap_comm`` the copies are on ``compute``. What blocks what is said at
+each method.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class ForwardWriter:
         self._visits = visits
         self._builder = ScheduleBuilder(name=name, ranks=placement.ranks, streams=STREAMS)
         self._costs = timing.machine.host.deepspeed
+        self._copies = COPY if placement.settings.overlap_comm else COMPUTE
         self._direct = placement.settings.copies_directly(placement.ranks)
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
@@ -114,7 +116,7 @@ class ForwardWriter:
         is a copy within HBM.
         """
         if prefetch and self._fetched_until is None:
-            self._fetched_until = self._builder.written[COPY]
+            self._fetched_until = self._builder.written[self._copies]
         costs = self._costs
         call = costs.prefetch_call if prefetch else costs.fetch_call
         self._spend(call.value + costs.gathered_parameter.value * len(tensors))
@@ -123,15 +125,17 @@ class ForwardWriter:
             self._copy(sizes, pinned=pinned, blocking=not (self._direct and pinned))
         if self._place.settings.use_gds and (read := self._read_directly(tensors)):
             self._flush()
-            self._add("copy", COPY, fixed=self._timing.hbm_copy(read), after=self._host_so_far())
+            self._add("copy", self._copies, fixed=self._timing.hbm_copy(read), after=self._host_so_far())
         if self._direct:
             self._gathers.append(_Gather(-1, sum(slices), len(tensors)))
             return len(self._gathers) - 1
         self._spend((costs.gather_call if len(tensors) == 1 else costs.coalesced_gather_call).value)
         self._flush()
         if len(tensors) > 1:
-            self._add("concat", COPY, fixed=self._timing.hbm_copy(sum(slices)), after=self._host_so_far())
-        after = (*self._host_so_far(), *self._so_far(COPY))
+            self._add(
+                "concat", self._copies, fixed=self._timing.hbm_copy(sum(slices)), after=self._host_so_far()
+            )
+        after = (*self._host_so_far(), *self._so_far(self._copies))
         if self._place.ranks == 1:
             ordinal = self._add("concat", COMM, fixed=self._timing.hbm_copy(sum(slices)), after=after)
         else:
@@ -147,30 +151,30 @@ class ForwardWriter:
         """Without a gather the host drains the copy stream. Else the copy stream waits for the gather and,
         if several tensors came together, takes them apart (AllGatherCoalescedHandle)."""
         if self._direct:
-            self._host_waits(COPY)
+            self._host_waits(self._copies)
             return
         gather = self._gathers[handle]
         self._flush()
         apart = self._timing.hbm_copy(gather.size) if gather.tensors > 1 else 0
         after = (*self._host_so_far(), self._builder.after(COMM, gather.ordinal))
-        self._add("concat", COPY, fixed=apart, after=after)
+        self._add("concat", self._copies, fixed=apart, after=after)
 
     def fetch_event(self) -> None:
         """Remember what is on the copy stream; the first event of a module costs the host time."""
         if not self._waited:
             self._waited = True
             self._spend(self._costs.fetch_wait.value / 2)
-        self._fetch_events.append(self._builder.written[COPY] - 1)
+        self._fetch_events.append(self._builder.written[self._copies] - 1)
 
     def throttle(self, event: int) -> None:
         """The host waits until the copy stream has passed an older event."""
-        self._host_waits(COPY, self._fetch_events[event])
+        self._host_waits(self._copies, self._fetch_events[event])
 
     def compute(self, step: int) -> None:
         """Kernels run behind what was on the copy stream when the module had been fetched
         (``current_stream().wait_stream(allgather_stream)``), not behind later prefetches."""
         visit = self._visits[step]
-        fetched = self._builder.written[COPY] if self._fetched_until is None else self._fetched_until
+        fetched = self._builder.written[self._copies] if self._fetched_until is None else self._fetched_until
         self._launch(visit.module, fetched)
         self._hook(visit.module)
         if self._waited:
@@ -186,7 +190,7 @@ class ForwardWriter:
         self._flush()
         after = list(self._host_so_far())
         if fetched:
-            after.append(self._builder.after(COPY, fetched - 1))
+            after.append(self._builder.after(self._copies, fetched - 1))
         self._add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
 
     # -- the host thread ------------------------------------------------------------------------
@@ -252,9 +256,11 @@ class ForwardWriter:
     def _copy(self, sizes: list[int], *, pinned: bool, blocking: bool) -> None:
         self._flush()
         route, latency = self._copy_route(tuple(sizes), pinned=pinned)
-        self._add("copy", COPY, fixed=latency, size=sum(sizes), route=route, after=self._host_so_far())
+        self._add(
+            "copy", self._copies, fixed=latency, size=sum(sizes), route=route, after=self._host_so_far()
+        )
         if blocking:
-            self._host_waits(COPY)
+            self._host_waits(self._copies)
             self._spend(self._costs.copy_call.value * len(sizes))
 
     def _read_directly(self, tensors: Sequence[Tensor]) -> int:

@@ -11,7 +11,7 @@ from simoffload.workload import Inference
 
 __all__ = ["activation_bytes", "pinned_rounding", "working_memory"]
 
-_HIDDEN_COPIES = 4  # input, residual, normalised, output of a block: alive together in eager code
+_HIDDEN_COPIES = 4  # input, residual, normalised, output of a block, counted in transformers' eager code
 
 
 def activation_bytes(model: ModelShape, *, batch: int, tokens: int) -> int:
@@ -39,8 +39,18 @@ def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> 
     """HBM terms that every strategy has: cache, activations, and what CUDA and NCCL keep; DRAM of the OS."""
     batch = workload.batch_size
     return (
-        MemoryTerm("hbm", "key-value cache", model.kv_cache_bytes(batch=batch, tokens=workload.max_context)),
-        MemoryTerm("hbm", "activations", activation_bytes(model, batch=batch, tokens=workload.prompt_length)),
+        MemoryTerm(
+            "hbm",
+            "key-value cache",
+            model.kv_cache_bytes(batch=batch, tokens=workload.max_context),
+            remedy="lower batch_size, prompt_length or output_length",
+        ),
+        MemoryTerm(
+            "hbm",
+            "activations",
+            activation_bytes(model, batch=batch, tokens=workload.prompt_length),
+            remedy="lower batch_size or prompt_length",
+        ),
         MemoryTerm("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes),
         MemoryTerm("dram", "operating system and processes", machine.host.reserved_bytes),
     )

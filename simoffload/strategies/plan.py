@@ -26,6 +26,14 @@ class Plan(Protocol):
     """A strategy applied to a model, a workload and a machine."""
 
     @property
+    def target(self) -> str:
+        """Tier that holds the weights."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether the first pass after loading differs from later ones."""
+
+    @property
     def memory(self) -> tuple[MemoryTerm, ...]:
         """What each tier must hold at its peak."""
 

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm
@@ -33,10 +32,7 @@ class Resident(BaseModel):
     """GPUs, each with all weights and its own prompts."""
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ResidentPlan:
-        """Apply the strategy; InputError when the machine has too few GPUs."""
-        if self.ranks > machine.gpus:
-            message = f"{self.ranks} ranks on {machine.gpus} GPU(s); lower it or add nodes"
-            raise InputError((Problem("", None, None, "strategy.ranks", message),))
+        """Apply the strategy."""
         return ResidentPlan(model=model, workload=workload, machine=machine, ranks=self.ranks)
 
 
@@ -48,6 +44,8 @@ class ResidentPlan:
     workload: Inference
     machine: Machine
     ranks: int
+    target: str = "hbm"
+    traced: bool = False
     warnings: tuple[str, ...] = ()
 
     @property

@@ -21,7 +21,8 @@ _OPERATIONS = {
     "attention": 20,
     "router": 4,
 }
-"""PyTorch operations of one module call; a block's residual addition counts for its container."""
+"""PyTorch operations of one module call, counted in transformers' eager code (attention as below, for OPT);
+a block's residual addition counts for its container."""
 _FAMILY_OPERATIONS = {
     "bloom": {"attention": 34, "activation": 8},
     "llama": {"attention": 55, "norm": 6},
@@ -31,7 +32,7 @@ _FAMILY_OPERATIONS = {
 attention is the measured host time of a layer of a plain decode pass, less its other modules, over that
 of one operation (docs/measurements/host-thread.md): Python code around the kernels included."""
 _MOST_KERNELS = 16
-"""Kernels of an attention: the rest of its operations only make views."""
+"""Kernels of an attention in transformers' eager code (our count): its other operations only make views."""
 
 
 def picoseconds(seconds: float) -> int:

@@ -7,9 +7,9 @@ ZeRO-3 parameter offload, replayed by ``coordinator`` and ``forward``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -34,6 +34,12 @@ from simoffload.workload import Inference
 
 __all__ = ["ZeroInference", "ZeroInferencePlan"]
 
+_PREFETCH = (
+    "lower stage3_prefetch_bucket_size, stage3_max_live_parameters or stage3_param_persistence_threshold"
+)
+_MOSTLY = 0.9  # of the weights; our choice: with less on the target an answer is not about it alone
+_BUFFERS = "lower offload_param.buffer_count or buffer_size"
+
 
 class ZeroInference(BaseModel):
     """The strategy as a scenario names it."""
@@ -49,10 +55,13 @@ class ZeroInference(BaseModel):
     """DeepSpeed's configuration, inline or the path of a ds_config.json."""
     deepspeed_version: str = LATEST
 
-    @field_validator("deepspeed_version")
+    @field_validator("deepspeed_version", mode="before")
     @classmethod
-    def _is_version(cls, value: str) -> str:
-        parse_version(value)
+    def _is_version(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            raise ValueError(f'must be text; write "{value}" in quotes')
+        if isinstance(value, str):
+            parse_version(value)
         return value
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
@@ -61,14 +70,11 @@ class ZeroInference(BaseModel):
             settings, warnings = resolve_settings(
                 self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
             )
-        except ValueError as error:
-            key, _, message = str(error).partition(": ")
-            raise _problem(f"strategy.ds_config.{key}", message) from None
+        except InputError as error:
+            raise InputError(
+                one._replace(key=f"strategy.ds_config.{one.key}") for one in error.problems
+            ) from None
         tier, more = _tier(self.weights, settings, machine)
-        if self.ranks > machine.gpus:
-            raise _problem(
-                "strategy.ranks", f"{self.ranks} ranks on {machine.gpus} GPU(s); lower it or add nodes"
-            )
         kind = machine.tiers[tier].kind
         device: Literal["none", "cpu", "nvme"] = {"hbm": "none", "dram": "cpu"}.get(kind, "nvme")  # type: ignore[assignment]
         plan = ZeroInferencePlan(
@@ -79,7 +85,7 @@ class ZeroInference(BaseModel):
             warnings=(*warnings, *more),
         )
         plan.check()
-        return plan
+        return replace(plan, warnings=(*plan.warnings, *plan.remarks(kind)))
 
 
 def _problem(key: str, message: str) -> InputError:
@@ -124,6 +130,16 @@ class ZeroInferencePlan:
     machine: Machine
     placement: Placement
     warnings: tuple[str, ...]
+
+    @property
+    def target(self) -> str:
+        """Tier that holds the weights."""
+        return self.placement.tier
+
+    @property
+    def traced(self) -> bool:
+        """DeepSpeed records its trace in the first pass."""
+        return True
 
     @cached_property
     def visits(self) -> tuple[Visit, ...]:
@@ -184,6 +200,27 @@ class ZeroInferencePlan:
                 "elements",
             )
 
+    def remarks(self, kind: str) -> list[str]:
+        """What a reader might take wrongly: weights that are elsewhere, GDS that needs more."""
+        settings = self.placement.settings
+        remarks = []
+        if settings.device == "nvme":
+            size = sum(tensor.slice_numel for tensor in self.tensors)
+            there = sum(tensor.slice_numel for tensor in self.tensors if tensor.on_nvme) / size
+            if there < _MOSTLY:
+                remarks.append(
+                    f"only {there:.0%} of the weights lie on {self.target}: slices below the larger of 1 MiB "
+                    f"and aio.block_size ({settings.min_swap_bytes} B) stay in host memory, and more ranks "
+                    "make slices smaller"
+                )
+        if settings.use_gds and settings.device != "nvme":
+            remarks.append(f"ds_config aio.use_gds has no effect with weights: {self.target}")
+        elif settings.use_gds and kind in {"nfs", "pfs"}:
+            remarks.append(
+                f"aio.use_gds on {self.target} needs a client for GPUDirect Storage (NFS: over RDMA)"
+            )
+        return remarks
+
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The operations of one pass."""
         timing = Timing(
@@ -212,11 +249,16 @@ class ZeroInferencePlan:
     def memory(self) -> tuple[MemoryTerm, ...]:
         """What each tier must hold at its peak, pinned buffers apart."""
         place, size = self.placement, self.placement.dtype_bytes
+        direct = place.settings.copies_directly(place.ranks)
         peak = self._coordinator(Idle(), warm=True)
         peak.run()
-        terms = [MemoryTerm("hbm", "gathered parameters, peak", peak.peak_on_gpu * size)]
-        if place.ranks > 1:
-            terms.append(MemoryTerm("hbm", "all-gather buffer", peak.largest_gather * size))
+        terms = []
+        if not (direct and place.settings.device == "none"):  # else the parameter is the partition itself
+            terms.append(
+                MemoryTerm("hbm", "gathered parameters, peak", peak.peak_on_gpu * size, remedy=_PREFETCH)
+            )
+        if not direct:
+            terms.append(MemoryTerm("hbm", "all-gather buffer", peak.largest_gather * size, remedy=_PREFETCH))
         terms += working_memory(self.model, self.workload, self.machine)
         return (*terms, *self._weights())
 
@@ -234,9 +276,11 @@ class ZeroInferencePlan:
         if settings.device == "nvme":
             pool = settings.buffer_count * settings.buffer_size * size
             if settings.use_gds:
-                terms.append(MemoryTerm("hbm", "swap buffers", pool, pinned=True))
+                terms.append(MemoryTerm("hbm", "swap buffers", pool, remedy=_BUFFERS))
             else:
-                terms.append(MemoryTerm("dram", "swap buffers", pool * per_host, pinned=True))
+                terms.append(
+                    MemoryTerm("dram", "swap buffers", pool * per_host, pinned=True, remedy=_BUFFERS)
+                )
             terms.append(MemoryTerm(place.tier, "weights", swapped * place.ranks))
         return terms
 

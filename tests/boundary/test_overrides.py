@@ -81,8 +81,8 @@ def test_the_last_assignment_wins() -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("batch", '--set: "batch" has no value; write e.g. workload.batch=16'),
-        ("", '--set: "" has no value; write e.g. workload.batch=16'),
+        ("batch", '--set: "batch" has no value; write e.g. workload.batch_size=16'),
+        ("", '--set: "" has no value; write e.g. workload.batch_size=16'),
         ("=3", '--set: "" is not the path of a key; write e.g. tiers[1].capacity=40 GB'),
         ("a..b=3", '--set: "a..b" is not the path of a key; write e.g. tiers[1].capacity=40 GB'),
         ("a.=3", '--set: "a." is not the path of a key; write e.g. tiers[1].capacity=40 GB'),
@@ -100,7 +100,7 @@ def test_the_last_assignment_wins() -> None:
         ("batch=*x", '--set: batch: aliases ("*name") are not accepted; write the value out'),
         ("batch={a: 1, a: 2}", "--set: batch: key given twice (first on line 1)"),
         ("batch=!!int 3", '--set: batch: tags are not accepted, and "!!int" is one'),
-        ("batch=1e400", "--set: batch: 1e400 is too large for a number"),
+        ("batch=1e400", "--set: batch: 1e400 is too large for a number (at most 1.8e308)"),
         ("batch=\x1b[2J", "--set: batch: not a text: it holds the character U+001B"),
         ("batch=\udc80", "--set: batch: not a text: it holds the character U+DC80"),
         ("batch=" + "[" * 40, "--set: batch: nested deeper than 32 levels"),

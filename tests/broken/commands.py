@@ -87,7 +87,7 @@ CASES: tuple[Case, ...] = (
     command(
         "set-no-value",
         "run s.yaml --set workload.batch_size",
-        ("--set:", '"workload.batch_size" has no value; write e.g. workload.batch=16'),
+        ("--set:", '"workload.batch_size" has no value; write e.g. workload.batch_size=16'),
     ),
     command(
         "set-no-argument",
@@ -141,7 +141,7 @@ CASES: tuple[Case, ...] = (
     command(
         "on-two-scenarios",
         "compare s.yaml s.yaml --on dram",
-        ("simoffload compare:", "--on moves one scenario, and 2 are given"),
+        ("simoffload compare:", "a scenario is given twice"),
     ),
     command("compare-one", "compare s.yaml", ("simoffload compare:", "one scenario is no comparison")),
     command("compare-same", "compare s.yaml s.yaml", ("simoffload compare:", "a scenario is given twice")),

@@ -191,7 +191,7 @@ CASES: tuple[Case, ...] = (
         "model-config-missing",
         "model: bloom-560m",
         "model: {config: none/config.json}",
-        ("none/config.json:", "no such file"),
+        ("s.yaml:2:8: model:", "none/config.json: no such file"),
     ),
     scenario(
         "model-config-outside",

@@ -19,7 +19,10 @@ CASES: tuple[Case, ...] = (
         "version-number",
         "deepspeed_version: 0.9.1",
         "deepspeed_version: 0.9",
-        ("s.yaml:13:22: strategy.deepspeed_version:", "must be text, got 0.9"),
+        (
+            "s.yaml:13:22: strategy.deepspeed_version:",
+            'must be text; write "0.9" in quotes',
+        ),
     ),
     scenario(
         "stage",
@@ -88,7 +91,7 @@ CASES: tuple[Case, ...] = (
         "ds-config-missing",
         SCENARIO[SCENARIO.index("  ds_config:") :],
         "  ds_config: ds.json\n",
-        ("ds.json:", "no such file"),
+        ("s.yaml:14:14: strategy.ds_config:", "ds.json: no such file"),
     ),
     scenario(
         "ds-config-outside",

@@ -142,9 +142,9 @@ def test_unknown_kind_is_refused() -> None:
 
 
 def test_file_of_another_kind_is_refused(folder: Path) -> None:
-    assert "describes a drive, not a platform" in refuse(folder / "drive" / "disk.yaml")
+    assert "is a profile of kind drive, not platform" in refuse(folder / "drive" / "disk.yaml")
     path = folder / "small.yaml"
     path.write_text(path.read_text().replace("profile: disk, at", "profile: nic/port.yaml, at"))
     message = refuse(path)
     assert "tiers.disk.profile:" in message
-    assert "describes a nic, not a drive, raid, nfs, pfs or nvmeof" in message
+    assert "is a profile of kind nic, not drive, raid, nfs, pfs or nvmeof" in message

@@ -54,8 +54,9 @@ def test_array_of_terabyte_drives(
     """A drive of 1 TB reads 2 GB/s and writes 1 GB/s; at full efficiency the array multiplies that."""
     raid = array(folder, level=level, count=count)
     assert raid.usable(disk) == usable * TB
-    assert raid.reading(disk) == Service(2 * count * GB, 100e-6, 2 * GB)
-    assert raid.writing(disk) == Service(write * GB, 50e-6, GB)
+    chunk, data = 512 << 10, raid.data_drives
+    assert raid.reading(disk) == Service(2 * count * GB, 100e-6, 2 * GB, chunk, count)
+    assert raid.writing(disk) == Service(write * GB, 50e-6, GB, chunk, data)
 
 
 def test_efficiencies_scale_each_direction(folder: Path, disk: Drive) -> None:

@@ -209,6 +209,7 @@ def test_unknown_gpus_and_tiers_are_refused(small: Machine) -> None:
 
 
 def test_outstanding_bytes_limit_a_flow(small: Machine) -> None:
-    """A request of 1 MB takes 100 us and 500 us at 2 GB/s: 6 MB in flight make 10 GB/s."""
+    """A request of 500 kB takes 100 us and 250 us at 2 GB/s; one of 1 MB streams from both drives."""
     path = small.storage_read("raid", 0)
-    assert path.outstanding_rate(6_000_000, block=1_000_000) == 10 * GB
+    assert path.outstanding_rate(3_500_000, block=500_000) == 10 * GB
+    assert path.outstanding_rate(3_500_000, block=1_000_000) == 10 * GB

@@ -80,7 +80,7 @@ def several(make_result: Make, make_refusal: Make, recorded: SimulationResult, t
 
 def test_the_page_reads_without_scripts(single: Page) -> None:
     for words in (
-        "bloom-7b1 runs on dgx-a100 with its weights on raid at",
+        "bloom-7b1 runs on dgx-a100 with its weights on raid: a step of 8 sequences",
         "gathered parameters, peak",
         "ttft_s = time of the prefill pass",
         "raid read takes 98 % of decode 1, held back by raid.",

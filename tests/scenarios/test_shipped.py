@@ -25,6 +25,7 @@ def test_the_studies_are_all_there() -> None:
         *(f"ddn/bloom-{size}" for size in ("7b1", "176b", "mod-1", "mod-2")),
         *(f"deepnvme/{model}" for model in ("llama-3-70b", "bloom-176b", "mixtral-8x22b")),
         *(f"zero-inference-2022/{model}" for model in ("opt-30b", "opt-175b", "bloom-176b")),
+        "storage/llama-3.1-405b",
     }
 
 

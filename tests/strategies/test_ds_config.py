@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from simoffload.errors import InputError
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
 
 
@@ -63,9 +64,21 @@ def test_pinned_memory_became_the_default_in_0_19_5() -> None:
     assert resolve(offload, "0.19.5")[0].pin_memory
 
 
-def test_the_trace_took_two_passes_before_0_15_4() -> None:
-    assert resolve({}, "0.9.1")[0].passes_before_trace == 2
-    assert resolve({}, "0.15.4")[0].passes_before_trace == 1
+def test_gpudirect_storage_came_with_0_15_0() -> None:
+    settings, warnings = resolve({"aio": {"use_gds": True}}, "0.14.5")
+    assert not settings.use_gds
+    assert "use_gds is ignored by DeepSpeed 0.14.5" in warnings[0]
+    assert resolve({"aio": {"use_gds": True}}, "0.15.0")[0].use_gds
+
+
+def test_aio_modes_that_are_not_modelled_warn() -> None:
+    assert "not modelled" in resolve({"aio": {"single_submit": True}})[1][0]
+    assert "not modelled" in resolve({"aio": {"overlap_events": False}})[1][0]
+
+
+def test_overlap_comm_is_on_unless_it_is_switched_off() -> None:
+    for given, overlaps in ((None, True), (True, True), (False, False)):
+        assert resolve({"zero_optimization": {"overlap_comm": given}})[0].overlap_comm is overlaps
 
 
 def test_unknown_and_unmodelled_keys_warn() -> None:
@@ -89,5 +102,5 @@ def test_values_that_deepspeed_refuses_are_refused(tree: dict[str, Any]) -> None
 
 
 def test_only_stage_3_offloads_parameters() -> None:
-    with pytest.raises(ValueError, match="ZeRO-Inference needs 3"):
+    with pytest.raises(InputError, match="ZeRO-Inference needs 3"):
         resolve({"zero_optimization": {"stage": 2}})

@@ -1,0 +1,15 @@
+"""Where the files that come with the package lie: in the wheel, or beside the package in a checkout."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+__all__ = ["shipped_folder"]
+
+
+def shipped_folder(name: str) -> Path:
+    """Return the folder "hardware_profiles" or "scenarios"."""
+    package = Path(str(files("simoffload")))
+    packaged = package / "_data" / name
+    return packaged if packaged.is_dir() else package.parent / name

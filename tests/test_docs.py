@@ -1,0 +1,35 @@
+"""The examples of the documentation are checked by the program itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from simoffload.cli import main
+
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCK = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
+
+
+def test_examples_of_scenarios_and_profiles_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for example in BLOCK.findall((DOCS / "profiles.md").read_text()):
+        name = re.match(r"# (\S+)\n", example)
+        assert name is not None
+        (tmp_path / name.group(1)).write_text(example)
+    (tmp_path / "s.yaml").write_text(BLOCK.findall((DOCS / "scenarios.md").read_text())[0])
+    (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"offload_param": {"buffer_size": 5e8}}}')
+    monkeypatch.chdir(tmp_path)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert main(["check", *files]) == 0, capsys.readouterr().err
+    assert main(["run", "s.yaml"]) == 0
+    assert "on my-machine with its weights on array" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("path", [*DOCS.glob("*.md"), DOCS.parent / "README.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
