@@ -140,9 +140,13 @@ def test_wheel_carries_the_package_and_its_data(repository: Path, wheel: zipfile
 def test_wheel_finds_its_data_away_from_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)
     program = (
-        "import simoffload, simoffload.hardware as hardware\n"
-        "print(simoffload.__file__)\n"
-        "print(hardware.load_platform('dgx-a100').machine().gpus)"
+        "import simoffload as so, simoffload.validation.tables as tables\n"
+        "print(so.__file__)\n"
+        "print(so.load_platform('dgx-a100').machine().gpus, len(so.list_scenarios()) > 5)\n"
+        "print(so.load_model('opt-1.3b').family)\n"
+        "result = so.simulate(so.load_scenario('ddn/bloom-7b1'))\n"
+        "so.write_report(result, 'report.html')\n"
+        "print(len(tables.load_references()) > 50)"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     result = subprocess.run(
@@ -153,4 +157,6 @@ def test_wheel_finds_its_data_away_from_the_checkout(wheel: zipfile.ZipFile, tmp
         text=True,
         check=False,
     )
-    assert result.stdout.splitlines() == [str(tmp_path / "simoffload" / "__init__.py"), "8"], result.stderr
+    home = str(tmp_path / "simoffload" / "__init__.py")
+    assert result.stdout.splitlines() == [home, "8 True", "opt", "True"], result.stderr
+    assert (tmp_path / "report.html").stat().st_size > 1_000_000
