@@ -145,7 +145,7 @@ def _advice(scenario: LoadedScenario, plan: Plan, uses: tuple[TierUse, ...]) -> 
 def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse) -> str:
     largest = max(use.terms, key=lambda term: term.size)
     if largest.remedy:
-        return f"{largest.name} take most: {largest.remedy}"
+        return f"{largest.remedy} (largest part: {largest.name})"
     for tier in sorted(scenario.machine.tiers.values(), key=lambda tier: tier.capacity):
         if tier.kind == "hbm" or tier.name == plan.target or tier.capacity < scenario.model.weight_bytes:
             continue
