@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 import simoffload
-from simoffload.cli import catalogue, checking, comparing, running
+from simoffload.cli import catalogue, checking, comparing, importing, running
 from simoffload.errors import InputError, Problem
 
 __all__ = ["parse"]
@@ -26,6 +26,7 @@ standard input. Exit status: 0 done, 1 the simulation could not finish, 2 bad in
 """
 _SET = "replace or add a value of the scenario, as workload.batch_size=8; may be repeated"
 _JSON = "print one JSON document on standard output, errors too"
+_FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
 _TARGETS = "where the weights go: tiers of the platform, or platform:tier"
 
 
@@ -54,6 +55,19 @@ def _list(text: str) -> tuple[str, ...]:
     if not all(parts):
         raise argparse.ArgumentTypeError(f'"{text}" has an empty entry; write e.g. gpu,dram,raid')
     return parts
+
+
+def _size(text: str) -> int:
+    """[B]"""
+    from simoffload.units import parse_bytes
+
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not size:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return size
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -142,7 +156,7 @@ def _add_check(commands: _Commands) -> None:
 
 
 def _add_profiles(commands: _Commands) -> None:
-    parser = _command(commands, "profiles", "list, show or check hardware profiles")
+    parser = _command(commands, "profiles", "list, show, check or import hardware profiles")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = _command(actions, "list", "list the shipped profiles")
     listing.add_argument("kind", metavar="KIND", nargs="?", help="accelerator, host, drive, platform …")
@@ -154,7 +168,24 @@ def _add_profiles(commands: _Commands) -> None:
         (listing, catalogue.list_profiles),
         (showing, catalogue.show_profile),
         (checked, checking.check_profiles),
+        (_add_import(actions), importing.import_profile),
     )
+
+
+def _add_import(actions: _Commands) -> _Parser:
+    parser = _command(actions, "import", "make a profile from what fio and other tools measured")
+    parser.add_argument("format", metavar="FORMAT", choices=_FORMATS, help=", ".join(_FORMATS))
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="what the tool wrote")
+    parser.add_argument("--id", required=True, metavar="ID", help="id of the new profile")
+    parser.add_argument(
+        "--from", dest="base", metavar="PROFILE_ID", help="the drive or pcie profile with all other numbers"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there, not to the screen")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+    parser.add_argument(
+        "--buffer-size", type=_size, metavar="SIZE", help='nvbandwidth\'s --bufferSize, e.g. "512 MiB"'
+    )
+    return parser
 
 
 def _add_scenarios(commands: _Commands) -> None:

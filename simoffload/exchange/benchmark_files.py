@@ -1,0 +1,143 @@
+"""Reading the output of benchmark tools: text of bounded size, JSON with finite numbers, plain refusals."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from simoffload.errors import InputError, Problem
+
+__all__ = ["BenchmarkFile", "Fields", "finite"]
+
+_LARGEST = 20_000_000
+"""[B] json+ of fio with all its bins stays below."""
+
+
+class BenchmarkFile(NamedTuple):
+    """The text of a file that a tool wrote."""
+
+    path: str
+    """As the user named it."""
+    text: str
+    date: datetime.date
+    """When it was last modified, in UTC."""
+
+    @classmethod
+    def read(cls, path: str | Path) -> BenchmarkFile:
+        """Raises InputError for what is no readable text, or larger than 20 MB."""
+        source = cls(str(path), "", datetime.date.min)
+        try:
+            status = Path(path).stat()
+            if not stat.S_ISREG(status.st_mode):
+                source.refuse("not a regular file; name the files themselves")
+            if status.st_size > _LARGEST:
+                source.refuse(f"larger than 20 MB ({status.st_size} bytes); import the runs one by one")
+            with Path(path).open("rb") as file:
+                content = file.read(_LARGEST)
+        except FileNotFoundError:
+            source.refuse("no such file")
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL character
+            source.refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}")
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            source.refuse("not a text in UTF-8; give the file that the tool wrote", line=line)
+        modified = datetime.datetime.fromtimestamp(status.st_mtime, tz=datetime.UTC)
+        return cls(str(path), text, modified.date())
+
+    @property
+    def name(self) -> str:
+        """Without its folder."""
+        return Path(self.path).name
+
+    def refuse(self, message: str, *, line: int | None = None, key: str = "") -> NoReturn:
+        """Raise InputError about this file."""
+        raise InputError((Problem(self.path, line, None, key, message),))
+
+    def json_object(self, tool: str) -> Fields:
+        """The JSON object whose ``{`` begins a line; text around it is passed over.
+
+        Raises InputError if there is none, or it holds NaN or Infinity.
+        """
+        start = 0 if self.text.startswith("{") else self.text.find("\n{") + 1
+        line = self.text.count("\n", 0, start)
+        if not self.text.startswith("{", start):
+            self.refuse(f'holds no JSON object (no line begins with "{{"); is it the JSON output of {tool}?')
+        decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+        try:
+            data, _ = decoder.raw_decode(self.text[start:])
+        except json.JSONDecodeError as error:
+            message = f"not valid JSON ({error.msg}); was {tool} interrupted? Run it again"
+            raise InputError((Problem(self.path, line + error.lineno, error.colno, "", message),)) from None
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            self.refuse(f"not usable JSON ({reason}); run {tool} again", line=line + 1)
+        return Fields(self, "", data)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a finite number")
+
+
+def finite(text: str) -> float | None:
+    """A finite number that is not negative; None if the text is no such number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 and "_" not in text else None
+
+
+class Fields(NamedTuple):
+    """An object within JSON, with the place where it stands."""
+
+    file: BenchmarkFile
+    key: str
+    data: dict[str, Any]
+
+    def place(self, name: str) -> str:
+        """Where an entry stands, e.g. ``jobs[0].error``."""
+        return f"{self.key}.{name}" if self.key else name
+
+    def refuse(self, name: str, message: str) -> NoReturn:
+        """Raise InputError about an entry."""
+        self.file.refuse(message, key=self.place(name))
+
+    def object(self, name: str) -> Fields:
+        """An entry that is an object; empty if it is missing.
+
+        Raises InputError if it is anything else.
+        """
+        value = self.data.get(name, {})
+        if not isinstance(value, dict):
+            self.refuse(name, "must be an object; was the file edited?")
+        return Fields(self.file, self.place(name), value)
+
+    def objects(self, name: str) -> tuple[Fields, ...]:
+        """An entry that is a list of objects, not empty.
+
+        Raises InputError if it is not.
+        """
+        value = self.data.get(name)
+        if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+            self.refuse(name, "must be a list of objects, and not empty; is this another tool's output?")
+        return tuple(Fields(self.file, f"{self.place(name)}[{i}]", one) for i, one in enumerate(value))
+
+    def number(self, name: str) -> float:
+        """An entry that is a finite number, not negative; 0 if it is missing.
+
+        Raises InputError if it is not.
+        """
+        value = self.data.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or finite(str(value)) is None:
+            self.refuse(name, f"must be a finite number that is not negative, not {str(value)[:40]!r}")
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        """An entry as text; ``default`` if it is missing."""
+        return str(self.data.get(name, default))

@@ -1,0 +1,287 @@
+"""A profile in which measurements take the place of another profile's numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from simoffload.documents import parse_yaml, validate
+from simoffload.errors import InputError, Problem, printable
+from simoffload.exchange.ds_io import read_ds_io
+from simoffload.exchange.elbencho import read_elbencho
+from simoffload.exchange.fio_json import read_fio_json
+from simoffload.exchange.measurements import CopyMeasurement, StorageMeasurement
+from simoffload.exchange.nvbandwidth import BUFFER, read_nvbandwidth
+from simoffload.hardware.library import KINDS, Library, is_path
+from simoffload.hardware.quantities import ID_PATTERN
+
+__all__ = ["MeasuredProfile", "import_profile"]
+
+_STORAGE: dict[str, Callable[[Path], tuple[StorageMeasurement, ...]]] = {
+    "fio": read_fio_json,
+    "ds-io": read_ds_io,
+    "elbencho": read_elbencho,
+}
+_STREAMING = 128 * 1024
+"""[B] Smaller requests are bound by their number: they say nothing about the rate of offloading, which asks
+for 1 MiB at a time (DeepSpeed's default)."""
+_RANDOM = 4096
+"""[B] of the requests that data sheets count."""
+_LONGEST = 1900
+"""[characters] of a source; profiles accept 2000."""
+_SHOWN = 12
+"""Settings that a source names."""
+
+Statement = dict[str, Any]
+
+
+class MeasuredProfile(NamedTuple):
+    """A profile as text, and what is to be said about it."""
+
+    kind: str
+    text: str
+    measured: tuple[str, ...]
+    """Keys that the measurements gave."""
+    kept: tuple[str, ...]
+    """Keys whose numbers are those of the profile that it was made from."""
+    warnings: tuple[str, ...]
+
+
+class _Findings(NamedTuple):
+    """What measurements give."""
+
+    numbers: dict[str, Statement]
+    warnings: list[str]
+
+
+def import_profile(
+    form: str, files: Sequence[Path], *, identifier: str, base: str | None, size: int | None = None
+) -> MeasuredProfile:
+    """Make a drive's profile from fio, ds-io or elbencho files, or one of PCIe from nvbandwidth's.
+
+    ``base`` names the profile that gives all other numbers; ``size`` [B] is nvbandwidth's ``--bufferSize``.
+    Raises InputError for files that cannot be read or do not hold what a profile needs.
+    """
+    kind = "pcie" if form == "nvbandwidth" else "drive"
+    if not re.fullmatch(ID_PATTERN, identifier):
+        raise _error("--id", f'"{identifier[:80]}" is no id; use lower-case letters, digits and . + -')
+    if size is not None and kind != "pcie":
+        raise _error("--buffer-size", "only nvbandwidth has it")
+    if base is None:
+        raise _error("--from", _missing_base(kind))
+    try:
+        library = Library()
+        origin = library.read(Path(base), (kind,)) if is_path(base) else library.find(base, (kind,))
+    except InputError as error:
+        raise InputError(one if one.path else one._replace(path="--from") for one in error.problems) from None
+    if form == "nvbandwidth":
+        findings = _copies([one for file in files for one in read_nvbandwidth(file, size=size or BUFFER)])
+    else:
+        findings = _storage([one for file in files for one in _STORAGE[form](file)])
+    data = _merge(origin.document.data, findings, identifier, form)
+    text = _write(data)
+    validate(parse_yaml(text, name=f"the profile {identifier}"), KINDS[kind])
+    kept = tuple(key for key in data if key not in {*findings.numbers, "kind", "id", "name", "notes"})
+    return MeasuredProfile(kind, text, tuple(findings.numbers), kept, tuple(findings.warnings))
+
+
+def _error(path: str, message: str) -> InputError:
+    return InputError((Problem(path, None, None, "", message),))
+
+
+def _missing_base(kind: str) -> str:
+    known = ", ".join(one.id for one in Library().summaries(kind))
+    return f"missing: name the {kind} whose other numbers (size, slot, …) are to be kept, one of {known}"
+
+
+def _storage(runs: list[StorageMeasurement]) -> _Findings:
+    """Numbers of a drive: rates of large requests, latency of single ones, requests/s of 4 KiB."""
+    large = [run for run in runs if run.block >= _STREAMING]
+    reads = [run for run in large if run.operation == "read"]
+    if not reads:
+        files = ", ".join(sorted({run.file for run in runs}))
+        message = (
+            "no reads of 128 KiB or more, which give the read rate; measure e.g. 1 MiB at queue depth 32"
+        )
+        raise _error(files, message)
+    numbers: dict[str, Statement] = {}
+    warnings: list[str] = []
+    for operation in ("read", "write"):
+        mine = [run for run in large if run.operation == operation]
+        if not mine:
+            warnings.append(f"no {operation}s of 128 KiB or more: {operation} is kept")
+            continue
+        best = max(mine, key=lambda run: run.rate)
+        numbers[operation] = _number(_rate(best.rate), [best])
+        alone = [run for run in runs if run.operation == operation and run.outstanding == run.block]
+        latency = _latency(alone, best.rate)
+        if latency is None:
+            warnings.append(f"no {operation} at queue depth 1 with its latency: {operation}_latency is kept")
+        else:
+            numbers[f"{operation}_latency"] = latency
+        small = [run for run in runs if run.operation == operation and run.block == _RANDOM and run.random]
+        if small:
+            fastest = max(small, key=lambda run: run.rate)
+            numbers[f"random_{operation}"] = _number(max(1, round(fastest.rate / _RANDOM)), [fastest])
+    curve = _curve(reads)
+    if curve is None:
+        warnings.append("reads with only one amount in flight: no read_by_outstanding")
+    else:
+        numbers["read_by_outstanding"] = curve
+    buffered = sorted({run.file for run in runs if run.direct is False})
+    if buffered:
+        warnings.append(
+            f"buffered I/O (direct=0) in {', '.join(buffered)}: rates may be those of the page cache"
+        )
+    return _Findings(numbers, warnings)
+
+
+def _latency(alone: list[StorageMeasurement], rate: int) -> Statement | None:
+    """Latency of the smallest request that was measured alone, without the time that its bytes need."""
+    timed = [run for run in alone if run.latency is not None]
+    if not timed:
+        return None
+    smallest = min(timed, key=lambda run: (run.block, run.latency))
+    latency = (smallest.latency or 0) - smallest.block / rate
+    if latency <= 0:
+        return None
+    statement = _number(_amount(latency * 1e6, "us", digits=3), [smallest])
+    statement["source"] += f"; mean latency {_amount((smallest.latency or 0) * 1e6, 'us', digits=3)}"
+    statement["source"] += f" less {smallest.block} B at {_rate(rate)}"
+    return statement
+
+
+def _curve(reads: list[StorageMeasurement]) -> Statement | None:
+    """The best read rate of each amount in flight; None for a single one, which would say nothing."""
+    best: dict[int, StorageMeasurement] = {}
+    for run in sorted(reads, key=lambda run: run.rate):
+        best[run.outstanding] = run
+    if len(best) < 2:
+        return None
+    runs = [best[outstanding] for outstanding in sorted(best)]
+    points = [[_size(run.outstanding), _rate(run.rate)] for run in runs]
+    return {"points": points} | _provenance(runs, _settings(runs))
+
+
+def _copies(copies: list[CopyMeasurement]) -> _Findings:
+    """Numbers of PCIe: the median GPU's rates, and what is left of them when both directions are busy."""
+    numbers: dict[str, Statement] = {}
+    warnings: list[str] = []
+    alone: dict[str, float] = {}
+    busy: dict[str, float] = {}
+    for direction in ("host_to_device", "device_to_host"):
+        mine = [one for one in copies if one.direction == direction]
+        single = [one for one in mine if not one.both_ways]
+        double = [one for one in mine if one.both_ways]
+        if double:
+            busy[direction] = median(one.rate for one in double)
+        if not single:
+            warnings.append(f"no {direction}_memcpy_ce: {direction} is kept")
+            continue
+        alone[direction] = median(one.rate for one in single)
+        point = [_size(single[0].size), _rate(round(alone[direction]))]
+        numbers[direction] = {"points": [point]} | _provenance(single, _gpus(single))
+    if not numbers:
+        files = ", ".join(sorted({one.file for one in copies}))
+        raise _error(files, "only copies in both directions at once; add -t host_to_device_memcpy_ce")
+    both = [direction for direction in alone if direction in busy]
+    if both:
+        share = sum(busy[one] for one in both) / sum(alone[one] for one in both)
+        used = [one for one in copies if one.direction in both]
+        told = f"bidirectional over single rates of {' and '.join(both)}, {_gpus(used)}"
+        numbers["both_ways"] = {"value": min(1.0, round(share, 4))} | _provenance(used, told)
+    else:
+        warnings.append(
+            "no bidirectional test of a direction that was also measured alone: both_ways is kept"
+        )
+    return _Findings(numbers, warnings)
+
+
+def _gpus(copies: list[CopyMeasurement]) -> str:
+    gpus = sorted({one.gpu for one in copies})
+    return f"copy engine, {_size(copies[0].size)} buffers, median of GPU {', '.join(map(str, gpus))}"
+
+
+def _number(value: Any, runs: list[StorageMeasurement]) -> Statement:
+    return {"value": value} | _provenance(runs, _settings(runs))
+
+
+def _provenance(measured: Sequence[StorageMeasurement | CopyMeasurement], settings: str) -> Statement:
+    tools = sorted({f"{one.tool} {one.version}".rstrip() for one in measured})
+    files = sorted({one.file for one in measured})
+    source = printable(f"{', '.join(tools)}; {', '.join(files)}; {settings}")
+    if len(source) > _LONGEST:
+        source = source[:_LONGEST] + "…"
+    return {"origin": "measured", "source": source, "date": max(one.date for one in measured).isoformat()}
+
+
+def _settings(runs: Iterable[StorageMeasurement]) -> str:
+    told = dict.fromkeys(_setting(run) for run in runs)
+    shown = " / ".join(list(told)[:_SHOWN])
+    return shown + (f" / and {len(told) - _SHOWN} more" if len(told) > _SHOWN else "")
+
+
+def _setting(run: StorageMeasurement) -> str:
+    how = {True: ", direct", False: ", buffered", None: ""}[run.direct]
+    pattern = "random " if run.random else ""
+    jobs = f"{run.jobs} job{'s' if run.jobs > 1 else ''}"
+    return f"{pattern}{_size(run.block)} blocks, queue depth {run.queue_depth}, {jobs}{how}"
+
+
+def _size(size: int) -> str:
+    """A size, exactly."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size % 1024**power == 0:
+            return f"{size // 1024**power} {unit}"
+    return f"{size} B"
+
+
+def _rate(rate: int) -> str:
+    """A rate, exactly."""
+    return _amount(rate / 10**6, "MB/s", digits=6)
+
+
+def _amount(value: float, unit: str, *, digits: int) -> str:
+    return f"{f'{value:.{digits}f}'.rstrip('0').rstrip('.')} {unit}"
+
+
+def _merge(data: dict[str, Any], findings: _Findings, identifier: str, form: str) -> dict[str, Any]:
+    """The old profile with new numbers, under a new name."""
+    measured = f"Measured with {form}: {', '.join(findings.numbers)}."
+    notes = [measured, f"All other numbers are those of {data['id']} ({data['name']})."]
+    notes += [f"{warning[0].upper()}{warning[1:]}." for warning in findings.warnings]
+    if data.get("notes"):
+        notes.append(f"Notes of {data['id']}: {data['notes'].strip()}")
+    # A curve of the old drive would overrule the new rate.
+    kept = {key: value for key, value in data.items() if key not in {"notes", "read_by_outstanding"}}
+    head = {
+        "kind": data["kind"],
+        "id": identifier,
+        "name": f"{data['name'][:1000]}, measured with {form}",
+        "notes": printable(" ".join(notes)),
+    }
+    return head | {key: value for key, value in kept.items() if key not in head} | findings.numbers
+
+
+_PLAIN = re.compile(
+    r"(?!(?:true|false|null)$)[a-z][a-z0-9_]*|[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9.]+ [A-Za-z]+(?:/s)?",
+    re.IGNORECASE,
+)
+
+
+def _write(data: dict[str, Any]) -> str:
+    """YAML with one line for each key at the top."""
+    return "".join(f"{key}: {_flow(value)}\n" for key, value in data.items())
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        return '"' + printable(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return "null" if value is None else str(value)
