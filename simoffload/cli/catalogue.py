@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
 from simoffload.cli.exits import Exit
-from simoffload.cli.tables import columns
 from simoffload.errors import InputError, Problem
+from simoffload.report.columns import columns
 
 if TYPE_CHECKING:
     from simoffload.hardware.library import Entry, ProfileInput
@@ -22,12 +22,16 @@ __all__ = ["Command", "list_models", "list_profiles", "list_scenarios", "show_mo
 Command = Callable[[Namespace, Console], Exit]
 
 
+def _table(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> str:
+    return "\n".join(line.rstrip() for line in columns(rows, right=right))
+
+
 def list_profiles(arguments: Namespace, console: Console) -> Exit:
     """List the shipped profiles of one kind or of all."""
     from simoffload.hardware import list_profiles as found
 
     profiles = found(arguments.kind)
-    text = columns([("KIND", "ID", "NAME"), *((one.kind, one.id, one.name) for one in profiles)])
+    text = _table([("KIND", "ID", "NAME"), *((one.kind, one.id, one.name) for one in profiles)])
     listed = [{"kind": one.kind, "id": one.id, "name": one.name} for one in profiles]
     console.answer(text, {"schema": "simoffload/profiles/1", "profiles": listed})
     return Exit.OK
@@ -40,8 +44,8 @@ def show_profile(arguments: Namespace, console: Console) -> Exit:
     rows = [(one.profile, one.key, one.text, one.origin, one.date, one.source) for one in numbers]
     title = f"{entry.use.kind} {entry.profile.id}: {entry.profile.name}"
     notes = [[line] for line in entry.profile.notes.strip().splitlines()]
-    head = columns([[title], [f"{entry.use.path}, sha256 {entry.use.sha256}"], *notes])
-    table = columns([("PROFILE", "KEY", "VALUE", "ORIGIN", "DATE", "SOURCE"), *rows])
+    head = _table([[title], [f"{entry.use.path}, sha256 {entry.use.sha256}"], *notes])
+    table = _table([("PROFILE", "KEY", "VALUE", "ORIGIN", "DATE", "SOURCE"), *rows])
     data: dict[str, Any] = {
         "schema": "simoffload/profile/1",
         "kind": entry.use.kind,
@@ -91,7 +95,7 @@ def list_scenarios(_arguments: Namespace, console: Console) -> Exit:
     from simoffload.scenario import load_scenario
 
     listed = [{"name": name, "description": _sentence(load_scenario(name))} for name in names()]
-    table = columns([("NAME", "DESCRIPTION"), *((one["name"], one["description"]) for one in listed)])
+    table = _table([("NAME", "DESCRIPTION"), *((one["name"], one["description"]) for one in listed)])
     console.answer(table, {"schema": "simoffload/scenarios/1", "scenarios": listed})
     return Exit.OK
 
@@ -110,7 +114,7 @@ def list_models(_arguments: Namespace, console: Console) -> Exit:
     listed = [_size(load_model(name)) for name in names()]
     rows = [[str(value) for value in one.values()] for one in listed]
     head = ["NAME", "FAMILY", "LAYERS", "HIDDEN", "PARAMETERS", "BYTES"]
-    table = columns([head, *rows], right=frozenset({2, 3, 4, 5}))
+    table = _table([head, *rows], right=frozenset({2, 3, 4, 5}))
     console.answer(table, {"schema": "simoffload/models/1", "models": listed})
     return Exit.OK
 
@@ -143,7 +147,7 @@ def show_model(arguments: Namespace, console: Console) -> Exit:
         (one["part"], one["name"], one["kind"], f"{one['parameters']:,}", f"x {one['repeat']}")
         for one in modules
     ]
-    table = columns([("PART", "MODULE", "KIND", "PARAMETERS", "TIMES"), *rows], right=frozenset({3, 4}))
+    table = _table([("PART", "MODULE", "KIND", "PARAMETERS", "TIMES"), *rows], right=frozenset({3, 4}))
     data = {"schema": "simoffload/model/1", **_size(model), "modules": modules}
     console.answer(f"{model.name} ({model.family}): {counts}\n\n{table}", data)
     return Exit.OK

@@ -32,8 +32,9 @@ __all__ = [
 ]
 
 LIMITS = (
-    "The profiles hold data-sheet and published values; nothing here has been calibrated against runs on the "
-    "machine itself yet. Ratios between targets are safer than absolute times."
+    "The profiles hold data-sheet and published values and timings of single operations; nothing here has "
+    "been calibrated against runs on the machine itself yet. Ratios between targets are safer than "
+    "absolute times."
 )
 """What must not be concluded."""
 

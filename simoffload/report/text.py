@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
 from simoffload.errors import printable
+from simoffload.report.columns import columns
 from simoffload.report.comparison import Group, Published, Row, groups, in_common, warnings
 from simoffload.report.phrases import (
     alike,
@@ -61,18 +62,6 @@ class _Paper:
         return "\n".join(self.lines) + "\n"
 
 
-def _columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
-    """Rows aligned in columns two spaces apart; those numbered in ``right`` to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if number in right else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
 def _short(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
@@ -101,7 +90,7 @@ def _capacity(paper: _Paper, uses: Sequence[TierUse]) -> list[str]:
     for use in uses:
         sizes = (counted(size, use) for size in (use.needed, use.capacity, use.headroom))
         table.append((printable(use.tier), *sizes, use.scope, "fits" if use.fits else "does not fit"))
-    head, *rows = _columns(table, right=(1, 2, 3))
+    head, *rows = columns(table, right=(1, 2, 3))
     lines = [paper.ink(head.rstrip(), "dim")]
     for use, row in zip(uses, rows, strict=True):
         lines.append(row.rstrip() if use.fits else paper.ink(row.rstrip(), "red"))
@@ -115,7 +104,7 @@ def _capacity(paper: _Paper, uses: Sequence[TierUse]) -> list[str]:
 
 def _speed(paper: _Paper, result: SimulationResult) -> list[str]:
     rows = metric_rows(result)
-    lines = _columns([(key, value, "") for key, _, value in rows], right=(1,))
+    lines = columns([(key, value, "") for key, _, value in rows], right=(1,))
     told = []
     for (key, _, _), line in zip(rows, lines, strict=True):
         first, *rest = wrap(FORMULAS[key], max(20, paper.width - _MARGIN - len(line)))
@@ -150,7 +139,7 @@ def _links(paper: _Paper, step: PassResult) -> list[str]:
 
 def _headed(paper: _Paper, table: Sequence[Sequence[str]], *, right: Sequence[int]) -> list[str]:
     """A table under its first row, cut where the paper ends."""
-    head, *rows = (_short(line.rstrip(), paper.width - _MARGIN) for line in _columns(table, right=right))
+    head, *rows = (_short(line.rstrip(), paper.width - _MARGIN) for line in columns(table, right=right))
     return [paper.ink(head, "dim"), *rows]
 
 
@@ -187,9 +176,9 @@ def _table(paper: _Paper, group: Group) -> list[str]:
     names = ["weights", "TTFT", "step", "tokens/s", "ms/token", against, "published"]
     last = len(names) if with_published else len(names) - 1
     numbers = [names[:last], *([_short(row.label, 24), *_cells(row)][:last] for row in group.rows)]
-    lines = _columns(numbers, right=range(1, last))
+    lines = columns(numbers, right=range(1, last))
     room = max(12, paper.width - len(lines[0]) - 2 - 2 - len("bound"))
-    reasons = _columns(
+    reasons = columns(
         [("bottleneck", "bound"), *(_reason(row.result, room) for row in group.rows)], right=(1,)
     )
     head, *rows = (f"{line}  {reason}".rstrip() for line, reason in zip(lines, reasons, strict=True))

@@ -76,8 +76,8 @@ class SimulationResult:
     decode_total_s: float = 0.0
     """[s] of all decode steps."""
     decode_spread: float = 0.0
-    """Largest relative distance of a simulated decode step from the straight line between its neighbours;
-    0 when every step was simulated."""
+    """Relative distance of the middle decode step from the straight line between first and last, or of the
+    last from the first where the middle was not simulated; 0 when every step was simulated."""
     timelines: dict[str, Timeline] = field(default_factory=dict, repr=False, compare=False)
     """Recorded passes by name, where asked for."""
 

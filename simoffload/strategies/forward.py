@@ -123,9 +123,6 @@ class ForwardWriter:
         slices = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
         for pinned, sizes in self._by_memory(tensors, slices):
             self._copy(sizes, pinned=pinned, blocking=not (self._direct and pinned))
-        if self._place.settings.use_gds and (read := self._read_directly(tensors)):
-            self._flush()
-            self._add("copy", self._copies, fixed=self._timing.hbm_copy(read), after=self._host_so_far())
         if self._direct:
             self._gathers.append(_Gather(-1, sum(slices), len(tensors)))
             return len(self._gathers) - 1
@@ -243,7 +240,11 @@ class ForwardWriter:
         return self._so_far(HOST)
 
     def _by_memory(self, tensors: Sequence[Tensor], slices: Sequence[int]) -> list[tuple[bool, list[int]]]:
-        """Split a batch into pinned and pageable source memory; swap buffers are always pinned."""
+        """Split a batch into pinned and pageable source memory; swap buffers are always pinned.
+
+        What lies in HBM, or was read into it by GPUDirect Storage, is not copied: ``Tensor.to`` of the same
+        device returns the tensor itself.
+        """
         if self._place.tier == "hbm":
             return []
         gds = self._place.settings.use_gds
@@ -262,10 +263,6 @@ class ForwardWriter:
         if blocking:
             self._host_waits(self._copies)
             self._spend(self._costs.copy_call.value * len(sizes))
-
-    def _read_directly(self, tensors: Sequence[Tensor]) -> int:
-        """[B] that GPUDirect Storage put into a buffer in HBM; DeepSpeed copies them once more."""
-        return sum(tensor.slice_numel for tensor in tensors if tensor.on_nvme) * self._place.dtype_bytes
 
     def _aligned(self, size: int) -> int:
         unit = _ALIGNMENT * self._place.settings.threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
@@ -80,7 +80,7 @@ def test_time_is_bounded_accounted_for_and_repeatable(
     try:
         schedule = plan.schedule(forward)
     except InputError:  # "Not enough buffers", as in DeepSpeed
-        return
+        assume(False)
     timeline = execute(schedule)
     # Sharing rounds rates down to whole B/s, which serial times do not.
     assert lower_bound(schedule) <= timeline.makespan <= serial_time(schedule) * 1.001
