@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 import simoffload
-from simoffload.cli import catalogue, checking, comparing, importing, running
+from simoffload.cli import calibrate_deepspeed, catalogue, checking, comparing, importing, running
+from simoffload.cli.option_types import listed, size
 from simoffload.errors import InputError, Problem
 
 __all__ = ["parse"]
@@ -49,27 +50,6 @@ def _one_line(message: str) -> str:
     return f'"{word}" is not one of {", ".join(names)}' + (f'; did you mean "{near[0]}"?' if near else "")
 
 
-def _list(text: str) -> tuple[str, ...]:
-    """Split ``a,b,c``; empty entries are mistakes."""
-    parts = tuple(part.strip() for part in text.split(","))
-    if not all(parts):
-        raise argparse.ArgumentTypeError(f'"{text}" has an empty entry; write e.g. gpu,dram,raid')
-    return parts
-
-
-def _size(text: str) -> int:
-    """[B]"""
-    from simoffload.units import parse_bytes
-
-    try:
-        size = parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not size:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return size
-
-
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Read the command line; ``command`` is the function that does the work, ``line`` what was typed.
 
@@ -91,6 +71,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     _add_profiles(commands)
     _add_scenarios(commands)
     _add_models(commands)
+    _add_calibrate(commands)
     arguments = parser.parse_args(words)
     arguments.line = shlex.join(["simoffload", *words])
     return arguments
@@ -133,7 +114,7 @@ def _add_run(commands: _Commands) -> None:
 def _add_compare(commands: _Commands) -> None:
     parser = _command(commands, "compare", "simulate several scenarios, or one on several targets")
     parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
-    parser.add_argument("--on", type=_list, metavar="TARGET,…", help=_TARGETS)
+    parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
     parser.add_argument("--baseline", metavar="NAME", help="what ratios refer to (default: the first)")
     _add_overrides(parser)
     _add_output(parser, "result.json and report.html")
@@ -143,7 +124,7 @@ def _add_compare(commands: _Commands) -> None:
 def _add_fit(commands: _Commands) -> None:
     parser = _command(commands, "fit", "say what each tier must hold and whether it can, without simulating")
     parser.add_argument("scenario", metavar="SCENARIO")
-    parser.add_argument("--on", type=_list, metavar="TARGET,…", help=_TARGETS)
+    parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
     _add_overrides(parser)
     parser.set_defaults(command=running.fit)
 
@@ -183,7 +164,7 @@ def _add_import(actions: _Commands) -> _Parser:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there, not to the screen")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
     parser.add_argument(
-        "--buffer-size", type=_size, metavar="SIZE", help='nvbandwidth\'s --bufferSize, e.g. "512 MiB"'
+        "--buffer-size", type=size, metavar="SIZE", help='nvbandwidth\'s --bufferSize, e.g. "512 MiB"'
     )
     return parser
 
@@ -202,6 +183,12 @@ def _add_models(commands: _Commands) -> None:
     showing = _command(actions, "show", "print the modules of a model with their parameters")
     showing.add_argument("model", metavar="NAME", help="a name, or the path of a Hugging Face config.json")
     _finish((listing, catalogue.list_models), (showing, catalogue.show_model))
+
+
+def _add_calibrate(commands: _Commands) -> None:
+    parser = _command(commands, "calibrate", "measure this machine, run real DeepSpeed, compare with predictions")
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    calibrate_deepspeed.add(actions)
 
 
 def _finish(*actions: tuple[_Parser, catalogue.Command]) -> None:

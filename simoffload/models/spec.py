@@ -72,12 +72,20 @@ class ModelSpec(BaseModel):
 
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
         """Lay out the model; :func:`load_model` explains the arguments. Raises InputError."""
-        if self.config is None:
-            name, config = self._named()
-        else:
-            path = _config_path(self.config, root=root, allow_path=allow_path)
-            name, config = self._label(_label_of(path)), self._from_file(path)
+        name, config = self._resolved(root=root, allow_path=allow_path)
         return config.shape(name=name, dtype=self.dtype)
+
+    def hf_config(self, *, root: Path | None = None, allow_path: bool = False) -> dict[str, Any]:
+        """The sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
+        _, config = self._resolved(root=root, allow_path=allow_path)
+        written = config.model_dump(by_alias=True, exclude_none=True)
+        return {"model_type": config.family, **written}
+
+    def _resolved(self, *, root: Path | None, allow_path: bool) -> tuple[str, FamilyConfig]:
+        if self.config is None:
+            return self._named()
+        path = _config_path(self.config, root=root, allow_path=allow_path)
+        return self._label(_label_of(path)), self._from_file(path)
 
     def _from_file(self, path: Path) -> FamilyConfig:
         document = read_document(path)

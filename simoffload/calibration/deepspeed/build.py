@@ -1,0 +1,107 @@
+"""A model with random weights under ZeRO-3 (child process only)."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import deepspeed
+import torch
+import torch._dynamo  # before zero.Init: newer torch imports it lazily and then meets patched tensors
+import transformers
+
+__all__ = ["DTYPES", "build", "engine_config", "forget", "initialize"]
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_ARCHITECTURES = {
+    "opt": "OPTForCausalLM",
+    "bloom": "BloomForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+}
+
+
+def engine_config(case: Mapping[str, Any], *, nvme_path: str) -> dict[str, Any]:
+    """The case's ``ds_config`` with what the runner decides: batch, type of numbers, swap folder."""
+    config: dict[str, Any] = {**case["ds_config"]}
+    zero = {**config.get("zero_optimization", {})}
+    for part in ("offload_param", "offload_optimizer"):
+        if zero.get(part):
+            zero[part] = {**zero[part]}
+            if zero[part].get("device") == "nvme":
+                zero[part]["nvme_path"] = nvme_path
+    config["zero_optimization"] = zero
+    work = case["workload"]
+    config["train_micro_batch_size_per_gpu"] = work["batch_size"]
+    config.pop("train_batch_size", None)
+    config["gradient_accumulation_steps"] = work.get("gradient_accumulation_steps", 1)
+    config["fp16"] = {"enabled": case["dtype"] == "float16", "loss_scale": 1.0}
+    config["bf16"] = {"enabled": case["dtype"] == "bfloat16"}
+    if work["kind"] == "training":
+        config.setdefault("optimizer", {"type": "AdamW", "params": {"lr": 1e-5}})
+    else:
+        zero.pop("offload_optimizer", None)
+        config.pop("optimizer", None)
+        config.pop("scheduler", None)
+    config.setdefault("steps_per_print", 10**9)
+    return config
+
+
+@contextlib.contextmanager
+def _no_initialization() -> Iterator[None]:
+    """Leave weights as they are allocated: filling tens of GB takes minutes and changes no timing."""
+    names = [name for name in dir(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
+    kept = {name: getattr(torch.nn.init, name) for name in names}
+    model_class: Any = transformers.PreTrainedModel
+    initialize = model_class.init_weights
+    for name in names:
+        setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+    model_class.init_weights = lambda _: None
+    try:
+        yield
+    finally:
+        model_class.init_weights = initialize
+        for name, function in kept.items():
+            setattr(torch.nn.init, name, function)
+
+
+def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
+    """Construct the model inside ``zero.Init``, so that every parameter is partitioned as it is made."""
+    written = dict(case["hf_config"])
+    hf_config = transformers.AutoConfig.for_model(written.pop("model_type"), **written)
+    if case["attention"] is not None:
+        hf_config._attn_implementation = case["attention"]
+    architecture = getattr(transformers, _ARCHITECTURES[case["hf_config"]["model_type"]])
+    with (
+        _no_initialization(),
+        deepspeed.zero.Init(config_dict_or_path=config, dtype=DTYPES[case["dtype"]]),
+    ):
+        model: torch.nn.Module = architecture(hf_config)
+    training = case["workload"]["kind"] == "training"
+    if training and case["workload"]["gradient_checkpointing"]:
+        model.gradient_checkpointing_enable()  # type: ignore[operator]
+    model.train(training)
+    return model
+
+
+def initialize(model: torch.nn.Module, config: dict[str, Any]) -> Any:
+    """DeepSpeed's engine around the model."""
+    with contextlib.suppress(AttributeError):
+        model.config.use_cache = "optimizer" not in config  # type: ignore[union-attr]
+    parameters = model.parameters() if "optimizer" in config else None
+    engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=parameters)
+    return engine
+
+
+def forget(engine: Any) -> None:
+    """Give back all memory of a run, pinned host memory included."""
+    with contextlib.suppress(Exception):
+        engine.destroy()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        with contextlib.suppress(AttributeError):
+            torch._C._host_emptyCache()  # type: ignore[attr-defined]

@@ -1,0 +1,231 @@
+"""Carrying out cases with DeepSpeed in processes of their own; this side imports neither torch nor DeepSpeed."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simoffload import __version__
+from simoffload.calibration.machine_facts import machine_facts
+from simoffload.calibration.processes import missing_packages, run_ranks
+from simoffload.calibration.runs import Case
+from simoffload.errors import InputError, Problem
+from simoffload.exchange.files import replacing
+from simoffload.units import format_bytes
+
+__all__ = ["NEEDED", "Outcome", "Settings", "describe", "run_cases"]
+
+SCHEMA = "simoffload/deepspeed-runs/1"
+NEEDED = ("torch", "transformers", "deepspeed")
+RUNS, LOG = "runs.json", "log.txt"
+_SPARE = 1.2
+"""Free space asked for, as a multiple of what is written."""
+
+
+class Settings(NamedTuple):
+    """How the runs are carried out."""
+
+    folder: Path
+    """Empty or absent; gets ``runs.json`` and ``log.txt``."""
+    swap_folder: Path
+    """Where DeepSpeed's swap files go while a run lasts."""
+    largest: int
+    """[B] of swap files that no run may exceed."""
+    seconds_per_case: float
+    seconds: float
+    """[s] for all cases together; those that do not fit in are left out."""
+    trace: bool
+
+
+class Outcome(NamedTuple):
+    """What came of it."""
+
+    file: Path
+    done: int
+    failed: tuple[tuple[str, str], ...]
+    """Pairs (name, why)."""
+
+
+def describe(cases: Sequence[Case], settings: Settings) -> str:
+    """What will be run and written, for the user to read before it begins."""
+    lines = [f"{len(cases)} run(s) with DeepSpeed; results go to {settings.folder / RUNS}"]
+    for case in cases:
+        writes = f", writes up to {format_bytes(case.swap_bytes)} of swap files" if case.swap_bytes else ""
+        what = f"{case.num_parameters / 1e9:.2f}e9 parameters, {case.ranks} rank(s), offload {case.device}"
+        lines.append(f"  {case.request.name}: {what}{writes}")
+    if any(case.swap_bytes for case in cases):
+        lines.append(f"swap files go to {settings.swap_folder} and are removed afterwards")
+    return "\n".join(lines)
+
+
+def run_cases(
+    cases: Sequence[Case], settings: Settings, *, progress: Callable[[str], None] = lambda _: None
+) -> Outcome:
+    """Run every case and write ``runs.json``; InputError, before anything is written, where that cannot be.
+
+    Cases of equal numbers of ranks share processes. A case that fails or takes too long is noted and the
+    next one is begun in new processes. Swap files are removed in any case; on Ctrl-C the finished runs are
+    kept in ``runs.json``.
+    """
+    _check(cases, settings)
+    existed = settings.folder.exists()
+    workshop = settings.folder / ".work"
+    workshop.mkdir(parents=True)
+    results: dict[int, dict[str, Any]] = {}
+    try:
+        _run_all(cases, settings, workshop, progress)
+    finally:
+        results = _collect(cases, workshop)
+        shutil.rmtree(workshop, ignore_errors=True)
+        shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            settings.swap_folder.rmdir()
+        if any("passes" in result for result in results.values()):
+            _write(settings.folder / RUNS, cases, results)
+        elif not existed and not (settings.folder / LOG).exists():
+            with contextlib.suppress(OSError):
+                settings.folder.rmdir()
+    failed = tuple(
+        (case.request.name, results[index].get("error", "was not begun: no time left"))
+        for index, case in enumerate(cases)
+        if "passes" not in results[index]
+    )
+    return Outcome(settings.folder / RUNS, len(cases) - len(failed), failed)
+
+
+def _check(cases: Sequence[Case], settings: Settings) -> None:
+    missing = missing_packages(NEEDED)
+    if missing:
+        text = f"{', '.join(missing)} not installed; see docs/CALIBRATION.md: pip install simoffload[calibrate]"
+        raise _refusal("", text)
+    if settings.folder.exists() and (not settings.folder.is_dir() or any(settings.folder.iterdir())):
+        raise _refusal(str(settings.folder), "is not an empty folder; name another")
+    writes = max((case.swap_bytes for case in cases), default=0)
+    if not writes:
+        return
+    if settings.swap_folder.exists() and any(settings.swap_folder.iterdir()):
+        raise _refusal(str(settings.swap_folder), "is not empty, and DeepSpeed empties it; name another")
+    for case in cases:
+        if case.swap_bytes > settings.largest:
+            size, limit = format_bytes(case.swap_bytes), format_bytes(settings.largest)
+            text = f"would write {size} of swap files, above --max-size {limit}; raise it or use fewer layers"
+            raise _refusal(case.request.name, text)
+    above = next(p for p in (settings.swap_folder.absolute(), *settings.swap_folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(above).free
+    if free < writes * _SPARE:
+        text = f"has {format_bytes(free)} free, and a run writes {format_bytes(writes)}; name another folder"
+        raise _refusal(str(settings.swap_folder), text)
+
+
+def _refusal(place: str, message: str) -> InputError:
+    return InputError((Problem(place, None, None, "", message),))
+
+
+def _run_all(
+    cases: Sequence[Case], settings: Settings, workshop: Path, progress: Callable[[str], None]
+) -> None:
+    deadline = time.monotonic() + settings.seconds
+    for ranks, indices in _groups(cases):
+        left = list(indices)
+        while left and time.monotonic() < deadline:
+            progress(f"{ranks} rank(s): {cases[left[0]].request.name}")
+            _run_group(cases, left, ranks, settings, workshop, deadline)
+            left = [index for index in left if not list(workshop.glob(f"{index:03d}.*"))]
+
+
+def _groups(cases: Sequence[Case]) -> Iterator[tuple[int, list[int]]]:
+    for ranks in sorted({case.ranks for case in cases}):
+        yield ranks, [index for index, case in enumerate(cases) if case.ranks == ranks]
+
+
+def _run_group(
+    cases: Sequence[Case],
+    indices: Sequence[int],
+    ranks: int,
+    settings: Settings,
+    workshop: Path,
+    deadline: float,
+) -> None:
+    job = workshop / "job.json"
+    settings.swap_folder.mkdir(parents=True, exist_ok=True)
+    plain = [_plain(index, cases[index], trace=settings.trace) for index in indices]
+    job.write_text(
+        json.dumps({"cases": plain, "folder": str(workshop), "swap_folder": str(settings.swap_folder)}),
+        encoding="utf-8",
+    )
+    begun = {"index": indices[0], "at": time.monotonic()}
+
+    def in_time() -> bool:
+        for index in indices:
+            if index > begun["index"] and (workshop / f"{index:03d}.begun").exists():
+                begun.update(index=index, at=time.monotonic())
+        now = time.monotonic()
+        return now < deadline and now - begun["at"] < settings.seconds_per_case
+
+    module = "simoffload.calibration.deepspeed.worker"
+    status = run_ranks(
+        module, [str(job)], ranks=ranks, log=settings.folder / LOG, environment={}, watch=in_time
+    )
+    current = workshop / f"{int(begun['index']):03d}"
+    if status is None:
+        current.with_suffix(".failed-time").write_text(json.dumps({"error": "took too long and was stopped"}))
+    elif status and not list(workshop.glob(f"{current.name}.failed-*")):
+        text = f"its process ended with status {status}; see {LOG}"
+        current.with_suffix(".failed-exit").write_text(json.dumps({"error": text}))
+
+
+def _plain(index: int, case: Case, *, trace: bool) -> dict[str, Any]:
+    request = case.request
+    return {
+        "index": index,
+        "name": request.name,
+        "model": request.model.model_dump(exclude_none=True),
+        "workload": request.workload.model_dump(),
+        "hf_config": dict(case.hf_config),
+        "attention": getattr(request.model, "attention", None),
+        "dtype": case.dtype,
+        "ds_config": dict(case.ds_config),
+        "trace": trace,
+    }
+
+
+def _collect(cases: Sequence[Case], workshop: Path) -> dict[int, dict[str, Any]]:
+    """For every case its record, or why there is none."""
+    results: dict[int, dict[str, Any]] = {}
+    for index in range(len(cases)):
+        results[index] = {}
+        done = workshop / f"{index:03d}.json"
+        if done.exists():
+            results[index] = json.loads(done.read_text(encoding="utf-8"))
+            continue
+        for failure in sorted(workshop.glob(f"{index:03d}.failed-*")):
+            results[index] = json.loads(failure.read_text(encoding="utf-8"))
+            break
+        else:
+            if (workshop / f"{index:03d}.begun").exists():
+                results[index] = {"error": "was interrupted"}
+    return results
+
+
+def _write(path: Path, cases: Sequence[Case], results: Mapping[int, Mapping[str, Any]]) -> None:
+    data = {
+        "schema": SCHEMA,
+        "simoffload": __version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine_facts(),
+        "runs": [result for result in results.values() if "passes" in result],
+        "failed": [
+            {"name": cases[index].request.name, "error": result.get("error", "was not begun")}
+            for index, result in results.items()
+            if "passes" not in result
+        ],
+    }
+    with replacing(path) as file:
+        json.dump(data, file, separators=(",", ":"), allow_nan=False)
+        file.write("\n")

@@ -1,0 +1,225 @@
+"""The process that runs DeepSpeed: ``python -m simoffload.calibration.deepspeed.worker JOB``.
+
+One process per rank. It carries out the cases of a job one after the other; rank 0 writes the record of
+each when it is done, so that nothing is lost when a later one fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed import comm
+from deepspeed.accelerator import get_accelerator
+
+from simoffload.calibration.deepspeed import build
+from simoffload.calibration.deepspeed.storage_log import StorageLog
+from simoffload.calibration.deepspeed.streams import gpu_activity
+from simoffload.calibration.deepspeed.tracing import ModuleTrace
+
+__all__ = ["main"]
+
+_REPETITIONS = 2
+"""Whole generations that are timed; the first is the one in which memory is allocated."""
+_TRACED_STEPS = 2
+"""Decode steps of the third generation, the last under the profiler."""
+
+
+class _Run:
+    """One case on this rank."""
+
+    def __init__(self, case: Mapping[str, Any], *, nvme_path: str) -> None:
+        config = build.engine_config(case, nvme_path=nvme_path)
+        begin = time.perf_counter()
+        self._model = build.build(case, config)
+        self._trace = ModuleTrace(self._model)
+        self.engine = build.initialize(self._model, config)
+        self._trace.after_initialize()
+        self._storage = StorageLog(self._model)
+        self.case, self.loading_s = case, time.perf_counter() - begin
+        self._device = get_accelerator().current_device_name()
+        self.passes: list[dict[str, Any]] = []
+        self.traces: dict[str, Any] = {}
+
+    def carry_out(self) -> None:
+        """All passes of the case."""
+        if self.case["workload"]["kind"] == "training":
+            self._train()
+        else:
+            self._generate()
+
+    def _timed(self, name: str, repetition: int, work: Callable[[], None]) -> None:
+        _synchronize()
+        begin = time.perf_counter()
+        work()
+        _synchronize()
+        self.passes.append(
+            {"name": name, "repetition": repetition, "seconds": _slowest(time.perf_counter() - begin)}
+        )
+
+    # -- inference ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _generate(self) -> None:
+        work = self.case["workload"]
+        for repetition in range(_REPETITIONS):
+            step = self._generation()
+            for index in range(work["output_length"]):
+                name = f"decode {index}" if index else "prefill"
+                if self._storage.swapper is not None:
+                    self._storage.start()
+                self._timed(name, repetition, step)
+                if self._storage.swapper is not None:
+                    self.passes[-1]["storage"] = self._storage.stop()
+        if not self.case["trace"]:
+            return
+        step = self._generation()
+        self._traced("prefill", step)
+        for index in range(1, _TRACED_STEPS):
+            self._traced(f"decode {index}", step)
+        self.traces["gpu decode"] = gpu_activity(step)
+        self.traces["gpu prefill"] = gpu_activity(self._generation())
+
+    def _generation(self) -> Callable[[], None]:
+        """A function that makes the next pass of a new generation each time it is called."""
+        work = self.case["workload"]
+        vocabulary = self.case["hf_config"]["vocab_size"]
+        tokens = torch.randint(0, vocabulary, (work["batch_size"], work["prompt_length"]), device=self._device)
+        state: dict[str, Any] = {"tokens": tokens, "cache": None}
+
+        last_only = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        more = {"logits_to_keep": 1} if last_only else {}
+
+        def step() -> None:
+            output = self.engine.module(
+                input_ids=state["tokens"], past_key_values=state["cache"], use_cache=True, **more
+            )
+            state["tokens"] = output.logits[:, -1:].argmax(-1)
+            state["cache"] = output.past_key_values
+
+        return step
+
+    def _traced(self, name: str, step: Callable[[], None]) -> None:
+        _synchronize()
+        self._trace.start()
+        if self._storage.swapper is not None:
+            self._storage.start()
+        begin = time.perf_counter()
+        step()
+        _synchronize()
+        seconds = time.perf_counter() - begin
+        self.traces[name] = {"seconds": seconds, "modules": self._trace.stop()}
+        if self._storage.swapper is not None:
+            self.traces[name]["storage"] = self._storage.stop()
+
+    # -- training -------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        work = self.case["workload"]
+        vocabulary = self.case["hf_config"]["vocab_size"]
+        shape = (work["batch_size"], work["sequence_length"])
+        tokens = torch.randint(0, vocabulary, shape, device=self._device)
+        for index in range(work["steps"]):
+            for _ in range(work["gradient_accumulation_steps"]):
+                self._micro_step(index, tokens)
+
+    def _micro_step(self, index: int, tokens: torch.Tensor) -> None:
+        kept: dict[str, Any] = {}
+
+        def forward() -> None:
+            kept["loss"] = self.engine(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+        self._timed("forward", index, forward)
+        self._timed("backward", index, lambda: self.engine.backward(kept["loss"]))
+        self._timed("optimizer", index, self.engine.step)
+
+    def record(self) -> dict[str, Any]:
+        """What was measured."""
+        memory = {"hbm_peak": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self._model.parameters())
+        return {
+            "name": self.case["name"],
+            "model": self.case["model"],
+            "workload": self.case["workload"],
+            "ranks": comm.get_world_size(),
+            "ds_config": self.case["ds_config"],
+            "attention": getattr(self._model.config, "_attn_implementation", None),  # type: ignore[union-attr]
+            "parameters": parameters,
+            "loading_s": round(self.loading_s, 3),
+            "memory": memory,
+            "passes": self.passes,
+            "traces": self.traces,
+        }
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _slowest(seconds: float) -> float:
+    """The longest time among the ranks [s]."""
+    if comm.get_world_size() == 1:
+        return seconds
+    value = torch.tensor([seconds], dtype=torch.float64, device=get_accelerator().current_device_name())
+    comm.all_reduce(value, op=comm.ReduceOp.MAX)
+    return float(value.item())
+
+
+def _carry_out(case: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    run = _Run(case, nvme_path=job["swap_folder"])
+    try:
+        run.carry_out()
+        return run.record()
+    finally:
+        build.forget(run.engine)
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
+    partial.replace(path)
+
+
+def main(job_path: str) -> int:
+    """Carry out a job; its status is 1 if a case failed, and then no later case is begun."""
+    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
+    rank = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank)
+    deepspeed.init_distributed()
+    folder = Path(job["folder"])
+    for case in job["cases"]:
+        place = folder / f"{case['index']:03d}"
+        if rank == 0:
+            place.with_suffix(".begun").touch()
+        try:
+            record = _carry_out(case, job)
+        except Exception as error:
+            _write(
+                place.with_suffix(f".failed-{rank}"),
+                {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
+            )
+            return 1
+        if rank == 0:
+            _write(place.with_suffix(".json"), record)
+        comm.barrier()
+    with contextlib.suppress(Exception):
+        comm.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

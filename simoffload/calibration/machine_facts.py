@@ -1,0 +1,58 @@
+"""What this machine is: GPUs, CPU, memory, and versions; nothing that names its owner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+__all__ = ["machine_facts"]
+
+_PACKAGES = ("torch", "deepspeed", "transformers", "numpy")
+
+
+def machine_facts() -> dict[str, Any]:
+    """GPU names, count and driver, CPU model and cores, memory [B], kernel and package versions."""
+    facts: dict[str, Any] = {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            facts[package] = version(package)
+    facts |= _gpus()
+    return facts
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> dict[str, Any]:
+    query = "--query-gpu=name,memory.total,driver_version"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {"gpus": 0}
+    rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    if not rows:
+        return {"gpus": 0}
+    return {"gpus": len(rows), "gpu": rows[0][0], "hbm": int(rows[0][1]) * 1024**2, "driver": rows[0][2]}

@@ -1,0 +1,93 @@
+"""Starting the processes that measure, watching them, and leaving none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["missing_packages", "run_ranks"]
+
+_PATIENCE = 10.0  # [s] between asking a group of processes to end and killing it
+
+
+def missing_packages(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``names`` that this interpreter cannot find; nothing is imported."""
+    from importlib.util import find_spec
+
+    return tuple(name for name in names if find_spec(name) is None)
+
+
+def run_ranks(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    log: Path,
+    environment: Mapping[str, str],
+    watch: Callable[[], bool] | None = None,
+) -> int | None:
+    """Run ``python -m module arguments`` on ``ranks`` processes; their output goes to ``log``.
+
+    ``watch`` is called several times a second; when it returns False the processes are stopped. Returns
+    the exit status, or None where they were stopped. On any exception, Ctrl-C included, the whole group
+    is killed before it goes on.
+    """
+    command = [sys.executable]
+    variables = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TOKENIZERS_PARALLELISM": "false", **environment}
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    else:
+        variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        variables["MASTER_PORT"] = str(_free_port())
+    command += ["-m", module, *arguments]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                if watch is not None and not watch():
+                    return None
+                time.sleep(0.1)
+            return process.returncode
+        finally:
+            _end(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and everything in its group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        try:
+            process.wait(_PATIENCE)
+            if number == signal.SIGTERM and not _group_exists(process.pid):
+                return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""What a real DeepSpeed run is asked to do, read from files that look like scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simoffload.documents import Document, read_document, validate
+from simoffload.errors import InputError
+from simoffload.models import ModelSpec
+from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.workload import Inference
+
+__all__ = ["Case", "Request", "Training", "Work", "offload_config", "read_requests", "request"]
+
+_SCENARIO_ONLY = ("description", "platform", "nodes", "engine")
+"""Keys of a scenario that a run on a real machine has no use for."""
+
+
+class Training(BaseModel):
+    """Steps of training with Adam; every step is forward, backward and (at a boundary) the optimizer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["training"]
+    batch_size: Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+    """Sequences per rank in one micro-step."""
+    sequence_length: Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
+    steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
+    """The first two are recorded and not counted."""
+    gradient_accumulation_steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
+    gradient_checkpointing: bool = True
+
+
+Work = Annotated[Inference | Training, Field(discriminator="kind")]
+
+
+class _Strategy(BaseModel):
+    """The part of a scenario's strategy that a run can carry out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["zero_inference"] = "zero_inference"
+    ranks: Annotated[int, Field(strict=True, ge=1, le=8)] = 1
+    weights: Literal["hbm", "gpu", "dram", "cpu", "nvme"] | None = None
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    deepspeed_version: str | None = None
+    """Accepted, and not used: the version that is installed runs."""
+
+
+class Request(BaseModel):
+    """One run: which model does what work on how many ranks under which ``ds_config``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelSpec
+    workload: Work
+    strategy: _Strategy = _Strategy()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request with everything resolved that the process with DeepSpeed needs to carry it out."""
+
+    request: Request
+    hf_config: Mapping[str, Any]
+    """Configuration in Hugging Face's keys, ``model_type`` included."""
+    num_parameters: int
+    dtype: str
+    ds_config: Mapping[str, Any]
+
+    @property
+    def ranks(self) -> int:
+        """Processes, one GPU each."""
+        return self.request.strategy.ranks
+
+    @property
+    def device(self) -> str:
+        """Where the parameters are offloaded to: none, cpu or nvme."""
+        zero = self.ds_config.get("zero_optimization", {})
+        return str((zero.get("offload_param") or {}).get("device") or "none")
+
+    @property
+    def swap_bytes(self) -> int:
+        """[B] that the run may write to storage: the 16-bit weights, and 12 B a parameter of optimizer
+        states and 4 of gradients where these are on storage (facts of DeepSpeed's swap folders)."""
+        zero = self.ds_config.get("zero_optimization", {})
+        optimizer = (zero.get("offload_optimizer") or {}).get("device")
+        states = 16 if optimizer == "nvme" and isinstance(self.request.workload, Training) else 0
+        return self.num_parameters * (states + (2 if self.device == "nvme" else 0))
+
+
+def offload_config(device: str, *, optimizer: str | None = None) -> dict[str, Any]:
+    """A ``ds_config`` with DeepSpeed's defaults that offloads parameters to "none", "cpu" or "nvme"."""
+    zero: dict[str, Any] = {"stage": 3}
+    if device != "none":
+        zero["offload_param"] = {"device": device, "pin_memory": True}
+    if optimizer not in (None, "none"):
+        zero["offload_optimizer"] = {"device": optimizer, "pin_memory": True}
+    return {"zero_optimization": zero}
+
+
+def read_requests(paths: Sequence[Path]) -> tuple[Case, ...]:
+    """Read run files: a scenario each, or a list of them under ``runs``. Raises InputError with all problems.
+
+    A scenario's ``platform``, ``nodes`` and ``engine`` do not matter to a real machine and are ignored.
+    """
+    cases: list[Case] = []
+    problems = []
+    for path in paths:
+        try:
+            document = read_document(path)
+            cases.extend(_cases(document))
+        except InputError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise InputError(problems)
+    return tuple(cases)
+
+
+def request(data: Mapping[str, Any], *, origin: str = "") -> Case:
+    """Check one request given as plain values. Raises InputError."""
+    return _case(Document(origin, {"run": dict(data)}), ("run",))
+
+
+def _cases(document: Document) -> Iterator[Case]:
+    runs = document.data.get("runs") if isinstance(document.data, dict) else None
+    if runs is None:
+        yield _case(document, ())
+        return
+    if not isinstance(runs, list) or not runs:
+        raise InputError([document.problem(("runs",), "must be a list of runs, each written like a scenario")])
+    for index in range(len(runs)):
+        yield _case(document, ("runs", index))
+
+
+def _case(document: Document, at: tuple[str | int, ...]) -> Case:
+    node: Any = document.data
+    for key in at:
+        node = node[key]
+    if isinstance(node, dict):
+        for key in _SCENARIO_ONLY:
+            node.pop(key, None)
+    checked = validate(document, Request, at=at)
+    config = checked.strategy.ds_config or _default_config(checked)
+    validate(Document(document.path, {"ds_config": config}), DeepSpeedConfig, at=("ds_config",))
+    shape = checked.model.shape(root=document.root)
+    return Case(
+        request=checked,
+        hf_config=checked.model.hf_config(root=document.root),
+        num_parameters=shape.num_parameters,
+        dtype=shape.dtype,
+        ds_config=config,
+    )
+
+
+def _default_config(checked: Request) -> dict[str, Any]:
+    device = {"dram": "cpu", "cpu": "cpu", "nvme": "nvme"}.get(checked.strategy.weights or "", "none")
+    training = isinstance(checked.workload, Training)
+    return offload_config(device, optimizer=device if training else None)

@@ -1,0 +1,28 @@
+"""What option values may look like."""
+
+from __future__ import annotations
+
+import argparse
+
+__all__ = ["listed", "size"]
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Split ``a,b,c``; empty entries are mistakes."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise argparse.ArgumentTypeError(f'"{text}" has an empty entry; write e.g. gpu,dram,raid')
+    return parts
+
+
+def size(text: str) -> int:
+    """Read a size [B], as "512 MiB"."""
+    from simoffload.units import parse_bytes
+
+    try:
+        number = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not number:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return number
