@@ -47,6 +47,9 @@ def run_ranks(
         variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         variables["MASTER_PORT"] = str(_free_port())
     command += ["-m", module, *arguments]
+    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"  # ninja
+    if any(letter.isalpha() for letter in variables.get("TORCH_CUDA_ARCH_LIST", "").replace("PTX", "")):
+        del variables["TORCH_CUDA_ARCH_LIST"]  # DeepSpeed cannot read "9.0a"; without it, it asks the GPU
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,

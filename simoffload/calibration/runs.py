@@ -86,6 +86,13 @@ class Case:
         return str((zero.get("offload_param") or {}).get("device") or "none")
 
     @property
+    def host_bytes(self) -> int:
+        """[B] of host memory, about: 16-bit weights, and 16 B a parameter when an optimizer is there."""
+        training = isinstance(self.request.workload, Training)
+        weights = 0 if self.device == "none" else 2
+        return self.num_parameters * (weights + (16 if training else 0))
+
+    @property
     def swap_bytes(self) -> int:
         """[B] that the run may write to storage: the 16-bit weights, and 12 B a parameter of optimizer
         states and 4 of gradients where these are on storage (facts of DeepSpeed's swap folders)."""
@@ -134,7 +141,9 @@ def _cases(document: Document) -> Iterator[Case]:
         yield _case(document, ())
         return
     if not isinstance(runs, list) or not runs:
-        raise InputError([document.problem(("runs",), "must be a list of runs, each written like a scenario")])
+        raise InputError(
+            [document.problem(("runs",), "must be a list of runs, each written like a scenario")]
+        )
     for index in range(len(runs)):
         yield _case(document, ("runs", index))
 

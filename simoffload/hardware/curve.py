@@ -29,6 +29,11 @@ class Curve(NamedTuple):
         (left, low), (right, high) = self.points[index - 1], self.points[index]
         return low + (high - low) * log(x / left) / log(right / left)
 
+    def lower(self, other: Curve) -> Curve:
+        """The lower of two curves, at the points of both."""
+        sizes = sorted({x for x, _ in (*self.points, *other.points)})
+        return Curve(tuple((x, min(self.at(x), other.at(x))) for x in sizes))
+
     def rate(self, size: int) -> int:
         """[B/s] at ``size`` [B], whole and at least 1."""
         return max(1, int(self.at(size)))

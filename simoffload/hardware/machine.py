@@ -169,8 +169,7 @@ class Machine:
         start, end = (cpu, device) if to_device else (device, cpu)
         curve = plug.pcie.copy_curve(to_device=to_device, lanes=plug.lanes)
         if not pinned:
-            limit = min(plug.pcie.pageable.value, self.host.memcpy_rate.value)
-            curve = Curve(tuple((size, min(rate, limit)) for size, rate in curve.points))
+            curve = curve.lower(Curve(plug.pcie.pageable.points))
         load = Load()
         load.put(wiring.graph.route(start, end))
         load.put((wiring.memories[node],), 1 if pinned else _PAGEABLE_TRAFFIC)

@@ -64,8 +64,8 @@ class Pcie(Profile):
     """Copy from pinned host memory, by size."""
     device_to_host: RateCurve
     """Copy to pinned host memory, by size."""
-    pageable: Sourced[BytesPerSecond]
-    """Copy from or to pageable host memory, where the CPU's own memcpy is not slower."""
+    pageable: RateCurve
+    """Copy from or to pageable host memory, by size: the driver stages it in pinned buffers."""
     both_ways: Sourced[Share]
     """Copies in both directions at once reach this fraction of the sum of both directions alone."""
     latency: Sourced[Seconds]
@@ -165,26 +165,30 @@ class DeepSpeedCosts(Frozen):
     """A call of a module that launches one kernel."""
     operation: Sourced[Seconds]
     """Every further PyTorch operation of a module."""
+    linear_call: Sourced[Seconds]
+    """A call of a linear layer under ZeRO-3, which puts an autograd function of its own in its place."""
     hook: Sourced[Seconds]
-    """ZeRO-3's hooks of a module without parameters."""
-    hook_parameters: Sourced[Seconds]
-    """Added for a module that has parameters."""
-    fetch_wait: Sourced[Seconds]
-    """Added for a module that waits for parameters and lets them go."""
-    gathered_parameter: Sourced[Seconds]
-    """Every parameter that is brought to the GPU."""
+    """ZeRO-3's hooks of a module, before and after it."""
+    hook_input: Sourced[Seconds]
+    """Added for every tensor that a module gets by position: an autograd function is put before it."""
     fetch_call: Sourced[Seconds]
     """A call that gathers what a module needs at once."""
     prefetch_call: Sourced[Seconds]
     """A call that gathers ahead."""
-    gather_call: Sourced[Seconds]
-    """Added on several ranks for a call that gathers one parameter: the collective."""
-    coalesced_gather_call: Sourced[Seconds]
-    """Added on several ranks for a call that gathers several: they are put together and taken apart."""
+    gathered_parameter: Sourced[Seconds]
+    """Every parameter that is brought to the GPU."""
     copy_call: Sourced[Seconds]
-    """A copy that blocks the thread, beyond the copy itself."""
+    """Added for a parameter that is copied from host memory asynchronously."""
+    blocking_copy_call: Sourced[Seconds]
+    """Added for a parameter whose copy blocks the thread, beyond the copy itself."""
+    collective_parameter: Sourced[Seconds]
+    """Added on several ranks for every parameter that is gathered."""
+    fetch_wait: Sourced[Seconds]
+    """A module's wait for parameters in flight, beyond the wait itself."""
+    released_parameter: Sourced[Seconds]
+    """Every parameter that is let go."""
     pass_overhead: Sourced[Seconds]
-    """A forward pass, outside of its layers: sampling and the generation loop."""
+    """A forward pass, outside of its modules: masks, positions, the choice of the next token."""
 
 
 class Host(Profile):

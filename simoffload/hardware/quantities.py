@@ -60,6 +60,8 @@ class Provenance(Frozen):
     origin: Origin
     source: Text
     date: datetime.date
+    residual: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
+    """Largest relative difference between the measurements and the fit that gave the number."""
 
 
 class Sourced(Provenance, Generic[T]):

@@ -1,8 +1,7 @@
-"""FLOPs and HBM traffic of every module of a forward pass, as Hugging Face's eager code runs it.
+"""FLOPs and HBM traffic of every module of a forward pass, as Hugging Face's code runs it.
 
-Not counted: construction of masks and ALiBi, and the copies that transformers' DynamicCache makes: it
-appends with ``torch.cat``, which reads and writes a layer's whole cache at every step, and grouped keys
-and values are repeated for each query head. Flash or memory-efficient attention avoids the score traffic.
+Not counted: construction of masks and ALiBi, and, in eager attention, grouped keys and values repeated for
+each query head.
 """
 
 from __future__ import annotations
@@ -53,8 +52,9 @@ def module_cost(
     ``generate`` asks for (``logits_to_keep``). Older transformers compute them for all positions of a
     prefill: at 4.46.3 still for BLOOM and OPT, no longer for Llama and Mixtral.
 
-    Attention counts the FLOPs of the keys that causality lets each token see, and the bytes of the full
-    score matrix that eager code writes and masks.
+    Attention counts the FLOPs of the keys that causality lets each token see. Eager code also moves the
+    full score matrix several times; the fused kernels ("sdpa") keep scores on the chip. Both append to the
+    cache with ``torch.cat`` (transformers' DynamicCache), which reads and writes all of it.
 
     An expert reads its weights only if a token comes to it. With tokens routed evenly and independently
     that has the probability 1 − (1 − share)^tokens, near 1 for all but the smallest batches.
@@ -108,9 +108,10 @@ def _attention_cost(
 ) -> ModuleCost:
     keys = new_tokens * context - new_tokens * (new_tokens - 1) // 2
     flops = batch * shape.num_attention_heads * keys * (4 * shape.head_dim + _SOFTMAX_FLOPS)
-    cache = 2 * batch * shape.num_key_value_heads * shape.head_dim * (context + new_tokens)
+    # The append reads and writes the cache; the kernels read it once more.
+    cache = 2 * batch * shape.num_key_value_heads * shape.head_dim * 3 * context
     vectors = batch * new_tokens * (module.in_features + module.out_features)
-    scores = batch * shape.num_attention_heads * new_tokens * context
+    scores = batch * shape.num_attention_heads * new_tokens * context if shape.attention == "eager" else 0
     per_score = _score_bytes(shape.dtype_bytes)
     return ModuleCost(float(flops), float((cache + vectors) * shape.dtype_bytes + scores * per_score))
 

@@ -58,6 +58,8 @@ class Module(NamedTuple):
     """[elements] written for each token that the module sees."""
     share: float = 1.0
     """Mean fraction of the tokens that the module sees; below 1 for an expert."""
+    touched: int = 1
+    """Tensors that ZeRO-3's hooks touch one by one: arguments passed by position, and results beyond one."""
 
     @property
     def num_parameters(self) -> int:
@@ -65,9 +67,9 @@ class Module(NamedTuple):
         return sum(parameter.numel for parameter in self.parameters)
 
 
-def container(name: str, *, reads: int = 0, writes: int = 0) -> Module:
+def container(name: str, *, reads: int = 0, writes: int = 0, touched: int = 0) -> Module:
     """Build a module that calls others and adds what little arithmetic it does itself."""
-    return Module(name, "container", in_features=reads, out_features=writes)
+    return Module(name, "container", in_features=reads, out_features=writes, touched=touched)
 
 
 def linear(
@@ -127,7 +129,7 @@ def dropout(name: str) -> Module:
 
 def rotary(name: str, head_dim: int) -> Module:
     """Build the module that computes cosines and sines for the positions."""
-    return Module(name, "rotary", out_features=2 * head_dim)
+    return Module(name, "rotary", out_features=2 * head_dim, touched=3)
 
 
 def attention(name: str, *, query_width: int, rotated_width: int = 0) -> Module:

@@ -8,9 +8,13 @@ from typing import Literal
 
 from simoffload.models.modules import Module
 
-__all__ = ["Dtype", "ModelShape"]
+__all__ = ["Attention", "Dtype", "ModelShape"]
 
 Dtype = Literal["float16", "bfloat16", "float32"]
+
+Attention = Literal["eager", "sdpa"]
+"""Transformers' implementations: spelled out in Python, or PyTorch's fused
+``scaled_dot_product_attention``."""
 
 _DTYPE_BYTES: dict[Dtype, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 
@@ -19,7 +23,7 @@ _DTYPE_BYTES: dict[Dtype, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 class ModelShape:
     """Everything that the simulation needs to know about a model.
 
-    Modules stand in the order in which their forward pre-hooks fire in transformers 5.23.0 (eager
+    Modules stand in the order in which their forward pre-hooks fire in transformers 5.23.0 (with either
     attention), the model itself first. All layers are alike: ``layer`` is called ``num_hidden_layers``
     times between ``modules_before`` and ``modules_after``.
     """
@@ -39,6 +43,7 @@ class ModelShape:
     """[tokens] longest context; None where the family sets no limit (BLOOM's ALiBi)."""
     dtype: Dtype
     """Of weights, activations and cache."""
+    attention: Attention
     modules_before: tuple[Module, ...]
     layer: tuple[Module, ...]
     modules_after: tuple[Module, ...]

@@ -13,7 +13,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
 from simoffload.models.library import find_size
-from simoffload.models.shape import Dtype, ModelShape
+from simoffload.models.shape import Attention, Dtype, ModelShape
 
 __all__ = ["ModelSpec", "load_model"]
 
@@ -32,6 +32,9 @@ class ModelSpec(BaseModel):
     family: str | None = None
     dtype: Dtype = "float16"
     """Of weights, activations and cache, whatever type a checkpoint was saved in."""
+
+    attention: Attention | None = None
+    """By default what transformers 5 uses: "eager" for BLOOM, "sdpa" for the others."""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,7 +76,7 @@ class ModelSpec(BaseModel):
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
         """Lay out the model; :func:`load_model` explains the arguments. Raises InputError."""
         name, config = self._resolved(root=root, allow_path=allow_path)
-        return config.shape(name=name, dtype=self.dtype)
+        return config.shape(name=name, dtype=self.dtype, attention=self.attention)
 
     def hf_config(self, *, root: Path | None = None, allow_path: bool = False) -> dict[str, Any]:
         """The sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""

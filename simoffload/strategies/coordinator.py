@@ -60,6 +60,9 @@ class Actions(Protocol):
     def compute(self, step: int, /) -> None:
         """The module's kernels are launched."""
 
+    def release(self, count: int, /) -> None:
+        """The post-forward hook has let ``count`` parameters go."""
+
 
 class Coordinator:
     """State of one rank's coordinator in one forward pass.
@@ -221,6 +224,7 @@ class Coordinator:
             self._read(batch)
 
     def _release(self, next_step: int, used: Sequence[int]) -> None:
+        released = 0
         for index in used:
             if self._status[index] != _AVAILABLE or (self._warm and self._keeps(index, next_step)):
                 continue
@@ -228,6 +232,8 @@ class Coordinator:
             self._n_available -= self._tensors[index].numel
             self._on_gpu -= self._tensors[index].numel
             self._return_buffer(index)
+            released += 1
+        self._actions.release(released)
 
     def _keeps(self, index: int, next_step: int) -> bool:
         """Whether it is persistent, skipped by prefetch, or needed again within the reuse distance

@@ -76,7 +76,6 @@ class ForwardWriter:
     def finish(self) -> Schedule:
         """Close the pass: the host waits for the last kernel, then picks the next token."""
         self._host_waits(COMPUTE)
-        self._spend(self._costs.pass_overhead.value)
         self._flush()
         machine = self._timing.machine
         return self._builder.build([(resource.name, resource.capacity) for resource in machine.resources])
@@ -91,7 +90,10 @@ class ForwardWriter:
         self._label = visit.module.name
         self._fetched_until = None
         self._waited = False
-        self._hook(visit.module)
+        if not step:
+            self._spend(self._costs.pass_overhead.value)
+        before = self._costs.hook.value / 2
+        self._spend(before + self._costs.hook_input.value * visit.module.touched)
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Reads are queued at once and served one tensor after the other: an aio thread finishes a
@@ -120,13 +122,14 @@ class ForwardWriter:
         costs = self._costs
         call = costs.prefetch_call if prefetch else costs.fetch_call
         self._spend(call.value + costs.gathered_parameter.value * len(tensors))
+        if not self._direct:
+            self._spend(costs.collective_parameter.value * len(tensors))
         slices = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
         for pinned, sizes in self._by_memory(tensors, slices):
             self._copy(sizes, pinned=pinned, blocking=not (self._direct and pinned))
         if self._direct:
             self._gathers.append(_Gather(-1, sum(slices), len(tensors)))
             return len(self._gathers) - 1
-        self._spend((costs.gather_call if len(tensors) == 1 else costs.coalesced_gather_call).value)
         self._flush()
         if len(tensors) > 1:
             self._add(
@@ -160,7 +163,7 @@ class ForwardWriter:
         """Remember what is on the copy stream; the first event of a module costs the host time."""
         if not self._waited:
             self._waited = True
-            self._spend(self._costs.fetch_wait.value / 2)
+            self._spend(self._costs.fetch_wait.value)
         self._fetch_events.append(self._builder.written[self._copies] - 1)
 
     def throttle(self, event: int) -> None:
@@ -173,17 +176,19 @@ class ForwardWriter:
         visit = self._visits[step]
         fetched = self._builder.written[self._copies] if self._fetched_until is None else self._fetched_until
         self._launch(visit.module, fetched)
-        self._hook(visit.module)
-        if self._waited:
-            self._spend(self._costs.fetch_wait.value / 2)
+        self._spend(self._costs.hook.value / 2)
         for module in visit.unhooked:
             self._launch(module, fetched)
 
+    def release(self, count: int) -> None:
+        """Parameters go back to their partitions at the host's expense only."""
+        self._spend(self._costs.released_parameter.value * count)
+
     def _launch(self, module: Module, fetched: int) -> None:
+        self._spend(self._timing.launch_s(module))
         duration = self._timing.compute(module)
         if not duration:
             return
-        self._spend(self._timing.launch_s(module))
         self._flush()
         after = list(self._host_so_far())
         if fetched:
@@ -191,11 +196,6 @@ class ForwardWriter:
         self._add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
 
     # -- the host thread ------------------------------------------------------------------------
-
-    def _hook(self, module: Module) -> None:
-        """Half of what a module's hooks cost: once before its kernels and once after."""
-        own = self._costs.hook_parameters.value if module.parameters else 0.0
-        self._spend((self._costs.hook.value + own) / 2)
 
     def _spend(self, seconds: float) -> None:
         self._pending += picoseconds(seconds)
@@ -262,7 +262,8 @@ class ForwardWriter:
         )
         if blocking:
             self._host_waits(self._copies)
-            self._spend(self._costs.copy_call.value * len(sizes))
+        call = self._costs.blocking_copy_call if blocking else self._costs.copy_call
+        self._spend(call.value * len(sizes))
 
     def _aligned(self, size: int) -> int:
         unit = _ALIGNMENT * self._place.settings.threads

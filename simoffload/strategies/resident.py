@@ -73,7 +73,7 @@ class ResidentPlan:
                 builder.segment(name)
                 for module in modules:
                     if duration := timing.compute(module):
-                        launch = picoseconds(timing.launch_s(module))
+                        launch = picoseconds(timing.launch_s(module, zero=False))
                         builder.add(Op("launch", module.name, HOST, launch))
                         builder.add(Op("compute", module.name, COMPUTE, duration, after=(Dependency(HOST),)))
         builder.add(

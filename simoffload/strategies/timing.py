@@ -8,29 +8,32 @@ from fractions import Fraction
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, Module, ModuleCost, module_cost
 
-__all__ = ["Timing", "effective_rate", "picoseconds", "shares"]
+__all__ = ["Timing", "effective_rate", "operations", "picoseconds", "shares"]
 
 _OPERATIONS = {
-    "container": 1,
-    "embedding": 1,
+    "container": 0,
+    "embedding": 2,
     "norm": 1,
-    "linear": 1,
-    "activation": 1,
-    "dropout": 0,
-    "rotary": 12,
-    "attention": 20,
+    "linear": 0,
+    "activation": 0,
+    "dropout": -1,
+    "rotary": 15,
+    "attention": 15,
     "router": 4,
 }
-"""PyTorch operations of one module call, counted in transformers' eager code (attention as below, for OPT);
-a block's residual addition counts for its container."""
-_FAMILY_OPERATIONS = {
-    "bloom": {"attention": 34, "activation": 8},
-    "llama": {"attention": 55, "norm": 6},
-    "mixtral": {"attention": 55, "norm": 6},
+"""Operations beyond the call itself, as multiples of ``operation`` in the host's profile; -1 for a call
+that launches nothing."""
+_FAMILY_OPERATIONS: dict[str, dict[str, int]] = {
+    "opt": {"block": 8},
+    "bloom": {"block": 1, "mlp": 2, "activation": 7, "attention": 21},
+    "llama": {"block": 5, "mlp": 2, "norm": 8, "attention": 25},
+    "mixtral": {"block": 5, "mlp": 2, "norm": 8, "attention": 25},
 }
-"""Where a family differs from OPT. Norms and activations are counted in transformers' eager code;
-attention is the measured host time of a layer of a plain decode pass, less its other modules, over that
-of one operation (docs/measurements/host-thread.md): Python code around the kernels included."""
+"""Where a family differs from OPT. Both tables: time of a module's own code in per-module traces of small
+models of each family (validation/data, fit set; transformers 5.17), over the time of one operation."""
+_EAGER_OPERATIONS = 8
+"""More operations of eager attention than of the fused one, counted in transformers' code: scale, mask,
+softmax, two casts, the second product, dropout, and the copy of the result; BLOOM's are counted above."""
 _MOST_KERNELS = 16
 """Kernels of an attention in transformers' eager code (our count): its other operations only make views."""
 
@@ -73,22 +76,32 @@ class Timing:
         seconds = 0.0
         if cost.flops or cost.bytes:
             arithmetic = cost.flops / gpu.matmul_rate(cost.flops, self._model.dtype) if cost.flops else 0.0
-            kernels = min(self._operations(module), _MOST_KERNELS)
+            kernels = min(1 + operations(self._model, module), _MOST_KERNELS)
             seconds = max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s
         self._seen[module] = picoseconds(seconds)
         return self._seen[module]
 
-    def launch_s(self, module: Module) -> float:
-        """[s] of the host thread for calling ``module`` and launching its kernels."""
+    def launch_s(self, module: Module, *, zero: bool = True) -> float:
+        """[s] of the host thread for calling ``module`` and launching its kernels, under ZeRO-3 or without."""
         costs = self.machine.host.deepspeed
-        return costs.module_call.value + max(0, self._operations(module) - 1) * costs.operation.value
-
-    def _operations(self, module: Module) -> int:
-        return _FAMILY_OPERATIONS.get(self._model.family, {}).get(module.kind, _OPERATIONS[module.kind])
+        if zero and module.kind == "linear":
+            return costs.linear_call.value
+        call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
+        return call + operations(self._model, module) * costs.operation.value
 
     def hbm_copy(self, size: int) -> int:
         """[ps] to read and write ``size`` bytes within HBM."""
         return picoseconds(2 * size / self.machine.accelerator.hbm_rate)
+
+
+def operations(model: ModelShape, module: Module) -> int:
+    """PyTorch operations of one call of ``module`` beyond the call itself (see the tables above)."""
+    own = _FAMILY_OPERATIONS.get(model.family, {})
+    kind: str = module.kind
+    if kind == "container":  # what attention does is counted where it is done
+        return own.get("block" if module is model.layer[0] else module.name.rpartition(".")[2], 0)
+    eager = kind == "attention" and model.attention == "eager" and model.family != "bloom"
+    return own.get(kind, _OPERATIONS[kind]) + (_EAGER_OPERATIONS if eager else 0)
 
 
 def shares(paths: Sequence[Path]) -> tuple[tuple[tuple[int, Fraction], ...], ...]:

@@ -234,6 +234,10 @@ class ZeroInferencePlan:
         self._coordinator(writer, warm=not forward.first).run()
         return writer.finish()
 
+    def walk(self, actions: Actions) -> None:
+        """Call ``actions`` as DeepSpeed would in a pass whose trace is known."""
+        self._coordinator(actions, warm=True).run()
+
     def _coordinator(self, actions: Actions, *, warm: bool) -> Coordinator:
         tensors, uses = self._parameters
         return Coordinator(
@@ -298,3 +302,4 @@ class Idle:
     def throttle(self, _event: int, /) -> None: ...
     def fetch_event(self) -> None: ...
     def compute(self, _step: int, /) -> None: ...
+    def release(self, _count: int, /) -> None: ...

@@ -30,7 +30,7 @@ packet_efficiency: {number(0.5)}
 copy_lanes: 16
 host_to_device: {curve("[1 MB, 4 GB/s]", "[100 MB, 12 GB/s]")}
 device_to_host: {curve("[1 MB, 8 GB/s]")}
-pageable: {number("6 GB/s")}
+pageable: {curve("[1 MB, 6 GB/s]")}
 both_ways: {number(0.75)}
 latency: {number("10 us")}
 """,
@@ -81,16 +81,18 @@ reserved: {number("10 GB")}
 deepspeed:
   module_call: {number("100 us")}
   operation: {number("100 us")}
+  linear_call: {number("100 us")}
   hook: {number("100 us")}
-  hook_parameters: {number("100 us")}
-  fetch_wait: {number("100 us")}
-  gathered_parameter: {number("100 us")}
+  hook_input: {number("100 us")}
   fetch_call: {number("100 us")}
   prefetch_call: {number("100 us")}
-  gather_call: {number("100 us")}
-  coalesced_gather_call: {number("100 us")}
-  copy_call: {number("20 us")}
-  pass_overhead: {number("2 ms")}
+  gathered_parameter: {number("100 us")}
+  copy_call: {number("100 us")}
+  blocking_copy_call: {number("100 us")}
+  collective_parameter: {number("100 us")}
+  fetch_wait: {number("100 us")}
+  released_parameter: {number("100 us")}
+  pass_overhead: {number("100 us")}
 """,
     "nic/port.yaml": f"""
 kind: nic

@@ -54,14 +54,16 @@ def test_the_head_works_on_the_last_position_only() -> None:
 
 
 def test_attention_of_a_decode_step() -> None:
-    shape = load_model(LLAMA)
+    shape = load_model({**LLAMA, "attention": "eager"})
     flops, moved = cost(shape, "self_attn.attention", batch=3, new_tokens=1, context=10)
     scores = 3 * 4 * 10
-    cache = 3 * 2 * 2 * 2 * (10 + 1)  # keys and values of two heads of two; ten read, one written
+    cache = 3 * 2 * 2 * 2 * 3 * 10  # keys and values of two heads of two; read and written anew, read
     # queries of 8 and keys of 4 are rotated; the result is written and copied
     vectors = 3 * (2 * 8 + 2 * 8 + 10 * (8 + 4))
     assert flops == scores * (4 * 2 + 5)
     assert moved == 2 * (cache + vectors) + 24 * scores
+    fused = cost(load_model(LLAMA), "self_attn.attention", batch=3, new_tokens=1, context=10)
+    assert fused == (flops, 2 * (cache + vectors))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,8 @@ def test_each_token_attends_to_those_before_it(new_tokens: int, context: int, ke
 
 
 def test_scores_in_single_precision_are_not_cast_back() -> None:
-    half, single = load_model(LLAMA), load_model({**LLAMA, "dtype": "float32"})
+    eager = {**LLAMA, "attention": "eager"}
+    half, single = load_model(eager), load_model({**eager, "dtype": "float32"})
     at_10, at_20 = (
         [
             cost(s, "self_attn.attention", batch=1, new_tokens=10, context=context).bytes
@@ -84,7 +87,7 @@ def test_scores_in_single_precision_are_not_cast_back() -> None:
         for context in (10, 20)
     )
     growth = [later - earlier for earlier, later in zip(at_10, at_20, strict=True)]
-    scores, cache = 4 * 10 * 10, 2 * 2 * 2 * 10
+    scores, cache = 4 * 10 * 10, 3 * 2 * 2 * 2 * 10
     assert growth == [24 * scores + 2 * cache, 32 * scores + 4 * cache]
 
 

@@ -47,6 +47,8 @@ class Log:
     def compute(self, _step: int) -> None:
         self.calls.append("]")
 
+    def release(self, _count: int) -> None: ...
+
     def __str__(self) -> str:
         return " ".join(self.calls)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ __all__ = ["NEEDED", "Outcome", "Settings", "describe", "run_cases"]
 SCHEMA = "simoffload/deepspeed-runs/1"
 NEEDED = ("torch", "transformers", "deepspeed")
 RUNS, LOG = "runs.json", "log.txt"
+_PART_OF_MEMORY = 0.3
+"""Of the host, that the runs of one set of processes pin together before new processes are begun."""
 _SPARE = 1.2
 """Free space asked for, as a multiple of what is written."""
 
@@ -102,7 +105,9 @@ def run_cases(
 def _check(cases: Sequence[Case], settings: Settings) -> None:
     missing = missing_packages(NEEDED)
     if missing:
-        text = f"{', '.join(missing)} not installed; see docs/CALIBRATION.md: pip install simoffload[calibrate]"
+        text = (
+            f"{', '.join(missing)} not installed; see docs/CALIBRATION.md: pip install simoffload[calibrate]"
+        )
         raise _refusal("", text)
     if settings.folder.exists() and (not settings.folder.is_dir() or any(settings.folder.iterdir())):
         raise _refusal(str(settings.folder), "is not an empty folder; name another")
@@ -116,7 +121,9 @@ def _check(cases: Sequence[Case], settings: Settings) -> None:
             size, limit = format_bytes(case.swap_bytes), format_bytes(settings.largest)
             text = f"would write {size} of swap files, above --max-size {limit}; raise it or use fewer layers"
             raise _refusal(case.request.name, text)
-    above = next(p for p in (settings.swap_folder.absolute(), *settings.swap_folder.absolute().parents) if p.exists())
+    above = next(
+        p for p in (settings.swap_folder.absolute(), *settings.swap_folder.absolute().parents) if p.exists()
+    )
     free = shutil.disk_usage(above).free
     if free < writes * _SPARE:
         text = f"has {format_bytes(free)} free, and a run writes {format_bytes(writes)}; name another folder"
@@ -134,14 +141,28 @@ def _run_all(
     for ranks, indices in _groups(cases):
         left = list(indices)
         while left and time.monotonic() < deadline:
-            progress(f"{ranks} rank(s): {cases[left[0]].request.name}")
-            _run_group(cases, left, ranks, settings, workshop, deadline)
+            batch = _batch(cases, left)
+            progress(f"{ranks} rank(s): {', '.join(cases[index].request.name for index in batch)}")
+            _run_group(cases, batch, ranks, settings, workshop, deadline)
             left = [index for index in left if not list(workshop.glob(f"{index:03d}.*"))]
 
 
 def _groups(cases: Sequence[Case]) -> Iterator[tuple[int, list[int]]]:
     for ranks in sorted({case.ranks for case in cases}):
         yield ranks, [index for index, case in enumerate(cases) if case.ranks == ranks]
+
+
+def _batch(cases: Sequence[Case], left: Sequence[int]) -> list[int]:
+    """The next cases for one set of processes: PyTorch keeps pinned memory until a process ends."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    batch: list[int] = []
+    total = 0
+    for index in left:
+        total += cases[index].host_bytes
+        if batch and total > _PART_OF_MEMORY * memory:
+            break
+        batch.append(index)
+    return batch
 
 
 def _run_group(

@@ -89,4 +89,3 @@ class ModuleTrace:
     def _released(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         if self._on:
             self._open.pop()[4] = time.perf_counter()
-

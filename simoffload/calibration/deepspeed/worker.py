@@ -94,7 +94,9 @@ class _Run:
         """A function that makes the next pass of a new generation each time it is called."""
         work = self.case["workload"]
         vocabulary = self.case["hf_config"]["vocab_size"]
-        tokens = torch.randint(0, vocabulary, (work["batch_size"], work["prompt_length"]), device=self._device)
+        tokens = torch.randint(
+            0, vocabulary, (work["batch_size"], work["prompt_length"]), device=self._device
+        )
         state: dict[str, Any] = {"tokens": tokens, "cache": None}
 
         last_only = "logits_to_keep" in inspect.signature(self._model.forward).parameters

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from simoffload.models.modules import Module
-from simoffload.models.shape import Dtype, ModelShape
+from simoffload.models.shape import Attention, Dtype, ModelShape
 
 __all__ = [
     "Count",
@@ -55,6 +55,8 @@ class FamilyConfig(BaseModel, ABC):
 
     family: ClassVar[str]
     """Hugging Face's ``model_type``."""
+    default_attention: ClassVar[Attention] = "sdpa"
+    """What transformers 5 uses unless told otherwise."""
     spellings: ClassVar[Mapping[str, str]] = {}
     """Other names that Hugging Face accepts for a key of this family."""
 
@@ -88,7 +90,7 @@ class FamilyConfig(BaseModel, ABC):
         fields = (field.alias or name for name, field in cls.model_fields.items())
         return frozenset({*fields, *cls.spellings})
 
-    def shape(self, *, name: str, dtype: Dtype) -> ModelShape:
+    def shape(self, *, name: str, dtype: Dtype, attention: Attention | None = None) -> ModelShape:
         """Lay out the model's modules."""
         modules = self.modules()
         return ModelShape(
@@ -99,6 +101,7 @@ class FamilyConfig(BaseModel, ABC):
             num_attention_heads=self.num_attention_heads,
             vocab_size=self.vocab_size,
             dtype=dtype,
+            attention=attention or self.default_attention,
             modules_before=modules.before,
             layer=modules.layer,
             modules_after=modules.after,

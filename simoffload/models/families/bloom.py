@@ -19,6 +19,7 @@ from simoffload.models.modules import (
     layer_norm,
     linear,
 )
+from simoffload.models.shape import Attention
 
 __all__ = ["Bloom"]
 
@@ -27,6 +28,7 @@ class Bloom(FamilyConfig):
     """Hugging Face's ``BloomConfig``."""
 
     family: ClassVar[str] = "bloom"
+    default_attention: ClassVar[Attention] = "eager"  # there is no other
     spellings: ClassVar[dict[str, str]] = {
         "n_layer": "num_hidden_layers",
         "n_head": "num_attention_heads",
@@ -60,15 +62,15 @@ class Bloom(FamilyConfig):
             layer_norm("transformer.word_embeddings_layernorm", hidden),
         )
         layer = (
-            container("BloomBlock"),
+            container("BloomBlock", touched=2),
             layer_norm("input_layernorm", hidden),
-            container("self_attention", reads=2 * hidden, writes=hidden),  # adds the residual
+            container("self_attention", reads=2 * hidden, writes=hidden, touched=3),  # adds the residual
             linear("self_attention.query_key_value", hidden, 3 * hidden, bias=True),
             attention("self_attention.attention", query_width=hidden),
             dropout("self_attention.attention_dropout"),
             linear("self_attention.dense", hidden, hidden, bias=True),
             layer_norm("post_attention_layernorm", hidden),
-            container("mlp", reads=2 * hidden, writes=hidden),  # adds the residual
+            container("mlp", reads=2 * hidden, writes=hidden, touched=2),  # adds the residual
             linear("mlp.dense_h_to_4h", hidden, 4 * hidden, bias=True),
             # Spelled out in Python: nine kernels, of which three take two operands.
             activation("mlp.gelu_impl", reads=12 * 4 * hidden, writes=9 * 4 * hidden),

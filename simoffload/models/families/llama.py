@@ -97,7 +97,7 @@ class RotaryConfig(FamilyConfig):
             embedding(words, self.vocab_size, hidden),
             *((rotary("model.rotary_emb", self.derived().head_dim),) if rotary_outside else ()),
         )
-        block = container(f"{class_name}DecoderLayer", reads=4 * hidden, writes=2 * hidden)
+        block = container(f"{class_name}DecoderLayer", reads=4 * hidden, writes=2 * hidden, touched=1)
         tied_to = f"{words}.weight" if self.tie_word_embeddings else None
         after = (
             rms_norm("model.norm", hidden),
@@ -121,7 +121,7 @@ class Llama(RotaryConfig):
             rms_norm("input_layernorm", hidden),
             *self._self_attention(bias=self.attention_bias),
             rms_norm("post_attention_layernorm", hidden),
-            container("mlp"),
+            container("mlp", touched=1),
             linear("mlp.gate_proj", hidden, wide, bias=bias),
             # The product with up_proj's result, which comes after it, is counted here.
             activation("mlp.act_fn", reads=3 * wide, writes=2 * wide),

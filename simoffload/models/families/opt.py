@@ -101,7 +101,9 @@ class Opt(FamilyConfig):
             activation("activation_fn", reads=self.ffn_dim, writes=self.ffn_dim),
             linear("fc2", self.ffn_dim, hidden, bias=bias),
         )
-        block = container("OPTDecoderLayer", reads=4 * hidden, writes=2 * hidden)  # adds two residuals
+        block = container(
+            "OPTDecoderLayer", reads=4 * hidden, writes=2 * hidden, touched=1
+        )  # adds two residuals
         first, second = self._norm("self_attn_layer_norm"), self._norm("final_layer_norm")
         if self.do_layer_norm_before:
             return (block, first, *attend, second, *feed_forward)
