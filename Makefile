@@ -1,5 +1,7 @@
 # demo   simulate the embedded study and say where its report lies
-# test   run the tests
+# test   run the tests: test-fast, then test-deepspeed
+# test-fast       those that need no torch; PYTEST_ARGS="tests/test_layers.py -x" for a part of them
+# test-deepspeed  those that run real DeepSpeed on the CPU, in an environment of their own
 # check  lint, formatting, types, layers
 # bench  time the engine and whole scenarios
 # lock   write requirements/*.txt anew from pyproject.toml (needs uv; LOCK_FLAGS=--upgrade for newer versions)
@@ -8,6 +10,7 @@
 PYTHON ?= python3
 UV ?= uv
 VENV := .venv
+CALIBRATE_VENV := .venv-calibrate
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
@@ -17,7 +20,7 @@ PYTEST_ARGS ?= -n 2
 # Twice quiet: errors only. Empty it to watch pip: make test PIP_FLAGS=
 PIP_FLAGS ?= --quiet --quiet
 
-.PHONY: help demo test check bench lock clean
+.PHONY: help demo test test-fast test-deepspeed check bench lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,8 +31,25 @@ demo: $(VENV)/.runtime
 	@echo "The report and its data lie in $(DEMO_OUTPUT)/:"
 	@find $(DEMO_OUTPUT) -type f | sort | sed 's/^/  /'
 
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# A part of the tests was asked for: then it is that part and no more.
+test: test-fast $(if $(filter file,$(origin PYTEST_ARGS)),test-deepspeed)
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not deepspeed" $(PYTEST_ARGS)
+
+# Where it cannot run it says so in one line; with REQUIRE_DEEPSPEED=1, as in CI, that is an error.
+# A compilation that was interrupted leaves a lock behind, and every later one would wait for it.
+test-deepspeed: SKIP = echo "make test-deepspeed: skipped, $$why" >&2; test -z "$(REQUIRE_DEEPSPEED)"
+test-deepspeed:
+	@rm -f $(CALIBRATE_VENV)/extensions/*/lock
+	@why=$$($(PYTHON) tests/calibration/needs.py); \
+	if [ -n "$$why" ]; then \
+	  why="this machine has no $$why (Debian: apt install g++ python3-dev libaio-dev)"; $(SKIP); \
+	elif ! $(MAKE) --silent --no-print-directory $(CALIBRATE_VENV)/.ready; then \
+	  why="its environment $(CALIBRATE_VENV) could not be made"; $(SKIP); \
+	else \
+	  $(CALIBRATE) -m pytest -m deepspeed tests/calibration; \
+	fi
 
 check: $(VENV)/.dev
 	$(BIN)/python -m ruff check .
@@ -44,18 +64,17 @@ bench: $(VENV)/.dev
 # ---- environment: each stamp is written last, so that an interrupted run starts its step again ----
 
 # An environment holds absolute paths: one that came along with a copied checkout is made anew.
-ifneq ($(shell cat $(VENV)/.made 2>/dev/null),$(CURDIR))
-.PHONY: $(VENV)/.made
-endif
+COPIED := $(foreach venv,$(VENV) $(CALIBRATE_VENV),$(if $(filter-out $(CURDIR),$(shell cat $(venv)/.made 2>/dev/null)),$(venv)/.made))
+.PHONY: $(COPIED)
 
-$(VENV)/.made:
+$(VENV)/.made $(CALIBRATE_VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "error: $(PYTHON) not found; install Python 3.11 or newer (Debian: apt install python3 python3-venv)" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 …" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "error: $(PYTHON) cannot make environments; install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }
-	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -m venv --clear $(@D)
 	@printf '%s\n' '$(CURDIR)' > $@
 
 $(VENV)/.runtime: $(VENV)/.made requirements/runtime.txt pyproject.toml
@@ -69,7 +88,32 @@ $(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
 	$(PIP) install $(PIP_FLAGS) --require-hashes -r requirements/dev.txt
 	@touch $@
 
+# ---- the environment with DeepSpeed ----
+
+# Python with this environment's programs at hand (ninja is one of them); DeepSpeed's libraries are
+# compiled into it at first use, so that it happens once.
+CALIBRATE := DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$(CURDIR)/$(CALIBRATE_VENV)/extensions" \
+  PATH="$(CURDIR)/$(CALIBRATE_VENV)/bin:$$PATH" $(CALIBRATE_VENV)/bin/python
+
+# torch comes alone and first, as requirements/torch.txt says; DeepSpeed is built from its source.
+$(CALIBRATE_VENV)/.packages: $(CALIBRATE_VENV)/.made requirements/torch.txt requirements/calibrate.txt pyproject.toml
+	@echo "installing torch and DeepSpeed into $(CALIBRATE_VENV) (about a minute; 1.4 GB) …"
+	$(CALIBRATE) -m pip --disable-pip-version-check --no-input install $(PIP_FLAGS) --retries 1 --no-deps -r requirements/torch.txt
+	$(CALIBRATE) -m pip --disable-pip-version-check --no-input install $(PIP_FLAGS) --use-pep517 --no-deps --require-hashes -r requirements/calibrate.txt
+	$(CALIBRATE) -m pip --disable-pip-version-check --no-input install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(CALIBRATE_VENV)/.ready: $(CALIBRATE_VENV)/.packages
+	@echo "compiling DeepSpeed's storage and communication libraries (about three minutes on two cores) …"
+	@$(CALIBRATE) -c 'from deepspeed.ops.op_builder import AsyncIOBuilder, ShareMemCommBuilder; \
+	  AsyncIOBuilder().load(verbose=False); ShareMemCommBuilder().load(verbose=False)' \
+	  >$(CALIBRATE_VENV)/compile.log 2>&1 || { tail -n 30 $(CALIBRATE_VENV)/compile.log >&2; exit 1; }
+	@touch $@
+
 # ---- lock files: exact versions and hashes, one version for every Python where one exists ----
+
+# What PyPI's torch for Linux asks for and its CPU build does not.
+CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton
 
 COMPILE := $(UV) pip compile pyproject.toml --quiet --universal --fork-strategy fewest --generate-hashes \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_FLAGS)
@@ -77,8 +121,10 @@ COMPILE := $(UV) pip compile pyproject.toml --quiet --universal --fork-strategy 
 lock:
 	$(COMPILE) --group build -o requirements/runtime.txt
 	$(COMPILE) --group dev --extra notebook -c requirements/runtime.txt -o requirements/dev.txt
+	printf '%s\n' $(CUDA) | $(COMPILE) --group build --group test --extra calibrate --excludes - \
+	  --no-emit-package torch -c requirements/dev.txt -o requirements/calibrate.txt
 
 clean:
-	rm -rf $(VENV) $(DEMO_OUTPUT) build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(VENV) $(CALIBRATE_VENV) $(DEMO_OUTPUT) build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -123,7 +123,8 @@ def _capacity(scenario: LoadedScenario, plan: Plan) -> SimulationResult:
         output_length=inner.workload.output_length,
         capacity=uses,
         advice=_advice(scenario, plan, uses),
-        warnings=(*plan.warnings, *_context_warning(scenario)),
+        warnings=(*plan.warnings, *_context_warning(scenario), *_beyond(plan)),
+        extrapolations=plan.extrapolations,
         provenance=Provenance(
             scenario=scenario.document.data,
             profiles=tuple((use.kind, use.id, use.sha256) for use in machine.profiles),
@@ -168,6 +169,10 @@ def _context_warning(scenario: LoadedScenario) -> tuple[str, ...]:
     if limit is None or needed <= limit:
         return ()
     return (f"context of {needed} tokens is more than the {limit} that {scenario.model.name} was made for",)
+
+
+def _beyond(plan: Plan) -> tuple[str, ...]:
+    return tuple(f"beyond the calibrated range: {text}" for text in plan.extrapolations)
 
 
 def _hurts(scenario: LoadedScenario, result: SimulationResult) -> tuple[str, ...]:

@@ -54,6 +54,8 @@ def test_empty_package_keeps_the_contracts(package: Path) -> None:
         ("planning", "import simpy"),
         ("engine", "import pandas"),
         ("cli", "def draw():\n    import plotly.graph_objects"),
+        ("planning", "def run():\n    import torch"),
+        ("cli", "def run():\n    import deepspeed"),
     ],
 )
 def test_a_forbidden_import_breaks_a_contract(package: Path, place: str, statement: str) -> None:
@@ -72,7 +74,12 @@ def test_a_module_outside_the_layers_breaks_a_contract(package: Path) -> None:
 
 @pytest.mark.parametrize(
     ("place", "statement"),
-    [("engine", "import simpy"), ("report", "import plotly"), ("results", "import pandas")],
+    [
+        ("engine", "import simpy"),
+        ("report", "import plotly"),
+        ("results", "import pandas"),
+        ("calibration", "import torch, deepspeed, transformers"),
+    ],
 )
 def test_each_heavy_package_has_a_home(package: Path, place: str, statement: str) -> None:
     (package / "simoffload" / place / "part.py").write_text(statement + "\n")

@@ -91,12 +91,23 @@ def test_locks_cover_what_the_project_requires(repository: Path) -> None:
     assert required(config["project"]["dependencies"]) <= runtime.keys()
     assert required(config["dependency-groups"]["build"]) <= runtime.keys()
     assert required(config["dependency-groups"]["dev"]) <= dev.keys()
-    for extra in config["project"]["optional-dependencies"].values():
-        assert required(extra) <= dev.keys()
-    assert runtime.items() <= dev.items(), "the tests must run on the versions that users get"
+    calibrate = pinned(repository / "requirements" / "calibrate.txt")
+    torch = pinned(repository / "requirements" / "torch.txt")
+    locks = {"notebook": dev, "calibrate": calibrate | torch}
+    for name, extra in config["project"]["optional-dependencies"].items():
+        assert required(extra) <= locks[name].keys()
+    assert required(config["dependency-groups"]["test"]) <= dev.keys() & calibrate.keys()
+    for lock in (dev, calibrate):
+        assert runtime.items() <= lock.items(), "the tests must run on the versions that users get"
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt"])
+def test_the_tests_with_deepspeed_bring_no_cuda(repository: Path) -> None:
+    assert "+cpu" in pinned(repository / "requirements" / "torch.txt")["torch"]
+    names = pinned(repository / "requirements" / "calibrate.txt")
+    assert [name for name in names if re.match("nvidia-|cuda-|triton$|torch$", name)] == []
+
+
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "calibrate.txt"])
 def test_every_locked_package_has_a_hash(repository: Path, name: str) -> None:
     text = (repository / "requirements" / name).read_text()
     entries = re.split(r"^(?=[a-z0-9-]+==)", text, flags=re.MULTILINE)[1:]

@@ -228,13 +228,14 @@ def _inside(begin: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.
 def _overhead(run: Mapping[str, Any]) -> float:
     """[s] that tracing costs a module: traced step less untraced ones."""
     step = run["traces"]["decode 1"]
-    return max(0.0, (step["seconds"] - _untraced(run)) / len(step["modules"]["module"]))
+    more = float(step["seconds"]) - _untraced(run)
+    return max(0.0, more / len(step["modules"]["module"]))
 
 
 def _untraced(run: Mapping[str, Any]) -> float:
     """[s] median of the decode steps."""
     steps = (one for one in run["passes"] if one["repetition"] and one["name"] != "prefill")
-    return median(one["seconds"] for one in steps)
+    return median(float(one["seconds"]) for one in steps)
 
 
 def _launch_events(plan: ZeroInferencePlan, module: Any) -> dict[str, float]:

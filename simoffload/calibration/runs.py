@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from simoffload.documents import Document, read_document, validate
-from simoffload.errors import InputError
+from simoffload.errors import InputError, Problem
 from simoffload.models import ModelSpec
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.workload import Inference
@@ -118,7 +118,7 @@ def read_requests(paths: Sequence[Path]) -> tuple[Case, ...]:
     A scenario's ``platform``, ``nodes`` and ``engine`` do not matter to a real machine and are ignored.
     """
     cases: list[Case] = []
-    problems = []
+    problems: list[Problem] = []
     for path in paths:
         try:
             document = read_document(path)

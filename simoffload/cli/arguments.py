@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 import simoffload
-from simoffload.cli import calibrate_deepspeed, catalogue, checking, comparing, importing, running
+from simoffload.cli import (
+    calibrate_deepspeed,
+    calibrate_micro,
+    catalogue,
+    checking,
+    comparing,
+    importing,
+    running,
+)
 from simoffload.cli.option_types import listed, size
 from simoffload.errors import InputError, Problem
 
@@ -186,8 +194,11 @@ def _add_models(commands: _Commands) -> None:
 
 
 def _add_calibrate(commands: _Commands) -> None:
-    parser = _command(commands, "calibrate", "measure this machine, run real DeepSpeed, compare with predictions")
+    parser = _command(
+        commands, "calibrate", "measure this machine, run real DeepSpeed, compare with predictions"
+    )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
+    calibrate_micro.add(actions)
     calibrate_deepspeed.add(actions)
 
 

@@ -29,6 +29,10 @@ class Curve(NamedTuple):
         (left, low), (right, high) = self.points[index - 1], self.points[index]
         return low + (high - low) * log(x / left) / log(right / left)
 
+    def covers(self, x: float) -> bool:
+        """Whether ``x`` lies between the points, or there is only one point, which says nothing of range."""
+        return len(self.points) == 1 or self.points[0][0] <= x <= self.points[-1][0]
+
     def lower(self, other: Curve) -> Curve:
         """The lower of two curves, at the points of both."""
         sizes = sorted({x for x, _ in (*self.points, *other.points)})

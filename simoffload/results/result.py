@@ -68,6 +68,8 @@ class SimulationResult:
     advice: tuple[str, ...]
     """What would make it fit; empty when it does."""
     warnings: tuple[str, ...]
+    extrapolations: tuple[str, ...]
+    """What lies outside of the range in which the machine was measured."""
     provenance: Provenance
     prefill: PassResult | None = None
     first_pass: PassResult | None = None
@@ -168,6 +170,7 @@ class SimulationResult:
             "passes": [_pass(one) for one in (self.first_pass, self.prefill, *self.decode) if one],
             "decode_interpolation_residual": self.decode_spread,
             "warnings": list(self.warnings),
+            "extrapolations": list(self.extrapolations),
             "provenance": {
                 "scenario": self.provenance.scenario,
                 "profiles": [

@@ -187,6 +187,12 @@ class OffloadSettings(NamedTuple):
         return ranks == 1 and self.version >= (0, 9, 0)
 
     @property
+    def swap_buffers_pinned(self) -> bool:
+        """Whether CUDA knows the swap buffers; since DeepSpeed 0.19.4 they are only locked in memory (pull
+        request 8212), and copies from them go at the pace of pageable memory."""
+        return self.version < (0, 19, 4)
+
+    @property
     def min_swap_bytes(self) -> int:
         """[B] slices smaller than this stay in host memory (partitioned_param_swapper.py)."""
         return max(1 << 20, self.block_size)

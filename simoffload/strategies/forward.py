@@ -240,7 +240,7 @@ class ForwardWriter:
         return self._so_far(HOST)
 
     def _by_memory(self, tensors: Sequence[Tensor], slices: Sequence[int]) -> list[tuple[bool, list[int]]]:
-        """Split a batch into pinned and pageable source memory; swap buffers are always pinned.
+        """Split a batch into pinned and pageable source memory.
 
         What lies in HBM, or was read into it by GPUDirect Storage, is not copied: ``Tensor.to`` of the same
         device returns the tensor itself.
@@ -248,11 +248,14 @@ class ForwardWriter:
         if self._place.tier == "hbm":
             return []
         gds = self._place.settings.use_gds
-        pinned = [size for tensor, size in zip(tensors, slices, strict=True) if tensor.on_nvme and not gds]
-        other = [size for tensor, size in zip(tensors, slices, strict=True) if not tensor.on_nvme]
-        if self._place.settings.pin_memory:
-            pinned, other = pinned + other, []
-        return [(is_pinned, sizes) for is_pinned, sizes in ((True, pinned), (False, other)) if sizes]
+        settings = self._place.settings
+        split: dict[bool, list[int]] = {True: [], False: []}
+        for tensor, size in zip(tensors, slices, strict=True):
+            if not tensor.on_nvme:
+                split[settings.pin_memory].append(size)
+            elif not gds:
+                split[settings.swap_buffers_pinned].append(size)
+        return [(pinned, sizes) for pinned, sizes in split.items() if sizes]
 
     def _copy(self, sizes: list[int], *, pinned: bool, blocking: bool) -> None:
         self._flush()

@@ -41,5 +41,9 @@ class Plan(Protocol):
     def warnings(self) -> tuple[str, ...]:
         """What the user should know before the run."""
 
+    @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """What lies outside of the range in which the machine was measured."""
+
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The operations of one forward pass."""

@@ -12,6 +12,7 @@ from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
+from simoffload.strategies.calibrated import arithmetic_beyond
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.timing import Timing, picoseconds
@@ -55,6 +56,11 @@ class ResidentPlan:
             MemoryTerm("hbm", "weights", self.model.weight_bytes),
             *working_memory(self.model, self.workload, self.machine),
         )
+
+    @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """What lies outside of the range in which the machine was measured."""
+        return tuple(arithmetic_beyond(self.model, self.workload, self.machine))
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The host launches module after module; the GPU follows."""

@@ -82,7 +82,7 @@ class Timing:
         return self._seen[module]
 
     def launch_s(self, module: Module, *, zero: bool = True) -> float:
-        """[s] of the host thread for calling ``module`` and launching its kernels, under ZeRO-3 or without."""
+        """[s] of the host thread for calling ``module`` and launching its kernels, with ZeRO-3 or without."""
         costs = self.machine.host.deepspeed
         if zero and module.kind == "linear":
             return costs.linear_call.value

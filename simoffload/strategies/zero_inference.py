@@ -18,6 +18,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm
 from simoffload.schedule import Schedule
+from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.coordinator import Actions, Coordinator, Tensor
 from simoffload.strategies.ds_config import (
     LATEST,
@@ -183,6 +184,16 @@ class ZeroInferencePlan:
     def tensors(self) -> tuple[Tensor, ...]:
         """Every parameter tensor with its partition."""
         return self._parameters[0]
+
+    @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """What lies outside of the range in which the machine was measured."""
+        place = self.placement
+        return (
+            *ranks_beyond(place.ranks, self.machine),
+            *transfers_beyond(self.tensors, place.dtype_bytes, place.settings, self.machine, tier=place.tier),
+            *arithmetic_beyond(self.model, self.workload, self.machine),
+        )
 
     def check(self) -> None:
         """Raise InputError for what DeepSpeed refuses at start-up."""

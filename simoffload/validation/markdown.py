@@ -77,13 +77,13 @@ def _bar(row: Row) -> str:
     }[row.reference.rule]
 
 
-def insert_tables(text: str, written: str) -> str:
+def insert_tables(text: str, written: str, *, begin: str = BEGIN, end: str = END) -> str:
     """Put the tables between the marks of a page.
 
     Raises ValueError for a page without the marks.
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f'the page lacks the marks "{BEGIN}" and "{END}"')
-    return f"{before}{BEGIN}\n\n{written}\n{END}{after}"
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f'the page lacks the marks "{begin}" and "{end}"')
+    return f"{before}{begin}\n\n{written}\n{end}{after}"

@@ -72,7 +72,7 @@ def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
     written = dict(case["hf_config"])
     hf_config = transformers.AutoConfig.for_model(written.pop("model_type"), **written)
     if case["attention"] is not None:
-        hf_config._attn_implementation = case["attention"]
+        hf_config._attn_implementation = case["attention"]  # noqa: SLF001 (it has no public name)
     architecture = getattr(transformers, _ARCHITECTURES[case["hf_config"]["model_type"]])
     with (
         _no_initialization(),
@@ -81,7 +81,7 @@ def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
         model: torch.nn.Module = architecture(hf_config)
     training = case["workload"]["kind"] == "training"
     if training and case["workload"]["gradient_checkpointing"]:
-        model.gradient_checkpointing_enable()  # type: ignore[operator]
+        model.gradient_checkpointing_enable()
     model.train(training)
     return model
 
@@ -89,7 +89,7 @@ def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
 def initialize(model: torch.nn.Module, config: dict[str, Any]) -> Any:
     """DeepSpeed's engine around the model."""
     with contextlib.suppress(AttributeError):
-        model.config.use_cache = "optimizer" not in config  # type: ignore[union-attr]
+        model.config.use_cache = "optimizer" not in config
     parameters = model.parameters() if "optimizer" in config else None
     engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=parameters)
     return engine
@@ -104,4 +104,4 @@ def forget(engine: Any) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         with contextlib.suppress(AttributeError):
-            torch._C._host_emptyCache()  # type: ignore[attr-defined]
+            torch._C._host_emptyCache()  # noqa: SLF001

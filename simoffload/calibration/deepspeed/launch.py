@@ -1,4 +1,4 @@
-"""Carrying out cases with DeepSpeed in processes of their own; this side imports neither torch nor DeepSpeed."""
+"""Carrying out cases with DeepSpeed in processes of their own; nothing of it is imported on this side."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def gpu_activity(work: Callable[[], None]) -> dict[str, Any] | None:
     kinds: dict[str, list[float]] = {}
     first, last = float("inf"), 0.0
     with contextlib.suppress(AttributeError):
-        for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+        for event in profiler.profiler.kineto_results.events():
             if "cuda" not in str(event.device_type()).lower():
                 continue
             duration = event.duration_ns() / 1e3

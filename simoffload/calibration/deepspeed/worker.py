@@ -55,7 +55,8 @@ class _Run:
         """All passes of the case."""
         if self.case["workload"]["kind"] == "training":
             self._train()
-        else:
+            return
+        with torch.no_grad():
             self._generate()
 
     def _timed(self, name: str, repetition: int, work: Callable[[], None]) -> None:
@@ -69,7 +70,6 @@ class _Run:
 
     # -- inference ------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def _generate(self) -> None:
         work = self.case["workload"]
         for repetition in range(_REPETITIONS):
@@ -155,7 +155,7 @@ class _Run:
             "workload": self.case["workload"],
             "ranks": comm.get_world_size(),
             "ds_config": self.case["ds_config"],
-            "attention": getattr(self._model.config, "_attn_implementation", None),  # type: ignore[union-attr]
+            "attention": getattr(self._model.config, "_attn_implementation", None),
             "parameters": parameters,
             "loading_s": round(self.loading_s, 3),
             "memory": memory,

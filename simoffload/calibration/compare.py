@@ -1,0 +1,227 @@
+"""Recorded runs beside their predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simoffload.calibration.micro.profiles import base_platform
+from simoffload.calibration.prediction import Setting, predict, setting
+from simoffload.calibration.records import RecordedRun, read_records
+from simoffload.calibration.streams import LayerStarts, StreamRow, layer_starts, stream_rows
+from simoffload.errors import InputError, Problem
+
+__all__ = ["ComparedFile", "ComparedPass", "ComparedRun", "Errors", "compare_file", "errors", "to_dict"]
+
+SCHEMA = "simoffload/calibrate-compare/1"
+_PROFILE_PLACES = ("platform.yaml", "profile/platform.yaml")
+
+
+class ComparedPass(NamedTuple):
+    """One pass of a run."""
+
+    name: str
+    """first pass, prefill, decode (the median step); of training: forward, backward, optimizer, step."""
+    measured: float | None
+    """[s]"""
+    predicted: float | None
+    """[s] by simulation."""
+    naive: float | None
+    """[s] bytes over bandwidth."""
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / measured."""
+        return _relative(self.predicted, self.measured)
+
+    @property
+    def naive_error(self) -> float | None:
+        """(naive - measured) / measured."""
+        return _relative(self.naive, self.measured)
+
+
+class ComparedRun(NamedTuple):
+    """One run and its prediction."""
+
+    run: RecordedRun
+    passes: tuple[ComparedPass, ...]
+    reason: str
+    """Why there is no prediction; empty if there is one."""
+    remarks: tuple[str, ...]
+    streams: tuple[StreamRow, ...]
+    layers: LayerStarts | None
+
+    def find(self, name: str) -> ComparedPass | None:
+        """A pass by its name."""
+        return next((one for one in self.passes if one.name == name), None)
+
+
+class ComparedFile(NamedTuple):
+    """All runs of one file."""
+
+    path: Path
+    platform: str
+    """Id or path of what the runs are predicted with."""
+    machine: dict[str, Any]
+    runs: tuple[ComparedRun, ...]
+    remarks: tuple[str, ...]
+
+
+class Errors(NamedTuple):
+    """Errors of several predictions of one kind of pass."""
+
+    runs: int
+    mean: float
+    """Mean of the absolute values."""
+    worst: float
+    """The largest in size, with its sign."""
+
+
+def _relative(value: float | None, measured: float | None) -> float | None:
+    return None if value is None or measured is None else value / measured - 1
+
+
+def compare_file(
+    path: Path,
+    *,
+    platform: str | None = None,
+    own_profile: bool = True,
+    first: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> ComparedFile:
+    """Predict every run of a file of ``calibrate deepspeed`` and set it beside what was measured.
+
+    Parameters
+    ----------
+    platform
+        Id or path of a platform. Without one, ``platform.yaml`` beside the file or in ``profile/`` beside
+        it, else the shipped platform with such a GPU.
+    own_profile
+        Look beside the file for a platform; False: the shipped one even if there is another.
+    first
+        Simulate the very first pass as well.
+
+    Raises
+    ------
+    InputError
+        For a file that is no such record, and where no platform is found.
+    """
+    records = read_records(path)
+    chosen, remarks = _platform(path, records.gpu, platform, own_profile)
+    within = _setting(chosen, deepspeed=records.deepspeed, shipped=bool(remarks))
+    runs = []
+    for run in records.runs:
+        progress(run.name)
+        runs.append(_compare(run, within, first=first))
+    return ComparedFile(path, chosen, records.machine, tuple(runs), remarks)
+
+
+def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, tuple[str, ...]]:
+    if named is not None:
+        return named, ()
+    for place in _PROFILE_PLACES if own else ():
+        beside = path.parent / place
+        if beside.is_file():
+            return f"./{beside}" if not beside.is_absolute() else str(beside), ()
+    try:
+        shipped = base_platform({"machine": {"gpu": {"name": gpu} if gpu else None}}, None)
+    except InputError:
+        has = f'no shipped platform has the GPU "{gpu}"' if gpu else "these runs had no GPU"
+        text = f"no {' or '.join(_PROFILE_PLACES)} beside the file, and {has}; name one with --platform"
+        raise InputError([Problem(str(path), None, None, "machine.gpu", text)]) from None
+    return shipped, (f"predicted with the shipped {shipped}, not with a profile of this machine",)
+
+
+def _setting(platform: str, *, deepspeed: str | None, shipped: bool) -> Setting:
+    try:
+        return setting(platform, deepspeed=deepspeed, other_storage=shipped)
+    except InputError as error:
+        raise InputError(
+            one if one.path else one._replace(path="--platform") for one in error.problems
+        ) from None
+
+
+def _compare(run: RecordedRun, within: Setting, *, first: bool) -> ComparedRun:
+    measured = run.measured()
+    found = predict(run, within, first=first)
+    names = dict.fromkeys([*measured, *found.seconds])
+    passes = tuple(
+        ComparedPass(name, measured.get(name), found.seconds.get(name), found.naive.get(name))
+        for name in names
+        if first or name != "first pass"
+    )
+    streams: tuple[StreamRow, ...] = ()
+    layers = None
+    if found.decode is not None and found.model is not None:
+        streams = stream_rows(run, found.decode)
+        layers = layer_starts(run, found.model, found.decode)
+    return ComparedRun(run, passes, found.reason, found.remarks, streams, layers)
+
+
+def errors(runs: Iterable[ComparedRun], name: str, *, naive: bool = False) -> Errors | None:
+    """Errors of the pass ``name`` over all runs that have both times; None if none has."""
+    found = []
+    for run in runs:
+        one = run.find(name)
+        error = None if one is None else one.naive_error if naive else one.error
+        if error is not None:
+            found.append(error)
+    if not found:
+        return None
+    return Errors(len(found), sum(map(abs, found)) / len(found), max(found, key=abs))
+
+
+def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
+    """The comparison as plain data, times in seconds."""
+    runs = [run for file in files for run in file.runs]
+    summary = {
+        name: {
+            "predicted": _plain(errors(runs, name)),
+            "naive": _plain(errors(runs, name, naive=True)),
+        }
+        for name in ("decode", "prefill")
+    }
+    return {
+        "schema": SCHEMA,
+        "files": [
+            {
+                "path": str(file.path),
+                "platform": file.platform,
+                "machine": file.machine,
+                "remarks": list(file.remarks),
+                "runs": [_run(run) for run in file.runs],
+            }
+            for file in files
+        ],
+        "summary": {"runs": len(runs), **summary},
+    }
+
+
+def _plain(found: Errors | None) -> dict[str, Any] | None:
+    return found._asdict() if found else None
+
+
+def _run(compared: ComparedRun) -> dict[str, Any]:
+    run, layers = compared.run, compared.layers
+    return {
+        "name": run.name,
+        "model": run.model,
+        "workload": run.workload,
+        "ranks": run.ranks,
+        "offload": run.offload,
+        "ds_config": run.ds_config,
+        "reason": compared.reason or None,
+        "remarks": list(compared.remarks),
+        "passes": [
+            {**one._asdict(), "error": one.error, "naive_error": one.naive_error} for one in compared.passes
+        ],
+        "streams": [row._asdict() for row in compared.streams],
+        "layers": None
+        if layers is None
+        else {
+            "measured": list(layers.measured),
+            "simulated": list(layers.simulated),
+            "largest_deviation": layers.largest,
+        },
+    }

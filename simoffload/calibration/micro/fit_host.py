@@ -1,0 +1,58 @@
+"""Costs of the host thread: the fields of ``DeepSpeedCosts``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simoffload.calibration.host_costs import HostCosts, fit_host_costs, traced
+from simoffload.calibration.micro.fit_links import copy_seconds, wait_s
+from simoffload.calibration.micro.fitted import Fitted, seconds_text
+from simoffload.hardware import Machine
+from simoffload.hardware.profiles import DeepSpeedCosts
+from simoffload.models import load_model
+from simoffload.strategies import ZeroInference
+from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.workload import Inference
+
+__all__ = ["fit_costs", "fit_hooks"]
+
+_SMALL_TENSOR = 128 * 1024
+"""[B] of the small models' matrices."""
+
+
+def fit_costs(sections: dict[str, Any], machine: Machine) -> dict[str, Fitted]:
+    """Costs by the name of the field; empty where hooks were not measured. ``machine`` counts GPUs only."""
+    runs = sections.get("hooks", {}).get("runs", [])
+    if not any(run["ranks"] == 1 for run in runs):
+        return {}
+    fit = fit_hooks(sections, machine)
+    ranks = sorted({run["ranks"] for run in runs})
+    what = (
+        "decode steps of small OPT, BLOOM and Llama models under ZeRO-3, module by module, on "
+        f"{', '.join(map(str, ranks))} rank(s); least absolute residuals over the events that DeepSpeed's "
+        f"coordinator makes; mean residual of a step {fit.mean_residual:.1%}"
+    )
+    return {
+        key: Fitted(seconds_text(value), what, fit.rows, fit.worst_residual)
+        for key, value in fit.values.items()
+        if key in DeepSpeedCosts.model_fields
+    }
+
+
+def fit_hooks(sections: dict[str, Any], machine: Machine) -> HostCosts:
+    """The fit over the small models' modules."""
+    wait, queued = wait_s(sections), copy_seconds(sections, _SMALL_TENSOR)
+    if wait and queued:
+        copy = wait[0] + queued
+    else:
+        path = machine.host_to_device(0, pinned=True)
+        copy = path.latency + _SMALL_TENSOR / path.curve.rate(_SMALL_TENSOR)
+    return fit_host_costs(_traced(run, machine, copy) for run in sections["hooks"]["runs"])
+
+
+def _traced(run: Mapping[str, Any], machine: Machine, copy: float) -> Any:
+    strategy = ZeroInference(ranks=run["ranks"], ds_config=DeepSpeedConfig.model_validate(run["ds_config"]))
+    model = load_model({**run["model"], "attention": run["attention"]})
+    plan = strategy.plan(model, Inference.model_validate(run["workload"]), machine)
+    return traced(run, plan, copy_latency=copy)

@@ -1,0 +1,155 @@
+"""PCIe, host memory and the links among GPUs from measured copies and collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from simoffload.calibration.micro.fitted import Fitted, bytes_text, central, rate_text, seconds_text
+
+__all__ = ["copy_seconds", "fit_interconnect", "fit_memory", "fit_pcie", "wait_s"]
+
+Sections = dict[str, Any]
+_SMALL = 64 << 10
+"""[B] Copies up to this size show the cost of calls, not of bytes."""
+_LARGE = 256 << 20
+"""[B] Copies from this size on show the rate."""
+_SLOWED = 0.97
+"""GPUs that copy at once at less than this fraction of the rate of one alone share a limit."""
+
+
+def _alone(sections: Sections, direction: str, *, pinned: bool = True) -> list[dict[str, Any]]:
+    rows = sections.get("copies", {}).get("alone", [])
+    return [row for row in rows if row["direction"] == direction and row["pinned"] == pinned]
+
+
+def wait_s(sections: Sections) -> tuple[float, float, int] | None:
+    """[s] that a small copy takes beyond its call and its share of a queue of such copies.
+
+    A copy that the host waits for takes call + wait + bytes over the rate of its size.
+    """
+    rows = [row for row in _alone(sections, "h2d") if row["bytes"] <= _SMALL]
+    if not rows:
+        return None
+    return central(max(1e-7, row["blocking_seconds"] - row["call_seconds"] - row["seconds"]) for row in rows)
+
+
+def copy_seconds(sections: Sections, size: int) -> float | None:
+    """[s] of one copy of pinned memory in a queue of such copies, of the measured size next to ``size``."""
+    rows = _alone(sections, "h2d")
+    if not rows:
+        return None
+    return float(min(rows, key=lambda row: abs(row["bytes"] - size))["seconds"])
+
+
+def fit_pcie(sections: Sections) -> dict[str, Fitted]:
+    """Numbers of a ``pcie`` profile by key; those that were not measured are missing."""
+    found: dict[str, Fitted] = {}
+    queued = "asynchronous copies queued one behind the other"
+    curves = {
+        "host_to_device": (_alone(sections, "h2d"), f"pinned memory, {queued}"),
+        "device_to_host": (_alone(sections, "d2h"), f"pinned memory, {queued}"),
+        "pageable": (
+            _alone(sections, "h2d", pinned=False),
+            "pageable memory to the GPU, parts of 1 GiB in turn, so that none is in the CPU's cache",
+        ),
+    }
+    for key, (rows, what) in curves.items():
+        if rows:
+            points = [[bytes_text(row["bytes"]), rate_text(row["bytes"] / row["seconds"])] for row in rows]
+            found[key] = Fitted(points, what, len(points))
+    both = sections.get("copies", {}).get("both_ways", [])
+    if both:
+        share, residual, number = central(map(_both_share, both))
+        what = "both directions at once over the sum of each alone"
+        found["both_ways"] = Fitted(round(min(1.0, share), 4), what, number, residual)
+    latency = wait_s(sections)
+    if latency:
+        value, residual, number = latency
+        what = "blocking copies up to 64 KiB less the call and less the time in a queue"
+        found["latency"] = Fitted(seconds_text(value), what, number, residual)
+    return found
+
+
+def _both_share(row: dict[str, Any]) -> float:
+    together = 1 / row["h2d_seconds"] + 1 / row["d2h_seconds"]
+    return float(together / (1 / row["h2d_alone_seconds"] + 1 / row["d2h_alone_seconds"]))
+
+
+# -- host memory --------------------------------------------------------------------------------
+
+
+def fit_memory(sections: Sections) -> dict[str, Fitted]:
+    """``memcpy_rate``, and ``memory_rate`` [B/s]: traffic that the host's memory was seen to carry.
+
+    A CPU copy reads and writes each byte, a copy to a GPU reads it. Where GPUs that copy at once are slower
+    than one alone, what they draw together is taken as the limit of host memory, whatever the CPU's own
+    copies reach: it is the limit that offloading meets, be it memory, its controllers or a shared cable.
+    """
+    found: dict[str, Fitted] = {}
+    copies = sections.get("dram", {}).get("copies", [])
+    single = [row for row in copies if row["threads"] == 1]
+    if single:
+        rate = single[0]["bytes"] / single[0]["seconds"]
+        found["memcpy_rate"] = Fitted(rate_text(rate), "one thread, 1 GiB copied to another buffer", 1)
+    traffic = [
+        (2 * row["bytes"] / row["seconds"], f"CPU copies by {row['threads']} threads, read and written")
+        for row in copies
+    ]
+    traffic += [(rate, what) for rate, what, _ in _together(sections)]
+    traffic += [
+        (row["bytes"] * (1 / row["h2d_seconds"] + 1 / row["d2h_seconds"]), "copies to and from one GPU")
+        for row in sections.get("copies", {}).get("both_ways", [])
+    ]
+    slowed = [(rate, what) for rate, what, share in _together(sections) if share < _SLOWED]
+    if traffic:
+        # The last is of the most GPUs.
+        rate, what = slowed[-1] if slowed else max(traffic)
+        found["memory_rate"] = Fitted(rate, what, len(traffic))
+    return found
+
+
+def _together(sections: Sections) -> Iterator[tuple[float, str, float]]:
+    """Traffic [B/s] of large pinned copies to K GPUs at once, words, and the fraction of one alone."""
+    alone = [row["bytes"] / row["seconds"] for row in _alone(sections, "h2d") if row["bytes"] >= _LARGE]
+    for ranks, section in sorted(sections.get("copies_together", {}).items(), key=lambda item: int(item[0])):
+        rows = [row for row in section["together"] if row["pinned"] and row["direction"] == "h2d"]
+        if rows and alone:
+            row = max(rows, key=lambda row: row["bytes"])
+            rates = [row["bytes"] / seconds for seconds in row["seconds"]]
+            share = sum(rates) / len(rates) / max(alone)
+            yield sum(rates), f"{ranks} GPUs copying at once, {share:.0%} of the rate of one alone", share
+
+
+# -- links among GPUs ---------------------------------------------------------------------------
+
+
+def fit_interconnect(sections: Sections) -> tuple[float, float, Fitted] | None:
+    """Rate [B/s] and latency [s] of all-gathers, and how well they fit; None where none was measured.
+
+    seconds = latency + received / rate, with received = size · (ranks - 1) / ranks, over all sizes and
+    numbers of ranks; each point counts by its relative error.
+    """
+    received: list[float] = []
+    seconds: list[float] = []
+    for ranks, section in sections.get("collectives", {}).items():
+        for row in section["calls"]:
+            if row["operation"] == "all_gather":
+                received.append(row["bytes"] * (int(ranks) - 1) / int(ranks))
+                seconds.append(row["seconds"])
+    if len(seconds) < 2:
+        return None
+    times = np.array(seconds)
+    matrix = np.stack([np.ones_like(times), np.array(received)], axis=1)
+    (latency, per_byte), *_ = np.linalg.lstsq(matrix / times[:, None], np.ones_like(times), rcond=None)
+    if latency <= 0 or per_byte <= 0:
+        return None
+    residual = np.abs(matrix @ np.array([latency, per_byte]) - times) / times
+    groups = ", ".join(sections["collectives"])
+    what = (
+        f"all-gathers of 32 KiB to 1 GiB among {groups} GPUs: latency + received bytes over rate, "
+        f"mean residual {residual.mean():.1%}"
+    )
+    return float(1 / per_byte), float(latency), Fitted(None, what, len(seconds), float(residual.max()))

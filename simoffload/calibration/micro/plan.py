@@ -1,0 +1,114 @@
+"""What is to be measured: sections, on how many processes each, and the shapes of known models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from simoffload.models import ModelShape, load_model
+
+__all__ = [
+    "RANKS",
+    "SECTIONS",
+    "Section",
+    "Stage",
+    "attention_shapes",
+    "matmul_shapes",
+    "matmul_variants",
+    "stages",
+]
+
+
+class Section(NamedTuple):
+    """A part of the measurement that can be chosen."""
+
+    about: str
+    alone: tuple[str, ...]
+    """Names of the work on one process."""
+    together: str | None
+    """Name of the work on two and more processes."""
+    limit: float
+    """[s] after which it is stopped; a first compilation of DeepSpeed's operations is in it."""
+
+
+SECTIONS = {
+    "copies": Section("copies between host and GPU", ("copies",), "copies_together", 180),
+    "collectives": Section("all-gather and reduce-scatter", (), "collectives", 120),
+    "hbm": Section("copies within GPU memory", ("hbm",), None, 60),
+    "matmul": Section("matrix multiplications of known models", ("matmul",), None, 180),
+    "attention": Section("attention, eager and fused", ("attention",), None, 180),
+    "kernels": Section("kernel launches", ("kernels",), None, 60),
+    "dram": Section("copies within host memory", ("dram",), None, 120),
+    "hooks": Section("ZeRO-3's hooks on small models", (), None, 300),
+    "storage": Section("DeepSpeed's reads and writes of one folder", ("storage", "storage_gds"), None, 900),
+    "cpu_adam": Section("DeepSpeed's Adam on the CPU", ("cpu_adam",), None, 600),
+}
+"""By the name that the user gives it, in the order in which they run."""
+
+_MODELS = (
+    "opt-6.7b",
+    "llama-3-8b",
+    "opt-1.3b",
+    "bloom-7b1",
+    "opt-30b",
+    "opt-66b",
+    "llama-3-70b",
+    "bloom-176b",
+)
+_VARIANT_MODELS = ("opt-6.7b", "llama-3-8b")
+_ATTENTION_MODELS = ("opt-6.7b", "llama-3-8b", "bloom-7b1", "opt-1.3b", "llama-3-70b", "bloom-176b")
+RANKS = (1, 2, 4, 8)
+"""Processes that sections which need several are run on, as far as there are GPUs."""
+
+
+class Stage(NamedTuple):
+    """Work that shares processes."""
+
+    ranks: int
+    sections: tuple[str, ...]
+    """Names that the worker knows."""
+
+
+def stages(chosen: Sequence[str], gpus: int) -> Iterator[Stage]:
+    """One process first, then groups of 2, 4 and 8 and all GPUs."""
+    sections = [section for name, section in SECTIONS.items() if name in chosen]
+    alone = tuple(name for section in sections for name in section.alone)
+    if alone:
+        yield Stage(1, alone)
+    together = tuple(section.together for section in sections if section.together)
+    for ranks in sorted({*(group for group in RANKS if group <= gpus), gpus} - {1}):
+        if together:
+            yield Stage(ranks, together)
+
+
+def _linear_shapes(model: ModelShape) -> Iterator[tuple[int, int]]:
+    for module in (*model.layer, *model.modules_after):
+        if module.kind == "linear" and module.in_features and module.out_features:
+            yield module.in_features, module.out_features
+
+
+def matmul_shapes() -> list[tuple[int, int]]:
+    """Pairs (in, out) of the linear layers of known models, each once; the most common models first."""
+    return list(dict.fromkeys(pair for name in _MODELS for pair in _linear_shapes(load_model(name))))
+
+
+def matmul_variants() -> list[tuple[int, int]]:
+    """Those pairs that are also measured in float16, with bias, and spelled with ``@``."""
+    return list(dict.fromkeys(pair for name in _VARIANT_MODELS for pair in _linear_shapes(load_model(name))))
+
+
+def attention_shapes() -> list[dict[str, Any]]:
+    """Family, heads and width of the attention of known models."""
+    found = []
+    for name in _ATTENTION_MODELS:
+        model = load_model(name)
+        found.append(
+            {
+                "model": name,
+                "family": model.family,
+                "heads": model.num_attention_heads,
+                "kv_heads": model.num_key_value_heads,
+                "head_dim": model.head_dim,
+            }
+        )
+    return found

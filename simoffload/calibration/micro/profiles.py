@@ -1,0 +1,308 @@
+"""Profiles of the measured machine: what was measured, in a platform that gives all other numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from simoffload.calibration.micro.fit_compute import Roofline, fit_hbm, fit_kernel_latency, fit_matmul
+from simoffload.calibration.micro.fit_host import fit_costs
+from simoffload.calibration.micro.fit_links import fit_interconnect, fit_memory, fit_pcie
+from simoffload.calibration.micro.fit_storage import fit_drive, read_rate
+from simoffload.calibration.micro.fitted import Fitted, bytes_text, rate_text, seconds_text
+from simoffload.errors import InputError, Problem, printable
+from simoffload.hardware import load_platform
+from simoffload.hardware.library import Library
+from simoffload.hardware.platform import CPU
+from simoffload.hardware.profiles import Pcie
+from simoffload.hardware.quantities import ID_PATTERN
+from simoffload.hardware.topology import Platform
+
+__all__ = ["base_platform", "check_names", "profile_from_micro"]
+
+_BASES = (
+    ("GH200", "gh200"),
+    ("H200", "dgx-h200"),
+    ("H100 NVL", "h100-2nvme"),
+    ("H100", "dgx-h100"),
+    ("A100-SXM4-80GB", "dgx-a100-80g"),
+    ("A100-SXM4-40GB", "dgx-a100"),
+    ("A100 80GB PCIe", "a100-4nvme"),
+    ("A100-PCIE-40GB", "a100-4nvme"),
+    ("V100-SXM", "dgx-2"),
+    ("L40S", "l40s-workstation"),
+    ("RTX 4090", "rtx-4090-desktop"),
+    ("RTX PRO 6000 Blackwell", "xinnor-workstation"),
+    ("MI300X", "mi300x-8gpu"),
+)
+"""Part of the name that CUDA gives a GPU, and the shipped platform with such a GPU."""
+_LANES = (1, 2, 4, 8, 16)
+_GEN5 = "gen5"
+_LONGEST, _LONGEST_MACHINE = 1900, 600
+"""[characters] of a source, and of the machine in it."""
+
+Statement = dict[str, Any]
+
+
+def _error(option: str, message: str) -> InputError:
+    return InputError((Problem(option, None, None, "", message),))
+
+
+def base_platform(raw: Mapping[str, Any], named: str | None) -> str:
+    """The platform that gives what was not measured: the one ``named``, else one with the same GPU.
+
+    Raises InputError where there is none.
+    """
+    if named is not None:
+        return named
+    gpu = raw["machine"].get("gpu")
+    if not gpu:
+        raise _error("--from", "missing: no GPU was measured, so name the platform to take one from")
+    for part, platform in _BASES:
+        if part in gpu["name"]:
+            return platform
+    known = ", ".join(one.id for one in Library().summaries("platform"))
+    raise _error("--from", f'missing: no shipped platform has the GPU "{gpu["name"]}"; name one of {known}')
+
+
+def profile_from_micro(raw: Mapping[str, Any], base: str, *, identifier: str | None = None) -> dict[str, str]:
+    """Texts of profile files by name: platform, host, accelerator, pcie and, if measured, drive.
+
+    ``raw`` is what ``measure`` returned, ``base`` a platform's id or file, ``identifier`` the id of the new
+    platform. Raises InputError for an unknown platform and a wrong id.
+    """
+    gpu = raw["machine"].get("gpu")
+    count = gpu["count"] if gpu else 1
+    identifier = identifier or f"measured-{count}x-{_slug(gpu['name'] if gpu else 'cpu')}"
+    check_names(base, identifier)
+    return _Profiles(raw, _load_base(base), identifier).texts()
+
+
+def check_names(base: str | None, identifier: str | None) -> None:
+    """Look at what the user named before anything is measured. Raises InputError."""
+    if base is not None:
+        _load_base(base)
+    if identifier is not None and not re.fullmatch(ID_PATTERN, identifier):
+        raise _error("--id", f'"{identifier[:80]}" is no id; use lower-case letters, digits and . + -')
+
+
+def _load_base(base: str) -> Platform:
+    try:
+        return load_platform(base)
+    except InputError as error:
+        raise InputError(one if one.path else one._replace(path="--from") for one in error.problems) from None
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+
+
+class _Profiles:
+    """The files of one machine."""
+
+    def __init__(self, raw: Mapping[str, Any], base: Platform, identifier: str) -> None:
+        self._raw, self._base, self._id = raw, base, identifier
+        self._sections: dict[str, Any] = raw["sections"]
+        self._machine: Mapping[str, Any] = raw["machine"]
+        self._data = {
+            use.kind: _data(use.path)
+            for use in base.profiles
+            if (use.kind, use.id)
+            in {
+                ("host", base.host.id),
+                ("accelerator", base.accelerator.id),
+                ("pcie", base.gpu_plug.pcie.id),
+            }
+        }
+
+    def texts(self) -> dict[str, str]:
+        """All files; a drive only where storage was measured."""
+        files = {"platform": self._platform(), "host": self._host(), "accelerator": self._accelerator()}
+        files["pcie"] = self._replaced("pcie", fit_pcie(self._sections))
+        if "storage" in self._sections:
+            files["drive"] = self._drive()
+        return {f"{kind}.yaml": _text(data) for kind, data in files.items()}
+
+    # -- statements -----------------------------------------------------------------------------
+
+    def _statement(self, fitted: Fitted) -> Statement:
+        plural = "point" if fitted.points == 1 else "points"
+        told = f"calibrate micro: {fitted.what}; {fitted.points} {plural}"
+        if fitted.residual is not None:
+            told += f", largest residual {fitted.residual:.1%}"
+        value = {"points": fitted.value} if isinstance(fitted.value, list) else {"value": fitted.value}
+        statement = {
+            **value,
+            "origin": "measured",
+            "source": f"{told}; {self._where()}"[:_LONGEST],
+            "date": self._raw["date"],
+        }
+        if fitted.residual is not None:
+            statement["residual"] = round(float(fitted.residual), 4)
+        return statement
+
+    def _where(self) -> str:
+        """The machine and its software, in a few words."""
+        machine = self._machine
+        gpu = machine.get("gpu")
+        parts = [f"{gpu['count']}x {gpu['name']}"] if gpu else []
+        parts.append(f"{machine['cpu']}, {machine['cores']} cores")
+        versions = ("driver", "cuda", "nccl", "torch", "deepspeed", "transformers", "kernel")
+        parts += [f"{key} {machine[key]}" for key in versions if machine.get(key)]
+        return printable(", ".join(parts))[:_LONGEST_MACHINE]
+
+    def _arithmetic(self, value: Any, about: str) -> Statement:
+        return {"value": value, "origin": "spec", "source": about, "date": self._raw["date"]}
+
+    def _head(self, kind: str, name: str, notes: str) -> dict[str, Any]:
+        identifier = self._id if kind == "platform" else f"{self._id[:60]}-{kind}"
+        return {"kind": kind, "id": identifier, "name": name, "notes": notes}
+
+    def _replaced(
+        self, kind: str, fitted: Mapping[str, Fitted], more: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The base's profile with what was measured in its place."""
+        base = self._data[kind]
+        measured = {key: self._statement(one) for key, one in fitted.items()} | dict(more or {})
+        keys = ", ".join(key for key in measured if key not in ("cpu", "pcie")) or "nothing"
+        notes = f"Measured with calibrate micro: {keys}. All other numbers are those of {base['id']}."
+        head = self._head(kind, f"{base['name'][:1000]}, measured", notes)
+        return head | {key: value for key, value in base.items() if key not in head} | measured
+
+    # -- the profiles ---------------------------------------------------------------------------
+
+    def _host(self) -> dict[str, Any]:
+        fitted = fit_memory(self._sections)
+        more: dict[str, Any] = {"cpu": printable(str(self._machine["cpu"]))[:_LONGEST_MACHINE]}
+        rate = fitted.pop("memory_rate", None)
+        peak = self._base.host.memory_bandwidth.value
+        if rate is not None:
+            if rate.value > peak:
+                fitted["memory_bandwidth"] = rate._replace(value=rate_text(rate.value))
+            share = min(1.0, float(f"{rate.value / peak:.4g}"))
+            what = f"{rate.what}: {rate_text(rate.value)} of the peak"
+            fitted["stream_fraction"] = rate._replace(value=share, what=what)
+        if self._machine.get("memory"):
+            what = "memory that Linux has"
+            fitted["memory_capacity"] = Fitted(bytes_text(self._machine["memory"]), what, 1)
+        fitted_costs = fit_costs(self._sections, self._base.machine(nodes=1))
+        costs: dict[str, Any] = {key: self._statement(one) for key, one in fitted_costs.items()}
+        if costs:
+            costs["ranks"] = max(run["ranks"] for run in self._sections["hooks"]["runs"])
+            more["deepspeed"] = {**self._data["host"]["deepspeed"], **costs}
+        return self._replaced("host", fitted, more)
+
+    def _accelerator(self) -> dict[str, Any]:
+        base = self._base.accelerator
+        fitted: dict[str, Fitted] = {}
+        gpu = self._machine.get("gpu")
+        if gpu:
+            size = self._machine.get("hbm") or gpu["memory"]
+            fitted["hbm_capacity"] = Fitted(bytes_text(size), "memory of the GPU that the driver tells", 1)
+        hbm_rate, latency = base.hbm_rate, base.kernel_latency_s
+        hbm = fit_hbm(self._sections, base.hbm_bandwidth.value)
+        if hbm:
+            fitted["hbm_efficiency"] = hbm
+            hbm_rate = base.hbm_bandwidth.value * float(hbm.value)
+        kernel = fit_kernel_latency(self._sections)
+        if kernel:
+            latency, fitted["kernel_latency"] = kernel
+        peak = base.compute.bfloat16 or base.compute.float16
+        if peak:
+            dtype = "bfloat16" if base.compute.bfloat16 else "float16"
+            roofline = Roofline(peak=peak.value, hbm_rate=hbm_rate, latency=latency)
+            matmul = fit_matmul(self._sections, roofline, dtype)
+            if matmul:
+                fitted["matmul_efficiency"] = matmul
+        slot = {**self._data["accelerator"]["pcie"], "profile": "pcie.yaml"}
+        return self._replaced("accelerator", fitted, {"pcie": slot} | self._interconnect())
+
+    def _interconnect(self) -> dict[str, Any]:
+        found = fit_interconnect(self._sections)
+        if found is None or not self._switched():
+            return {}
+        rate, latency, fitted = found
+        base = self._base.accelerator.interconnect
+        per_direction = base.per_direction.value if base else rate
+        share = min(1.0, float(f"{rate / per_direction:.4g}"))
+        told: dict[str, Any] = dict(
+            self._data["accelerator"].get("interconnect")
+            or {
+                "name": "links among GPUs, measured",
+                "per_direction": self._statement(fitted._replace(value=rate_text(rate))),
+            }
+        )
+        if rate > per_direction:
+            told["per_direction"] = self._statement(fitted._replace(value=rate_text(rate)))
+        told["efficiency"] = self._statement(fitted._replace(value=share))
+        told["latency"] = self._statement(fitted._replace(value=seconds_text(latency)))
+        return {"interconnect": told}
+
+    def _switched(self) -> bool:
+        """Whether the GPUs have links of their own: all-gathers are faster than copies over PCIe."""
+        found = fit_interconnect(self._sections)
+        if found is None:
+            count = self._machine["gpu"]["count"] if self._machine.get("gpu") else 1
+            return count > 1 and self._base.profile.gpu_links == "switched"
+        copies = fit_pcie(self._sections).get("host_to_device")
+        measured = Pcie.model_validate(self._replaced("pcie", fit_pcie(self._sections))) if copies else None
+        slot = self._base.gpu_plug
+        return found[0] > (measured or slot.pcie).down_rate(slot.lanes)
+
+    def _drive(self) -> dict[str, Any]:
+        section = self._sections["storage"]
+        fitted = fit_drive(section)
+        rate = read_rate(section)
+        pcie = Library().find(_GEN5, ("pcie",)).profile
+        assert isinstance(pcie, Pcie)
+        lanes = next((lanes for lanes in _LANES if pcie.payload_rate(lanes) >= rate), _LANES[-1])
+        about = "arithmetic: the fewest lanes that carry the measured rate; what hangs there cannot be seen"
+        head = self._head(
+            "drive",
+            "Storage of the measured machine",
+            f"Whatever lies under the folder, filesystem {section.get('filesystem') or 'not known'}: one "
+            "drive, several, or a server.",
+        )
+        slot = {"profile": _GEN5, "lanes": {**self._arithmetic(lanes, about), "origin": "estimate"}}
+        return head | {key: self._statement(one) for key, one in fitted.items()} | {"pcie": slot}
+
+    def _platform(self) -> dict[str, Any]:
+        gpu = self._machine.get("gpu")
+        count = gpu["count"] if gpu else 1
+        about = (
+            "each GPU at the CPU by a cable of its own; limits that they share are in the host's memory rate"
+        )
+        name = f"{count}x {gpu['name']}, measured" if gpu else "A host without GPUs, measured"
+        data = self._head("platform", name, f"Other numbers: {self._base.profile.id}.") | {
+            "wiring": [
+                {"about": about, "origin": "estimate", "source": self._where(), "date": self._raw["date"]}
+            ],
+            "host": "host.yaml",
+            "accelerator": "accelerator.yaml",
+            "gpus": [CPU] * count,
+            "gpu_links": "switched" if self._switched() else "none",
+        }
+        if "storage" in self._sections:
+            data["tiers"] = {"drive": {"profile": "drive.yaml", "at": [CPU]}}
+        return data
+
+
+def _data(path: str) -> dict[str, Any]:
+    """A profile as it was written."""
+    from simoffload.shipped import shipped_folder
+
+    file = Path(path)
+    if not file.is_file():
+        file = shipped_folder("hardware_profiles").parent / path
+    data: dict[str, Any] = Library().read(file, ("host", "accelerator", "pcie")).document.data
+    return data
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(
+        dict(data), sort_keys=False, default_flow_style=None, width=10**6, allow_unicode=True
+    )

@@ -1,0 +1,231 @@
+"""Reads and writes of DeepSpeed's aio and GPUDirect handles on one folder (child process only)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from simoffload.calibration.micro.timing import Job, SkippedError
+
+__all__ = ["SETTINGS", "Settings", "measure", "measure_gds"]
+
+_KIB, _MIB = 1 << 10, 1 << 20
+_TENSOR = 128 * _MIB
+_BUFFERS = 4
+_SMALL = 4096
+_DURATION = 60.0
+"""[s] for the sweep; settings that come after it are left out."""
+_EACH = 0.6
+"""[s] for one setting in one direction."""
+
+
+class Settings(NamedTuple):
+    """Knobs of an aio handle."""
+
+    block: int
+    queue_depth: int
+    threads: int
+
+
+_DEFAULT = Settings(_MIB, 8, 1)
+
+
+def _settings() -> list[Settings]:
+    """The default, each knob alone around it, and the corners of all three."""
+    found = [_DEFAULT]
+    found += [_DEFAULT._replace(queue_depth=depth) for depth in (1, 4, 32, 128)]
+    found += [_DEFAULT._replace(threads=threads) for threads in (2, 4, 8)]
+    found += [_DEFAULT._replace(block=block) for block in (256 * _KIB, 8 * _MIB)]
+    blocks, depths, threads = (256 * _KIB, 8 * _MIB), (1, 128), (1, 8)
+    found += [Settings(block, depth, count) for depth in depths for count in threads for block in blocks]
+    return list(dict.fromkeys(found))
+
+
+SETTINGS = _settings()
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Seconds of reads and writes by block, queue depth and threads; by tensor; of single 4 KiB requests."""
+    place = job.data["storage"]
+    folder = Path(place["scratch"])
+    operations, compile_seconds = _load("AsyncIOBuilder")
+    if operations is None:
+        raise SkippedError("DeepSpeed's async_io cannot be loaded; it needs g++, ninja and libaio-dev")
+    files = _write_files(operations, folder, place["size"])
+    found: dict[str, Any] = {
+        "filesystem": place.get("filesystem", ""),
+        "filesystem_bytes": shutil.disk_usage(folder).total,
+        "file_bytes": len(files) * _TENSOR,
+        "compile_seconds": compile_seconds,
+        "requests": _requests(files[0]),
+        "tensors": _tensors(operations, files),
+    }
+    return found | _sweep(operations, files, quick=job.quick)
+
+
+def _load(builder: str) -> tuple[Any, float]:
+    """An operation of DeepSpeed and the seconds that it took to compile or load; None where it cannot."""
+    try:
+        from deepspeed.ops import op_builder
+    except ImportError:
+        raise SkippedError("deepspeed is not installed") from None
+    begin = time.perf_counter()
+    maker = getattr(op_builder, builder)()
+    try:
+        if not maker.is_compatible(verbose=False):
+            return None, 0.0
+        return maker.load(verbose=False), time.perf_counter() - begin
+    except Exception as error:
+        if builder == "GDSBuilder":
+            return None, 0.0
+        raise SkippedError(f"{builder} cannot be loaded: {type(error).__name__}: {error}") from None
+
+
+@contextmanager
+def _handle(
+    operations: Any, settings: Settings, count: int, size: int = _TENSOR
+) -> Iterator[tuple[Any, Any]]:
+    """A handle as DeepSpeed's swapper makes it, and pinned buffers."""
+    handle = operations.aio_handle(settings.block, settings.queue_depth, False, True, settings.threads)
+    example = torch.empty(0, dtype=torch.uint8)
+    buffers = [handle.new_cpu_locked_tensor(size, example) for _ in range(count)]
+    try:
+        yield handle, buffers
+    finally:
+        for buffer in buffers:
+            handle.free_cpu_locked_tensor(buffer)
+
+
+def _write_files(operations: Any, folder: Path, size: int) -> list[str]:
+    count = max(1, size // _TENSOR)
+    files = [str(folder / f"tensor{index}") for index in range(count)]
+    with _handle(operations, _DEFAULT, 1) as (handle, (buffer,)):
+        buffer.random_()
+        for file in files:
+            if handle.sync_pwrite(buffer, file) != 1 or Path(file).stat().st_size != _TENSOR:
+                raise SkippedError(
+                    "a file cannot be written; the filesystem may not know direct I/O (O_DIRECT)"
+                )
+    return files
+
+
+def _sweep(operations: Any, files: list[str], *, quick: bool) -> dict[str, Any]:
+    begin = time.perf_counter()
+    points: list[dict[str, Any]] = []
+    left_out: list[dict[str, int]] = []
+    for settings in SETTINGS[:5] if quick else SETTINGS:
+        if time.perf_counter() - begin > _DURATION:
+            left_out.append(settings._asdict())
+            continue
+        with _handle(operations, settings, _BUFFERS) as (handle, buffers):
+            for operation in ("read", "write"):
+                seconds, moved = _rounds(handle, buffers, files, write=operation == "write")
+                point = {"operation": operation, "bytes": moved, "seconds": seconds}
+                points.append({**settings._asdict(), **point})
+    return {"sweep": points, "left_out": left_out}
+
+
+def _rounds(handle: Any, buffers: list[Any], files: list[str], *, write: bool) -> tuple[float, int]:
+    """Seconds and bytes of batches of tensors, until enough time has passed."""
+    submit = handle.async_pwrite if write else handle.async_pread
+    moved, at = 0, 0
+    begin = time.perf_counter()
+    while not moved or time.perf_counter() - begin < _EACH:
+        batch = [files[(at + index) % len(files)] for index in range(min(len(buffers), len(files)))]
+        for buffer, file in zip(buffers, batch, strict=False):
+            submit(buffer, file)
+        handle.wait()
+        at += len(batch)
+        moved += len(batch) * _TENSOR
+    return time.perf_counter() - begin, moved
+
+
+def _tensors(operations: Any, files: list[str]) -> list[dict[str, Any]]:
+    """Single reads at DeepSpeed's default settings: until the call returns, and until the data is there."""
+    found = []
+    for size in (2 * _MIB, 16 * _MIB, 128 * _MIB):
+        with _handle(operations, _DEFAULT, 1, size) as (handle, (buffer,)):
+            times: list[tuple[float, float]] = []
+            stop = time.perf_counter() + 1.5
+            for index in range(30):
+                begin = time.perf_counter()
+                handle.async_pread(buffer, files[index % len(files)])
+                submitted = time.perf_counter()
+                handle.wait()
+                times.append((submitted - begin, time.perf_counter() - submitted))
+                if time.perf_counter() > stop and index >= 2:
+                    break
+        found.append(
+            {
+                "bytes": size,
+                "submit_seconds": median(one for one, _ in times),
+                "wait_seconds": median(one for _, one in times),
+                "count": len(times),
+            }
+        )
+    return found
+
+
+def _requests(file: str) -> dict[str, Any]:
+    """Latency of single requests of 4 KiB at random places, without any library between."""
+    buffer = mmap.mmap(-1, _SMALL)
+    buffer.write(bytes(_SMALL))
+    descriptor = os.open(file, os.O_RDWR | os.O_DIRECT)
+    try:
+        reads = _latencies(lambda at: os.preadv(descriptor, [buffer], at))
+        writes = _latencies(lambda at: os.pwritev(descriptor, [buffer], at))
+    finally:
+        os.close(descriptor)
+    return {
+        "bytes": _SMALL,
+        "count": len(reads),
+        "read_seconds": median(reads),
+        "write_seconds": median(writes),
+    }
+
+
+def _latencies(call: Callable[[int], object]) -> list[float]:
+    chosen = random.Random(1)
+    times = []
+    for _ in range(200):
+        at = chosen.randrange(_TENSOR // _SMALL) * _SMALL
+        begin = time.perf_counter()
+        call(at)
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def measure_gds(job: Job) -> dict[str, Any]:
+    """Seconds of reads straight into GPU memory, where GPUDirect Storage can be loaded.
+
+    On a filesystem that it cannot read, DeepSpeed's operation ends the process.
+    """
+    place = job.data["storage"]
+    if job.device == "cpu":
+        raise SkippedError("there is no GPU")
+    gds, seconds = _load("GDSBuilder")
+    operations, _ = _load("AsyncIOBuilder")
+    if gds is None or operations is None:
+        raise SkippedError("DeepSpeed's gds operation cannot be loaded; it needs cuFile")
+    files = _write_files(operations, Path(place["scratch"]), min(place["size"], _BUFFERS * _TENSOR))
+    points: list[dict[str, Any]] = []
+    for settings in (_DEFAULT, _DEFAULT._replace(threads=8)):
+        handle = gds.gds_handle(settings.block, settings.queue_depth, False, True, settings.threads)
+        buffers = [torch.empty(_TENSOR, dtype=torch.uint8, device=job.device) for _ in range(_BUFFERS)]
+        for buffer in buffers:
+            handle.pin_device_tensor(buffer)
+        taken, moved = _rounds(handle, buffers, files, write=False)
+        points.append({**settings._asdict(), "operation": "read", "bytes": moved, "seconds": taken})
+        for buffer in buffers:
+            handle.unpin_device_tensor(buffer)
+    return {"compile_seconds": seconds, "sweep": points}

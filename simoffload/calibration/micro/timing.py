@@ -1,0 +1,141 @@
+"""Clocks for short GPU and CPU work (child process only)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = [
+    "Job",
+    "SkippedError",
+    "blocking_seconds",
+    "busy_seconds",
+    "call_seconds",
+    "repeats",
+    "stream_seconds",
+    "synchronize",
+]
+
+_IN_FLIGHT = 200
+"""Kernels that are launched before the host waits: the driver's queue holds about a thousand, and a full
+queue would make the host wait for the GPU."""
+_GRAPH_LENGTH = 20
+"""Calls in a CUDA graph, at most."""
+_SHORT = 2e-3
+"""[s] Work below this is repeated within a CUDA graph, else the launches would be timed."""
+
+
+class Job(NamedTuple):
+    """What a section of one process is to do."""
+
+    rank: int
+    ranks: int
+    device: str
+    """``cuda:<i>`` or ``cpu``."""
+    quick: bool
+    data: dict[str, Any]
+    """What the parent wrote down."""
+
+
+class SkippedError(Exception):
+    """A section cannot be measured here; its text says why."""
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def repeats(call: Callable[[], object], *, budget: float, most: int = 1000, least: int = 1) -> int:
+    """How often ``call`` can be made within ``budget`` [s]; it is made twice to find out."""
+    call()
+    synchronize()
+    begin = time.perf_counter()
+    call()
+    synchronize()
+    return max(least, min(most, int(budget / max(time.perf_counter() - begin, 1e-6))))
+
+
+def stream_seconds(call: Callable[[], object], *, count: int, repetitions: int = 5) -> float:
+    """[s] per call of ``count`` calls that are queued one behind the other; median of the repetitions."""
+    return median(_streamed(call, count) for _ in range(repetitions))
+
+
+def _streamed(call: Callable[[], object], count: int) -> float:
+    synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    synchronize()
+    return (time.perf_counter() - begin) / count
+
+
+def call_seconds(call: Callable[[], object], *, count: int = _IN_FLIGHT, repetitions: int = 7) -> float:
+    """[s] of the host per call until it returns; the GPU is waited for outside of the clock."""
+    times = []
+    for _ in range(repetitions + 1):
+        synchronize()
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        times.append((time.perf_counter() - begin) / count)
+    synchronize()
+    return median(times[1:])
+
+
+def blocking_seconds(call: Callable[[], object], *, count: int) -> float:
+    """[s] of one call after which the GPU is idle; median of ``count``."""
+    times = []
+    for _ in range(count):
+        synchronize()
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return median(times)
+
+
+def busy_seconds(call: Callable[[int], object], *, budget: float = 0.02, repetitions: int = 3) -> float:
+    """[s] that the GPU is busy with one call; the argument counts the calls, to choose among operands.
+
+    Short work is put into a CUDA graph, so that the host's launches do not count.
+    """
+    call(0)
+    single = median(_event_seconds(lambda: call(0)) for _ in range(3))
+    count = max(1, min(_GRAPH_LENGTH, int(budget / single)))
+
+    def work() -> None:
+        for index in range(count):
+            call(index)
+
+    if single < _SHORT:
+        work = _captured(work).replay
+    work()
+    replays = max(1, min(20, int(budget / max(single * count, 1e-5))))
+    return median(_event_seconds(work, replays) for _ in range(repetitions)) / count
+
+
+def _captured(work: Callable[[], object]) -> Any:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def _event_seconds(work: Callable[[], object], count: int = 1) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / count

@@ -1,0 +1,53 @@
+"""The prediction without a simulator: bytes over bandwidth, to set beside simulated times."""
+
+from __future__ import annotations
+
+from simoffload.hardware import Machine, Path
+from simoffload.models import ModelShape, forward_cost
+from simoffload.strategies import ForwardPass
+from simoffload.strategies.zero_inference import ZeroInferencePlan
+
+__all__ = ["naive_bounds", "naive_seconds"]
+
+
+def naive_seconds(plan: ZeroInferencePlan, forward: ForwardPass) -> float:
+    """[s] of a pass: the largest of its bounds, as if everything else were hidden behind it."""
+    return max(naive_bounds(plan, forward).values())
+
+
+def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, float]:
+    """[s] of one pass by resource: what a rank moves or computes over the top rate of its profile.
+
+    "copy": offloaded bytes of a rank over one GPU's rate from host memory; "read": its bytes on storage
+    over its share of the storage's rate; "gather": received bytes over the GPU's own links (PCIe without
+    such); "flops" over the data sheet's peak; "hbm": bytes over the rate of HBM. Persistent parameters do
+    not move.
+    """
+    machine, place, model = plan.machine, plan.placement, plan.model
+    settings, ranks, size = place.settings, place.ranks, place.dtype_bytes
+    moving = [tensor for tensor in plan.tensors if not tensor.persistent]
+    mine = sum(tensor.slice_numel for tensor in moving) * size
+    bounds = _work(model, machine, batch=plan.workload.batch_size, forward=forward)
+    if settings.device != "none":
+        bounds["copy"] = mine / _top(machine, machine.host_to_device(0, pinned=settings.pin_memory))
+    read = sum(tensor.slice_numel for tensor in moving if tensor.on_nvme) * size
+    if read:
+        path = machine.storage_read(place.tier, 0, gds=settings.use_gds)
+        bounds["read"] = read / _top(machine, path, sharing=ranks)
+    if ranks > 1:
+        bounds["gather"] = mine * (ranks - 1) / _top(machine, machine.gather(0, ranks))
+    return bounds
+
+
+def _work(model: ModelShape, machine: Machine, *, batch: int, forward: ForwardPass) -> dict[str, float]:
+    cost = forward_cost(model, batch=batch, new_tokens=forward.new_tokens, context=forward.context)
+    gpu = machine.accelerator
+    peak = getattr(gpu.compute, model.dtype) or gpu.compute.float32
+    return {"flops": cost.flops / peak.value, "hbm": cost.bytes / gpu.hbm_rate}
+
+
+def _top(machine: Machine, path: Path, *, sharing: int = 1) -> float:
+    """[B/s] of one transfer as large as one likes, with ``sharing`` ranks on everything that it crosses."""
+    alone = max(rate for _, rate in path.curve.points)
+    shared = (machine.resources[index].capacity / float(share) for index, share in path.hops)
+    return min(alone, min(shared, default=alone) / sharing)

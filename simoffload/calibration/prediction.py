@@ -1,0 +1,150 @@
+"""A recorded run as a scenario, and what the simulator says to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from simoffload.calibration.naive import naive_seconds
+from simoffload.calibration.records import RecordedRun
+from simoffload.documents import Document
+from simoffload.engine import execute
+from simoffload.errors import InputError, SimulationError
+from simoffload.hardware import Machine, load_platform
+from simoffload.models import ModelShape
+from simoffload.models.shape import Attention
+from simoffload.results.capacity import tier_uses
+from simoffload.results.timeline import Timeline
+from simoffload.scenario import LoadedScenario, resolve
+from simoffload.strategies import ForwardPass, Plan
+from simoffload.strategies.zero_inference import ZeroInferencePlan
+
+__all__ = ["Prediction", "Setting", "predict", "setting"]
+
+_PICO = 1e-12
+_STORAGE_KINDS = ("nvme", "nvmeof", "nfs", "pfs")
+
+
+class Setting(NamedTuple):
+    """What all runs of a file are predicted with."""
+
+    platform: str
+    """Id or path."""
+    storage: str | None
+    """Tier for runs with weights on storage."""
+    no_storage: str
+    """Why there is no such tier."""
+    deepspeed: str | None
+    """DeepSpeed's version."""
+
+
+class Prediction(NamedTuple):
+    """Simulated and naive times of a run's passes, or why there are none."""
+
+    reason: str = ""
+    """Why there are no times; empty if there are."""
+    seconds: dict[str, float] = {}  # noqa: RUF012 - never changed
+    """[s] by pass, with the names of ``RecordedRun.measured``."""
+    naive: dict[str, float] = {}  # noqa: RUF012
+    """[s] by pass: bytes over bandwidth."""
+    model: ModelShape | None = None
+    decode: Timeline | None = None
+    """Of the decode step in the middle."""
+    remarks: tuple[str, ...] = ()
+
+
+def setting(platform: str, *, deepspeed: str | None, other_storage: bool = False) -> Setting:
+    """Look at a platform, by id or path; ``other_storage`` = its drives are not those of the runs.
+
+    Raises InputError for a platform that is not there or wrong.
+    """
+    machine = load_platform(platform).machine(nodes=1)
+    tier = _storage_tier(machine)
+    reason = f'platform "{machine.platform}" has no storage tier; measure one with calibrate micro --storage'
+    if tier is not None and other_storage:
+        text = f'platform "{machine.platform}" was chosen by its GPU and its drives are not those of this run'
+        tier, reason = None, f"{text}; name a platform with --platform"
+    return Setting(platform, tier, reason, deepspeed)
+
+
+def _storage_tier(machine: Machine) -> str | None:
+    if "nvme" in machine.tiers:
+        return "nvme"
+    by_kind = ((kind, name) for kind in _STORAGE_KINDS for name, t in machine.tiers.items() if t.kind == kind)
+    return next((name for _, name in by_kind), None)
+
+
+def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Prediction:
+    """Simulate the passes of a run; ``first`` asks for the very first pass too.
+
+    Whatever stands in the way (a configuration that is refused, a tier that is too small) is the
+    prediction's reason.
+    """
+    kind = str(run.workload.get("kind", "inference"))
+    if kind not in _PREDICTED:
+        return Prediction(f"no {kind} strategy yet")
+    if run.offload == "nvme" and within.storage is None:
+        return Prediction(within.no_storage)
+    try:
+        scenario = resolve(Document("", _scenario(run, within)))
+        plan = scenario.plan()
+        short = [use.sentence() for use in tier_uses(plan.memory, scenario.machine.tiers) if not use.fits]
+        if short:
+            return Prediction(f"does not fit: {'; '.join(short)}", model=scenario.model)
+        found = _PREDICTED[kind](scenario, plan, first)
+    except InputError as error:
+        return Prediction("; ".join(f"{one.key}: {one.message}".removeprefix(": ") for one in error.problems))
+    except SimulationError as error:
+        return Prediction(str(error))
+    return found._replace(remarks=(*_remarks(run), *plan.warnings))
+
+
+def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
+    model = dict(run.model)
+    if model.get("attention") is None and run.attention in get_args(Attention):
+        model["attention"] = run.attention
+    strategy: dict[str, Any] = {"kind": "zero_inference", "ranks": run.ranks, "ds_config": run.ds_config}
+    if run.offload == "nvme":
+        strategy["weights"] = within.storage
+    if within.deepspeed is not None:
+        strategy["deepspeed_version"] = within.deepspeed
+    return {
+        "name": run.name,
+        "model": model,
+        "platform": within.platform if _is_id(within.platform) else str(Path(within.platform).absolute()),
+        "workload": run.workload,
+        "strategy": strategy,
+    }
+
+
+def _is_id(platform: str) -> bool:
+    return "/" not in platform and not platform.endswith((".yaml", ".yml", ".json"))
+
+
+def _remarks(run: RecordedRun) -> tuple[str, ...]:
+    if run.attention is None or run.attention in get_args(Attention):
+        return ()
+    return (f'attention "{run.attention}" is not modelled; the family\'s default is predicted',)
+
+
+def _inference(scenario: LoadedScenario, plan: Plan, first: bool) -> Prediction:
+    workload = scenario.scenario.workload
+    prompt, middle = workload.prompt_length, (1 + workload.decode_steps) // 2
+    passes = {"prefill": ForwardPass("prefill", prompt, prompt)}
+    if first:
+        passes = {"first pass": ForwardPass("first pass", prompt, prompt, first=True), **passes}
+    if middle:
+        passes["decode"] = ForwardPass(f"decode {middle}", 1, prompt + middle)
+    seconds: dict[str, float] = {}
+    timeline = None
+    for name, forward in passes.items():
+        timeline = execute(plan.schedule(forward), max_events=scenario.scenario.engine.max_events)
+        seconds[name] = timeline.makespan * _PICO
+    assert isinstance(plan, ZeroInferencePlan)
+    naive = {name: naive_seconds(plan, forward) for name, forward in passes.items()}
+    return Prediction(seconds=seconds, naive=naive, model=scenario.model, decode=timeline if middle else None)
+
+
+_PREDICTED: dict[str, Callable[[LoadedScenario, Plan, bool], Prediction]] = {"inference": _inference}
+"""By kind of workload; what is missing here is shown without a prediction."""

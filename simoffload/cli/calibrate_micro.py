@@ -1,0 +1,218 @@
+"""``simoffload calibrate micro``: measure this machine's parts and make profiles of them."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Protocol
+
+from simoffload.cli.console import Console
+from simoffload.cli.exits import Exit
+from simoffload.cli.option_types import listed, size
+from simoffload.errors import InputError, Problem
+
+__all__ = ["add", "calibrate_micro"]
+
+RECORD = "micro.json"
+_SECTIONS = (
+    "copies",
+    "collectives",
+    "hbm",
+    "matmul",
+    "attention",
+    "kernels",
+    "dram",
+    "hooks",
+    "storage",
+    "cpu_adam",
+)
+_HELP = "measure links, memories, kernels, storage and hooks of this machine; write profiles of it"
+
+
+class _Actions(Protocol):
+    """What ``add_subparsers`` returns."""
+
+    def add_parser(
+        self,
+        name: str,
+        *,
+        help: str,  # noqa: A002
+        description: str,
+        allow_abbrev: bool,
+    ) -> argparse.ArgumentParser: ...
+
+
+def add(actions: _Actions) -> argparse.ArgumentParser:
+    """Register ``micro`` among the actions of ``calibrate``."""
+    parser = actions.add_parser(
+        "micro",
+        help=_HELP,
+        description=f"{_HELP[0].upper()}{_HELP[1:]}. Sections: {', '.join(_SECTIONS)}.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-o",
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        required=True,
+        help="empty or new folder for the results",
+    )
+    parser.add_argument("--gpus", type=_count, metavar="N", help="use N GPUs (default: all)")
+    parser.add_argument("--storage", type=Path, metavar="FOLDER", help="measure reads and writes there")
+    parser.add_argument(
+        "--storage-size", type=size, metavar="SIZE", help="files to write there (default: up to 2 GiB)"
+    )
+    parser.add_argument("--only", type=_sections, metavar="SECTION,…", help="measure these sections")
+    parser.add_argument("--skip", type=_sections, metavar="SECTION,…", help="leave these sections out")
+    parser.add_argument("--quick", action="store_true", help="fewer points, for a look")
+    parser.add_argument(
+        "--from", dest="base", metavar="PLATFORM", help="platform with the numbers that cannot be measured"
+    )
+    parser.add_argument("--id", metavar="ID", help="id of the new platform (default: from its GPUs)")
+    parser.add_argument(
+        "--from-json", type=Path, metavar="FILE", help="measure nothing; make profiles of this micro.json"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document, errors too")
+    parser.set_defaults(command=calibrate_micro)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f'"{text}" is no number of GPUs; write e.g. 4')
+    return int(text)
+
+
+def _sections(text: str) -> tuple[str, ...]:
+    from simoffload.documents import suggest
+
+    names = listed(text)
+    for name in names:
+        if name not in _SECTIONS:
+            hint = suggest(name, _SECTIONS)
+            known = ", ".join(_SECTIONS)
+            raise argparse.ArgumentTypeError(f'"{name}" is no section{hint}; known: {known}')
+    return names
+
+
+def calibrate_micro(arguments: Namespace, console: Console) -> Exit:
+    """Measure, or read an earlier record, and write ``micro.json`` and profiles into a folder.
+
+    Without a GPU there is nothing to make profiles of, unless ``--from`` names a platform to put the
+    host's and the drive's numbers into.
+    """
+    from simoffload.calibration.micro.profiles import check_names
+    from simoffload.calibration.micro.record import read_record
+
+    _check_folder(arguments.output_dir)
+    check_names(arguments.base, arguments.id)
+    if arguments.from_json is not None:
+        _refuse_with_record(arguments)
+        raw = read_record(arguments.from_json)
+        files = _profiles(arguments, raw)
+        _write(arguments.output_dir, files)
+    else:
+        raw = _measure(arguments, console)
+        files = _write_all(arguments, raw, console)
+    _answer(arguments.output_dir, raw, files, console)
+    return Exit.OK
+
+
+def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> dict[str, str]:
+    """The record first: it took minutes, and profiles can be made of it again."""
+    from simoffload.calibration.micro.record import record_text
+
+    record = {RECORD: record_text(raw)}
+    _write(arguments.output_dir, record)
+    if not raw["machine"].get("gpu") and arguments.base is None:
+        console.warn(["no GPU, so no profiles; --from PLATFORM makes them with that platform's GPU"])
+        return record
+    try:
+        files = _profiles(arguments, raw)
+    except InputError as error:
+        kept = f"no profiles were made; {arguments.output_dir / RECORD} is kept for --from-json"
+        raise InputError([*error.problems, Problem("", None, None, "", kept)]) from None
+    _write(arguments.output_dir, files)
+    return record | files
+
+
+def _profiles(arguments: Namespace, raw: dict[str, Any]) -> dict[str, str]:
+    from simoffload.calibration.micro.profiles import base_platform, profile_from_micro
+
+    base = base_platform(raw, arguments.base)
+    return profile_from_micro(raw, base, identifier=arguments.id)
+
+
+def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
+    from simoffload.calibration.micro.launch import Request, describe, measure
+
+    request = Request(
+        sections=_chosen(arguments),
+        gpus=arguments.gpus,
+        storage=arguments.storage,
+        storage_size=arguments.storage_size,
+        quick=arguments.quick,
+    )
+    console.note(describe(request, arguments.output_dir))
+    return measure(request, progress=console.note)
+
+
+def _chosen(arguments: Namespace) -> tuple[str, ...]:
+    wanted = arguments.only or _SECTIONS
+    chosen = tuple(name for name in _SECTIONS if name in wanted and name not in (arguments.skip or ()))
+    if not chosen:
+        raise _refusal("--skip", "leaves no section; leave some out of it")
+    if arguments.only and arguments.storage is None and "storage" in chosen:
+        raise _refusal("--storage", "missing: name the folder to measure")
+    return chosen
+
+
+def _refuse_with_record(arguments: Namespace) -> None:
+    """Options that measure make no sense beside ``--from-json``."""
+    for option in ("gpus", "storage", "storage_size", "only", "skip", "quick"):
+        if getattr(arguments, option):
+            raise _refusal(
+                f"--{option.replace('_', '-')}", "has no use with --from-json, which measures nothing"
+            )
+
+
+def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: Console) -> None:
+    data = {
+        "schema": "simoffload/calibrate-micro/1",
+        "folder": str(folder),
+        "files": list(files),
+        "measured": list(raw["sections"]),
+        "skipped": raw["skipped"],
+    }
+    console.warn(f"{name} skipped: {reason}" for name, reason in raw["skipped"].items())
+    if console.as_json:
+        console.answer("", data)
+        return
+    console.say(f"measured: {', '.join(raw['sections']) or 'nothing'}")
+    console.say(f"{folder}: {', '.join(files)}")
+    if "platform.yaml" in files:
+        console.say(f"use it as platform: {folder / 'platform.yaml'}")
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise _refusal(str(folder), "is not a plain folder; name another")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise _refusal(str(folder), "is not empty; name a new folder")
+    if not folder.absolute().parent.is_dir():
+        raise _refusal(str(folder), "the folder above it does not exist; make it first")
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    from simoffload.exchange.files import replacing
+
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        with replacing(folder / name) as file:
+            file.write(text)
+
+
+def _refusal(path: str, message: str) -> InputError:
+    return InputError((Problem(path, None, None, "", message),))

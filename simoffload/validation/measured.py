@@ -1,0 +1,104 @@
+"""Recorded DeepSpeed runs that lie beside this module, and how predictions of them turn out.
+
+``measured/fit/<machine>/`` was in view while costs of the host thread and efficiencies were determined,
+``measured/holdout/<machine>/`` was not. A machine's folder holds ``runs*.json`` (calibrate deepspeed) and
+the profile that calibrate micro made on the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from simoffload.calibration.compare import ComparedRun, Errors, compare_file, errors
+
+__all__ = ["BARS", "PARTS", "Bar", "MeasuredRun", "Verdict", "compare_measured", "counted", "verdicts"]
+
+PARTS = ("fit", "holdout")
+PASSES = ("decode", "prefill")
+_HOST_THREAD = "tiny"
+"""Models whose names begin so are too small to move anything: they are the microbenchmark of host costs."""
+
+
+class Bar(NamedTuple):
+    """What errors on held-out runs may be at most in size."""
+
+    mean: float
+    worst: float
+
+
+BARS = {"decode": Bar(0.05, 0.12), "prefill": Bar(0.08, 0.20)}
+
+
+class MeasuredRun(NamedTuple):
+    """One recorded run and its prediction."""
+
+    part: str
+    """fit or holdout."""
+    machine: str
+    compared: ComparedRun
+    own_profile: bool
+    """Whether the platform's profile was measured on that machine."""
+
+    @property
+    def host_thread_only(self) -> bool:
+        """Whether it is one of the small models that measure the host thread."""
+        return self.compared.run.name.startswith(_HOST_THREAD)
+
+
+class Verdict(NamedTuple):
+    """Errors of one kind of pass on one set."""
+
+    part: str
+    name: str
+    ours: Errors
+    naive: Errors
+    bar: Bar | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the errors keep the bar; None without one."""
+        if self.bar is None:
+            return None
+        return self.ours.mean <= self.bar.mean and abs(self.ours.worst) <= self.bar.worst
+
+
+def compare_measured(
+    folder: Path | None = None,
+    *,
+    own_profile: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[MeasuredRun, ...]:
+    """Predict every recorded run, without the very first pass; () where none lie in the folder.
+
+    ``own_profile`` = with the profile that was measured on the run's machine, not a shipped one. Raises
+    InputError for a file that is wrong.
+    """
+    root = folder if folder is not None else Path(str(files("simoffload.validation"))) / "measured"
+    found: list[MeasuredRun] = []
+    for part in PARTS:
+        for path in sorted((root / part).glob("*/runs*.json")):
+            machine = path.parent.name
+            file = compare_file(path, own_profile=own_profile, first=False, progress=progress)
+            own = not file.remarks
+            found += [MeasuredRun(part, machine, compared, own) for compared in file.runs]
+    return tuple(found)
+
+
+def counted(runs: Iterable[MeasuredRun], *, part: str | None = None) -> list[ComparedRun]:
+    """The runs that errors are counted over: of one set or of all, without the host-thread models."""
+    return [run.compared for run in runs if part in (None, run.part) and not run.host_thread_only]
+
+
+def verdicts(runs: Sequence[MeasuredRun]) -> tuple[Verdict, ...]:
+    """Errors by set and kind of pass; bars are for the held-out set."""
+    found = []
+    for part in PARTS:
+        for name in PASSES:
+            mine = counted(runs, part=part)
+            ours, naive = errors(mine, name), errors(mine, name, naive=True)
+            if ours and naive:
+                found.append(Verdict(part, name, ours, naive, BARS[name] if part == "holdout" else None))
+    return tuple(found)

@@ -1,0 +1,142 @@
+"""Fits give back the numbers of an imagined machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simoffload.calibration.micro.fit_compute import Roofline, fit_hbm, fit_kernel_latency, fit_matmul
+from simoffload.calibration.micro.fit_host import fit_costs, layer_seconds
+from simoffload.calibration.micro.fit_links import fit_interconnect, fit_memory, fit_pcie
+from simoffload.calibration.micro.fit_storage import fit_drive
+from simoffload.calibration.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
+from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
+from tests.calibration.micro import machine
+from tests.calibration.micro.machine import GIB, HBM, HBM_SHARE, KERNEL, PEAK, record
+
+
+@pytest.fixture
+def sections() -> dict[str, Any]:
+    found: dict[str, Any] = record()["sections"]
+    return found
+
+
+def test_pcie(sections: dict[str, Any]) -> None:
+    found = fit_pcie(sections)
+    assert found["host_to_device"].value[0] == ["4 KiB", "50 GB/s"]
+    assert found["host_to_device"].value[-1] == ["1 GiB", "50 GB/s"]
+    assert len(found["device_to_host"].value) == 5
+    assert found["pageable"].value[2] == ["1 MiB", "10 GB/s"]
+    assert found["both_ways"].value == 0.8
+    assert found["latency"].value == "6 us"
+
+
+def test_memory_is_what_slows_gpus_down(sections: dict[str, Any]) -> None:
+    found = fit_memory(sections)
+    assert found["memcpy_rate"].value == "12 GB/s"
+    assert found["memory_rate"].value == pytest.approx(4 * 50e9 * 0.8)
+    assert found["memory_rate"].what == "4 GPUs copying at once, 80% of the rate of one alone"
+
+
+def test_memory_that_slows_nobody_is_what_was_seen_at_most() -> None:
+    found = fit_memory(record(slowed=1.0)["sections"])
+    assert found["memory_rate"].value == pytest.approx(4 * 50e9)
+    alone = fit_memory(record(gpus=1)["sections"])
+    assert alone["memory_rate"].value == pytest.approx(2 * 4 * 12e9)  # four threads read and write
+    assert fit_memory({}) == {}
+
+
+def test_interconnect(sections: dict[str, Any]) -> None:
+    found = fit_interconnect(sections)
+    assert found is not None
+    rate, latency, fitted = found
+    assert rate == pytest.approx(machine.NVLINK)
+    assert latency == pytest.approx(machine.GATHER_LATENCY)
+    assert fitted.residual == pytest.approx(0, abs=1e-9)
+    assert fitted.points == 8
+    assert fit_interconnect({}) is None
+
+
+def test_residuals_are_told(sections: dict[str, Any]) -> None:
+    sections["collectives"]["4"]["calls"][-1]["seconds"] *= 1.2
+    found = fit_interconnect(sections)
+    assert found is not None
+    assert found[2].residual is not None
+    assert 0.02 < found[2].residual < 0.2
+
+
+def test_gpu_memory_and_kernels(sections: dict[str, Any]) -> None:
+    found = fit_hbm(sections, HBM)
+    assert found is not None
+    assert found.value == HBM_SHARE
+    latency = fit_kernel_latency(sections)
+    assert latency is not None
+    assert (latency[0], latency[1].value) == (KERNEL, "2 us")
+    assert fit_hbm({}, HBM) is None
+    assert fit_kernel_latency({}) is None
+
+
+def test_efficiency_is_of_the_multiplications_that_arithmetic_bounds(sections: dict[str, Any]) -> None:
+    roofline = Roofline(peak=PEAK, hbm_rate=HBM * HBM_SHARE, latency=KERNEL)
+    found = fit_matmul(sections, roofline)
+    assert found is not None
+    assert {share for _, share in found.value} == {machine.GEMM_SHARE}
+    assert found.points == 6  # 512 tokens and more
+    assert found.residual == pytest.approx(0, abs=1e-6)
+    assert fit_matmul(sections, roofline, "float16") is None
+
+
+def test_points_of_the_efficiency_rise(sections: dict[str, Any]) -> None:
+    found = fit_matmul(sections, Roofline(peak=PEAK, hbm_rate=HBM * HBM_SHARE, latency=0.0))
+    assert found is not None
+    work = [parse_flops(flops) for flops, _ in found.value]
+    assert work == sorted(set(work))
+
+
+def test_drive(sections: dict[str, Any]) -> None:
+    found = fit_drive(sections["storage"])
+    assert found["read"].value == "5 GB/s"
+    assert found["write"].value == "2.5 GB/s"
+    assert found["read_latency"].value == "79.18 us"
+    assert found["capacity"].value == "1000 GiB"
+    assert found["read_by_outstanding"].value == [
+        ["1 MiB", "1 GB/s"],
+        ["8 MiB", "3 GB/s"],
+        ["32 MiB", "5 GB/s"],
+    ]
+
+
+def test_host_thread(sections: dict[str, Any]) -> None:
+    found = fit_costs(sections)
+    assert found["module_call"].value == "16 us"
+    assert found["operation"].value == "8 us"
+    assert found["pass_overhead"].value == "1000 us"
+    for event, cost in machine.known_costs().items():
+        shared = {"gathered_parameter", "released_parameter"}
+        if event not in shared:
+            assert parse_seconds(found[event].value) == pytest.approx(cost, rel=2e-3, abs=2e-7), event
+
+
+def test_layers(sections: dict[str, Any]) -> None:
+    assert layer_seconds(sections)["opt"] == pytest.approx((3e-4, 1e-3))
+    assert layer_seconds({}) == {}
+
+
+def test_what_was_not_measured_is_missing() -> None:
+    assert fit_pcie({}) == {}
+    assert fit_costs({}) == {}
+
+
+def test_texts_read_back() -> None:
+    assert parse_bytes(bytes_text(3 * GIB)) == 3 * GIB
+    assert parse_bytes(bytes_text(12345)) == 12345
+    assert parse_rate(rate_text(54.32e9)) == 54_320_000_000
+    assert parse_rate(rate_text(1.2345678e6)) == 1_235_000
+    assert parse_seconds(seconds_text(1.23456e-3)) == pytest.approx(1.235e-3)
+    assert parse_seconds(seconds_text(1.5e-7)) == pytest.approx(1.5e-7)
+    assert parse_flops(flops_text(2.7e13)) == pytest.approx(2.7e13)
+
+
+def test_central() -> None:
+    assert central([9.0, 10.0, 12.0]) == (10.0, pytest.approx(0.2), 3)

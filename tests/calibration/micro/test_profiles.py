@@ -1,0 +1,172 @@
+"""Profiles made of a record load, simulate, and say where their numbers are from."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simoffload
+from simoffload.calibration.micro.profiles import base_platform, check_names, profile_from_micro
+from simoffload.errors import InputError
+from simoffload.hardware import load_platform
+from simoffload.hardware.topology import Platform
+from tests.calibration.micro import machine
+from tests.calibration.micro.machine import GIB, PCIE, record
+
+SCENARIO = """\
+name: measured
+model: bloom-560m
+platform: {platform}
+workload: {{batch_size: 2, prompt_length: 8, output_length: 3}}
+strategy:
+  ranks: {ranks}
+  weights: {weights}
+  ds_config: {{zero_optimization: {{offload_param: {{buffer_size: 4e8}}}}}}
+"""
+
+
+def written(folder: Path, raw: dict[str, Any], base: str = "dgx-h200") -> Platform:
+    for name, text in profile_from_micro(raw, base).items():
+        (folder / name).write_text(text)
+    return load_platform(folder / "platform.yaml")
+
+
+def test_every_file_loads_and_carries_the_measurements(tmp_path: Path) -> None:
+    platform = written(tmp_path, record())
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "accelerator.yaml",
+        "drive.yaml",
+        "host.yaml",
+        "pcie.yaml",
+        "platform.yaml",
+    ]
+    host, gpu = platform.host, platform.accelerator
+    assert platform.profile.id == "measured-4x-nvidia-h200"
+    assert platform.profile.gpus == ("cpu",) * 4
+    assert host.memory_capacity.value == 512 * GIB
+    assert host.memory_rate == pytest.approx(4 * PCIE * 0.8, rel=1e-3)
+    assert host.memory_bandwidth.origin == "spec"
+    assert gpu.hbm_rate == pytest.approx(machine.HBM * machine.HBM_SHARE)
+    assert gpu.matmul_rate(1e11, "bfloat16") == pytest.approx(machine.PEAK / 2)
+    assert gpu.interconnect is not None
+    assert gpu.interconnect.rate == pytest.approx(machine.NVLINK)
+    assert platform.gpu_plug.pcie.host_to_device.top == PCIE
+
+
+def test_measured_numbers_say_so(tmp_path: Path) -> None:
+    host = written(tmp_path, record()).host
+    hook = host.deepspeed.hook
+    assert (hook.origin, hook.date) == ("measured", datetime.date(2026, 11, 21))
+    assert hook.residual == pytest.approx(0, abs=1e-3)
+    for told in (
+        "calibrate micro",
+        "least squares",
+        "points, largest residual",
+        "NVIDIA H200",
+        "torch 2.11.0",
+    ):
+        assert told in hook.source
+    assert host.reserved.residual is None
+    assert "calibrate micro" not in host.reserved.source
+
+
+@pytest.mark.parametrize(("ranks", "weights"), [(1, "dram"), (4, "dram"), (2, "drive")])
+def test_scenarios_run_on_it(tmp_path: Path, ranks: int, weights: str) -> None:
+    written(tmp_path, record())
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(SCENARIO.format(platform="./platform.yaml", ranks=ranks, weights=weights))
+    result = simoffload.simulate(simoffload.load_scenario(scenario))
+    assert result.fits
+
+
+def test_without_faster_links_gpus_talk_over_pcie(tmp_path: Path) -> None:
+    raw = record()
+    for section in raw["sections"]["collectives"].values():
+        for row in section["calls"]:
+            row["seconds"] *= 20
+    platform = written(tmp_path, raw)
+    assert platform.profile.gpu_links == "none"
+    assert written(tmp_path, record(gpus=1)).profile.gpu_links == "none"
+
+
+def test_links_faster_than_their_data_sheet(tmp_path: Path) -> None:
+    raw = record()
+    for section in raw["sections"]["collectives"].values():
+        for row in section["calls"]:
+            row["seconds"] /= 2
+    link = written(tmp_path, raw).accelerator.interconnect
+    assert link is not None
+    assert link.per_direction.origin == "measured"
+    assert link.rate == pytest.approx(2 * machine.NVLINK, rel=1e-3)
+
+
+def test_memory_faster_than_its_data_sheet(tmp_path: Path) -> None:
+    raw = record(gpus=1)
+    raw["sections"]["dram"]["copies"][-1]["seconds"] /= 10
+    host = written(tmp_path, raw).host
+    assert host.memory_bandwidth.origin == "measured"
+    assert host.memory_rate == pytest.approx(2 * 4 * 12e9 * 10, rel=1e-3)
+
+
+def test_sections_that_are_missing_leave_the_base_alone(tmp_path: Path) -> None:
+    raw = record()
+    raw["sections"] = {}
+    platform, base = written(tmp_path, raw), load_platform("dgx-h200")
+    assert platform.accelerator.matmul_efficiency == base.accelerator.matmul_efficiency
+    assert platform.host.deepspeed == base.host.deepspeed
+    assert platform.gpu_plug.pcie.host_to_device == base.gpu_plug.pcie.host_to_device
+    assert not (tmp_path / "drive.yaml").exists()
+
+
+def test_a_fast_filesystem_gets_enough_lanes(tmp_path: Path) -> None:
+    raw = record()
+    for row in raw["sections"]["storage"]["sweep"]:
+        row["seconds"] /= 8
+    written(tmp_path, raw)
+    drive = simoffload.load_platform(tmp_path / "platform.yaml").targets["drive"]
+    assert drive.read.rate == pytest.approx(40e9)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "platform"),
+    [
+        ("NVIDIA H200", "dgx-h200"),
+        ("NVIDIA H100 80GB HBM3", "dgx-h100"),
+        ("NVIDIA H100 NVL", "h100-2nvme"),
+        ("NVIDIA A100-SXM4-80GB", "dgx-a100-80g"),
+        ("NVIDIA A100-SXM4-40GB", "dgx-a100"),
+        ("Tesla V100-SXM3-32GB", "dgx-2"),
+        ("NVIDIA GH200 480GB", "gh200"),
+    ],
+)
+def test_the_base_is_a_platform_with_the_same_gpu(gpu: str, platform: str) -> None:
+    assert base_platform({"machine": {"gpu": {"name": gpu}}}, None) == platform
+    load_platform(platform)
+
+
+@pytest.mark.parametrize("gpu", [None, {"name": "Imagined 1"}])
+def test_without_a_base_there_are_no_profiles(gpu: dict[str, str] | None) -> None:
+    with pytest.raises(InputError, match="--from: missing"):
+        base_platform({"machine": {"gpu": gpu}}, None)
+    assert base_platform({"machine": {"gpu": gpu}}, "dgx-2") == "dgx-2"
+
+
+def test_names_are_checked() -> None:
+    check_names("dgx-h200", "mine")
+    check_names(None, None)
+    with pytest.raises(InputError, match="--id: "):
+        check_names(None, "Not An Id")
+    with pytest.raises(InputError, match='--from: there is no platform "dgx-h20"'):
+        check_names("dgx-h20", None)
+    with pytest.raises(InputError, match="--id: "):
+        profile_from_micro(record(), "dgx-h200", identifier="Not An Id")
+
+
+def test_text_of_the_machine_cannot_break_a_profile(tmp_path: Path) -> None:
+    raw = record()
+    raw["machine"]["cpu"] = 'odd: "CPU" {x}\n\x1b[2J' + "x" * 3000
+    platform = written(tmp_path, raw)
+    assert "\x1b" not in platform.host.deepspeed.hook.source

@@ -1,0 +1,102 @@
+"""What the simulator says that DeepSpeed does in one pass, in the form in which the runner records it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from simoffload.documents import Document
+from simoffload.scenario import resolve
+from simoffload.strategies.coordinator import Coordinator, Tensor
+from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.zero_inference import Idle, ZeroInferencePlan
+
+LAYER = re.compile(r"^(?:model\.decoder|model|transformer)\.(?:layers|h)\.(\d+)(?:\.|$)")
+"""What full names have before the names that repeat in every layer."""
+
+
+class Row(NamedTuple):
+    """One call to the storage library."""
+
+    operation: str
+    """read or wait read"""
+    layer: int
+    """0 outside the layers."""
+    tensor: str
+    size: int
+    """[B]"""
+    free_buffers: int
+    """Swap buffers that nothing occupies after the call."""
+
+
+def plan_of(run: Mapping[str, Any], *, version: str) -> ZeroInferencePlan:
+    """The simulator's plan for a run of the runner, on a machine with a drive and enough GPUs."""
+    strategy = {**run["strategy"], "deepspeed_version": version}
+    plan = resolve(Document("", {**run, "strategy": strategy, "platform": "dgx-a100"})).plan()
+    assert isinstance(plan, ZeroInferencePlan)
+    return plan
+
+
+def module_names(plan: ZeroInferencePlan) -> list[str]:
+    """Every module in the order of its hook; "" is the layer itself."""
+    return ["" if visit.segment == "layer" else visit.module.name for visit in plan.visits]
+
+
+def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
+    """All reads of one rank in order, and where its host thread waits for them."""
+    sizes = _sizes(plan, first=first)
+    layers = _layers(plan.tensors)
+    rows: list[Row] = []
+
+    class Storage(Idle):
+        coordinator: Coordinator
+
+        def read(self, tensors: Sequence[Tensor], /) -> None:
+            free = self.coordinator._free_buffers
+            rows.extend(Row("read", layers[id(one)], one.name, next(sizes), free) for one in tensors)
+
+        def wait_reads(self) -> None:
+            rows.append(Row("wait read", 0, "", 0, self.coordinator._free_buffers))
+
+    actions = Storage()
+    actions.coordinator = plan._coordinator(actions, warm=not first)
+    actions.coordinator.run()
+    assert next(sizes, None) is None
+    return _in_one_order(rows)
+
+
+def recorded_rows(storage: Sequence[Sequence[Any]], *, tied: str) -> list[Row]:
+    """A record's rows without times; ``tied`` is the word embedding that also serves as ``lm_head``."""
+    rows = []
+    for operation, name, size, _begin, _duration, free in storage:
+        full = tied if name == "lm_head.weight" and tied else name
+        found = LAYER.match(full)
+        rows.append(Row(operation, int(found[1]) if found else 0, LAYER.sub("", full), size, free))
+    return _in_one_order(rows)
+
+
+def _in_one_order(rows: Sequence[Row]) -> list[Row]:
+    """DeepSpeed fetches the tensors of one module in the order of a Python set."""
+    modules = groupby(rows, key=lambda row: (row.operation, row.layer, row.tensor.rpartition(".")[0]))
+    return [row for _, group in modules for row in sorted(group)]
+
+
+def _sizes(plan: ZeroInferencePlan, *, first: bool) -> Iterator[int]:
+    """[B] of the reads in the schedule that the engine would carry out."""
+    schedule = plan.schedule(ForwardPass("pass", new_tokens=1, context=8, first=first))
+    for block in schedule.blocks:
+        for _ in range(block.repeat):
+            yield from (op.size for op in block.ops if op.kind == "read")
+
+
+def _layers(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """The layer of every tensor: how often its name came before."""
+    seen: Counter[str] = Counter()
+    layers = {}
+    for tensor in tensors:
+        layers[id(tensor)] = seen[tensor.name]
+        seen[tensor.name] += 1
+    return layers

@@ -1,0 +1,124 @@
+"""Real DeepSpeed on this machine's CPU does, tensor by tensor, what the simulator says it does.
+
+Without a GPU everything is serial, so times mean nothing; which bytes are read in which order, where the
+host waits for them and how many swap buffers are free do not depend on the clock and must be equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from simoffload.errors import InputError
+from simoffload.strategies.zero_inference import ZeroInferencePlan
+from tests.calibration.storage_plan import LAYER, module_names, plan_of, planned_rows, recorded_rows
+
+pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]
+
+RUNS_FILE = Path(__file__).parent / "data" / "cpu_runs.yaml"
+RUNS = {run["name"]: run for run in yaml.safe_load(RUNS_FILE.read_text())["runs"]}
+SMALLEST_SWAPPED = 1 << 20  # [B]
+
+
+def calibrate(runs: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``simoffload calibrate deepspeed``."""
+    command = [sys.executable, "-m", "simoffload", "calibrate", "deepspeed", str(runs), "-o", str(folder)]
+    environment = {
+        **os.environ,
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the runner wrote down of all runs."""
+    folder = tmp_path_factory.mktemp("runs") / "out"
+    done = calibrate(RUNS_FILE, folder)
+    assert done.returncode == 0, done.stderr + (folder / "log.txt").read_text()[-4000:]
+    data: dict[str, Any] = json.loads((folder / "runs.json").read_text())
+    assert data["failed"] == []
+    assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "runs.json"], "swap files are left"
+    return data
+
+
+@pytest.fixture(params=RUNS)
+def run(request: pytest.FixtureRequest, record: dict[str, Any]) -> dict[str, Any]:
+    """The record of one run."""
+    (found,) = (run for run in record["runs"] if run["name"] == request.param)
+    return found
+
+
+@pytest.fixture
+def plan(run: dict[str, Any], record: dict[str, Any]) -> ZeroInferencePlan:
+    """The simulator's plan for it."""
+    return plan_of(RUNS[run["name"]], version=record["machine"]["deepspeed"])
+
+
+@pytest.fixture
+def tied(plan: ZeroInferencePlan) -> str:
+    """Name of the tensor that ``lm_head`` shares; "" where it has its own."""
+    weight = plan.visits[-1].module.parameters[0]
+    return weight.name if weight.tied else ""
+
+
+def test_the_model_has_the_parameters_that_are_simulated(
+    run: dict[str, Any], plan: ZeroInferencePlan
+) -> None:
+    assert run["parameters"] == plan.model.num_parameters
+
+
+def test_modules_are_called_in_the_simulated_order(run: dict[str, Any], plan: ZeroInferencePlan) -> None:
+    for name in ["prefill", "decode 1"]:
+        assert [LAYER.sub("", module) for module in run["traces"][name]["modules"]["module"]] == module_names(
+            plan
+        )
+
+
+def test_the_first_pass_reads_each_tensor_when_its_module_asks(
+    run: dict[str, Any], plan: ZeroInferencePlan, tied: str
+) -> None:
+    first = run["passes"][0]
+    assert (first["name"], first["repetition"]) == ("prefill", 0)
+    assert recorded_rows(first["storage"], tied=tied) == planned_rows(plan, first=True)
+
+
+def test_later_passes_read_ahead_in_the_simulated_order(
+    run: dict[str, Any], plan: ZeroInferencePlan, tied: str
+) -> None:
+    later = [one for one in run["passes"] if one["repetition"] == 1]
+    assert [one["name"] for one in later] == ["prefill", "decode 1", "decode 2"][: len(later)]
+    for one in later:
+        assert recorded_rows(one["storage"], tied=tied) == planned_rows(plan, first=False), one["name"]
+
+
+def test_the_first_pass_moves_the_bytes_of_all_slices_that_are_swapped(
+    run: dict[str, Any], plan: ZeroInferencePlan
+) -> None:
+    ranks, size = run["ranks"], plan.model.dtype_bytes
+    parameters = [parameter for visit in plan.visits for parameter in visit.module.parameters]
+    slices = [-(-parameter.numel // ranks) * size for parameter in parameters]
+    expected = sum(one for one in slices if one >= SMALLEST_SWAPPED)
+    assert sum(row[2] for row in run["passes"][0]["storage"]) == expected
+
+
+def test_deepspeed_and_the_simulator_refuse_the_same_lack_of_buffers(
+    record: dict[str, Any], tmp_path: Path
+) -> None:
+    run = json.loads(json.dumps(RUNS["mixtral, two expert tensors at a time"]))
+    run["strategy"]["ds_config"]["zero_optimization"]["offload_param"]["buffer_count"] = 1
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    done = calibrate(tmp_path / "run.yaml", tmp_path / "out")
+    assert done.returncode == 1
+    assert "Not enough buffers 1 for swapping 2" in done.stderr
+    with pytest.raises(InputError, match="Not enough buffers"):
+        planned_rows(plan_of(run, version=record["machine"]["deepspeed"]), first=True)

@@ -1,0 +1,102 @@
+"""Reading what ``calibrate deepspeed`` wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simoffload.calibration.records import read_records
+from simoffload.errors import InputError
+from tests.calibration.recorded import inference, record, trace, training, write
+
+
+def test_times_of_the_second_generation_count(tmp_path: Path) -> None:
+    run = read_records(write(tmp_path, inference())).runs[0]
+    assert run.measured() == {"first pass": 0.9, "prefill": 0.030, "decode": 0.021}
+    assert not run.training
+    assert run.offload == "cpu"
+
+
+def test_training_sums_micro_steps_and_leaves_the_first_steps_out(tmp_path: Path) -> None:
+    run = read_records(write(tmp_path, training())).runs[0]
+    assert run.training
+    assert run.measured() == {"forward": 5.0, "backward": 5.0, "optimizer": 2.5, "step": 12.5}
+    assert list(run.measured()) == ["forward", "backward", "optimizer", "step"]
+
+
+def test_a_suffix_of_the_build_is_no_part_of_the_version(tmp_path: Path) -> None:
+    data = record(inference())
+    data["machine"]["deepspeed"] = "0.19.8+abc123"
+    (tmp_path / "runs.json").write_text(json.dumps(data))
+    assert read_records(tmp_path / "runs.json").deepspeed == "0.19.8"
+
+
+def _without_a_time(data: dict[str, Any]) -> None:
+    del data["runs"][0]["passes"][0]["seconds"]
+
+
+def _of_another_schema(data: dict[str, Any]) -> None:
+    data["schema"] = "simoffload/deepspeed-runs/9"
+
+
+def _negative(data: dict[str, Any]) -> None:
+    data["runs"][0]["passes"][0]["seconds"] = -1
+
+
+def _torn(data: dict[str, Any]) -> None:
+    data["runs"][0]["traces"] = {"decode 1": trace()}
+    data["runs"][0]["traces"]["decode 1"]["modules"]["fetch"].pop()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_without_a_time, "runs[0].passes[0].seconds: required key is missing"),
+        (_of_another_schema, 'schema: must be "simoffload/deepspeed-runs/1"'),
+        (_negative, "runs[0].passes[0].seconds: must be above 0, got -1"),
+        (_torn, "the columns of a trace must be of one length"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, spoil: Any, words: str) -> None:
+    data = record(inference())
+    spoil(data)
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError) as caught:
+        read_records(path)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"schema": 1,\n "runs": [', "runs.json:2:11: not valid JSON"),
+        ('{"schema": 1, "runs": NaN}', "NaN is not a number"),
+        ("[]", 'not a record of "calibrate deepspeed"'),
+        ('{"name": "a scenario"}', 'not a record of "calibrate deepspeed"'),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_records(path)
+    assert words in str(caught.value)
+
+
+def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_records(tmp_path / "runs.json")
+    with pytest.raises(InputError, match=r"this is a folder; name the runs\.json in it"):
+        read_records(tmp_path)
+
+
+def test_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not a text in UTF-8"):
+        read_records(tmp_path / "runs.json")

@@ -1,0 +1,163 @@
+"""``simoffload calibrate micro``: options, refusals, and profiles from an earlier record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from simoffload.calibration.micro import launch
+from simoffload.hardware import load_platform
+from tests.calibration.micro.machine import record
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Answer, Program
+
+    Micro = Callable[..., Answer]
+
+
+@pytest.fixture
+def micro(program: Program) -> Micro:
+    """The command, in a folder that holds ``micro.json``."""
+    Path("micro.json").write_text(json.dumps(record()))
+    return lambda *words: program("calibrate", "micro", *words)
+
+
+def held(folder: str) -> list[str]:
+    """Names in a folder."""
+    return sorted(entry.name for entry in Path(folder).iterdir())
+
+
+def test_profiles_from_a_record(micro: Micro) -> None:
+    answer = micro("--from-json", "micro.json", "-o", "out", "--id", "mine")
+    assert answer.status == 0, answer.err
+    assert answer.out.endswith("use it as platform: out/platform.yaml\n")
+    assert held("out") == [
+        "accelerator.yaml",
+        "drive.yaml",
+        "host.yaml",
+        "pcie.yaml",
+        "platform.yaml",
+    ]
+    assert load_platform(Path("out/platform.yaml")).profile.id == "mine"
+
+
+def test_one_json_document(micro: Micro) -> None:
+    data = json.loads(micro("--from-json", "micro.json", "-o", "out", "--json").out)
+    assert data["schema"] == "simoffload/calibrate-micro/1"
+    assert data["files"] == ["platform.yaml", "host.yaml", "accelerator.yaml", "pcie.yaml", "drive.yaml"]
+    assert "hooks" in data["measured"]
+
+
+def test_measuring_writes_the_record_and_profiles(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[launch.Request] = []
+
+    def measure(request: launch.Request, *, progress: Callable[[str], None]) -> dict[str, object]:
+        progress("looking")
+        asked.append(request)
+        return record() | {"skipped": {"storage": "no folder"}}
+
+    monkeypatch.setattr(launch, "measure", measure)
+    answer = micro("-o", "out", "--gpus", "2", "--skip", "storage,layers", "--quick")
+    assert answer.status == 0
+    assert answer.err.startswith(
+        "Measuring copies, collectives, hbm, matmul, attention, kernels, dram, hooks, cpu_adam"
+    )
+    assert "warning: storage skipped: no folder\n" in answer.err
+    assert asked[0].gpus == 2
+    assert asked[0].quick
+    assert not {"storage", "layers"} & set(asked[0].sections)
+    assert json.loads(Path("out/micro.json").read_text())["schema"] == "simoffload/micro/1"
+    assert Path("out/host.yaml").is_file()
+
+
+def test_without_a_gpu_the_record_stays_alone(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = record(gpus=1)
+    raw["machine"]["gpu"] = None
+    monkeypatch.setattr(launch, "measure", lambda *_, **__: raw)
+    answer = micro("-o", "out")
+    assert answer.status == 0
+    assert "warning: no GPU, so no profiles" in answer.err
+    assert held("out") == ["micro.json"]
+    assert micro("-o", "named", "--from", "dgx-a100").status == 0
+    assert load_platform(Path("named/platform.yaml")).profile.gpus == ("cpu",)
+
+
+def test_an_unknown_gpu_keeps_the_record(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = record()
+    raw["machine"]["gpu"]["name"] = "Imagined 1"
+    monkeypatch.setattr(launch, "measure", lambda *_, **__: raw)
+    answer = micro("-o", "out")
+    assert answer.status == 2
+    assert '--from: missing: no shipped platform has the GPU "Imagined 1"; name one of ' in answer.err
+    assert "out/micro.json is kept for --from-json" in answer.err
+    assert held("out") == ["micro.json"]
+
+
+def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "measure", measure)
+    answer = micro("-o", "out")
+    assert (answer.status, answer.err.splitlines()[-1]) == (130, "interrupted")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-o", "full"), "full: is not empty; name a new folder"),
+        (("-o", "micro.json"), "micro.json: is not a plain folder; name another"),
+        (("-o", "no/out"), "no/out: the folder above it does not exist; make it first"),
+        (("-o", "out", "--only", "storage"), "--storage: missing: name the folder to measure"),
+        (("-o", "out", "--only", "dram", "--skip", "dram"), "--skip: leaves no section"),
+        (("-o", "out", "--from", "dgx-h20"), '--from: there is no platform "dgx-h20"'),
+        (("-o", "out", "--id", "Not An Id"), "--id: "),
+        (("-o", "out", "--from-json", "micro.json", "--gpus", "2"), "--gpus: has no use with --from-json"),
+        (("-o", "out", "--from-json", "micro.json", "--storage-size", "1 GiB"), "--storage-size: has no use"),
+        (("-o", "out", "--from-json", "other.json"), "other.json: schema: not a record"),
+        (("-o", "out", "--from-json", "none.json"), "none.json: "),
+    ],
+)
+def test_options_that_are_refused(micro: Micro, words: tuple[str, ...], message: str) -> None:
+    Path("full").mkdir()
+    Path("full/file").write_text("precious")
+    Path("other.json").write_text("{}")
+    answer = micro(*words)
+    assert answer.status == 2
+    assert answer.err.startswith(message), answer.err
+    assert answer.out == ""
+    assert not Path("out").exists()
+    assert held("full") == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-o", "out", "--only", "hook"), '"hook" is no section; did you mean "hooks"?'),
+        (("-o", "out", "--skip", ""), '"" has an empty entry'),
+        (("-o", "out", "--gpus", "0"), '"0" is no number of GPUs; write e.g. 4'),
+        (("-o", "out", "--storage-size", "2"), "unit"),
+        ((), "required: -o/--output-dir"),
+    ],
+)
+def test_words_that_are_refused(micro: Micro, words: tuple[str, ...], message: str) -> None:
+    answer = micro(*words)
+    assert answer.status == 2
+    assert message in answer.err
+
+
+def test_nothing_heavy_is_imported_here() -> None:
+    """The parser does not even need the calibration package."""
+    program = (
+        "import sys, simoffload.cli.calibrate_micro\n"
+        "print([name for name in ('torch', 'numpy', 'simoffload.calibration') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
