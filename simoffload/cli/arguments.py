@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 
 import simoffload
 from simoffload.cli import (
+    calibrate_compare,
     calibrate_deepspeed,
     calibrate_micro,
     catalogue,
@@ -200,6 +201,7 @@ def _add_calibrate(commands: _Commands) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     calibrate_micro.add(actions)
     calibrate_deepspeed.add(actions)
+    calibrate_compare.add(actions)
 
 
 def _finish(*actions: tuple[_Parser, catalogue.Command]) -> None:

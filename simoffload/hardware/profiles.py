@@ -183,12 +183,20 @@ class DeepSpeedCosts(Frozen):
     """Added for a parameter that is copied from host memory asynchronously."""
     blocking_copy_call: Sourced[Seconds]
     """Added for a parameter whose copy blocks the thread, beyond the copy itself."""
+    collective_call: Sourced[Seconds]
+    """Added on several ranks for every call that gathers."""
+    coalesced_call: Sourced[Seconds]
+    """Added on several ranks for a call that gathers several parameters: they are put together and apart."""
     collective_parameter: Sourced[Seconds]
     """Added on several ranks for every parameter that is gathered."""
     fetch_wait: Sourced[Seconds]
     """A module's wait for parameters in flight, beyond the wait itself."""
     released_parameter: Sourced[Seconds]
     """Every parameter that is let go."""
+    cold_share: Sourced[Share]
+    """Of a transfer that the thread waited for: so much longer takes what it does next, its caches cold."""
+    cold_limit: Sourced[Seconds]
+    """Most that one wait adds in this way."""
     pass_overhead: Sourced[Seconds]
     """A forward pass, outside of its modules: masks, positions, the choice of the next token."""
 

@@ -43,6 +43,10 @@ class ScheduleBuilder:
         """Index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s]."""
         return self._routes.setdefault(_RouteKey(name, hops, cap, weight), len(self._routes))
 
+    def cap(self, route: int) -> int:
+        """[B/s] at most on a route."""
+        return list(self._routes)[route].cap
+
     def add(self, op: Op) -> int:
         """Append an operation to the segment; returns its ordinal on its stream."""
         self._segments[-1][1].append(op)

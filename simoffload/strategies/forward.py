@@ -71,6 +71,7 @@ class ForwardWriter:
         self._fetch_events: list[int] = []
         self._fetched_until: int | None = None
         self._waited = False
+        self._reading = 0.0
         self._transfers: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
 
     def finish(self) -> Schedule:
@@ -102,6 +103,7 @@ class ForwardWriter:
         for tensor in tensors:
             size = self._aligned(tensor.slice_numel * self._place.dtype_bytes)
             route, fixed = self._read_route(size)
+            self._reading += self._transfer_s(route, fixed, size)
             self._add(
                 "read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self._host_so_far()
             )
@@ -109,6 +111,8 @@ class ForwardWriter:
     def wait_reads(self) -> None:
         """The host waits for all reads of the handle, whoever they are for."""
         self._host_waits(IO)
+        self._cool(self._reading)
+        self._reading = 0.0
 
     def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
         """Copy the partitions over and all-gather them.
@@ -123,7 +127,9 @@ class ForwardWriter:
         call = costs.prefetch_call if prefetch else costs.fetch_call
         self._spend(call.value + costs.gathered_parameter.value * len(tensors))
         if not self._direct:
-            self._spend(costs.collective_parameter.value * len(tensors))
+            several = costs.coalesced_call.value if len(tensors) > 1 else 0.0
+            each = costs.collective_parameter.value * len(tensors)
+            self._spend(costs.collective_call.value + several + each)
         slices = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
         for pinned, sizes in self._by_memory(tensors, slices):
             self._copy(sizes, pinned=pinned, blocking=not (self._direct and pinned))
@@ -200,6 +206,14 @@ class ForwardWriter:
     def _spend(self, seconds: float) -> None:
         self._pending += picoseconds(seconds)
 
+    def _cool(self, seconds: float) -> None:
+        """What the thread does after waiting for a transfer of ``seconds`` takes longer."""
+        self._spend(min(self._costs.cold_limit.value, self._costs.cold_share.value * seconds))
+
+    def _transfer_s(self, route: int, fixed: int, size: int) -> float:
+        """[s] of a transfer alone."""
+        return fixed * 1e-12 + size / self._builder.cap(route)
+
     def _host_waits(self, stream: int, ordinal: int | None = None) -> None:
         """The host's next work starts only when an operation (the last one by default) is done."""
         if self._pending:
@@ -265,7 +279,9 @@ class ForwardWriter:
         )
         if blocking:
             self._host_waits(self._copies)
-        call = self._costs.blocking_copy_call if blocking else self._costs.copy_call
+            if not self._direct:
+                self._cool(self._transfer_s(route, latency, sum(sizes)))
+        call = self._costs.blocking_copy_call if blocking and pinned else self._costs.copy_call
         self._spend(call.value * len(sizes))
 
     def _aligned(self, size: int) -> int:

@@ -25,7 +25,7 @@ _OPERATIONS = {
 that launches nothing."""
 _FAMILY_OPERATIONS: dict[str, dict[str, int]] = {
     "opt": {"block": 8},
-    "bloom": {"block": 1, "mlp": 2, "activation": 7, "attention": 21},
+    "bloom": {"block": 1, "mlp": 2, "linear": 1, "activation": 7, "attention": 21},
     "llama": {"block": 5, "mlp": 2, "norm": 8, "attention": 25},
     "mixtral": {"block": 5, "mlp": 2, "norm": 8, "attention": 25},
 }
@@ -84,9 +84,9 @@ class Timing:
     def launch_s(self, module: Module, *, zero: bool = True) -> float:
         """[s] of the host thread for calling ``module`` and launching its kernels, with ZeRO-3 or without."""
         costs = self.machine.host.deepspeed
-        if zero and module.kind == "linear":
-            return costs.linear_call.value
         call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
+        if zero and module.kind == "linear":
+            call = costs.linear_call.value
         return call + operations(self._model, module) * costs.operation.value
 
     def hbm_copy(self, size: int) -> int:

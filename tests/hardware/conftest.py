@@ -90,9 +90,13 @@ deepspeed:
   gathered_parameter: {number("100 us")}
   copy_call: {number("100 us")}
   blocking_copy_call: {number("100 us")}
+  collective_call: {number("100 us")}
+  coalesced_call: {number("100 us")}
   collective_parameter: {number("100 us")}
   fetch_wait: {number("100 us")}
   released_parameter: {number("100 us")}
+  cold_share: {number(0.5)}
+  cold_limit: {number("100 us")}
   pass_overhead: {number("100 us")}
 """,
     "nic/port.yaml": f"""

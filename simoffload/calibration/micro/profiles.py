@@ -286,6 +286,11 @@ class _Profiles:
             "gpus": [CPU] * count,
             "gpu_links": "switched" if self._switched() else "none",
         }
+        known = self._base.profile.gpus
+        if count > 1 and "copies_together" not in self._sections and len(known) >= count:
+            wired = _data(next(use.path for use in self._base.profiles if use.kind == "platform"))
+            data["wiring"] = wired["wiring"]
+            data |= {"switches": wired.get("switches", {}), "gpus": list(known[:count])}
         if "storage" in self._sections:
             data["tiers"] = {"drive": {"profile": "drive.yaml", "at": [CPU]}}
         return data
@@ -298,7 +303,7 @@ def _data(path: str) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         file = shipped_folder("hardware_profiles").parent / path
-    data: dict[str, Any] = Library().read(file, ("host", "accelerator", "pcie")).document.data
+    data: dict[str, Any] = Library().read(file, ("host", "accelerator", "pcie", "platform")).document.data
     return data
 
 
