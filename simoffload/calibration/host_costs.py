@@ -128,7 +128,6 @@ def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) 
     for index, (visit, seen) in enumerate(zip(plan.visits, _events(plan), strict=True)):
         events: dict[str, float] = {"hook": 1, "hook_input": visit.module.touched}
         events |= {key: float(count) for key, count in seen.items()}
-        gathered = events.get("gathered_parameter", 0.0)
         copies = 0.0
         if offloaded and direct:
             events["copy_call"] = events.get("gathered_parameter", 0.0)

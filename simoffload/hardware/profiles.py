@@ -161,8 +161,8 @@ class Accelerator(Profile):
 class DeepSpeedCosts(Frozen):
     """What the Python thread that drives a GPU spends, per event."""
 
-    ranks: Count
-    """Most ranks of one host with which these were measured, here or on the host that they are scaled from."""
+    ranks: Sourced[Count]
+    """Most ranks of one host with which these were measured, here or where they are scaled from."""
     module_call: Sourced[Seconds]
     """A call of a module that launches one kernel."""
     operation: Sourced[Seconds]

@@ -68,9 +68,9 @@ class SimulationResult:
     advice: tuple[str, ...]
     """What would make it fit; empty when it does."""
     warnings: tuple[str, ...]
-    extrapolations: tuple[str, ...]
-    """What lies outside of the range in which the machine was measured."""
     provenance: Provenance
+    extrapolations: tuple[str, ...] = ()
+    """What lies outside of the range in which the machine was measured."""
     prefill: PassResult | None = None
     first_pass: PassResult | None = None
     decode: tuple[PassResult, ...] = ()

@@ -79,7 +79,7 @@ stream_fraction: {number(0.5)}
 memcpy_rate: {number("5 GB/s")}
 reserved: {number("10 GB")}
 deepspeed:
-  ranks: 4
+  ranks: {number(4)}
   module_call: {number("100 us")}
   operation: {number("100 us")}
   linear_call: {number("100 us")}

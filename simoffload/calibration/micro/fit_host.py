@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simoffload.calibration.host_costs import HostCosts, fit_host_costs, traced
+from simoffload.calibration.host_costs import HostCosts, Traced, fit_host_costs, traced
 from simoffload.calibration.micro.fit_links import copy_seconds, wait_s
 from simoffload.calibration.micro.fitted import Fitted, seconds_text
 from simoffload.hardware import Machine
@@ -13,9 +13,10 @@ from simoffload.hardware.profiles import DeepSpeedCosts
 from simoffload.models import load_model
 from simoffload.strategies import ZeroInference
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.zero_inference import ZeroInferencePlan
 from simoffload.workload import Inference
 
-__all__ = ["fit_costs", "fit_hooks"]
+__all__ = ["fit_costs", "fit_hooks", "plan_of"]
 
 _SMALL_TENSOR = 128 * 1024
 """[B] of the small models' matrices."""
@@ -51,8 +52,12 @@ def fit_hooks(sections: dict[str, Any], machine: Machine) -> HostCosts:
     return fit_host_costs(_traced(run, machine, copy) for run in sections["hooks"]["runs"])
 
 
-def _traced(run: Mapping[str, Any], machine: Machine, copy: float) -> Any:
+def _traced(run: Mapping[str, Any], machine: Machine, copy: float) -> Traced:
+    return traced(run, plan_of(run, machine), copy_latency=copy)
+
+
+def plan_of(run: Mapping[str, Any], machine: Machine) -> ZeroInferencePlan:
+    """The plan of a recorded run on a machine."""
     strategy = ZeroInference(ranks=run["ranks"], ds_config=DeepSpeedConfig.model_validate(run["ds_config"]))
     model = load_model({**run["model"], "attention": run["attention"]})
-    plan = strategy.plan(model, Inference.model_validate(run["workload"]), machine)
-    return traced(run, plan, copy_latency=copy)
+    return strategy.plan(model, Inference.model_validate(run["workload"]), machine)

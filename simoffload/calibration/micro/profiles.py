@@ -192,7 +192,8 @@ class _Profiles:
         fitted_costs = fit_costs(self._sections, self._base.machine(nodes=1))
         costs: dict[str, Any] = {key: self._statement(one) for key, one in fitted_costs.items()}
         if costs:
-            costs["ranks"] = max(run["ranks"] for run in self._sections["hooks"]["runs"])
+            most = max(run["ranks"] for run in self._sections["hooks"]["runs"])
+            costs["ranks"] = self._statement(Fitted(most, "most ranks with which hooks were measured", 1))
             more["deepspeed"] = {**self._data["host"]["deepspeed"], **costs}
         return self._replaced("host", fitted, more)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from simoffload.calibration.micro.fit_hooks import Chain, count_events
-from simoffload.hardware.profiles import DeepSpeedCosts
+from simoffload.calibration.host_costs import traced
+from simoffload.calibration.micro.fit_host import plan_of
+from simoffload.calibration.small_models import small_cases
+from simoffload.hardware import Machine, load_platform
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -16,46 +18,22 @@ HBM, HBM_SHARE = 4.8e12, 0.75
 KERNEL = 2e-6
 PEAK, GEMM_SHARE = 989e12, 0.5
 NVLINK, GATHER_LATENCY = 360e9, 20e-6
-MODULE, OPERATION = 16e-6, 8e-6
 COSTS = {
+    "module_call": 20e-6,
+    "operation": 10e-6,
     "linear_call": 60e-6,
     "hook": 100e-6,
     "hook_input": 20e-6,
-    "fetch_call": 80e-6,
-    "prefetch_call": 70e-6,
-    "gathered_parameter": 40e-6,
-    "copy_call": 10e-6,
-    "blocking_copy_call": 25e-6,
-    "collective_call": 150e-6,
-    "collective_parameter": 50e-6,
-    "fetch_wait": 30e-6,
-    "released_parameter": 40e-6,
+    "fetch_call": 40e-6,
+    "prefetch_call": 30e-6,
+    "gathered_parameter": 25e-6,
+    "copy_call": 15e-6,
+    "fetch_wait": 50e-6,
+    "released_parameter": 45e-6,
+    "pass_overhead": 800e-6,
 }
-PLAIN = {
-    "identity": 1e-6,
-    "keyword": 1e-6,
-    "pair": 1e-6,
-    "linear1": MODULE,
-    "linear2": 17e-6,
-    "layernorm": 18e-6,
-}
-
-
-def known_costs() -> dict[str, float]:
-    """Those costs that host profiles have a field for."""
-    return {event: cost for event, cost in COSTS.items() if event in DeepSpeedCosts.model_fields}
-
-
-def zero(device: str, *, bucket: int, threshold: int = 0) -> dict[str, Any]:
-    """The part of a ds_config that the chains vary."""
-    section: dict[str, Any] = {
-        "stage": 3,
-        "stage3_prefetch_bucket_size": bucket,
-        "stage3_param_persistence_threshold": threshold,
-    }
-    if device != "none":
-        section["offload_param"] = {"device": device, "pin_memory": True}
-    return section
+"""Of the host thread on one rank."""
+COLLECTIVE = 150e-6
 
 
 def copies() -> dict[str, Any]:
@@ -102,30 +80,53 @@ def matmul() -> dict[str, Any]:
     return {"points": points, "left_out": []}
 
 
-def hooks(ranks: int, costs: Mapping[str, float]) -> dict[str, Any]:
-    """Chains whose passes take exactly what their events cost."""
-    modules = 40
-    resident = zero("cpu", bucket=10**9, threshold=10**9)
-    under = [(kind, "persistent", resident) for kind in PLAIN]
-    for kind in ("linear1", "linear2", "layernorm"):
-        under += [(kind, f"cpu {bucket}", zero("cpu", bucket=bucket)) for bucket in (0, 1, 4097, 10**9)]
-        under += [(kind, f"none {bucket}", zero("none", bucket=bucket)) for bucket in (0, 1)]
-    cases = []
-    for kind, name, section in under:
-        chain = Chain(kind, name, ranks, modules, section, 0.0, anchors=1, containers=1)
-        events = count_events(chain)
-        seconds = sum(costs.get(event, 0.0) * number for event, number in events.items())
-        seconds += 0.0 if kind.startswith("linear") else modules * PLAIN[kind]
-        copied = events["waited_copy"] + events["blocking_copy_call"]
-        seconds += copied * (WAIT + (4 << 10) / PCIE)
-        cases.append({"kind": kind, "case": name, "modules": modules, "zero": section, "seconds": seconds})
-    if ranks == 1:
-        for kind, single in PLAIN.items():
-            seconds = modules * single + MODULE
-            cases.append(
-                {"kind": kind, "case": "plain", "modules": modules, "zero": None, "seconds": seconds}
-            )
-    return {"cases": cases, "width": 64, "dtype_bytes": 2, "anchors": 1, "containers": 1}
+def base() -> Machine:
+    """A machine on which the small models fit."""
+    return load_platform("dgx-h200").machine(nodes=1)
+
+
+@cache
+def hooks(most: int) -> dict[str, Any]:
+    """Small models whose modules take exactly what their events cost."""
+    cases = [case for ranks in (1, 2, 4) if ranks <= most for case in small_cases(ranks)]
+    return {"runs": [_run(case) for case in cases], "failed": []}
+
+
+def _run(case: Any) -> dict[str, Any]:
+    plan = plan_of(_written(case, {}, 1.0), base())
+    count = len(plan.visits)
+    still = {key: [0.0] * count for key in ("fetch", "fetched", "launched", "released")}
+    blank = traced(
+        _written(case, {"module": ["m"] * count, **still}, 1.0), plan, copy_latency=WAIT + (128 << 10) / PCIE
+    )
+    modules: dict[str, list[Any]] = {"module": ["m"] * count}
+    columns: dict[str, list[float]] = {key: [] for key in still}
+    now = 0.0
+    for index, row in enumerate(blank.rows):
+        spent = {key: COSTS.get(key, 0.0) * number * 1e6 for key, number in row.events.items()}
+        launch = sum(spent.get(key, 0.0) for key in ("module_call", "operation", "linear_call"))
+        after = spent["hook"] / 2 + spent.get("released_parameter", 0.0)
+        before = sum(spent.values()) - launch - after + row.copies * 1e6
+        own = launch + (COSTS["pass_overhead"] * 1e6 if not index else 0.0)
+        for key, step in (("fetch", 0.0), ("fetched", before), ("launched", own), ("released", after)):
+            now += step
+            columns[key].append(now)
+    values = COSTS | ({"collective_call": COLLECTIVE} if blank.collective else {})
+    return _written(case, {**modules, **columns}, blank.simulated(values))
+
+
+def _written(case: Any, modules: dict[str, Any], seconds: float) -> dict[str, Any]:
+    request = case.request
+    return {
+        "name": request.name,
+        "model": request.model.model_dump(exclude_none=True),
+        "workload": request.workload.model_dump(),
+        "ranks": case.ranks,
+        "ds_config": dict(case.ds_config),
+        "attention": None,
+        "passes": [{"name": "decode 1", "repetition": 1, "seconds": seconds}],
+        "traces": {"decode 1": {"seconds": seconds, "modules": modules}},
+    }
 
 
 def storage() -> dict[str, Any]:
@@ -152,16 +153,9 @@ def record(*, gpus: int = 4, slowed: float = 0.8) -> dict[str, Any]:
         "copies": copies(),
         "hbm": {"within": [{"bytes": GIB, "copy_seconds": 2 * GIB / (HBM * HBM_SHARE), "add_seconds": 1.0}]},
         "matmul": matmul(),
-        "kernels": {"kernel_seconds": KERNEL, "host_seconds": {"linear": MODULE, "add": OPERATION}},
+        "kernels": {"kernel_seconds": KERNEL, "host_seconds": {"linear": 16e-6, "add": 8e-6}},
         "dram": {"copies": [{"threads": n, "bytes": GIB, "seconds": GIB / (n * 12e9)} for n in (1, 4)]},
-        "hooks": {str(ranks): hooks(ranks, known_costs()) for ranks in (1, *several)},
-        "layers": {
-            "passes": [
-                {"family": family, "layers": layers, "seconds": 1e-3 + layers * 3e-4, "generate_seconds": 0.0}
-                for family in ("opt", "bloom")
-                for layers in (4, 24)
-            ]
-        },
+        "hooks": hooks(gpus),
         "storage": storage(),
     }
     if several:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 
+from simoffload.calibration.host_costs import REAL_MODELS
 from simoffload.calibration.micro.fit_compute import Roofline, fit_hbm, fit_kernel_latency, fit_matmul
-from simoffload.calibration.micro.fit_host import fit_costs, layer_seconds
+from simoffload.calibration.micro.fit_host import fit_costs, fit_hooks
 from simoffload.calibration.micro.fit_links import fit_interconnect, fit_memory, fit_pcie
 from simoffload.calibration.micro.fit_storage import fit_drive
 from simoffload.calibration.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
@@ -108,24 +110,35 @@ def test_drive(sections: dict[str, Any]) -> None:
 
 
 def test_host_thread(sections: dict[str, Any]) -> None:
-    found = fit_costs(sections)
-    assert found["module_call"].value == "16 us"
-    assert found["operation"].value == "8 us"
-    assert found["pass_overhead"].value == "1000 us"
-    for event, cost in machine.known_costs().items():
-        shared = {"gathered_parameter", "released_parameter"}
-        if event not in shared:
-            assert parse_seconds(found[event].value) == pytest.approx(cost, rel=2e-3, abs=2e-7), event
+    found = fit_costs(sections, machine.base())
+    assert fit_hooks(sections, machine.base()).worst_residual < 0.01
+    for event, cost in {**machine.COSTS, "collective_call": machine.COLLECTIVE}.items():
+        assert parse_seconds(found[event].value) == pytest.approx(cost * REAL_MODELS, rel=0.03), event
 
 
-def test_layers(sections: dict[str, Any]) -> None:
-    assert layer_seconds(sections)["opt"] == pytest.approx((3e-4, 1e-3))
-    assert layer_seconds({}) == {}
+def test_one_late_module_does_not_count(sections: dict[str, Any]) -> None:
+    late = copy.deepcopy(sections)
+    for run in late["hooks"]["runs"]:
+        columns = run["traces"]["decode 1"]["modules"]
+        for key in ("launched", "released"):
+            columns[key][20] += 5000.0  # an interrupt of 5 ms in one module
+        for key in ("fetch", "fetched", "launched", "released"):
+            columns[key][21:] = [time + 5000.0 for time in columns[key][21:]]
+    found = fit_costs(late, machine.base())
+    assert parse_seconds(found["hook"].value) == pytest.approx(machine.COSTS["hook"] * REAL_MODELS, rel=0.03)
+
+
+def test_other_modules_than_the_models_are_refused(sections: dict[str, Any]) -> None:
+    short = copy.deepcopy(sections["hooks"]["runs"][0])
+    for column in short["traces"]["decode 1"]["modules"].values():
+        del column[-1]
+    with pytest.raises(ValueError, match="modules were called, the model has"):
+        fit_hooks({"hooks": {"runs": [short]}}, machine.base())
 
 
 def test_what_was_not_measured_is_missing() -> None:
     assert fit_pcie({}) == {}
-    assert fit_costs({}) == {}
+    assert fit_costs({}, machine.base()) == {}
 
 
 def test_texts_read_back() -> None:

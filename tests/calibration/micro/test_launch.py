@@ -34,7 +34,7 @@ for name in job["sections"]:
     if name == "dram":
         (folder.parent.parent / "pid").write_text(str(os.getpid()))
         time.sleep(60)
-    result = {"skipped": "nothing to do"} if name == "layers" else {"found": {"rank": os.environ["RANK"]}}
+    result = {"found": {"rank": os.environ["RANK"]}}
     if name == "storage":
         result = {"found": {"scratch": job["storage"]["scratch"], "size": job["storage"]["size"]}}
         pathlib.Path(job["storage"]["scratch"], "tensor0").write_bytes(bytes(10))
@@ -82,15 +82,14 @@ def test_everything_goes_well(players: Path) -> None:
 
 
 def test_a_section_that_fails_does_not_lose_the_others(players: Path) -> None:
-    raw = measure(request("attention", "hbm", "kernels", "layers", "cpu_adam"), progress=ignore)
+    raw = measure(request("attention", "hbm", "kernels", "cpu_adam"), progress=ignore)
     assert list(raw["sections"]) == ["attention", "cpu_adam"]
     assert raw["skipped"]["hbm"] == "no good"
     assert raw["skipped"]["kernels"].startswith("its process ended with status -6")
-    assert raw["skipped"]["layers"] == "nothing to do"
     assert (players / "seen.txt").read_text().splitlines() == [
-        "0/1 hbm attention kernels layers cpu_adam",
-        "0/1 attention kernels layers cpu_adam",
-        "0/1 layers cpu_adam",
+        "0/1 hbm attention kernels cpu_adam",
+        "0/1 attention kernels cpu_adam",
+        "0/1 cpu_adam",
     ]
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.calibration.micro.fit_host import fit_costs, layer_seconds
+from simoffload.calibration.micro.fit_host import fit_costs
 from simoffload.calibration.micro.fit_links import fit_memory
 from simoffload.calibration.micro.launch import Request, measure
+from simoffload.hardware import load_platform
 
 pytest.importorskip("torch", reason="calibration runs PyTorch")
 
@@ -30,14 +31,12 @@ def test_every_section_has_its_work() -> None:
 
 
 @pytest.mark.slow
-def test_host_memory_and_layers() -> None:
-    raw = measure(request("hbm", "dram", "layers"), progress=ignore)
+def test_host_memory() -> None:
+    raw = measure(request("hbm", "dram"), progress=ignore)
     assert raw["machine"]["torch"]
     if raw["machine"]["gpu"] is None:
         assert raw["skipped"]["hbm"] == "there is no GPU"
     assert float(fit_memory(raw["sections"])["memory_rate"].value) > 1e9
-    if "layers" in raw["sections"]:
-        assert set(layer_seconds(raw["sections"])) == {"opt", "bloom", "llama"}
 
 
 @pytest.mark.slow
@@ -46,8 +45,7 @@ def test_hooks_of_real_deepspeed() -> None:
     pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
     raw = measure(request("hooks"), progress=ignore)
     assert raw["skipped"] == {}
-    cases = raw["sections"]["hooks"]["1"]["cases"]
-    times = {(case["kind"], case["case"]): case["seconds"] for case in cases}
-    assert times["linear1", "cpu bucket0"] > times["linear1", "plain"]
-    costs = fit_costs(raw["sections"])
-    assert {"module_call", "hook", "gathered_parameter"} <= set(costs)
+    runs = raw["sections"]["hooks"]["runs"]
+    assert {run["ranks"] for run in runs} == {1}
+    costs = fit_costs(raw["sections"], load_platform("dgx-h200").machine(nodes=1))
+    assert {"module_call", "linear_call", "hook", "gathered_parameter", "pass_overhead"} <= set(costs)
