@@ -113,7 +113,7 @@ def test_host_thread(sections: dict[str, Any]) -> None:
     found = fit_costs(sections, machine.base())
     assert fit_hooks(sections, machine.base()).worst_residual < 0.01
     for event, cost in {**machine.COSTS, "collective_call": machine.COLLECTIVE}.items():
-        assert parse_seconds(found[event].value) == pytest.approx(cost * REAL_MODELS, rel=0.03), event
+        assert parse_seconds(found[event].value) == pytest.approx(cost * REAL_MODELS, rel=0.05), event
 
 
 def test_one_late_module_does_not_count(sections: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ def test_measured_numbers_say_so(tmp_path: Path) -> None:
     host = written(tmp_path, record()).host
     hook = host.deepspeed.hook
     assert (hook.origin, hook.date) == ("measured", datetime.date(2026, 11, 21))
-    assert hook.residual == pytest.approx(0, abs=1e-3)
+    assert hook.residual == pytest.approx(0, abs=2e-3)
     for told in (
         "calibrate micro",
         "least squares",
