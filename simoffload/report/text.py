@@ -80,7 +80,7 @@ def result_text(result: SimulationResult, *, color: bool = False, width: int = 1
     for warning in result.warnings:
         paper.paragraph("Warning", printable(warning), "yellow")
     paper.paragraph(
-        "Inputs", f"{origins(result.provenance.origins) or 'none'}; not calibrated against runs yet"
+        "Inputs", f"{origins(result.provenance.origins) or 'none'}; errors on real runs: docs/VALIDATION.md"
     )
     return str(paper)
 

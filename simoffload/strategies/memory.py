@@ -15,13 +15,15 @@ _HIDDEN_COPIES = 4  # input, residual, normalised, output of a block, counted in
 
 
 def activation_bytes(model: ModelShape, *, batch: int, tokens: int) -> int:
-    """[B] peak of a prefill's activations, counted in transformers' eager code (an estimate).
+    """[B] peak of a prefill's activations, counted in transformers' code (an estimate).
 
-    The larger of the attention scores (model dtype, their fp32 softmax and its cast back) and the MLP's
+    The larger of eager attention's scores (model dtype, their fp32 softmax and its cast back) and the MLP's
     two intermediates, beside the block's hidden states and the last position's logits in fp32.
     """
     hidden = _HIDDEN_COPIES * batch * tokens * model.hidden_size * model.dtype_bytes
     scores = batch * model.num_attention_heads * tokens * tokens * (2 * model.dtype_bytes + 4)
+    if model.attention == "sdpa":
+        scores = 0  # the fused kernels keep them on the chip
     intermediate = 2 * batch * tokens * model.intermediate_size * model.dtype_bytes
     logits = batch * model.vocab_size * (model.dtype_bytes + 4)
     return hidden + max(scores, intermediate) + logits

@@ -30,7 +30,7 @@ _FAMILY_OPERATIONS: dict[str, dict[str, int]] = {
     "mixtral": {"block": 5, "mlp": 2, "norm": 8, "attention": 25},
 }
 """Where a family differs from OPT. Both tables: time of a module's own code in per-module traces of small
-models of each family (validation/data, fit set; transformers 5.17), over the time of one operation."""
+models of each family (validation/measured, fit set; transformers 5.17), over the time of one operation."""
 _EAGER_OPERATIONS = 8
 """More operations of eager attention than of the fused one, counted in transformers' code: scale, mask,
 softmax, two casts, the second product, dropout, and the copy of the result; BLOOM's are counted above."""

@@ -46,7 +46,7 @@ Links     link                   moved  busy  full  capacity
           raid                   14 GB  90 %  80 %   25 GB/s
           gpu0.pcie and 1 alike   7 GB  50 %   0 %   25 GB/s
 Warning   thread_count is ignored before DeepSpeed 0.16.4
-Inputs    1 measured, 1 spec, 1 estimate; not calibrated against runs yet
+Inputs    1 measured, 1 spec, 1 estimate; errors on real runs: docs/VALIDATION.md
 """
 
 COMPARISON = """\

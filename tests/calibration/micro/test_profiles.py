@@ -63,7 +63,7 @@ def test_measured_numbers_say_so(tmp_path: Path) -> None:
     assert hook.residual == pytest.approx(0, abs=2e-3)
     for told in (
         "calibrate micro",
-        "least squares",
+        "least absolute residuals",
         "points, largest residual",
         "NVIDIA H200",
         "torch 2.11.0",
