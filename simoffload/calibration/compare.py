@@ -11,6 +11,7 @@ from simoffload.calibration.prediction import Setting, predict, setting
 from simoffload.calibration.records import RecordedRun, read_records
 from simoffload.calibration.streams import LayerStarts, StreamRow, layer_starts, stream_rows
 from simoffload.errors import InputError, Problem
+from simoffload.hardware import load_platform
 
 __all__ = ["ComparedFile", "ComparedPass", "ComparedRun", "Errors", "compare_file", "errors", "to_dict"]
 
@@ -108,8 +109,10 @@ def compare_file(
         For a file that is no such record, and where no platform is found.
     """
     records = read_records(path)
+    if not records.runs:
+        raise InputError([Problem(str(path), None, None, "runs", "no run in it came to its end")])
     chosen, remarks = _platform(path, records.gpu, platform, own_profile)
-    within = _setting(chosen, deepspeed=records.deepspeed, shipped=bool(remarks))
+    within = _setting(chosen, deepspeed=records.deepspeed, shipped=platform is None and bool(remarks))
     runs = []
     for run in records.runs:
         progress(run.name)
@@ -119,7 +122,7 @@ def compare_file(
 
 def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, tuple[str, ...]]:
     if named is not None:
-        return named, ()
+        return named, _other_gpu(named, gpu)
     for place in _PROFILE_PLACES if own else ():
         beside = path.parent / place
         if beside.is_file():
@@ -131,6 +134,18 @@ def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, 
         text = f"no {' or '.join(_PROFILE_PLACES)} beside the file, and {has}; name one with --platform"
         raise InputError([Problem(str(path), None, None, "machine.gpu", text)]) from None
     return shipped, (f"predicted with the shipped {shipped}, not with a profile of this machine",)
+
+
+def _other_gpu(platform: str, gpu: str) -> tuple[str, ...]:
+    """A remark where the platform's GPU is not the one that ran."""
+    try:
+        usual = load_platform(base_platform({"machine": {"gpu": {"name": gpu} if gpu else None}}, None))
+        chosen = load_platform(platform)
+    except InputError:  # no shipped platform has it, or the platform is refused where it is used
+        return ()
+    if chosen.accelerator.name.startswith(usual.accelerator.name):
+        return ()
+    return (f'the runs were on "{gpu}", and {chosen.profile.id} has {chosen.accelerator.name}',)
 
 
 def _setting(platform: str, *, deepspeed: str | None, shipped: bool) -> Setting:

@@ -165,7 +165,7 @@ def fit_host_costs(runs: Iterable[Traced]) -> HostCosts:
         for _ in range(_ROUNDS):
             missing = sum(run.seconds - run.simulated(values) for run in together)
             values["collective_call"] = max(0.0, values["collective_call"] + missing / calls)
-    residuals = [abs(run.simulated(values) / run.seconds - 1) for run in every]
+    residuals = [abs(run.simulated(values) / run.seconds - 1) for run in every]  # of the small models
     rows = sum(len(run.rows) for run in every)
     values = {key: value * REAL_MODELS for key, value in values.items()}
     return HostCosts(values, float(np.mean(residuals)), max(residuals), rows)

@@ -52,7 +52,12 @@ def _gpus() -> dict[str, Any]:
         )
     except (OSError, subprocess.SubprocessError):
         return {"gpus": 0}
-    rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines()]
+    rows = [row for row in rows if len(row) == 3]
     if not rows:
         return {"gpus": 0}
-    return {"gpus": len(rows), "gpu": rows[0][0], "hbm": int(rows[0][1]) * 1024**2, "driver": rows[0][2]}
+    name, memory, driver = rows[0]
+    facts: dict[str, Any] = {"gpus": len(rows), "gpu": name, "driver": driver}
+    if memory.isdigit():  # "[N/A]" where memory is the host's
+        facts["hbm"] = int(memory) * 1024**2
+    return facts

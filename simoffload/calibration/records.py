@@ -20,7 +20,7 @@ _LARGEST = 256 * 1024**2
 _STEADY, _STEADY_TRAINING = 1, 2
 """The first repetition whose times count: memory is allocated and traces are recorded in those before."""
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=1e-9, le=1e9)]
 Times = tuple[float, ...]
 StorageRow = tuple[str, str, int, float, float, int]
 """Operation, tensor, size [B], begin [us], duration of the call [us], swap buffers free afterwards."""

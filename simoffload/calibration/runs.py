@@ -17,6 +17,7 @@ from simoffload.workload import Inference
 
 __all__ = ["Case", "Request", "Training", "Work", "offload_config", "read_requests", "request"]
 
+_DEVICES = {"hbm": "none", "gpu": "none", "dram": "cpu", "cpu": "cpu", "nvme": "nvme"}
 _SCENARIO_ONLY = ("description", "platform", "nodes", "engine")
 """Keys of a scenario that a run on a real machine has no use for."""
 
@@ -136,16 +137,25 @@ def request(data: Mapping[str, Any], *, origin: str = "") -> Case:
 
 
 def _cases(document: Document) -> Iterator[Case]:
-    runs = document.data.get("runs") if isinstance(document.data, dict) else None
-    if runs is None:
+    if not isinstance(document.data, dict) or "runs" not in document.data:
         yield _case(document, ())
         return
+    runs = document.data["runs"]
     if not isinstance(runs, list) or not runs:
         raise InputError(
             [document.problem(("runs",), "must be a list of runs, each written like a scenario")]
         )
+    others = [key for key in document.data if key != "runs"]
+    if others:
+        raise InputError([document.problem((key,), 'unknown beside "runs"') for key in others])
+    names: set[str] = set()
     for index in range(len(runs)):
-        yield _case(document, ("runs", index))
+        case = _case(document, ("runs", index))
+        if case.request.name in names:
+            text = f'"{case.request.name}" is the name of an earlier run; names must differ'
+            raise InputError([document.problem(("runs", index, "name"), text)])
+        names.add(case.request.name)
+        yield case
 
 
 def _case(document: Document, at: tuple[str | int, ...]) -> Case:
@@ -156,9 +166,14 @@ def _case(document: Document, at: tuple[str | int, ...]) -> Case:
         for key in _SCENARIO_ONLY:
             node.pop(key, None)
     checked = validate(document, Request, at=at)
-    config = checked.strategy.ds_config or _default_config(checked)
-    validate(Document(document.path, {"ds_config": config}), DeepSpeedConfig, at=("ds_config",))
+    if checked.strategy.ds_config:
+        config = checked.strategy.ds_config
+        known = validate(document, DeepSpeedConfig, at=(*at, "strategy", "ds_config"))
+        _check_config(document, at, checked, known)
+    else:
+        config = _default_config(checked)
     shape = checked.model.shape(root=document.root)
+    _check_length(document, at, checked, shape.max_position_embeddings)
     return Case(
         request=checked,
         hf_config=checked.model.hf_config(root=document.root),
@@ -168,7 +183,35 @@ def _case(document: Document, at: tuple[str | int, ...]) -> Case:
     )
 
 
+def _check_config(
+    document: Document, at: tuple[str | int, ...], checked: Request, config: DeepSpeedConfig
+) -> None:
+    """Refuse what would run as something else than it says."""
+    zero = config.zero_optimization
+    place = (*at, "strategy", "ds_config", "zero_optimization")
+    if zero.stage != 3:
+        text = f"must be 3: these runs measure ZeRO-3 offload, got {zero.stage}"
+        raise InputError([document.problem((*place, "stage"), text)])
+    device = (zero.offload_param.device if zero.offload_param else None) or "none"
+    wanted = _DEVICES.get(checked.strategy.weights or "")
+    if wanted is not None and wanted != device:
+        text = (
+            f'"{checked.strategy.weights}" contradicts ds_config, which offloads to "{device}"; leave one out'
+        )
+        raise InputError([document.problem((*at, "strategy", "weights"), text)])
+
+
+def _check_length(document: Document, at: tuple[str | int, ...], checked: Request, limit: int | None) -> None:
+    work = checked.workload
+    training = isinstance(work, Training)
+    tokens = work.sequence_length if isinstance(work, Training) else work.max_context
+    if limit is not None and tokens > limit:
+        key = "sequence_length" if training else "prompt_length"
+        text = f"{tokens} tokens in all are more than the {limit} positions of the model"
+        raise InputError([document.problem((*at, "workload", key), text)])
+
+
 def _default_config(checked: Request) -> dict[str, Any]:
-    device = {"dram": "cpu", "cpu": "cpu", "nvme": "nvme"}.get(checked.strategy.weights or "", "none")
+    device = _DEVICES.get(checked.strategy.weights or "", "none")
     training = isinstance(checked.workload, Training)
     return offload_config(device, optimizer=device if training else None)

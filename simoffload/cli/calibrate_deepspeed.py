@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from simoffload.cli.console import Console
 from simoffload.cli.exits import Exit
-from simoffload.cli.option_types import size
+from simoffload.cli.option_types import seconds, size
 
 __all__ = ["add", "run"]
 
@@ -39,8 +39,8 @@ def add(actions: Actions) -> ArgumentParser:
     parser.add_argument(
         "--max-size", type=size, default=64 * 1024**3, metavar="SIZE", help="of swap files (default: 64 GiB)"
     )
-    parser.add_argument("--case-time", type=float, default=600.0, metavar="S", help="limit of one run [s]")
-    parser.add_argument("--time", type=float, default=86_400.0, metavar="S", help="limit of all runs [s]")
+    parser.add_argument("--case-time", type=seconds, default=600.0, metavar="S", help="limit of one run [s]")
+    parser.add_argument("--time", type=seconds, default=86_400.0, metavar="S", help="limit of all runs [s]")
     parser.add_argument("--no-trace", action="store_true", help="times of passes only, not of modules")
     parser.add_argument("--dry-run", action="store_true", help="say what would be run and written, and stop")
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
@@ -50,7 +50,7 @@ def add(actions: Actions) -> ArgumentParser:
 
 def run(arguments: Namespace, console: Console) -> Exit:
     """Run the cases; status 1 if one of them failed."""
-    from simoffload.calibration.deepspeed.launch import Settings, describe, run_cases
+    from simoffload.calibration.deepspeed.launch import Settings, check, describe, run_cases
     from simoffload.calibration.runs import read_requests
 
     cases = read_requests(arguments.runs)
@@ -62,9 +62,13 @@ def run(arguments: Namespace, console: Console) -> Exit:
         seconds=arguments.time,
         trace=not arguments.no_trace,
     )
-    console.note(describe(cases, settings))
+    plan = describe(cases, settings)
     if arguments.dry_run:
+        missing = check(cases, settings)
+        console.warn([missing] if missing else [])
+        console.answer(plan, {"schema": "simoffload/calibrate-deepspeed/1", "plan": plan.splitlines()})
         return Exit.OK
+    console.note(plan)
     outcome = run_cases(cases, settings, progress=console.note)
     for name, why in outcome.failed:
         console.note(f"failed: {name}: {why}")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from simoffload.cli.console import Console
@@ -114,10 +117,27 @@ def calibrate_micro(arguments: Namespace, console: Console) -> Exit:
         files = _profiles(arguments, raw)
         _write(arguments.output_dir, files)
     else:
-        raw = _measure(arguments, console)
-        files = _write_all(arguments, raw, console)
+        with _new_folder(arguments.output_dir):
+            raw = _measure(arguments, console)
+            files = _write_all(arguments, raw, console)
     _answer(arguments.output_dir, raw, files, console)
     return Exit.OK
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Make the folder before minutes are spent on measuring; it goes again if nothing was written."""
+    try:
+        folder.mkdir(exist_ok=True)
+        (folder / ".probe").touch()
+        (folder / ".probe").unlink()
+    except OSError as error:
+        raise _refusal(str(folder), f"cannot be written to: {error.strerror}; name another") from None
+    try:
+        yield
+    finally:
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> dict[str, str]:
@@ -141,8 +161,32 @@ def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> d
 def _profiles(arguments: Namespace, raw: dict[str, Any]) -> dict[str, str]:
     from simoffload.calibration.micro.profiles import base_platform, profile_from_micro
 
-    base = base_platform(raw, arguments.base)
-    return profile_from_micro(raw, base, identifier=arguments.id)
+    where = str(arguments.from_json or arguments.output_dir / RECORD)
+    try:
+        base = base_platform(raw, arguments.base)
+        files = profile_from_micro(raw, base, identifier=arguments.id)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A record is thousands of numbers that only programs write: one that was changed is measured again.
+        what = str(error).splitlines()[0][:120] if str(error) else ""
+        text = f"is not what calibrate micro writes ({type(error).__name__}: {what}); measure again"
+        raise InputError((Problem(where, None, None, "", text),)) from None
+    _check_profiles(files, where)
+    return files
+
+
+def _check_profiles(files: dict[str, str], record: str) -> None:
+    """Load the profiles as a scenario would; InputError, before anything is written, if one is wrong."""
+    from simoffload.hardware import load_platform
+
+    with TemporaryDirectory(prefix="simoffload-profiles-") as name:
+        for file, text in files.items():
+            (Path(name) / file).write_text(text, encoding="utf-8")
+        try:
+            load_platform(Path(name) / "platform.yaml")
+        except InputError as error:
+            told = (one._replace(path=Path(one.path).name) for one in error.problems)
+            text = "its numbers make no profile; measure again"
+            raise InputError([Problem(record, None, None, "", text), *told]) from None
 
 
 def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 
-__all__ = ["listed", "size"]
+__all__ = ["listed", "seconds", "size"]
 
 
 def listed(text: str) -> tuple[str, ...]:
     """Split ``a,b,c``; empty entries are mistakes."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
-        raise argparse.ArgumentTypeError(f'"{text}" has an empty entry; write e.g. gpu,dram,raid')
+        raise argparse.ArgumentTypeError(f'"{text}" has an empty entry; write names with commas between them')
     return parts
 
 
@@ -25,4 +26,15 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
     if not number:
         raise argparse.ArgumentTypeError("must be above 0")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Read a time [s] above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f'"{text}" is no time in seconds above 0')
     return number

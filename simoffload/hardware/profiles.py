@@ -180,7 +180,7 @@ class DeepSpeedCosts(Frozen):
     gathered_parameter: Sourced[Seconds]
     """Every parameter that is brought to the GPU."""
     copy_call: Sourced[Seconds]
-    """Added for a parameter that is copied from host memory asynchronously."""
+    """Added for a parameter that is copied from host memory asynchronously, or from pageable memory."""
     blocking_copy_call: Sourced[Seconds]
     """Added for a parameter whose copy blocks the thread, beyond the copy itself."""
     collective_call: Sourced[Seconds]
@@ -194,7 +194,8 @@ class DeepSpeedCosts(Frozen):
     released_parameter: Sourced[Seconds]
     """Every parameter that is let go."""
     cold_share: Sourced[Share]
-    """Of a transfer that the thread waited for: so much longer takes what it does next, its caches cold."""
+    """Of a copy that blocks the thread, and of reads that it waits for: so much longer takes what it does
+    next, its caches cold. Not of one rank's asynchronous copies, which mostly end before it asks."""
     cold_limit: Sourced[Seconds]
     """Most that one wait adds in this way."""
     pass_overhead: Sourced[Seconds]
@@ -210,7 +211,7 @@ class Host(Profile):
     memory_bandwidth: Sourced[BytesPerSecond]
     """Peak of all channels."""
     stream_fraction: Sourced[Share]
-    """What the STREAM benchmark reaches of the peak."""
+    """What the STREAM benchmark, or GPUs copying at once, reach of the peak."""
     memcpy_rate: Sourced[BytesPerSecond]
     """Bytes that one thread copies per second (read once and written once)."""
     reserved: Sourced[PositiveBytes]

@@ -28,13 +28,18 @@ def transfers_beyond(
     moved = [tensor for tensor in tensors if not tensor.persistent]
     if settings.device == "none" or not moved:
         return
-    copied = [tensor.slice_numel * dtype_bytes for tensor in moved]
-    path = machine.host_to_device(0, pinned=settings.pin_memory)
-    yield from _sizes("copies", copied, path.curve, path)
-    if settings.device == "nvme" and any(tensor.on_nvme for tensor in moved):
+    for pinned in (True, False):
+        copied = [
+            tensor.slice_numel * dtype_bytes for tensor in moved if settings.source(tensor.on_nvme) is pinned
+        ]
+        path = machine.host_to_device(0, pinned=pinned)
+        yield from _sizes("copies", copied, path.curve, path)
+    read_sizes = [tensor.slice_numel * dtype_bytes for tensor in moved if tensor.on_nvme]
+    if read_sizes:
         read = machine.storage_read(tier, 0, gds=settings.use_gds)
         if read.by_outstanding is not None:
-            yield from _sizes("bytes in flight", [settings.outstanding_bytes], read.by_outstanding, read)
+            in_flight = [min(settings.outstanding_bytes, size) for size in read_sizes]
+            yield from _sizes("bytes in flight", in_flight, read.by_outstanding, read)
 
 
 def _sizes(what: str, sizes: Iterable[int], curve: Curve, path: Path) -> Iterator[str]:

@@ -192,6 +192,13 @@ class OffloadSettings(NamedTuple):
         request 8212), and copies from them go at the pace of pageable memory."""
         return self.version < (0, 19, 4)
 
+    def source(self, on_nvme: bool) -> bool | None:
+        """Whether a partition is copied from pinned memory; None if it is not copied, being read by GPUDirect
+        Storage into the GPU's."""
+        if not on_nvme:
+            return self.pin_memory
+        return None if self.use_gds else self.swap_buffers_pinned
+
     @property
     def min_swap_bytes(self) -> int:
         """[B] slices smaller than this stay in host memory (partitioned_param_swapper.py)."""

@@ -207,7 +207,7 @@ class ForwardWriter:
         self._pending += picoseconds(seconds)
 
     def _cool(self, seconds: float) -> None:
-        """What the thread does after waiting for a transfer of ``seconds`` takes longer."""
+        """What the thread does after a transfer of ``seconds`` that held it up takes longer."""
         self._spend(min(self._costs.cold_limit.value, self._costs.cold_share.value * seconds))
 
     def _transfer_s(self, route: int, fixed: int, size: int) -> float:
@@ -261,14 +261,11 @@ class ForwardWriter:
         """
         if self._place.tier == "hbm":
             return []
-        gds = self._place.settings.use_gds
-        settings = self._place.settings
         split: dict[bool, list[int]] = {True: [], False: []}
         for tensor, size in zip(tensors, slices, strict=True):
-            if not tensor.on_nvme:
-                split[settings.pin_memory].append(size)
-            elif not gds:
-                split[settings.swap_buffers_pinned].append(size)
+            pinned = self._place.settings.source(tensor.on_nvme)
+            if pinned is not None:
+                split[pinned].append(size)
         return [(pinned, sizes) for pinned, sizes in split.items() if sizes]
 
     def _copy(self, sizes: list[int], *, pinned: bool, blocking: bool) -> None:

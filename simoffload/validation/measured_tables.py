@@ -171,8 +171,9 @@ def _shipped(runs: Sequence[MeasuredRun], shipped: Sequence[MeasuredRun]) -> Ite
         return
     yield "### With shipped profiles alone"
     yield (
-        "The same runs predicted with the shipped platform of the same GPU, as for a machine that nobody "
-        "measured; storage is left out, since drives differ."
+        "The same runs predicted with the shipped platform of the same GPU, as one would predict a machine "
+        "of this kind that nobody measured (its host costs are means over the machines of the fit set); "
+        "storage is left out, since drives differ."
     )
     head = ("set", "pass", "runs", "shipped, mean", "worst", "measured profile, mean", "worst")
     rows = []

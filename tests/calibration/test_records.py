@@ -56,7 +56,7 @@ def _torn(data: dict[str, Any]) -> None:
     [
         (_without_a_time, "runs[0].passes[0].seconds: required key is missing"),
         (_of_another_schema, 'schema: must be "simoffload/deepspeed-runs/1"'),
-        (_negative, "runs[0].passes[0].seconds: must be above 0, got -1"),
+        (_negative, "runs[0].passes[0].seconds: must be at least 1e-09, got -1"),
         (_torn, "the columns of a trace must be of one length"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -274,3 +275,17 @@ def test_the_documentation_has_the_marks(repository: Path) -> None:
     text = (repository / "docs" / "VALIDATION.md").read_text()
     assert text.count(MEASURED_BEGIN) == text.count(MEASURED_END) == 1
     assert text.count(BEGIN) == text.count(END) == 1
+
+
+@pytest.mark.slow
+def test_the_page_has_the_errors_of_the_recorded_runs(repository: Path) -> None:
+    """Every recorded run is read and predicted, and docs/VALIDATION.md tells what came of it."""
+    runs = compare_measured()
+    assert {(run.part, run.machine) for run in runs} >= {("fit", "h200-4x-b"), ("holdout", "h200-4x-d")}
+    assert len(counted(runs, part="holdout")) == 28
+    page = (repository / "docs" / "VALIDATION.md").read_text()
+    for verdict in verdicts(runs):
+        told = re.search(rf"^\| {verdict.part} \| {verdict.name} \|.*$", page, re.MULTILINE)
+        assert told is not None
+        assert f" {verdict.ours.mean:.1%} |" in told[0]
+        assert f" {verdict.ours.worst:+.1%} |" in told[0]

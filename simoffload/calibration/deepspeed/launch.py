@@ -20,7 +20,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
 from simoffload.units import format_bytes
 
-__all__ = ["NEEDED", "Outcome", "Settings", "describe", "run_cases"]
+__all__ = ["NEEDED", "Outcome", "Settings", "check", "describe", "run_cases"]
 
 SCHEMA = "simoffload/deepspeed-runs/1"
 NEEDED = ("torch", "transformers", "deepspeed")
@@ -76,22 +76,29 @@ def run_cases(
     next one is begun in new processes. Swap files are removed in any case; on Ctrl-C the finished runs are
     kept in ``runs.json``.
     """
-    _check(cases, settings)
+    missing = check(cases, settings)
+    if missing:
+        raise _refusal("", missing)
+    facts = machine_facts()
     existed = settings.folder.exists()
     workshop = settings.folder / ".work"
-    workshop.mkdir(parents=True)
+    try:
+        workshop.mkdir(parents=True)
+        settings.swap_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refusal(error.filename, f"cannot be made: {error.strerror}; name another folder") from None
     results: dict[int, dict[str, Any]] = {}
     try:
         _run_all(cases, settings, workshop, progress)
     finally:
         results = _collect(cases, workshop)
+        if any(results.values()):
+            _write(settings.folder / RUNS, cases, results, facts)
         shutil.rmtree(workshop, ignore_errors=True)
         shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)
         with contextlib.suppress(OSError):
             settings.swap_folder.rmdir()
-        if any("passes" in result for result in results.values()):
-            _write(settings.folder / RUNS, cases, results)
-        elif not existed and not (settings.folder / LOG).exists():
+        if not existed and not (settings.folder / LOG).exists():
             with contextlib.suppress(OSError):
                 settings.folder.rmdir()
     failed = tuple(
@@ -102,32 +109,46 @@ def run_cases(
     return Outcome(settings.folder / RUNS, len(cases) - len(failed), failed)
 
 
-def _check(cases: Sequence[Case], settings: Settings) -> None:
-    missing = missing_packages(NEEDED)
-    if missing:
-        text = (
-            f"{', '.join(missing)} not installed; see docs/CALIBRATION.md: pip install simoffload[calibrate]"
-        )
-        raise _refusal("", text)
-    if settings.folder.exists() and (not settings.folder.is_dir() or any(settings.folder.iterdir())):
-        raise _refusal(str(settings.folder), "is not an empty folder; name another")
+def check(cases: Sequence[Case], settings: Settings) -> str:
+    """Look at folders and sizes; InputError for what cannot be. Returns what packages are missing, or ""."""
+    _check_folder(settings.folder, "is not an empty folder; name another")
     writes = max((case.swap_bytes for case in cases), default=0)
-    if not writes:
-        return
-    if settings.swap_folder.exists() and any(settings.swap_folder.iterdir()):
-        raise _refusal(str(settings.swap_folder), "is not empty, and DeepSpeed empties it; name another")
-    for case in cases:
-        if case.swap_bytes > settings.largest:
-            size, limit = format_bytes(case.swap_bytes), format_bytes(settings.largest)
-            text = f"would write {size} of swap files, above --max-size {limit}; raise it or use fewer layers"
-            raise _refusal(case.request.name, text)
-    above = next(
-        p for p in (settings.swap_folder.absolute(), *settings.swap_folder.absolute().parents) if p.exists()
+    if writes:
+        above = _check_folder(
+            settings.swap_folder, "is not an empty folder, and DeepSpeed empties it; name another"
+        )
+        for case in cases:
+            if case.swap_bytes > settings.largest:
+                size, limit = format_bytes(case.swap_bytes), format_bytes(settings.largest)
+                text = f"would write {size} of swap files, above --max-size {limit}; raise it or cut layers"
+                raise _refusal(case.request.name, text)
+        free = shutil.disk_usage(above).free
+        if free < writes * _SPARE:
+            text = (
+                f"has {format_bytes(free)} free, and a run writes {format_bytes(writes)}; name another folder"
+            )
+            raise _refusal(str(settings.swap_folder), text)
+    missing = ", ".join(missing_packages(NEEDED))
+    return (
+        f"{missing}: not installed; pip install simoffload[calibrate] (docs/CALIBRATION.md)"
+        if missing
+        else ""
     )
-    free = shutil.disk_usage(above).free
-    if free < writes * _SPARE:
-        text = f"has {format_bytes(free)} free, and a run writes {format_bytes(writes)}; name another folder"
-        raise _refusal(str(settings.swap_folder), text)
+
+
+def _check_folder(folder: Path, taken: str) -> Path:
+    """The nearest folder above that exists, or itself; InputError unless empty and writable."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise _refusal(str(folder), taken)
+        above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        raise _refusal(str(folder), f"cannot be used: {error.strerror}; name another") from None
+    if not above.is_dir():
+        raise _refusal(str(folder), f'lies below "{above.name}", which is no folder')
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise _refusal(str(folder), f"{above} cannot be written to; name another")
+    return above
 
 
 def _refusal(place: str, message: str) -> InputError:
@@ -234,12 +255,17 @@ def _collect(cases: Sequence[Case], workshop: Path) -> dict[int, dict[str, Any]]
     return results
 
 
-def _write(path: Path, cases: Sequence[Case], results: Mapping[int, Mapping[str, Any]]) -> None:
+def _write(
+    path: Path,
+    cases: Sequence[Case],
+    results: Mapping[int, Mapping[str, Any]],
+    facts: Mapping[str, Any],
+) -> None:
     data = {
         "schema": SCHEMA,
         "simoffload": __version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine_facts(),
+        "machine": facts,
         "runs": [result for result in results.values() if "passes" in result],
         "failed": [
             {"name": cases[index].request.name, "error": result.get("error", "was not begun")}

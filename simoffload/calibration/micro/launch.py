@@ -140,7 +140,13 @@ def _hooks(raw: dict[str, Any], ranks: Sequence[int], progress: Callable[[str], 
     """The section that runs DeepSpeed itself."""
     begin = time.monotonic()
     try:
-        raw["sections"]["hooks"] = measure_hooks(ranks, progress=progress)
+        found = measure_hooks(ranks, progress=progress)
+        if any(run["ranks"] == 1 for run in found["runs"]):
+            raw["sections"]["hooks"] = found
+        else:
+            raw["skipped"]["hooks"] = "no small model ran to its end on one rank"
+        for failed in found["failed"]:
+            raw["skipped"][f"hooks, {failed['name']}"] = failed["error"]
     except LookupError as error:
         raw["skipped"]["hooks"] = str(error)
     raw["seconds"]["hooks"] = round(time.monotonic() - begin, 3)

@@ -12,6 +12,7 @@ from simoffload.calibration.micro.launch import Request, measure
 from simoffload.hardware import load_platform
 
 pytest.importorskip("torch", reason="calibration runs PyTorch")
+pytestmark = pytest.mark.deepspeed  # the only environment with PyTorch
 
 
 def request(*sections: str, storage: Path | None = None) -> Request:
@@ -40,7 +41,6 @@ def test_host_memory() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.deepspeed
 def test_hooks_of_real_deepspeed() -> None:
     pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
     raw = measure(request("hooks"), progress=ignore)

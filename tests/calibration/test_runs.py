@@ -1,0 +1,100 @@
+"""What a run file may say, and what would run as something else than it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simoffload.calibration.deepspeed.launch import Settings, check, describe
+from simoffload.calibration.runs import read_requests
+from simoffload.errors import InputError
+
+RUN: dict[str, Any] = {
+    "name": "one",
+    "model": {"name": "opt-1.3b"},
+    "workload": {"kind": "inference", "batch_size": 2, "prompt_length": 8, "output_length": 3},
+    "strategy": {"ranks": 1, "ds_config": {"zero_optimization": {"stage": 3}}},
+}
+NVME = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "buffer_size": 2e8}}}
+
+UNKNOWN_DEVICE = {"zero_optimization": {"stage": 3, "offload_param": {"device": "x"}}}
+
+
+def written(tmp_path: Path, data: Any) -> Path:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def settings(tmp_path: Path, **changes: Any) -> Settings:
+    usual = Settings(
+        folder=tmp_path / "out",
+        swap_folder=tmp_path / "swap",
+        largest=10**10,
+        seconds_per_case=60,
+        seconds=600,
+        trace=True,
+    )
+    return usual._replace(**changes)
+
+
+def test_a_scenario_is_a_run(tmp_path: Path) -> None:
+    (case,) = read_requests([written(tmp_path, {**RUN, "platform": "dgx-h200", "nodes": 1})])
+    assert (case.ranks, case.device, case.swap_bytes) == (1, "none", 0)
+    assert case.hf_config["model_type"] == "opt"
+
+
+def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
+    (case,) = read_requests([written(tmp_path, RUN | {"strategy": {"weights": "nvme"}})])
+    assert case.device == "nvme"
+    assert case.swap_bytes == 2 * case.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"strategy": {"ds_config": {"zero_optimization": {"stage": 2}}}}, "stage: must be 3"),
+        ({"strategy": {"weights": "hbm", "ds_config": NVME}}, 'weights: "hbm" contradicts ds_config'),
+        ({"workload": {**RUN["workload"], "prompt_length": 5000}}, "more than the 2048 positions"),
+        (
+            {
+                "strategy": {
+                    "ds_config": {"zero_optimization": {"stage": 3, "offload_param": {"device": "x"}}}
+                }
+            },
+            "runs[0].strategy.ds_config.zero_optimization.offload_param.device",
+        ),
+    ],
+)
+def test_what_says_one_thing_and_would_do_another(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_requests([written(tmp_path, {"runs": [RUN | changes]})])
+    assert told in str(caught.value)
+
+
+def test_a_list_holds_runs_of_different_names_and_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r'runs\[1\].name: "one" is the name of an earlier run'):
+        read_requests([written(tmp_path, {"runs": [RUN, RUN]})])
+    with pytest.raises(InputError, match='foo: unknown beside "runs"'):
+        read_requests([written(tmp_path, {"runs": [RUN], "foo": 1})])
+    with pytest.raises(InputError, match="must be a list of runs"):
+        read_requests([written(tmp_path, {"runs": None})])
+
+
+def test_folders_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
+    cases = read_requests([written(tmp_path, RUN | {"strategy": {"ds_config": NVME}})])
+    assert "swap files go to" in describe(cases, settings(tmp_path))
+    check(cases, settings(tmp_path))
+    (tmp_path / "file").touch()
+    for changes, told in (
+        ({"folder": tmp_path}, "is not an empty folder"),
+        ({"swap_folder": tmp_path / "file"}, "is not an empty folder, and DeepSpeed empties it"),
+        ({"swap_folder": tmp_path / "file" / "x"}, "lies below|cannot be used"),
+        ({"largest": 10**9}, r"would write 2.63 GB of swap files, above --max-size 1 GB"),
+    ):
+        with pytest.raises(InputError, match=told):
+            check(cases, settings(tmp_path, **changes))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "runs.json"]
