@@ -98,7 +98,7 @@ CALIBRATE := DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$(CURDIR)/$(CALIBRATE_VENV
 # torch comes alone and first, as requirements/torch.txt says; DeepSpeed is built from its source.
 $(CALIBRATE_VENV)/.packages: $(CALIBRATE_VENV)/.made requirements/torch.txt requirements/calibrate.txt pyproject.toml
 	@echo "installing torch and DeepSpeed into $(CALIBRATE_VENV) (about a minute; 1.4 GB) …"
-	$(CALIBRATE) -m pip --disable-pip-version-check --no-input install $(PIP_FLAGS) --retries 1 --no-deps -r requirements/torch.txt
+	$(CALIBRATE) -m pip --disable-pip-version-check --no-input install $(PIP_FLAGS) -r requirements/torch.txt
 	$(CALIBRATE) -m pip --disable-pip-version-check --no-input install $(PIP_FLAGS) --use-pep517 --no-deps --require-hashes -r requirements/calibrate.txt
 	$(CALIBRATE) -m pip --disable-pip-version-check --no-input install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
 	@touch $@
