@@ -128,7 +128,7 @@ def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, 
         if beside.is_file():
             return f"./{beside}" if not beside.is_absolute() else str(beside), ()
     try:
-        shipped = base_platform({"machine": {"gpu": {"name": gpu} if gpu else None}}, None)
+        shipped = base_platform(gpu)
     except InputError:
         has = f'no shipped platform has the GPU "{gpu}"' if gpu else "these runs had no GPU"
         text = f"no {' or '.join(_PROFILE_PLACES)} beside the file, and {has}; name one with --platform"
@@ -139,7 +139,7 @@ def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, 
 def _other_gpu(platform: str, gpu: str) -> tuple[str, ...]:
     """A remark where the platform's GPU is not the one that ran."""
     try:
-        usual = load_platform(base_platform({"machine": {"gpu": {"name": gpu} if gpu else None}}, None))
+        usual = load_platform(base_platform(gpu))
         chosen = load_platform(platform)
     except InputError:  # no shipped platform has it, or the platform is refused where it is used
         return ()

@@ -39,9 +39,10 @@ _BEFORE = (
 _AFTER = ("hook", "released_parameter")
 REAL_MODELS = 1.04
 """How much longer the same code takes in models of real size, whose hundreds of modules do not stay in the
-CPU's caches: launches 1.03 times, hooks after a module 1.09 times (medians over the runs of the fit set of
-their per-module traces against those of small models: docs/measurements/host-thread.md), 1.00 where
-nothing is offloaded."""
+CPU's caches. Launches take 1.03 times, hooks after a module 1.09 times as long (medians over the fit set of
+per-module traces against those of small models), together about 60 % of the thread's time; what is before a
+module cannot be told from waiting there and is taken as unchanged: 0.6 x 1.06 + 0.4. An estimate, made with
+the fit set's steps in view; nothing offloaded, the traces show 1.00 (docs/measurements/host-thread.md)."""
 _ROUNDS = 3
 """Corrections by simulation; the third changes nothing visible."""
 _REWEIGHTINGS = 20
@@ -51,7 +52,6 @@ _NEGLIGIBLE = 2e-6  # [s] residuals below this are not weighted up further
 class Row(NamedTuple):
     """One call of a module in a traced decode step."""
 
-    name: str
     launch: float
     """[s] the module's own code, without the modules that it calls."""
     before: float
@@ -138,7 +138,7 @@ def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) 
         for module in (visit.module, *visit.unhooked):
             for key, count in _launch_events(plan, module).items():
                 events[key] = events.get(key, 0.0) + count
-        yield Row(trace["module"][index], own, before, after, events, copies)
+        yield Row(own, before, after, events, copies)
 
 
 def fit_host_costs(runs: Iterable[Traced]) -> HostCosts:

@@ -12,6 +12,7 @@ from simoffload.documents import Document
 from simoffload.engine import execute
 from simoffload.errors import InputError, SimulationError
 from simoffload.hardware import Machine, load_platform
+from simoffload.hardware.library import is_path
 from simoffload.models import ModelShape
 from simoffload.models.shape import Attention
 from simoffload.results.capacity import tier_uses
@@ -112,14 +113,10 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
     return {
         "name": run.name,
         "model": model,
-        "platform": within.platform if _is_id(within.platform) else str(Path(within.platform).absolute()),
+        "platform": str(Path(within.platform).absolute()) if is_path(within.platform) else within.platform,
         "workload": run.workload,
         "strategy": strategy,
     }
-
-
-def _is_id(platform: str) -> bool:
-    return "/" not in platform and not platform.endswith((".yaml", ".yml", ".json"))
 
 
 def _remarks(run: RecordedRun) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from simoffload.calibration.runs import offload_device
 from simoffload.documents import Document, validate
 from simoffload.errors import InputError, Problem
-from simoffload.workload import Inference
 
 __all__ = ["Activity", "ModuleTimes", "Pass", "RecordedRun", "Records", "StepTrace", "Traces", "read_records"]
 
@@ -72,7 +72,6 @@ class Activity(_Part):
 
     busy_us: dict[str, float]
     """[us]"""
-    count: dict[str, int]
 
 
 class Traces(_Part):
@@ -103,9 +102,7 @@ class RecordedRun(_Part):
     @property
     def offload(self) -> str:
         """Where parameters were: none, cpu or nvme."""
-        zero = self.ds_config.get("zero_optimization")
-        section = zero.get("offload_param") if isinstance(zero, dict) else None
-        return str((section.get("device") if isinstance(section, dict) else None) or "none")
+        return offload_device(self.ds_config)
 
     def measured(self) -> dict[str, float]:
         """Times [s] by pass.
@@ -133,19 +130,11 @@ class RecordedRun(_Part):
         order = sorted(sums, key=lambda name: name == "step")
         return {name: median(sums[name].values()) for name in order}
 
-    def inference(self) -> Inference | None:
-        """The workload, if it is one of inference."""
-        try:
-            return Inference.model_validate(self.workload)
-        except ValidationError:
-            return None
-
 
 class Records(_Part):
     """A file of runs."""
 
     layout: Literal["simoffload/deepspeed-runs/1"] = Field(alias="schema")
-    date: str = ""
     machine: dict[str, Any]
     runs: tuple[RecordedRun, ...]
 

@@ -15,7 +15,16 @@ from simoffload.models import ModelSpec
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.workload import Inference
 
-__all__ = ["Case", "Request", "Training", "Work", "offload_config", "read_requests", "request"]
+__all__ = [
+    "Case",
+    "Request",
+    "Training",
+    "Work",
+    "offload_config",
+    "offload_device",
+    "read_requests",
+    "request",
+]
 
 _DEVICES = {"hbm": "none", "gpu": "none", "dram": "cpu", "cpu": "cpu", "nvme": "nvme"}
 _SCENARIO_ONLY = ("description", "platform", "nodes", "engine")
@@ -83,8 +92,7 @@ class Case:
     @property
     def device(self) -> str:
         """Where the parameters are offloaded to: none, cpu or nvme."""
-        zero = self.ds_config.get("zero_optimization", {})
-        return str((zero.get("offload_param") or {}).get("device") or "none")
+        return offload_device(self.ds_config)
 
     @property
     def host_bytes(self) -> int:
@@ -101,6 +109,13 @@ class Case:
         optimizer = (zero.get("offload_optimizer") or {}).get("device")
         states = 16 if optimizer == "nvme" and isinstance(self.request.workload, Training) else 0
         return self.num_parameters * (states + (2 if self.device == "nvme" else 0))
+
+
+def offload_device(config: Mapping[str, Any]) -> str:
+    """Where a ``ds_config`` offloads parameters to: none, cpu or nvme."""
+    zero = config.get("zero_optimization")
+    section = zero.get("offload_param") if isinstance(zero, Mapping) else None
+    return str((section.get("device") if isinstance(section, Mapping) else None) or "none")
 
 
 def offload_config(device: str, *, optimizer: str | None = None) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any, Protocol
 
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
+from simoffload.cli.option_types import Actions
 from simoffload.errors import InputError, Problem
 
 __all__ = ["add", "run"]
@@ -18,12 +18,6 @@ Predict every run of the files that "calibrate deepspeed" wrote and set the pred
 measured, with a naive one: bytes over bandwidth. The platform is platform.yaml beside a file or in profile/
 beside it (what "calibrate micro" wrote), else the shipped platform with such a GPU.
 """
-
-
-class Actions(Protocol):
-    """What ``add_subparsers`` returns."""
-
-    def add_parser(self, name: str, **options: Any) -> Any: ...
 
 
 def add(actions: Actions) -> ArgumentParser:

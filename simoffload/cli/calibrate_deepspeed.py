@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any, Protocol
 
 from simoffload.cli.console import Console
 from simoffload.cli.exits import Exit
-from simoffload.cli.option_types import seconds, size
+from simoffload.cli.option_types import Actions, seconds, size
 
 __all__ = ["add", "run"]
 
@@ -18,12 +17,6 @@ Run real ZeRO-3 offload of models with random weights on this machine and record
 and every storage operation. RUNS are files written like scenarios (what they say of a platform is
 ignored), or lists of such under "runs:". Needs torch, transformers and deepspeed (extra "calibrate").
 """
-
-
-class Actions(Protocol):
-    """What ``add_subparsers`` returns."""
-
-    def add_parser(self, name: str, **options: Any) -> Any: ...
 
 
 def add(actions: Actions) -> ArgumentParser:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from simoffload.cli.console import Console
 from simoffload.cli.exits import Exit
-from simoffload.cli.option_types import listed, size
+from simoffload.cli.option_types import Actions, listed, size
 from simoffload.errors import InputError, Problem
 
 __all__ = ["add", "calibrate_micro"]
@@ -33,22 +33,9 @@ _SECTIONS = (
 _HELP = "measure links, memories, kernels, storage and hooks of this machine; write profiles of it"
 
 
-class _Actions(Protocol):
-    """What ``add_subparsers`` returns."""
-
-    def add_parser(
-        self,
-        name: str,
-        *,
-        help: str,  # noqa: A002
-        description: str,
-        allow_abbrev: bool,
-    ) -> argparse.ArgumentParser: ...
-
-
-def add(actions: _Actions) -> argparse.ArgumentParser:
+def add(actions: Actions) -> argparse.ArgumentParser:
     """Register ``micro`` among the actions of ``calibrate``."""
-    parser = actions.add_parser(
+    parser: argparse.ArgumentParser = actions.add_parser(
         "micro",
         help=_HELP,
         description=f"{_HELP[0].upper()}{_HELP[1:]}. Sections: {', '.join(_SECTIONS)}.",
@@ -163,7 +150,7 @@ def _profiles(arguments: Namespace, raw: dict[str, Any]) -> dict[str, str]:
 
     where = str(arguments.from_json or arguments.output_dir / RECORD)
     try:
-        base = base_platform(raw, arguments.base)
+        base = base_platform((raw["machine"].get("gpu") or {"name": ""})["name"], arguments.base)
         files = profile_from_micro(raw, base, identifier=arguments.id)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A record is thousands of numbers that only programs write: one that was changed is measured again.

@@ -1,11 +1,19 @@
-"""What option values may look like."""
+"""What option values may look like, and what a command is registered with."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from typing import Any, Protocol
 
-__all__ = ["listed", "seconds", "size"]
+__all__ = ["Actions", "listed", "seconds", "size"]
+
+
+class Actions(Protocol):
+    """What argparse's ``add_subparsers`` returns: its type has no public name."""
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        """Make the parser of a command."""
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ def _plain(index: int, case: Case, *, trace: bool) -> dict[str, Any]:
         "model": request.model.model_dump(exclude_none=True),
         "workload": request.workload.model_dump(),
         "hf_config": dict(case.hf_config),
-        "attention": getattr(request.model, "attention", None),
+        "attention": request.model.attention,
         "dtype": case.dtype,
         "ds_config": dict(case.ds_config),
         "trace": trace,

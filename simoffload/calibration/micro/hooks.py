@@ -14,12 +14,12 @@ from simoffload.documents import read_document
 
 __all__ = ["measure_hooks"]
 
-_SECONDS_PER_CASE, _SECONDS = 120.0, 300.0
+_SECONDS_PER_CASE = 120.0
 _TIMES = ("module", "fetch", "fetched", "launched", "released")
 
 
-def measure_hooks(ranks: Sequence[int], *, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Run the small models on each number of ranks; what of their records the fit needs.
+def measure_hooks(ranks: Sequence[int], *, seconds: float, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run the small models on each number of ranks, ``seconds`` at most; what the fit needs of their records.
 
     Raises LookupError, with the reason, where DeepSpeed is missing or no run came to its end.
     """
@@ -34,7 +34,7 @@ def measure_hooks(ranks: Sequence[int], *, progress: Callable[[str], None]) -> d
             swap_folder=Path(name) / "swap",
             largest=0,
             seconds_per_case=_SECONDS_PER_CASE,
-            seconds=_SECONDS,
+            seconds=seconds,
             trace=True,
         )
         outcome = run_cases(cases, settings, progress=lambda text: progress(f"hooks, {text[:60]}"))

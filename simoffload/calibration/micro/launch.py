@@ -140,7 +140,7 @@ def _hooks(raw: dict[str, Any], ranks: Sequence[int], progress: Callable[[str], 
     """The section that runs DeepSpeed itself."""
     begin = time.monotonic()
     try:
-        found = measure_hooks(ranks, progress=progress)
+        found = measure_hooks(ranks, seconds=SECTIONS["hooks"].limit, progress=progress)
         if any(run["ranks"] == 1 for run in found["runs"]):
             raw["sections"]["hooks"] = found
         else:

@@ -22,7 +22,6 @@ __all__ = [
 class Section(NamedTuple):
     """A part of the measurement that can be chosen."""
 
-    about: str
     alone: tuple[str, ...]
     """Names of the work on one process."""
     together: str | None
@@ -32,16 +31,16 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    "copies": Section("copies between host and GPU", ("copies",), "copies_together", 180),
-    "collectives": Section("all-gather and reduce-scatter", (), "collectives", 120),
-    "hbm": Section("copies within GPU memory", ("hbm",), None, 60),
-    "matmul": Section("matrix multiplications of known models", ("matmul",), None, 180),
-    "attention": Section("attention, eager and fused", ("attention",), None, 180),
-    "kernels": Section("kernel launches", ("kernels",), None, 60),
-    "dram": Section("copies within host memory", ("dram",), None, 120),
-    "hooks": Section("ZeRO-3's hooks on small models", (), None, 300),
-    "storage": Section("DeepSpeed's reads and writes of one folder", ("storage", "storage_gds"), None, 900),
-    "cpu_adam": Section("DeepSpeed's Adam on the CPU", ("cpu_adam",), None, 600),
+    "copies": Section(("copies",), "copies_together", 180),
+    "collectives": Section((), "collectives", 120),
+    "hbm": Section(("hbm",), None, 60),
+    "matmul": Section(("matmul",), None, 180),
+    "attention": Section(("attention",), None, 180),
+    "kernels": Section(("kernels",), None, 60),
+    "dram": Section(("dram",), None, 120),
+    "hooks": Section((), None, 300),
+    "storage": Section(("storage", "storage_gds"), None, 900),
+    "cpu_adam": Section(("cpu_adam",), None, 600),
 }
 """By the name that the user gives it, in the order in which they run."""
 

@@ -52,21 +52,22 @@ def _error(option: str, message: str) -> InputError:
     return InputError((Problem(option, None, None, "", message),))
 
 
-def base_platform(raw: Mapping[str, Any], named: str | None) -> str:
-    """The platform that gives what was not measured: the one ``named``, else one with the same GPU.
+def base_platform(gpu: str, named: str | None = None) -> str:
+    """The platform that gives what was not measured: the one ``named``, else one with such a GPU.
+
+    ``gpu`` is the name that CUDA gives it, empty where there is none.
 
     Raises InputError where there is none.
     """
     if named is not None:
         return named
-    gpu = raw["machine"].get("gpu")
     if not gpu:
         raise _error("--from", "missing: no GPU was measured, so name the platform to take one from")
     for part, platform in _BASES:
-        if part in gpu["name"]:
+        if part in gpu:
             return platform
     known = ", ".join(one.id for one in Library().summaries("platform"))
-    raise _error("--from", f'missing: no shipped platform has the GPU "{gpu["name"]}"; name one of {known}')
+    raise _error("--from", f'missing: no shipped platform has the GPU "{gpu}"; name one of {known}')
 
 
 def profile_from_micro(raw: Mapping[str, Any], base: str, *, identifier: str | None = None) -> dict[str, str]:
