@@ -22,6 +22,7 @@ from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seco
 __all__ = [
     "Accelerator",
     "ComputeRates",
+    "CpuOptimizer",
     "DeepSpeedCosts",
     "Host",
     "Interconnect",
@@ -29,6 +30,7 @@ __all__ = [
     "Pcie",
     "Profile",
     "Slot",
+    "TrainingCosts",
 ]
 
 
@@ -202,6 +204,59 @@ class DeepSpeedCosts(Frozen):
     """A forward pass, outside of its modules: masks, positions, the choice of the next token."""
 
 
+class TrainingCosts(Frozen):
+    """What the Python thread spends in training beyond what inference does, per event."""
+
+    graph: Sourced[Share]
+    """Launches of forward take so much longer when autograd records them."""
+    checkpoint: Sourced[Seconds]
+    """A layer that keeps only its input: saving, and later restoring, the state of the random numbers."""
+    backward_hook: Sourced[Seconds]
+    """ZeRO-3's hooks of a module in backward, before and after it."""
+    backward_call: Sourced[Seconds]
+    """Backward of a module that launches kernels."""
+    gradient: Sourced[Seconds]
+    """A gradient that is complete: its hook, and the copy into the bucket."""
+    reduce_call: Sourced[Seconds]
+    """A bucket that is reduced."""
+    reduced_gradient: Sourced[Seconds]
+    """Every gradient in it: taken apart, and put where it is accumulated."""
+    boundary_gradient: Sourced[Seconds]
+    """Added in the last micro-step for every gradient that goes to an offloaded optimizer."""
+    step_call: Sourced[Seconds]
+    """A step of the optimizer."""
+    sub_group_call: Sourced[Seconds]
+    """Every sub-group in it."""
+    updated_parameter: Sourced[Seconds]
+    """Every parameter tensor in it."""
+
+
+class CpuOptimizer(Frozen):
+    """Adam, and element-by-element arithmetic, on the CPU; rates count bytes read and written.
+
+    ``n`` threads reach 1 / (1 / (n x thread) + 1 / limit): a thread's share falls as memory fills up.
+    PyTorch allocates a process's states from one thread, and Linux puts pages on the NUMA node of the thread
+    that touches them first: a process has the bandwidth of one node, however many threads it runs.
+    """
+
+    cores: Sourced[Count]
+    """All sockets."""
+    numa_nodes: Sourced[Count]
+    thread: Sourced[BytesPerSecond]
+    """One thread of Adam by itself, in the limit of few threads."""
+    limit: Sourced[BytesPerSecond]
+    """All threads on the memory of all nodes together, in the limit of many."""
+
+    def rate(self, threads: int, *, processes: int = 1) -> int:
+        """[B/s] of memory traffic of Adam on ``threads`` threads of one of so many processes on the host."""
+        return self.shared(threads * self.thread.value, processes)
+
+    def shared(self, threads_rate: float, processes: int) -> int:
+        """[B/s] that one of ``processes`` reaches whose threads could make ``threads_rate``."""
+        node = self.limit.value / max(self.numa_nodes.value, processes)
+        return int(1 / (1 / threads_rate + 1 / node))
+
+
 class Host(Profile):
     """CPUs and their memory, all sockets together."""
 
@@ -216,7 +271,16 @@ class Host(Profile):
     """Bytes that one thread copies per second (read once and written once)."""
     reserved: Sourced[PositiveBytes]
     """Memory that the operating system and the processes keep."""
+    cpu_optimizer: CpuOptimizer
     deepspeed: DeepSpeedCosts
+    training: TrainingCosts
+
+    def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
+        """[B/s] of memory traffic of PyTorch's loops over ``threads`` threads: casts, products, copies.
+
+        One thread moves two bytes for each that it copies; all threads together reach what Adam reaches.
+        """
+        return self.cpu_optimizer.shared(threads * 2 * self.memcpy_rate.value, processes)
 
     @property
     def memory_rate(self) -> int:

@@ -98,6 +98,23 @@ deepspeed:
   cold_share: {number(0.5)}
   cold_limit: {number("100 us")}
   pass_overhead: {number("100 us")}
+cpu_optimizer:
+  cores: {number("32")}
+  numa_nodes: {number("1")}
+  thread: {number("20 GB/s")}
+  limit: {number("100 GB/s")}
+training:
+  graph: {number("0.5")}
+  checkpoint: {number("10 us")}
+  backward_hook: {number("10 us")}
+  backward_call: {number("10 us")}
+  gradient: {number("10 us")}
+  reduce_call: {number("10 us")}
+  reduced_gradient: {number("10 us")}
+  boundary_gradient: {number("10 us")}
+  step_call: {number("10 us")}
+  sub_group_call: {number("10 us")}
+  updated_parameter: {number("10 us")}
 """,
     "nic/port.yaml": f"""
 kind: nic

@@ -105,6 +105,7 @@ def test_read_of_a_striped_array_into_memory(small: Machine) -> None:
     assert crossed(small, path) == {
         "dram": 1,
         "raid read": 1,
+        "raid both ways": 1,
         "raid.0 -> left": HALF,
         "raid.1 -> right": HALF,
         "left -> cpu": HALF,
@@ -133,6 +134,7 @@ def test_write_of_a_striped_array(small: Machine) -> None:
     assert crossed(small, path) == {
         "dram": 1,
         "raid write": 1,
+        "raid both ways": 3,
         "left -> raid.0": HALF,
         "right -> raid.1": HALF,
         "cpu -> left": HALF,
@@ -143,15 +145,21 @@ def test_write_of_a_striped_array(small: Machine) -> None:
     assert (path.curve.rate(1), path.latency) == (GB, 50e-6)
 
 
-def test_reads_and_writes_have_limits_of_their_own(small: Machine) -> None:
-    both = [small.storage_read("raid", 0), small.storage_write("raid", 0)]
-    assert in_step(small, both) == GB  # the array writes 1 GB/s while it reads
+def test_drives_share_their_time_between_reads_and_writes(small: Machine) -> None:
+    """Reading 3 GB/s or writing 1 GB/s fills the array: at equal rates 1 / (1/3 + 1/1) each."""
+    read, write = small.storage_read("raid", 0), small.storage_write("raid", 0)
+    full = {name: rate for name, rate, _ in small.resources}
+    assert crossed(small, write)["raid both ways"] == Fraction(full["raid read"], full["raid write"])
+    alone = in_step(small, [write])
+    assert alone == GB
+    assert in_step(small, [read, write]) == 1 / (1 / Fraction(full["raid read"]) + 1 / Fraction(GB))
 
 
 def test_gpudirect_read_goes_straight_where_the_switch_is_the_same(small: Machine) -> None:
     """Half of the array is behind the GPU's switch, the other half comes by way of the CPU; no memory."""
     assert crossed(small, small.storage_read("raid", 0, gds=True)) == {
         "raid read": 1,
+        "raid both ways": 1,
         "raid.0 -> left": HALF,
         "raid.1 -> right": HALF,
         "right -> cpu": HALF,
