@@ -15,18 +15,24 @@ if TYPE_CHECKING:
     from simoffload.models import list_models, load_model
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.report.page import write_comparison, write_report
+    from simoffload.results.checkpoint import CheckpointResult
+    from simoffload.results.inference import InferenceResult
     from simoffload.results.result import SimulationResult
+    from simoffload.results.training import TrainingResult
     from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
     from simoffload.simulation import fit, simulate
 
 __all__ = [
+    "CheckpointResult",
     "Comparison",
+    "InferenceResult",
     "InputError",
     "LoadedScenario",
     "Problem",
     "SimoffloadError",
     "SimulationError",
     "SimulationResult",
+    "TrainingResult",
     "compare",
     "compare_scenarios",
     "fit",
@@ -46,13 +52,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
+    "CheckpointResult": "simoffload.results.checkpoint",
     "Comparison": "simoffload.planning.compare",
+    "InferenceResult": "simoffload.results.inference",
     "InputError": "simoffload.errors",
     "LoadedScenario": "simoffload.scenario",
     "Problem": "simoffload.errors",
     "SimoffloadError": "simoffload.errors",
     "SimulationError": "simoffload.errors",
     "SimulationResult": "simoffload.results.result",
+    "TrainingResult": "simoffload.results.training",
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
     "fit": "simoffload.simulation",

@@ -22,7 +22,15 @@ from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.timing import operations
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
-__all__ = ["REAL_MODELS", "HostCosts", "Row", "Traced", "fit_host_costs", "traced"]
+__all__ = [
+    "REAL_MODELS",
+    "HostCosts",
+    "Row",
+    "Traced",
+    "fit_host_costs",
+    "non_negative",
+    "traced",
+]
 
 _HEAD = 2
 """The model and its stack, whose own code runs once in a pass: they make ``pass_overhead``."""
@@ -202,12 +210,17 @@ def _solve(keys: Sequence[str], rows: Sequence[Row], target: Sequence[float]) ->
     present = [index for index, key in enumerate(keys) if table.size and table[:, index].any()]
     if not present:
         return {}
-    found = _non_negative(table[:, present], np.array(target))
+    found = non_negative(table[:, present], np.array(target))
     return {keys[index]: float(value) for index, value in zip(present, found, strict=True)}
 
 
-def _non_negative(table: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least absolute residuals by reweighting; a column that would become negative is set to zero."""
+def non_negative(
+    table: NDArray[np.float64], target: NDArray[np.float64], *, negligible: float = _NEGLIGIBLE
+) -> NDArray[np.float64]:
+    """Least absolute residuals by reweighting; a column that would become negative is set to zero.
+
+    Residuals below ``negligible`` are not weighted up further.
+    """
     used = list(range(table.shape[1]))
     result = np.zeros(table.shape[1])
     while used:
@@ -215,7 +228,7 @@ def _non_negative(table: NDArray[np.float64], target: NDArray[np.float64]) -> ND
         for _ in range(_REWEIGHTINGS):
             found, *_ = np.linalg.lstsq(table[:, used] * weight[:, None], target * weight, rcond=None)
             residual = np.abs(target - table[:, used] @ found)
-            weight = 1 / np.sqrt(np.maximum(residual, _NEGLIGIBLE))
+            weight = 1 / np.sqrt(np.maximum(residual, negligible))
         if found.min() >= 0:
             result[used] = found
             return result

@@ -21,6 +21,7 @@ def machine_facts() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
+        "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
         "python": platform.python_version(),

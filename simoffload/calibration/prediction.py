@@ -15,11 +15,12 @@ from simoffload.hardware import Machine, load_platform
 from simoffload.hardware.library import is_path
 from simoffload.models import ModelShape
 from simoffload.models.shape import Attention
-from simoffload.results.capacity import tier_uses
+from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.strategies import ForwardPass, Plan
+from simoffload.strategies import ForwardPass
 from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.workload import Inference
 
 __all__ = ["Prediction", "Setting", "predict", "setting"]
 
@@ -90,10 +91,10 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
     try:
         scenario = resolve(Document("", _scenario(run, within)))
         plan = scenario.plan()
-        short = [use.sentence() for use in tier_uses(plan.memory, scenario.machine.tiers) if not use.fits]
+        short = [use.sentence() for use in peak_uses(plan.moments, scenario.machine.tiers) if not use.fits]
         if short:
             return Prediction(f"does not fit: {'; '.join(short)}", model=scenario.model)
-        found = _PREDICTED[kind](scenario, plan, first)
+        found = _PREDICTED[kind](scenario, first)
     except InputError as error:
         return Prediction("; ".join(f"{one.key}: {one.message}".removeprefix(": ") for one in error.problems))
     except SimulationError as error:
@@ -105,7 +106,8 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
     model = dict(run.model)
     if model.get("attention") is None and run.attention in get_args(Attention):
         model["attention"] = run.attention
-    strategy: dict[str, Any] = {"kind": "zero_inference", "ranks": run.ranks, "ds_config": run.ds_config}
+    kind = "zero_training" if run.workload.get("kind") == "training" else "zero_inference"
+    strategy: dict[str, Any] = {"kind": kind, "ranks": run.ranks, "ds_config": run.ds_config}
     if run.offload == "nvme":
         strategy["weights"] = within.storage
     if within.deepspeed is not None:
@@ -125,8 +127,9 @@ def _remarks(run: RecordedRun) -> tuple[str, ...]:
     return (f'attention "{run.attention}" is not modelled; the family\'s default is predicted',)
 
 
-def _inference(scenario: LoadedScenario, plan: Plan, first: bool) -> Prediction:
-    workload = scenario.scenario.workload
+def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
+    plan, workload = scenario.inference_plan(), scenario.scenario.workload
+    assert isinstance(workload, Inference)
     prompt, middle = workload.prompt_length, (1 + workload.decode_steps) // 2
     passes = {"prefill": ForwardPass("prefill", prompt, prompt)}
     if first:
@@ -143,5 +146,17 @@ def _inference(scenario: LoadedScenario, plan: Plan, first: bool) -> Prediction:
     return Prediction(seconds=seconds, naive=naive, model=scenario.model, decode=timeline if middle else None)
 
 
-_PREDICTED: dict[str, Callable[[LoadedScenario, Plan, bool], Prediction]] = {"inference": _inference}
+def _training(scenario: LoadedScenario, _first: bool) -> Prediction:
+    plan = scenario.training_plan()
+    seconds = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
+    for part in plan.parts:
+        timeline = execute(plan.schedule(part), max_events=scenario.scenario.engine.max_events)
+        seconds[part.phase] += float(part.times) * timeline.makespan * _PICO
+    return Prediction(seconds=seconds, model=scenario.model)
+
+
+_PREDICTED: dict[str, Callable[[LoadedScenario, bool], Prediction]] = {
+    "inference": _inference,
+    "training": _training,
+}
 """By kind of workload; what is missing here is shown without a prediction."""

@@ -13,13 +13,11 @@ from simoffload.documents import Document, read_document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelSpec
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.workload import Inference
+from simoffload.workload import Computation, Training
 
 __all__ = [
     "Case",
     "Request",
-    "Training",
-    "Work",
     "offload_config",
     "offload_device",
     "read_requests",
@@ -27,26 +25,8 @@ __all__ = [
 ]
 
 _DEVICES = {"hbm": "none", "gpu": "none", "dram": "cpu", "cpu": "cpu", "nvme": "nvme"}
-_SCENARIO_ONLY = ("description", "platform", "nodes", "engine")
+_SCENARIO_ONLY = ("description", "platform", "nodes", "engine", "checkpoint", "dataset")
 """Keys of a scenario that a run on a real machine has no use for."""
-
-
-class Training(BaseModel):
-    """Steps of training with Adam; every step is forward, backward and (at a boundary) the optimizer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["training"]
-    batch_size: Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
-    """Sequences per rank in one micro-step."""
-    sequence_length: Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
-    steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
-    """The first two are recorded and not counted."""
-    gradient_accumulation_steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
-    gradient_checkpointing: bool = True
-
-
-Work = Annotated[Inference | Training, Field(discriminator="kind")]
 
 
 class _Strategy(BaseModel):
@@ -69,7 +49,7 @@ class Request(BaseModel):
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     model: ModelSpec
-    workload: Work
+    workload: Computation
     strategy: _Strategy = _Strategy()
 
 
@@ -131,7 +111,7 @@ def offload_config(device: str, *, optimizer: str | None = None) -> dict[str, An
 def read_requests(paths: Sequence[Path]) -> tuple[Case, ...]:
     """Read run files: a scenario each, or a list of them under ``runs``. Raises InputError with all problems.
 
-    A scenario's ``platform``, ``nodes`` and ``engine`` do not matter to a real machine and are ignored.
+    What of a scenario does not matter to such a run (``_SCENARIO_ONLY``) is ignored.
     """
     cases: list[Case] = []
     problems: list[Problem] = []

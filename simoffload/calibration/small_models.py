@@ -6,7 +6,7 @@ from typing import Any
 
 from simoffload.calibration.runs import Case, request
 
-__all__ = ["small_cases"]
+__all__ = ["small_cases", "small_training_cases"]
 
 _LAYERS, _HIDDEN, _HEADS, _VOCABULARY, _POSITIONS = 8, 256, 4, 1024, 512
 _EVERYTHING = 10**9
@@ -46,6 +46,30 @@ _SETTINGS: dict[str, dict[str, int]] = {
     "no prefetch": {"stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": _BIASES},
 }
 _WORK = {"kind": "inference", "batch_size": 4, "prompt_length": 8, "output_length": 14}
+_TRAINING = {"kind": "training", "batch_size": 2, "sequence_length": 16, "steps": 5}
+_NOTHING: tuple[str, ...] = ()
+_STATES = ("offload_optimizer",)
+_BOTH = ("offload_param", "offload_optimizer")
+_TRAINED = (
+    ("opt", _BOTH, "prefetch of one", True, 1),
+    ("opt", _BOTH, "no prefetch", False, 1),
+    ("opt", _STATES, "prefetch of one", True, 3),
+    ("bloom", _BOTH, "persistent", True, 3),
+    ("bloom", _STATES, "no prefetch", True, 1),
+    ("bloom", _STATES, "persistent", False, 1),
+    ("llama", _BOTH, "prefetch of one", True, 1),
+    ("llama", _STATES, "prefetch of one", True, 1),
+    ("llama", _STATES, "persistent", False, 3),
+    ("opt", _NOTHING, "persistent", True, 1),
+    ("bloom", _NOTHING, "prefetch of one", False, 1),
+    ("llama", _NOTHING, "no prefetch", True, 3),
+)
+"""Family, what is offloaded to the CPU, prefetch, gradient checkpointing, micro-steps per step: chosen so
+that every value occurs together with several of the others. Those with nothing offloaded come last, because
+their optimizer may have to be compiled for the GPU first."""
+_SUB_GROUP = 10**6
+"""[elements] where there are several micro-steps, also of the buckets in which gradients are reduced: so
+steps are seen with one sub-group and one bucket, and with several."""
 
 
 def small_cases(ranks: int) -> tuple[Case, ...]:
@@ -57,6 +81,30 @@ def small_cases(ranks: int) -> tuple[Case, ...]:
     ]
     in_hbm = _SETTINGS["prefetch of one"] | {"stage3_param_persistence_threshold": _BIASES}
     return (*cases, _case(f"tiny llama not offloaded r{ranks}", _MODELS["llama"], ranks, "none", in_hbm))
+
+
+def small_training_cases(ranks: int) -> tuple[Case, ...]:
+    """Training steps of every family, with and without offload, checkpointing and gradient accumulation."""
+    return tuple(_training_case(ranks, *choice) for choice in _TRAINED)
+
+
+def _training_case(
+    ranks: int, family: str, offloaded: tuple[str, ...], knobs: str, checkpointing: bool, micro_steps: int
+) -> Case:
+    work = _TRAINING | {
+        "gradient_accumulation_steps": micro_steps,
+        "gradient_checkpointing": checkpointing,
+    }
+    where = {_NOTHING: "nothing", _STATES: "optimizer", _BOTH: "all"}[offloaded]
+    kept = "" if checkpointing else ", activations kept"
+    name = f"tiny {family} trained, {where} offloaded, {knobs}{kept}, {micro_steps} micro-step(s) r{ranks}"
+    zero: dict[str, Any] = {"stage": 3, **_SETTINGS[knobs]}
+    if micro_steps > 1:
+        zero |= {"sub_group_size": _SUB_GROUP, "reduce_bucket_size": _SUB_GROUP}
+    zero |= {part: {"device": "cpu", "pin_memory": True} for part in offloaded}
+    strategy = {"ranks": ranks, "ds_config": {"zero_optimization": zero}}
+    model = _MODELS[family] | {"dtype": "bfloat16"}
+    return request({"name": name, "model": model, "workload": work, "strategy": strategy})
 
 
 def _case(name: str, model: dict[str, Any], ranks: int, device: str, knobs: dict[str, int]) -> Case:

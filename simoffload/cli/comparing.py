@@ -27,7 +27,7 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     folder = OutputFolder.of(arguments)
     cases = _cases(arguments)
     from simoffload.planning import compare_scenarios
-    from simoffload.report.text import compare_text
+    from simoffload.report.comparison_text import compare_text
 
     with Progress(console) as progress:
         comparison = compare_scenarios(
@@ -58,10 +58,10 @@ def _for_report(
     comparison: Comparison, cases: dict[str, LoadedScenario]
 ) -> tuple[tuple[SimulationResult, ...], str | None, dict[str, Published]]:
     """Results, the baseline's name and published ratios by name, where names are what reports know."""
-    from simoffload.report.comparison import Published
+    from simoffload.report.comparison import Published, exact_name
     from simoffload.validation import published_ratios
 
-    names = {label: f"{result.name}@{result.target}" for label, result in comparison.results.items()}
+    names = {label: exact_name(result) for label, result in comparison.results.items()}
     published: dict[str, Published] = {}
     for label, case in cases.items():
         result, base = comparison.results[label], comparison.baseline_of(label)

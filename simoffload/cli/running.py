@@ -12,6 +12,7 @@ from simoffload.cli.sources import load, move
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simoffload.results.passes import PassResult
     from simoffload.results.result import SimulationResult
     from simoffload.scenario import LoadedScenario
 
@@ -24,21 +25,25 @@ def run(arguments: Namespace, console: Console) -> Exit:
         raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides)
+    from simoffload.report.kinds import words
     from simoffload.report.text import result_text
     from simoffload.simulation import simulate
 
     with Progress(console) as progress:
         result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
-    written = folder.write(_files(result, arguments)) if folder else ()
+    told = words(result)
+    written = folder.write(_files(result, arguments, told.shown)) if folder else ()
     console.answer(result_text(result, color=console.color, width=console.width), result.to_dict())
     if console.as_json:
         console.warn(result.warnings)
     if written:
         console.say("wrote " + ", ".join(map(str, written)))
+    if arguments.trace and told.whole == "step" and told.shown:
+        console.note(f'{TRACE} shows "{told.shown.name}", the part of the step that takes longest')
     return Exit.OK if result.fits else Exit.DOES_NOT_FIT
 
 
-def _files(result: SimulationResult, arguments: Namespace) -> dict[str, Writer]:
+def _files(result: SimulationResult, arguments: Namespace, shown: PassResult | None) -> dict[str, Writer]:
     from simoffload.exchange.chrome_trace import write_trace
     from simoffload.report.page import write_report
 
@@ -46,8 +51,8 @@ def _files(result: SimulationResult, arguments: Namespace) -> dict[str, Writer]:
         RESULT: json_writer(result.to_dict()),
         REPORT: lambda path: write_report(result, path, command=arguments.line),
     }
-    if arguments.trace and result.step is not None:
-        timeline = result.timelines[result.step.name]
+    if arguments.trace and shown is not None:
+        timeline = result.timelines[shown.name]
         files[TRACE] = lambda path: write_trace(timeline, path)
     return files
 
@@ -67,7 +72,7 @@ def fit(arguments: Namespace, console: Console) -> Exit:
 
 def _fit_on(scenario: LoadedScenario, targets: tuple[str, ...], console: Console) -> Exit:
     from simoffload.planning import compare_fit
-    from simoffload.report.text import compare_text
+    from simoffload.report.comparison_text import compare_text
 
     comparison = compare_fit(move(scenario, targets))
     results = tuple(comparison.results.values())

@@ -39,6 +39,10 @@ class Access(NamedTuple):
     reading: tuple[int, ...]
     """Resources that every byte read crosses: the array or the server, what a client can have in flight."""
     writing: tuple[int, ...]
+    both: tuple[int, ...] = ()
+    """Resource of drives that share their time between reads and writes, in units of bytes read."""
+    write_share: Fraction = Fraction(1)
+    """Bytes that could have been read in the time in which one is written."""
 
 
 class Wiring(NamedTuple):
@@ -98,6 +102,16 @@ class Machine:
         """The path of a copy to the memory of the GPU's host."""
         return self._copy(gpu, to_device=False, pinned=pinned)
 
+    def cpu_work(self, gpu: int, rate: int) -> Path:
+        """The path of what the CPU reads from and writes to the memory of the GPU's host at ``rate`` [B/s].
+
+        The host's memory rate is what transfers of GPUs reach together; where its CPUs were seen to reach
+        more, a byte of theirs takes less of it.
+        """
+        memory = self.wiring.memories[self._node(gpu)]
+        share = min(Fraction(1), Fraction(self.host.memory_rate, self.host.cpu_optimizer.limit.value))
+        return Path(f"CPU of gpu{gpu}", ((memory, share),), 0.0, Curve.flat(rate))
+
     def storage_read(self, tier: str, gpu: int, *, gds: bool = False) -> Path:
         """The path of a read into the memory of the GPU's host, or (``gds``) straight into the GPU's.
 
@@ -108,6 +122,7 @@ class Machine:
         end = wiring.gpus[gpu] if gds else wiring.cpus[node]
         load = Load()
         load.put(access.reading)
+        load.put(access.both)
         for entrance in access.entrances:
             load.put(entrance.inward, entrance.share)
             load.put(wiring.graph.route(entrance.vertex, end), entrance.share)
@@ -125,6 +140,7 @@ class Machine:
         start = wiring.gpus[gpu] if gds else wiring.cpus[node]
         load = Load()
         load.put(access.writing)
+        load.put(access.both, access.write_share)
         for entrance in access.entrances:
             load.put(entrance.outward, entrance.share)
             load.put(wiring.graph.route(start, entrance.vertex), entrance.share)

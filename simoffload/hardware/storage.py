@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from simoffload.hardware.profiles import Profile, Slot
-from simoffload.hardware.quantities import Count, PositiveSeconds, RateCurve, Reference, Share, Sourced
+from simoffload.hardware.quantities import (
+    Count,
+    Frozen,
+    PositiveSeconds,
+    RateCurve,
+    Reference,
+    Share,
+    Sourced,
+)
 from simoffload.units import BytesPerSecond, PositiveBytes, Seconds
 
-__all__ = ["Drive", "Nfs", "NvmeOf", "Pfs", "Raid", "Service"]
+__all__ = ["Drive", "Endurance", "Nfs", "NvmeOf", "Pfs", "Raid", "Service"]
 
 
 class Service(NamedTuple):
@@ -26,6 +34,51 @@ class Service(NamedTuple):
     """[B] after which a request goes on to the next device of an array; 0 = never."""
     width: int = 1
     """Devices that one request can stream from."""
+
+
+Positive = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class Endurance(Frozen):
+    """How much the maker warrants that a host may write: ``tbw``, or ``dwpd`` over the warranty's years.
+
+    Both count bytes that the host writes, under JEDEC's workloads (JESD219; from memory); what a drive
+    adds in its NAND is in the rating. Large sequential writes wear less: Micron rates the 9550 MAX of
+    3.2 TB at 17 520 TB of random and 37 200 TB of sequential writing (table of StorageReview).
+    """
+
+    tbw: Sourced[PositiveBytes] | None = None
+    """Total bytes written."""
+    dwpd: Sourced[Positive] | None = None
+    """Drive writes per day."""
+    warranty_years: Sourced[Positive] | None = None
+
+    @model_validator(mode="after")
+    def _enough(self) -> Endurance:
+        if self.tbw is None and self.dwpd is None:
+            raise ValueError("give tbw (total bytes written), or dwpd (drive writes per day)")
+        if self.tbw is None and self.warranty_years is None:
+            raise ValueError("dwpd holds over the warranty: give warranty_years, too")
+        return self
+
+    def rated_bytes(self, capacity: int) -> int:
+        """[B] that a drive of ``capacity`` [B] is rated for: ``tbw``, else dwpd x capacity x 365 x years.
+
+        The 9550 MAX confirms the product: 3 x 3.2 TB x 365 x 5 = 17 520 TB.
+        """
+        if self.tbw is not None:
+            return self.tbw.value
+        assert self.dwpd is not None
+        assert self.warranty_years is not None
+        return int(self.dwpd.value * capacity * 365 * self.warranty_years.value)
+
+    def rated_dwpd(self, capacity: int) -> float | None:
+        """Drive writes per day: ``dwpd``, else tbw over capacity x 365 x years; None without a warranty."""
+        if self.dwpd is not None:
+            return self.dwpd.value
+        if self.warranty_years is None:
+            return None
+        return self.rated_bytes(capacity) / (capacity * 365 * self.warranty_years.value)
 
 
 class Drive(Profile):
@@ -44,6 +97,8 @@ class Drive(Profile):
     """[requests/s] of 4 KiB."""
     read_by_outstanding: RateCurve | None = None
     """Measured read rate by the bytes in flight, where known; else latency and rate give it."""
+    endurance: Endurance | None = None
+    """None where no rating was found."""
     pcie: Slot
 
 

@@ -44,6 +44,10 @@ class Target(NamedTuple):
     client_both_ways: bool = False
     """Reads and writes share ``client_rate``."""
     by_outstanding: RateCurve | None = None
+    drive: Drive | None = None
+    """Of what it is made, where its profile says so."""
+    array: Raid | None = None
+    """How such drives are joined; None for a single one."""
 
 
 def plug(library: Library, slot: Slot, entry: Entry, *keys: str) -> Plug:
@@ -85,7 +89,7 @@ def resolve_target(library: Library, entry: Entry) -> Target:
 def _local(library: Library, entry: Entry) -> Target:
     profile = entry.profile
     if isinstance(profile, Drive):
-        drive, drive_entry, count = profile, entry, 1
+        drive, drive_entry, count, array = profile, entry, 1, None
         read = Service(drive.read.value, drive.read_latency.value, drive.read.value)
         write = Service(drive.write.value, drive.write_latency.value, drive.write.value)
         capacity, outstanding = drive.capacity.value, drive.read_by_outstanding
@@ -93,7 +97,7 @@ def _local(library: Library, entry: Entry) -> Target:
         assert isinstance(profile, Raid)
         drive_entry = library.find(profile.drive, ("drive",), Place(entry.document, ("drive",)))
         assert isinstance(drive_entry.profile, Drive)
-        drive, count = drive_entry.profile, profile.count
+        drive, count, array = drive_entry.profile, profile.count, profile
         read, write = profile.reading(drive), profile.writing(drive)
         # A curve of one drive says nothing about several: their requests spread.
         capacity, outstanding = profile.usable(drive), None
@@ -108,6 +112,8 @@ def _local(library: Library, entry: Entry) -> Target:
         drives=count,
         plug=plug(library, drive.pcie, drive_entry, "pcie"),
         by_outstanding=outstanding,
+        drive=drive,
+        array=array,
     )
 
 
@@ -144,4 +150,6 @@ def _exported(library: Library, entry: Entry, profile: NvmeOf) -> Target:
         write=write,
         read_transfer=read.rate,
         write_transfer=write.rate,
+        drive=inner.drive,
+        array=inner.array,
     )

@@ -178,7 +178,10 @@ class _Builder:
             inward = self.resources.add(f"{drive} -> {vertex}", rate, "pcie")
             outward = self.resources.add(f"{vertex} -> {drive}", rate, "pcie")
             entrances.append(Entrance(vertex, Fraction(1, target.drives), (inward,), (outward,)))
-        return Access(tuple(entrances), array[:1], array[1:])
+        # A drive reads or writes: r / read + w / write <= 1 (an estimate; datasheets rarely say).
+        both = self.resources.add(f"{name} both ways", target.read.rate, "drive")
+        share = Fraction(target.read.rate, target.write.rate)
+        return Access(tuple(entrances), array[:1], array[1:], (both,), share)
 
     def _remote(
         self, prefix: str, tier: StorageTier, ports: dict[str, tuple[int, int]]

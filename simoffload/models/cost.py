@@ -11,7 +11,7 @@ from typing import NamedTuple
 from simoffload.models.modules import Module
 from simoffload.models.shape import ModelShape
 
-__all__ = ["ModuleCost", "forward_cost", "module_cost"]
+__all__ = ["ModuleCost", "attention_scores_bytes", "forward_cost", "linear_flops", "module_cost"]
 
 # Maximum, subtract, exponentiate, sum, divide.
 _SOFTMAX_FLOPS = 5
@@ -74,7 +74,7 @@ def module_cost(
     touched = 1.0 if module.share == 1.0 else 1.0 - (1.0 - module.share) ** tokens
     traffic += touched * module.num_parameters * shape.dtype_bytes
     if module.kind in ("linear", "router"):
-        return ModuleCost(seen * _linear_flops(module), traffic)
+        return ModuleCost(seen * linear_flops(module), traffic)
     return ModuleCost(seen * module.out_features, traffic)
 
 
@@ -95,7 +95,7 @@ def forward_cost(shape: ModelShape, *, batch: int, new_tokens: int, context: int
     )
 
 
-def _linear_flops(module: Module) -> int:
+def linear_flops(module: Module) -> int:
     """[FLOP] of one token; from the tensors, so that experts kept in one tensor count like separate ones."""
     return sum(
         parameter.numel if parameter.name.endswith("bias") else 2 * parameter.numel
@@ -112,11 +112,11 @@ def _attention_cost(
     cache = 2 * batch * shape.num_key_value_heads * shape.head_dim * 3 * context
     vectors = batch * new_tokens * (module.in_features + module.out_features)
     scores = batch * shape.num_attention_heads * new_tokens * context if shape.attention == "eager" else 0
-    per_score = _score_bytes(shape.dtype_bytes)
+    per_score = attention_scores_bytes(shape.dtype_bytes)
     return ModuleCost(float(flops), float((cache + vectors) * shape.dtype_bytes + scores * per_score))
 
 
-def _score_bytes(dtype_bytes: int) -> int:
+def attention_scores_bytes(dtype_bytes: int) -> int:
     """[B] moved for each score: product written, scaled (read, written), masked (read, written), softmax
     to single precision (read, 4 B written), cast back (4 B read, written), times values (read)."""
     cast_back = 4 + dtype_bytes if dtype_bytes < 4 else 0

@@ -38,6 +38,7 @@ class Parameter(NamedTuple):
     """[elements]"""
     tied: bool = False
     """It is the very tensor of that name that an earlier module owns (``lm_head`` and the embedding)."""
+    trainable: bool = True
 
 
 class Module(NamedTuple):

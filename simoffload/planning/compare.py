@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import load_platform
+from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
+from simoffload.scenario.tiers import storage_name
 from simoffload.simulation import Progress, fit, simulate
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ class Comparison:
 
     results: dict[str, SimulationResult]
     baseline: str | None = None
-    """Label that ratios refer to; None = of each model the first result that has times."""
+    """Label that ratios refer to; None = of each model and kind of work the first result that has times."""
 
     @property
     def fits(self) -> bool:
@@ -34,22 +37,27 @@ class Comparison:
         return any(result.fits for result in self.results.values())
 
     def baseline_of(self, label: str) -> str | None:
-        """Label of the result of the same model that the ratio of ``label`` refers to, if any has times."""
-        model = self.results[label].model
-        alike = (one for one, result in self.results.items() if result.model == model and result.per_token_s)
+        """Label of the result of the same model and kind that the ratio of ``label`` refers to, if any has
+        times."""
+        mine = self.results[label]
+        alike = (
+            one
+            for one, result in self.results.items()
+            if (type(result), result.model) == (type(mine), mine.model) and result.unit_s
+        )
         return next((one for one in alike if self.baseline in {None, one}), None)
 
     def ratio(self, label: str) -> float | None:
-        """Time per token on ``label`` over that on its baseline; None where one of them has no time."""
+        """Time per token (or checkpoint) on ``label`` over that on its baseline; None where one has none."""
         baseline = self.baseline_of(label)
-        mine = self.results[label].per_token_s
-        theirs = self.results[baseline].per_token_s if baseline is not None else None
+        mine = self.results[label].unit_s
+        theirs = self.results[baseline].unit_s if baseline is not None else None
         return mine / theirs if mine and theirs else None
 
     @property
     def ranking(self) -> tuple[str, ...]:
-        """Labels of what was simulated, the least time per token first."""
-        times = {label: result.per_token_s for label, result in self.results.items()}
+        """Labels of what was simulated, the least time per token (or checkpoint) first."""
+        times = {label: result.unit_s for label, result in self.results.items()}
         return tuple(
             sorted((label for label in times if times[label]), key=lambda label: times[label] or 0.0)
         )
@@ -71,7 +79,11 @@ class Comparison:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per label: model, platform, target, fits, all metrics, bottleneck, ratio."""
+        """One row per label: model, platform, target, fits, all metrics, bottleneck, ratio.
+
+        With other work than inference in it also the kind of work and, of training, the optimizer's tier;
+        what a kind lacks is missing.
+        """
         import pandas as pd
 
         rows = {
@@ -79,6 +91,7 @@ class Comparison:
                 "model": result.model,
                 "platform": result.platform,
                 "target": result.target,
+                **self._particular(result),
                 "fits": result.fits,
                 **result.metrics(),
                 "bottleneck": result.bottleneck,
@@ -89,11 +102,21 @@ class Comparison:
         }
         return pd.DataFrame.from_dict(rows, orient="index")
 
+    def _particular(self, result: SimulationResult) -> dict[str, str]:
+        """What tells results apart where some are not of inference."""
+        if all(isinstance(each, InferenceResult) for each in self.results.values()):
+            return {}
+        kind = {"workload": str(result.workload.get("kind", "inference"))}
+        if isinstance(result, TrainingResult):
+            return kind | {"optimizer_target": result.optimizer_target}
+        return kind
+
 
 def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
     """The same work on every target, by the target as it was written.
 
-    A target is a tier of the scenario's platform ("gpu" and "cpu" are understood) or ``platform:tier``.
+    A target is what ``LoadedScenario.on`` takes: a tier of the scenario's platform, of training also
+    ``weights+optimizer``, with ``platform:`` before it for another platform.
     Raises InputError for unknown targets, all of them at once.
     """
     problems: list[Problem] = []
@@ -116,6 +139,9 @@ def _on_platform(scenario: LoadedScenario, platform: str) -> LoadedScenario:
     named = {"platform": platform, "name": f"{scenario.name} on {platform}"}
     inner = scenario.scenario.model_copy(update=named)
     machine = load_platform(platform).machine(nodes=inner.nodes)
+    for key, part in (("checkpoint", inner.checkpoint), ("dataset", inner.dataset)):
+        if part is not None:
+            storage_name(part.tier, machine, f"{key}.tier")
     document = replace(scenario.document, data={**scenario.document.data, **named})
     return replace(scenario, scenario=inner, document=document, machine=machine)
 
@@ -128,7 +154,7 @@ def compare(
     keep_timelines: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Simulate a scenario with its weights on each of several targets.
+    """Simulate a scenario on each of several targets.
 
     ``baseline`` is one of the targets; by default the first that has times. Raises InputError for
     an unknown target and for what DeepSpeed would refuse, before anything is simulated.

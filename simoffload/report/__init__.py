@@ -1,1 +1,3 @@
-"""What a person reads: ``text`` for the terminal, ``page`` for one HTML file that needs nothing else."""
+"""What a person reads: ``text`` and ``comparison_text`` for the terminal, ``page`` for HTML files that need
+nothing else; ``kinds`` holds what is said differently of inference and of training.
+"""

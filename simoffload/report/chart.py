@@ -1,7 +1,8 @@
 """What all charts share: colours, axes, traces, as plain plotly.js dictionaries.
 
 Colours are those of Okabe and Ito, "Color Universal Design" (2008), which people who cannot tell red from
-green still can. What a colour says is also said by a label or a table.
+green still can, and darker shades of them for the way back in training and for what the optimizer does.
+What a colour says is also said by a label or a table.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ __all__ = [
     "BLACK",
     "BLUE",
     "CYCLE",
+    "DARK_ORANGE",
+    "DARK_PURPLE",
     "FRAME",
     "GREEN",
     "GREY",
@@ -39,12 +42,25 @@ Figure = dict[str, Any]
 BLACK, GREY = "#000000", "#999999"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+DARK_BLUE, DARK_GREEN, DARK_PURPLE = "#003A5C", "#00563F", "#7A3F62"
+DARK_GREY, DARK_ORANGE, DARK_YELLOW = "#555555", "#7A4F00", "#A39A00"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY, BLACK)
 _CAUSES = {
     "GPU compute": GREEN,
     "host thread": GREY,
     "GPU copies of gathered tensors": SKY,
     "all-gather": PURPLE,
+    "CPU Adam": BLACK,
+    "CPU casts and scaling": DARK_GREY,
+    "GPU to host": DARK_BLUE,
+    "GPU to host, pageable": DARK_YELLOW,
+    "gradients on the GPU": DARK_GREEN,
+    "optimizer on the GPU": DARK_ORANGE,
+    "reduction of gradients": DARK_PURPLE,
+    "new pages for copies": GREY,
+    "entering the page cache": DARK_GREY,
+    "into the page cache": SKY,
+    "crc32": PURPLE,
 }
 _CAUSES_ENDING = {" read": VERMILION, " write": ORANGE, ", pageable": YELLOW}
 

@@ -1,4 +1,4 @@
-"""Several results side by side: one group for each model, ratios within the group."""
+"""Several results side by side: one group for each model and kind of work, ratios within the group."""
 
 from __future__ import annotations
 
@@ -6,18 +6,34 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import printable
-from simoffload.report.phrases import headline
+from simoffload.report.kinds import words
+from simoffload.report.summary import headline
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_seconds
 
-__all__ = ["Group", "Published", "Row", "group_verdict", "groups", "in_common", "warnings"]
+__all__ = [
+    "Group",
+    "Published",
+    "Row",
+    "by_kind",
+    "exact_name",
+    "group_verdict",
+    "groups",
+    "in_common",
+    "keys",
+    "warnings",
+]
+
+
+_SHORT = 8
+"""Characters of a baseline's name for which there is room in a narrow table."""
 
 
 class Published(NamedTuple):
     """A published value to print beside a simulated one."""
 
     ratio: float
-    """Time per token over that of the baseline."""
+    """Time per token (or checkpoint) over that of the baseline."""
     source: str = ""
     """Where it was published, and how exact it is."""
 
@@ -29,17 +45,30 @@ class Row(NamedTuple):
     """Unique within its group: the target where that says enough, else the scenario."""
     result: SimulationResult
     ratio: float | None
-    """Time per token over that of the baseline; None where either has none."""
+    """Time per token (or checkpoint) over that of the baseline; None where either has none."""
     published: Published | None
 
 
 class Group(NamedTuple):
-    """Results of one model."""
+    """Results of one model and one kind of work."""
 
+    kind: str
     model: str
+    title: str
+    """The model, with the kind of work where there are several."""
     rows: tuple[Row, ...]
     baseline: str
     """Label of the row that ratios refer to; empty where none has a time."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a table has room for little else, as more than the weights can be elsewhere."""
+        return len(words(self.rows[0].result).places) > 1
+
+    @property
+    def against(self) -> str:
+        """The baseline for the head of a column; empty if there is none, or none short enough."""
+        return "" if self.narrow and len(self.baseline) > _SHORT else self.baseline
 
 
 def groups(
@@ -48,69 +77,106 @@ def groups(
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
 ) -> tuple[Group, ...]:
-    """Arrange results by model, in the order given.
+    """Arrange results by kind of work and model, in the order given.
 
-    ``published`` and ``baseline`` name rows by target, scenario name or "scenario@target". The baseline is
-    the first row of each model that has times, or the row named.
+    ``published`` and ``baseline`` name rows by target, scenario name or ``exact_name``. The baseline is
+    the first row of each group that has times, or the row named.
 
     Raises ValueError if ``baseline`` names none.
     """
-    by_model: dict[str, list[SimulationResult]] = {}
+    alike: dict[tuple[str, str], list[SimulationResult]] = {}
     for result in results:
-        by_model.setdefault(result.model, []).append(result)
+        alike.setdefault((words(result).kind, result.model), []).append(result)
     if baseline is not None and not any(baseline in _names(result) for result in results):
         known = ", ".join(dict.fromkeys(name for result in results for name in _names(result)[1:]))
         raise ValueError(f"no result is called {baseline!r} (there are: {known})")
-    return tuple(_group(model, alike, published or {}, baseline) for model, alike in by_model.items())
+    mixed = len({kind for kind, _ in alike}) > 1
+    found = []
+    for (kind, model), mine in alike.items():
+        rows, chosen = _rows(mine, published or {}, baseline)
+        title = printable(f"{model}, {kind}" if mixed else model)
+        found.append(Group(kind, printable(model), title, rows, chosen))
+    return tuple(found)
+
+
+def exact_name(result: SimulationResult) -> str:
+    """ "scenario@target": the name that says most of the names by which ``groups`` knows a result."""
+    return words(result).exact
 
 
 def _names(result: SimulationResult) -> tuple[str, str, str]:
     """What a result may be called, most exact first."""
-    return f"{result.name}@{result.target}", result.name, result.target
+    return exact_name(result), result.name, result.target
 
 
-def _group(
-    model: str, results: Sequence[SimulationResult], published: Mapping[str, Published], baseline: str | None
-) -> Group:
-    timed = [result for result in results if result.per_token_s is not None]
+def _rows(
+    results: Sequence[SimulationResult], published: Mapping[str, Published], baseline: str | None
+) -> tuple[tuple[Row, ...], str]:
+    """The rows of a group and the label of its baseline."""
+    timed = [result for result in results if result.unit_s is not None]
     named = [result for result in timed if baseline is not None and baseline in _names(result)]
     reference = next(iter(named or (timed if baseline is None else [])), None)
-    labels = _labels(results)
     rows = []
-    for label, result in zip(labels, results, strict=True):
+    for label, result in zip(_labels(results), results, strict=True):
         reported = next((published[name] for name in _names(result) if name in published), None)
         rows.append(Row(label, result, _ratio(result, reference), reported))
-    chosen = next((row.label for row in rows if row.result is reference), "")
-    return Group(printable(model), tuple(rows), chosen)
+    return tuple(rows), next((row.label for row in rows if row.result is reference), "")
 
 
 def _ratio(result: SimulationResult, reference: SimulationResult | None) -> float | None:
-    if reference is None or reference.per_token_s is None or result.per_token_s is None:
+    if reference is None or reference.unit_s is None or result.unit_s is None:
         return None
-    return result.per_token_s / reference.per_token_s
+    return result.unit_s / reference.unit_s
 
 
 def _labels(results: Sequence[SimulationResult]) -> list[str]:
     """The shortest names that tell the results apart."""
-    for form in ("{target}", "{name}", "{name}, {target}"):
-        labels = [printable(form.format(target=result.target, name=result.name)) for result in results]
+    labels: list[str] = []
+    for names in zip(*(words(result).labels for result in results), strict=True):
+        labels = list(names)
         if len(set(labels)) == len(labels):
             return labels
     return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]
 
 
+def keys(group: Group) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Heads and cells that say which row is which.
+
+    Where only the weights can be elsewhere the label says it; where more can, each has a column, and the
+    scenario has one if it is needed.
+    """
+    told = [words(row.result) for row in group.rows]
+    heads = tuple(place.what for place in told[0].places)
+    if len(heads) == 1:
+        return heads, tuple((row.label,) for row in group.rows)
+    cells = [tuple(printable(place.tier) for place in each.places) for each in told]
+    if len(set(cells)) == len(cells):
+        return heads, tuple(cells)
+    named = [(printable(row.result.name), *tiers) for row, tiers in zip(group.rows, cells, strict=True)]
+    if len(set(named)) < len(named):
+        named = [(row.label, *tiers) for row, tiers in zip(group.rows, cells, strict=True)]
+    return ("scenario", *heads), tuple(named)
+
+
+def by_kind(found: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
+    """The groups of each kind of work."""
+    kinds = dict.fromkeys(group.kind for group in found)
+    return {kind: tuple(group for group in found if group.kind == kind) for kind in kinds}
+
+
 def group_verdict(group: Group) -> str:
     """ "bloom-176b, time per token: dram 50 ms, raid 90 ms (1.8×); does not fit: hbm."."""
-    timed = [row for row in group.rows if row.result.per_token_s is not None]
-    timed.sort(key=lambda row: row.result.per_token_s or 0.0)
+    timed = [row for row in group.rows if row.result.unit_s is not None]
+    timed.sort(key=lambda row: row.result.unit_s or 0.0)
     told = []
     for row in timed:
         ratio = f" ({row.ratio:.3g}×)" if row.ratio is not None and row.label != group.baseline else ""
-        told.append(f"{row.label} {format_seconds(row.result.per_token_s or 0.0)}{ratio}")
-    times = f"time per token: {', '.join(told)}" if told else ""
+        told.append(f"{row.label} {format_seconds(row.result.unit_s or 0.0)}{ratio}")
+    unit = group.rows[0].result.unit
+    times = f"time per {unit}: {', '.join(told)}" if told else ""
     missing = [row.label for row in group.rows if not row.result.fits]
     refused = f"does not fit: {', '.join(missing)}" if missing else ""
-    return f"{group.model}, {'; '.join(part for part in (times, refused) if part) or 'fits everywhere'}."
+    return f"{group.title}, {'; '.join(part for part in (times, refused) if part) or 'fits everywhere'}."
 
 
 def in_common(results: Sequence[SimulationResult]) -> tuple[str, ...]:
@@ -124,7 +190,7 @@ def warnings(found: Sequence[Group]) -> list[str]:
     about: dict[str, list[str]] = {}
     for group in found:
         for row in group.rows:
-            label = f"{group.model}, {row.label}" if len(found) > 1 else row.label
+            label = f"{group.title}, {row.label}" if len(found) > 1 else row.label
             for text in dict.fromkeys(row.result.warnings):
                 about.setdefault(text, []).append(label)
     return [f"{'; '.join(labels)}: {printable(text)}" for text, labels in about.items()]

@@ -21,18 +21,23 @@ from simoffload.report.chart import (
     plain,
     short,
 )
-from simoffload.report.comparison import Group
+from simoffload.report.comparison import Group, Row
+from simoffload.report.kinds import words
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
 from simoffload.units import format_seconds
 
-__all__ = ["causes_compared", "times_compared"]
+__all__ = ["causes_compared", "phases_compared", "times_compared"]
 
 _FLAT = 6
 """Bars up to which there is room for words between them."""
+_ONE_LINE = 8
+"""Causes up to which a line of legend is enough room; beyond, there are three in a line."""
 
 
 def times_compared(groups: Sequence[Group]) -> Figure:
-    """Time per token, a cluster of bars for each model and a colour for each target; published ratios as
-    marks."""
+    """Time per token (or checkpoint), a cluster of bars for each model and a colour for each target;
+    published ratios as marks."""
     labels = list(dict.fromkeys(row.label for group in groups for row in group.rows))
     width = 0.8 / len(labels)
     at = {
@@ -46,7 +51,7 @@ def times_compared(groups: Sequence[Group]) -> Figure:
     if len(groups) == 1:
         names = {at[0, label]: short(label) for label in labels}
     else:
-        names = {float(cluster): short(group.model) for cluster, group in enumerate(groups)}
+        names = {float(cluster): short(group.title) for cluster, group in enumerate(groups)}
     marks = _marks(groups, at)
     times = [time for trace in (*data, marks) for time in trace["y"]]
     return {
@@ -62,7 +67,7 @@ def times_compared(groups: Sequence[Group]) -> Figure:
                 ticktext=list(names.values()),
             ),
             yaxis=axis(
-                "time per token [ms]",
+                f"time per {groups[0].rows[0].result.unit} [ms]",
                 type="log",
                 dtick=1,
                 exponentformat="none",
@@ -75,10 +80,10 @@ def times_compared(groups: Sequence[Group]) -> Figure:
 
 def _times(label: str, groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> Figure:
     points = [
-        (at[cluster, label], row.result.per_token_s)
+        (at[cluster, label], row.result.unit_s)
         for cluster, group in enumerate(groups)
         for row in group.rows
-        if row.label == label and row.result.per_token_s is not None
+        if row.label == label and row.result.unit_s is not None
     ]
     return {
         "type": "bar",
@@ -97,7 +102,7 @@ def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> Figu
     """Published ratios, as times of the simulated baseline."""
     points = []
     for cluster, group in enumerate(groups):
-        base = next((row.result.per_token_s for row in group.rows if row.label == group.baseline), None)
+        base = next((row.result.unit_s for row in group.rows if row.label == group.baseline), None)
         for row in group.rows:
             if row.published is not None and base is not None:
                 words = f"published: {row.published.ratio:.3g} × {plain(group.baseline)}"
@@ -138,7 +143,7 @@ def causes_compared(groups: Sequence[Group]) -> Figure:
     """Which causes a step's time went to, as fractions of it; reading from whichever target is one cause."""
     rows = [(group, row, row.result.step) for group in groups for row in group.rows if row.result.step]
     parts = [
-        (y, _general(share.cause, row.result.target), share, share.exposed_s / step.time_s)
+        (y, _general(share.cause, row.result), share, share.exposed_s / step.time_s)
         for y, (_, row, step) in enumerate(rows)
         for share in step.shares
         if share.exposed_s
@@ -161,15 +166,51 @@ def causes_compared(groups: Sequence[Group]) -> Figure:
     return {
         "data": data,
         "layout": layout(
-            FRAME + LEGEND + ROW * max(2, len(rows)),
+            FRAME + LEGEND * (1 if len(data) <= _ONE_LINE else -(-len(data) // 3)) + ROW * max(2, len(rows)),
             barmode="stack",
             showlegend=True,
             xaxis=axis("exposed time, as a fraction of the step", tickformat=".0%", range=[0, 1]),
-            yaxis=names_axis(
-                [row.label if len(groups) == 1 else _both(group, row.label) for group, row, _ in rows]
-            ),
+            yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
         ),
     }
+
+
+def phases_compared(groups: Sequence[Group]) -> Figure:
+    """How long the phases of a training step take, one row for each result."""
+    rows = [
+        (group, row, row.result)
+        for group in groups
+        for row in group.rows
+        if isinstance(row.result, TrainingResult) and row.result.phases
+    ]
+    names = dict.fromkeys(phase.name for _, _, result in rows for phase in result.phases)
+    data = []
+    for number, name in enumerate(names):
+        times = [result.phase_s(name) or 0.0 for _, _, result in rows]
+        data.append(
+            bars(
+                name,
+                y=range(len(rows)),
+                x=times,
+                told=[f"{plain(name)}: {format_seconds(time)}" for time in times],
+                color=CYCLE[number % len(CYCLE)],
+            )
+        )
+    return {
+        "data": data,
+        "layout": layout(
+            FRAME + LEGEND + ROW * max(2, len(rows)),
+            barmode="stack",
+            showlegend=True,
+            xaxis=axis("time of one step [s]", rangemode="tozero"),
+            yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
+        ),
+    }
+
+
+def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, Row]]) -> Figure:
+    """Names of results, with their models where there are several."""
+    return names_axis([row.label if len(groups) == 1 else _both(group, row.label) for group, row in rows])
 
 
 def _both(group: Group, label: str) -> str:
@@ -178,5 +219,9 @@ def _both(group: Group, label: str) -> str:
     return f"{group.model if len(group.model) <= room else group.model[:room] + '…'}, {label}"
 
 
-def _general(cause: str, target: str) -> str:
-    return f"storage{cause.removeprefix(target)}" if cause.startswith(f"{target} ") else cause
+def _general(cause: str, result: SimulationResult) -> str:
+    """ "raid read" as "storage read", where raid is what holds weights or optimizer."""
+    for place in words(result).places:
+        if cause.startswith(f"{place.tier} "):
+            return f"storage{cause.removeprefix(place.tier)}"
+    return cause

@@ -8,6 +8,8 @@ from simoffload.report.chart import (
     BLACK,
     BLUE,
     CYCLE,
+    DARK_ORANGE,
+    DARK_PURPLE,
     FRAME,
     GREEN,
     GREY,
@@ -38,24 +40,34 @@ _KINDS = {
     "read": ("read from storage", VERMILION),
     "write": ("write to storage", ORANGE),
     "copy": ("copy to the GPU", BLUE),
+    "stage": ("copy to or in host memory", SKY),
     "gather": ("all-gather", PURPLE),
     "concat": ("copies on the GPU", SKY),
+    "reduce": ("gradients", DARK_PURPLE),
     "compute": ("GPU compute", GREEN),
+    "update": ("optimizer on the GPU", DARK_ORANGE),
+    "cpu": ("optimizer on the CPU", BLACK),
     "launch": ("kernel launch", GREY),
     "hook": ("host thread", GREY),
+    "pages": ("new pages for copies", GREY),
+    "cached": ("entering the page cache", BLACK),
+    "checksum": ("crc32", PURPLE),
 }
 _WIDEST = 2.5  # times a tier's capacity: how far the capacity axis goes
 _LEGEND_COLUMNS = 4  # as names of memory terms are long
 _STREAM = 40  # [px] of a stream in the timeline
 
 
-def capacity(uses: Sequence[TierUse]) -> Figure:
-    """What each tier must hold, stacked by term, as a fraction of what it has; pinned memory hatched."""
-    names = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
+def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
+    """What each tier must hold, stacked by term, as a fraction of what it has; pinned memory hatched.
+
+    ``names`` stand at the rows where a tier has several.
+    """
+    terms = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
     sizes = {term.name: term.size / use.capacity for use in uses for term in use.terms}
     by_size = sorted(sizes, key=lambda name: (-sizes[name], name))  # the colours easiest to tell go first
     data = []
-    for name, pinned in names:
+    for name, pinned in terms:
         parts = [
             (y, use, term)
             for y, use in enumerate(uses)
@@ -76,10 +88,10 @@ def capacity(uses: Sequence[TierUse]) -> Figure:
     return {
         "data": data,
         "layout": layout(
-            FRAME + LEGEND * -(-len(names) // _LEGEND_COLUMNS) + ROW * max(2, len(uses)),
+            FRAME + LEGEND * -(-len(terms) // _LEGEND_COLUMNS) + ROW * max(2, len(uses)),
             barmode="stack",
             xaxis=axis("needed, as a fraction of the tier's capacity", tickformat=".0%", range=[0, widest]),
-            yaxis=names_axis([use.tier for use in uses]),
+            yaxis=names_axis(names or [use.tier for use in uses]),
             annotations=[_filled(y, use, widest) for y, use in enumerate(uses)],
             shapes=[rule(1, color=BLACK, dash="dot")],
         ),

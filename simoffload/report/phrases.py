@@ -8,7 +8,6 @@ from typing import NamedTuple
 from simoffload.errors import printable
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import LinkUse, PassResult
-from simoffload.results.result import SimulationResult
 from simoffload.units import format_bytes, format_seconds
 
 __all__ = [
@@ -20,15 +19,12 @@ __all__ = [
     "counted",
     "group_bounds",
     "group_links",
-    "headline",
-    "metric_rows",
     "milliseconds",
     "origins",
+    "per_second",
     "percent",
     "place",
     "plural",
-    "step_time",
-    "verdict",
 ]
 
 LIMITS = (
@@ -65,47 +61,12 @@ def place(target: str) -> str:
     return {"hbm": "in HBM", "dram": "in DRAM"}.get(target, f"on {printable(target)}")
 
 
-def headline(result: SimulationResult) -> tuple[str, ...]:
-    """Model and work in a few words each."""
-    return (
-        printable(result.model),
-        printable(result.dtype),
-        f"batch {result.batch_size} × {plural(result.ranks, 'GPU')}",
-        f"{result.prompt_length} tokens in, {result.output_length} out",
-        printable(result.platform),
-    )
-
-
-def step_time(result: SimulationResult) -> float | None:
-    """Time per output token, or of the prefill when only one token is generated [s]."""
-    return result.tpot_s or result.ttft_s
-
-
-def verdict(result: SimulationResult) -> str:
-    """The answer in one sentence."""
-    model, where = (
-        printable(result.model),
-        f"on {printable(result.platform)} with its weights {place(result.target)}",
-    )
-    if not result.fits:
-        return f"{model} does not fit {where}: {'; '.join(map(printable, result.advice))}."
-    time, step = step_time(result), result.step
-    if time is None or step is None or result.per_token_s is None:
-        return f"{model} fits {where}."
-    share = percent(step.bottleneck.exposed_s / step.time_s)
-    return (
-        f"{model} runs {where}: a step of {plural(result.batch_size * result.ranks, 'sequence')} takes "
-        f"{format_seconds(time)}, {result.tokens_per_s:.3g} tokens/s in all; "
-        f"largest part: {printable(step.bottleneck.cause)}, {share}."
-    )
-
-
-def bottleneck(one: PassResult) -> str:
-    """ "raid read takes 81 % of decode 1, held back by nvme"."""
+def bottleneck(one: PassResult, called: str = "") -> str:
+    """ "raid read takes 81 % of decode 1, held back by nvme"; ``called`` is another name for the pass."""
     share = one.bottleneck
     held = f", held back by {printable(share.limit)}" if share.limit else ""
     part = percent(share.exposed_s / one.time_s)
-    return f"{printable(share.cause)} takes {part} of {printable(one.name)}{held}"
+    return f"{printable(share.cause)} takes {part} of {called or printable(one.name)}{held}"
 
 
 def bound(one: PassResult) -> str:
@@ -119,27 +80,9 @@ def counted(size: int, use: TierUse) -> str:
     return ("−" if size < 0 else "") + format_bytes(abs(size), binary=use.kind in _BINARY)
 
 
-def metric_rows(result: SimulationResult) -> tuple[tuple[str, str, str], ...]:
-    """(key, words, value) of every metric that the result has, in the order of reading."""
-    shown = {
-        "ttft_s": ("time to first token", format_seconds),
-        "first_pass_s": ("first pass after loading", format_seconds),
-        "tpot_s": ("time per output token", format_seconds),
-        "e2e_s": ("whole generation", format_seconds),
-        "tokens_per_s": ("throughput", _per_second),
-        "decode_tokens_per_s": ("throughput of decode", _per_second),
-        "per_token_s": ("time per token", format_seconds),
-    }
-    metrics = result.metrics()
-    return tuple(
-        (key, words, show(value))
-        for key, (words, show) in shown.items()
-        if (value := metrics[key]) is not None
-    )
-
-
-def _per_second(rate: float) -> str:
-    return f"{rate:,.0f} tokens/s" if rate >= 100 else f"{rate:.3g} tokens/s"
+def per_second(rate: float, unit: str = " tokens/s") -> str:
+    """ "3.86 tokens/s", "1,204 tokens/s"."""
+    return f"{rate:,.0f}{unit}" if rate >= 100 else f"{rate:.3g}{unit}"
 
 
 def origins(counts: Mapping[str, int]) -> str:

@@ -49,9 +49,9 @@ class Window(NamedTuple):
     """Operations left out because they are shorter than all that are drawn."""
 
 
-def windows(timeline: Timeline, *, most: int) -> tuple[Window, ...]:
+def windows(timeline: Timeline, *, most: int, called: str = "layers") -> tuple[Window, ...]:
     """The first layers and, where the pass goes on after them, one layer from the middle; none if the run
-    was not recorded. A window holds the ``most`` longest operations."""
+    was not recorded. A window holds the ``most`` longest operations; ``called`` is what its blocks are."""
     if not len(timeline):
         return ()
     blocks = timeline.schedule.blocks
@@ -59,7 +59,7 @@ def windows(timeline: Timeline, *, most: int) -> tuple[Window, ...]:
     middle = _middle(timeline, parts)
     rank = _RankZero(timeline, most)
     pace = rank.busiest_stream(parts[middle][0])
-    first = rank.window("First layers", parts[:_FIRST], start=0, end=rank.begin(parts[_FIRST:], pace))
+    first = rank.window(f"First {called}", parts[:_FIRST], start=0, end=rank.begin(parts[_FIRST:], pace))
     if middle < _FIRST:
         return (first,)
     block, iteration = parts[middle]

@@ -22,6 +22,12 @@ _NAMES = {
     "compute": _COMPUTE,
     "concat": "GPU copies of gathered tensors",
     "copy": "GPU copies of gathered tensors",
+    "reduce": "gradients on the GPU",
+    "update": "optimizer on the GPU",
+    "wait": "waiting for the CPU update",
+    "pages": "new pages for copies",
+    "cached": "entering the page cache",
+    "checksum": "crc32",
 }
 
 
@@ -96,11 +102,13 @@ def _cause(op: Op, schedule: Schedule) -> str:
     return schedule.routes[op.route].name if op.route >= 0 else _NAMES[op.kind]
 
 
-def attribute(timeline: Timeline) -> Attribution:
-    """Split the makespan of a recorded run by cause, by stream and by link."""
+def attribute(timeline: Timeline, *, last: int | None = None) -> Attribution:
+    """Split the makespan of a recorded run by cause, by stream and by link; that of what ends with ``last``,
+    if an entry is named."""
     schedule = timeline.schedule
     ranks = _Ranks(timeline)
-    last = max(range(len(timeline)), key=timeline.end.__getitem__)
+    if last is None:
+        last = max(range(len(timeline)), key=timeline.end.__getitem__)
     rank = timeline.rank[last]
     exposed, exposed_streams, exposed_links = Counter[str](), Counter[str](), Counter[str]()
     entry: int | None = last

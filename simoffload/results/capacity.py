@@ -8,7 +8,7 @@ from typing import NamedTuple
 from simoffload.hardware import Tier
 from simoffload.units import format_bytes
 
-__all__ = ["MemoryTerm", "TierUse", "tier_uses"]
+__all__ = ["MemoryTerm", "Moment", "TierUse", "peak_uses", "tier_uses"]
 
 
 class MemoryTerm(NamedTuple):
@@ -24,6 +24,14 @@ class MemoryTerm(NamedTuple):
     """What makes it smaller, where that is not another tier for the weights."""
 
 
+class Moment(NamedTuple):
+    """What is held at one stage of a run."""
+
+    name: str
+    """"initialisation", "forward and backward", "optimizer step", …"""
+    terms: tuple[MemoryTerm, ...]
+
+
 class TierUse(NamedTuple):
     """What a tier must hold at its peak, and what it has."""
 
@@ -36,6 +44,8 @@ class TierUse(NamedTuple):
     capacity: int
     """[B]"""
     terms: tuple[MemoryTerm, ...]
+    moment: str = ""
+    """When the need is largest, where that differs between stages of a run."""
 
     @property
     def fits(self) -> bool:
@@ -65,3 +75,13 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
             needed = sum(term.size for term in mine)
             uses.append(TierUse(name, tier.kind, scope, needed, tier.capacity, mine))
     return tuple(uses)
+
+
+def peak_uses(moments: Iterable[Moment], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
+    """For every tier what it holds when it holds most, the first such moment counting."""
+    largest: dict[str, TierUse] = {}
+    for moment in moments:
+        for use in tier_uses(moment.terms, tiers):
+            if use.tier not in largest or use.needed > largest[use.tier].needed:
+                largest[use.tier] = use._replace(moment=moment.name)
+    return tuple(largest[name] for name in tiers if name in largest)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.results.attribution import Attribution, attribute
 from simoffload.results.timeline import Timeline
 from simoffload.schedule.bounds import link_times, stream_times
 
-__all__ = ["LinkUse", "PassResult", "Share", "StreamUse", "summarize_pass"]
+__all__ = ["LinkUse", "PassResult", "Share", "StreamUse", "combined", "summarize_pass"]
 
 _PICO = 1e-12
 _SATURATED = 0.5  # of the time that a link is in use; our choice: from there on the link is called the limit
@@ -72,6 +74,8 @@ class PassResult(NamedTuple):
     """[s] that no schedule can beat, by resource: bytes over bandwidth, GPU work, host work."""
     streams: tuple[StreamUse, ...] = ()
     """Of the deciding rank, in the schedule's order."""
+    unfinished_s: float = 0.0
+    """[s] that other streams go on after the stream with which the pass ends."""
 
     @property
     def bottleneck(self) -> Share:
@@ -89,24 +93,46 @@ class PassResult(NamedTuple):
         return max(self.bounds, key=lambda name: (self.bounds[name], name))
 
 
-def summarize_pass(timeline: Timeline, *, new_tokens: int, context: int) -> PassResult:
-    """Turn a recorded run into its summary."""
-    attribution = attribute(timeline)
+def summarize_pass(
+    timeline: Timeline, *, new_tokens: int, context: int, ends_with: str | None = None
+) -> PassResult:
+    """Turn a recorded run into its summary.
+
+    ``ends_with`` names a stream with whose last operation the pass ends, whatever goes on elsewhere; what
+    goes on counts as busy time and traffic of this pass.
+    """
+    last = None if ends_with is None else _last_of(timeline, ends_with)
+    end = timeline.makespan if last is None else timeline.end[last]
+    attribution = attribute(timeline, last=last)
     return PassResult(
         name=timeline.schedule.name,
         new_tokens=new_tokens,
         context=context,
-        time_s=timeline.makespan * _PICO,
+        time_s=end * _PICO,
         shares=_shares(timeline, attribution),
         links=_links(timeline, attribution),
-        bounds=_bounds(timeline),
+        bounds={name: min(bound, end * _PICO) for name, bound in _bounds(timeline).items()},
         streams=tuple(
             StreamUse(
                 name, attribution.busy_streams[name] * _PICO, attribution.exposed_streams.get(name, 0) * _PICO
             )
             for name in attribution.busy_streams
         ),
+        unfinished_s=(timeline.makespan - end) * _PICO,
     )
+
+
+def _last_of(timeline: Timeline, stream: str) -> int:
+    """The entry of a stream that ends last."""
+    schedule = timeline.schedule
+    number = schedule.streams.index(stream)
+    positions = zip(timeline.block, timeline.position, strict=True)
+    mine = [
+        entry
+        for entry, (block, position) in enumerate(positions)
+        if schedule.blocks[block].ops[position].stream == number
+    ]
+    return max(mine, key=timeline.end.__getitem__)
 
 
 def _shares(timeline: Timeline, attribution: Attribution) -> tuple[Share, ...]:
@@ -199,3 +225,67 @@ def _bounds(timeline: Timeline) -> dict[str, float]:
         if time:
             bounds[link.name] = time * _PICO
     return bounds
+
+
+def combined(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassResult:
+    """Put passes that follow one another together, each as often as it happens; times and bytes add up."""
+    weighted = [(one, float(count)) for one, count in parts]
+    return PassResult(
+        name=name,
+        new_tokens=parts[0][0].new_tokens,
+        context=parts[0][0].context,
+        time_s=sum(one.time_s * count for one, count in weighted),
+        shares=_sum_shares(weighted),
+        links=_sum_links(weighted),
+        bounds=_sums((key, value * count) for one, count in weighted for key, value in one.bounds.items()),
+        streams=_sum_streams(weighted),
+    )
+
+
+def _sum_shares(parts: Sequence[tuple[PassResult, float]]) -> tuple[Share, ...]:
+    """By cause; what held a transfer back is said of the pass in which it took longest."""
+    found: dict[str, Share] = {}
+    longest: dict[str, float] = {}
+    for one, count in parts:
+        for share in one.shares:
+            known = found.get(share.cause, Share(share.cause, 0.0, 0.0, "", 0))
+            limit = known.limit
+            if share.busy_s * count >= longest.get(share.cause, 0.0):
+                limit, longest[share.cause] = share.limit, share.busy_s * count
+            found[share.cause] = Share(
+                share.cause,
+                known.exposed_s + share.exposed_s * count,
+                known.busy_s + share.busy_s * count,
+                limit,
+                known.size + round(share.size * count),
+            )
+    return tuple(sorted(found.values(), key=lambda share: (-share.exposed_s, -share.busy_s, share.cause)))
+
+
+def _sum_links(parts: Sequence[tuple[PassResult, float]]) -> tuple[LinkUse, ...]:
+    found: dict[str, LinkUse] = {}
+    for one, count in parts:
+        for use in one.links:
+            known = found.get(use.link, LinkUse(use.link, 0, 0.0, 0.0, use.capacity))
+            found[use.link] = LinkUse(
+                use.link,
+                known.size + round(use.size * count),
+                known.busy_s + use.busy_s * count,
+                known.saturated_s + use.saturated_s * count,
+                use.capacity,
+                known.exposed_s + use.exposed_s * count,
+            )
+    return tuple(sorted(found.values(), key=lambda use: (-use.busy_s, use.link)))
+
+
+def _sum_streams(parts: Sequence[tuple[PassResult, float]]) -> tuple[StreamUse, ...]:
+    busy = _sums((use.stream, use.busy_s * count) for one, count in parts for use in one.streams)
+    exposed = _sums((use.stream, use.exposed_s * count) for one, count in parts for use in one.streams)
+    return tuple(StreamUse(name, busy[name], exposed[name]) for name in busy)
+
+
+def _sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for key, value in pairs:
+        totals[key] = totals.get(key, 0.0) + value
+    return totals

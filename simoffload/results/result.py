@@ -1,9 +1,11 @@
-"""The answer to a scenario."""
+"""The answer to a scenario: what all kinds of work have in common."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
@@ -12,20 +14,9 @@ from simoffload.results.timeline import Timeline
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FORMULAS", "Provenance", "SimulationResult"]
+__all__ = ["Provenance", "SimulationResult"]
 
 SCHEMA = "simoffload/result/1"
-
-FORMULAS = {
-    "ttft_s": "time of the prefill pass, trace recorded and weights in their tier (time to first token)",
-    "first_pass_s": "time of the very first prefill after loading: DeepSpeed has no trace yet, no prefetch",
-    "tpot_s": "sum of the decode steps / number of decode steps (time per output token)",
-    "e2e_s": "ttft_s + sum of the decode steps",
-    "tokens_per_s": "output_length x batch_size x ranks / e2e_s",
-    "decode_tokens_per_s": "batch_size x ranks / tpot_s",
-    "per_token_s": "e2e_s / (output_length x batch_size x ranks), the metric of transformers-bloom-inference",
-}
-"""Metric names and how each is computed."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +40,14 @@ class Provenance:
         return counts
 
 
-@dataclass(frozen=True)
-class SimulationResult:
+@dataclass(frozen=True, kw_only=True)
+class SimulationResult(ABC):
     """Capacity, speed, causes and provenance of one scenario; speed is None where it does not fit."""
+
+    formulas: ClassVar[Mapping[str, str]]
+    """Metric names and how each is computed."""
+    unit: ClassVar[str] = "token"
+    """What is made, in the words of a comparison."""
 
     name: str
     model: str
@@ -61,9 +57,6 @@ class SimulationResult:
     target: str
     """Tier that holds the weights."""
     ranks: int
-    batch_size: int
-    prompt_length: int
-    output_length: int
     capacity: tuple[TierUse, ...]
     advice: tuple[str, ...]
     """What would make it fit; empty when it does."""
@@ -71,62 +64,43 @@ class SimulationResult:
     provenance: Provenance
     extrapolations: tuple[str, ...] = ()
     """What lies outside of the range in which the machine was measured."""
-    prefill: PassResult | None = None
-    first_pass: PassResult | None = None
-    decode: tuple[PassResult, ...] = ()
-    """The decode steps that were simulated, in order of context."""
-    decode_total_s: float = 0.0
-    """[s] of all decode steps."""
-    decode_spread: float = 0.0
-    """Relative distance of the middle decode step from the straight line between first and last, or of the
-    last from the first where the middle was not simulated; 0 when every step was simulated."""
     timelines: dict[str, Timeline] = field(default_factory=dict, repr=False, compare=False)
     """Recorded passes by name, where asked for."""
+
+    @property
+    @abstractmethod
+    def workload(self) -> dict[str, Any]:
+        """What was done, in the words of the scenario."""
+
+    @property
+    @abstractmethod
+    def step(self) -> PassResult | None:
+        """The pass that stands for the run; None where it does not fit."""
+
+    @property
+    @abstractmethod
+    def passes(self) -> tuple[PassResult, ...]:
+        """Every pass that was simulated, in order."""
+
+    @property
+    @abstractmethod
+    def step_time_s(self) -> float | None:
+        """[s] of a step: an output token of all sequences, an update of the weights."""
+
+    @property
+    @abstractmethod
+    def per_token_s(self) -> float | None:
+        """Time per token over all ranks [s]; None for work that makes none."""
+
+    @property
+    def unit_s(self) -> float | None:
+        """[s] for one ``unit``, by which results are compared."""
+        return self.per_token_s
 
     @property
     def fits(self) -> bool:
         """Whether every tier is large enough."""
         return all(use.fits for use in self.capacity)
-
-    @property
-    def ttft_s(self) -> float | None:
-        """Time to first token [s]: see FORMULAS."""
-        return self.prefill.time_s if self.prefill else None
-
-    @property
-    def first_pass_s(self) -> float | None:
-        """Time of the first pass after loading [s]: see FORMULAS."""
-        return self.first_pass.time_s if self.first_pass else None
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token [s], None when only one token is generated: see FORMULAS."""
-        return self.decode_total_s / (self.output_length - 1) if self.decode else None
-
-    @property
-    def e2e_s(self) -> float | None:
-        """Time of one whole generation [s]."""
-        return self.prefill.time_s + self.decode_total_s if self.prefill else None
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Generated tokens per second over all ranks: see FORMULAS."""
-        return self.output_length * self.batch_size * self.ranks / self.e2e_s if self.e2e_s else None
-
-    @property
-    def decode_tokens_per_s(self) -> float | None:
-        """Tokens per second of the decode steps over all ranks: see FORMULAS."""
-        return self.batch_size * self.ranks / self.tpot_s if self.tpot_s else None
-
-    @property
-    def per_token_s(self) -> float | None:
-        """Time per token over all streams [s]: see FORMULAS."""
-        return 1 / self.tokens_per_s if self.tokens_per_s else None
-
-    @property
-    def step(self) -> PassResult | None:
-        """The pass that stands for the run: the first decode step, or the prefill when there is none."""
-        return self.decode[0] if self.decode else self.prefill
 
     @property
     def bottleneck(self) -> str | None:
@@ -145,7 +119,7 @@ class SimulationResult:
 
     def metrics(self) -> dict[str, float | None]:
         """All metrics by name [s], [1/s]."""
-        return {name: getattr(self, name) for name in FORMULAS}
+        return {name: getattr(self, name) for name in self.formulas}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; bytes and seconds are numbers."""
@@ -156,19 +130,15 @@ class SimulationResult:
             "platform": self.platform,
             "target": self.target,
             "ranks": self.ranks,
-            "workload": {
-                "batch_size": self.batch_size,
-                "prompt_length": self.prompt_length,
-                "output_length": self.output_length,
-            },
+            "workload": self.workload,
             "fits": self.fits,
             "capacity": [_tier(use) for use in self.capacity],
             "advice": list(self.advice),
             "metrics": self.metrics(),
-            "formulas": FORMULAS,
+            "formulas": dict(self.formulas),
             "step": self._step(),
-            "passes": [_pass(one) for one in (self.first_pass, self.prefill, *self.decode) if one],
-            "decode_interpolation_residual": self.decode_spread,
+            "passes": [_pass(one) for one in self.passes],
+            **self.particulars(),
             "warnings": list(self.warnings),
             "extrapolations": list(self.extrapolations),
             "provenance": {
@@ -180,6 +150,10 @@ class SimulationResult:
                 "versions": self.provenance.versions,
             },
         }
+
+    def particulars(self) -> dict[str, Any]:
+        """What only this kind of result says, as plain values."""
+        return {}
 
     def _step(self) -> dict[str, Any] | None:
         if self.step is None:
@@ -201,8 +175,7 @@ class SimulationResult:
 
         rows = [
             {"pass": one.name, "context": one.context, "time_s": one.time_s, **share._asdict()}
-            for one in (self.first_pass, self.prefill, *self.decode)
-            if one
+            for one in self.passes
             for share in one.shares
         ]
         return pd.DataFrame(
@@ -219,6 +192,7 @@ def _tier(use: TierUse) -> dict[str, Any]:
         "capacity_bytes": use.capacity,
         "headroom_bytes": use.headroom,
         "fits": use.fits,
+        **({"moment": use.moment} if use.moment else {}),
         "terms": [{"name": term.name, "bytes": term.size, "pinned": term.pinned} for term in use.terms],
     }
 

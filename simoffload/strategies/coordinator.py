@@ -65,11 +65,11 @@ class Actions(Protocol):
 
 
 class Coordinator:
-    """State of one rank's coordinator in one forward pass.
+    """State of one rank's coordinator in one forward pass, or forward and backward.
 
-    ``uses`` holds for every module, in the order of the pre-forward hooks, the indices into ``tensors``
-    of the parameters that it owns. ``warm`` = after the passes in which the trace was recorded and the
-    persistent parameters came to the GPU for good; otherwise the first pass after loading.
+    ``uses`` holds for every module, in the order of the hooks before forward and backward, the indices into
+    ``tensors`` of the parameters that it owns. ``warm`` = after the passes in which the trace was
+    recorded and the persistent parameters came to the GPU for good; otherwise the first pass after loading.
     """
 
     def __init__(
@@ -110,20 +110,30 @@ class Coordinator:
         self._awaited: set[int] = set()
         self._events = 0
         self._n_available = 0
+        self._step = 0
 
     def run(self) -> None:
-        """Walk the pass; InputError where DeepSpeed would stop with "Not enough buffers"."""
-        actions = self._actions
+        """Walk a forward pass; InputError where DeepSpeed would stop with "Not enough buffers"."""
         for step, used in enumerate(self._uses):
-            actions.enter(step)
-            self._fetch(used)
-            if self._warm:
-                self._discard(step, used)
-                if self._settings.prefetch_bucket_size > 0:
-                    self._prefetch_gathers()
-                    self._prefetch_reads()
-            actions.compute(step)
-            self._release(step + 1, used)
+            self._actions.enter(step)
+            self.fetch()
+            self._actions.compute(step)
+            self.release(used)
+
+    def fetch(self) -> None:
+        """The hook before the next module, forward or backward; raises what :meth:`run` raises."""
+        step, used = self._step, self._uses[self._step]
+        self._fetch(used)
+        if self._warm:
+            self._discard(step, used)
+            if self._settings.prefetch_bucket_size > 0:
+                self._prefetch_gathers()
+                self._prefetch_reads()
+        self._step += 1
+
+    def release(self, used: Sequence[int]) -> None:
+        """The hook after a module that owns ``used``."""
+        self._release(self._step, used)
 
     def _fetch(self, used: Sequence[int]) -> None:
         missing = [index for index in used if self._status[index] == _ABSENT]

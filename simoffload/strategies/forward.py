@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.models import Module
-from simoffload.schedule import Dependency, Op, Schedule
-from simoffload.schedule.builder import ScheduleBuilder
+from simoffload.schedule import Schedule
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.timing import Timing, effective_rate, picoseconds, shares
+from simoffload.strategies.stream_writer import StreamWriter
+from simoffload.strategies.timing import Timing, effective_rate, picoseconds
 
 __all__ = ["STREAMS", "ForwardWriter", "Placement", "Visit"]
 
 STREAMS = ("host", "copy", "comm", "compute", "io")
-HOST, COPY, COMM, COMPUTE, IO = range(5)
+_, COPY, COMM, COMPUTE, IO = range(5)
 _ALIGNMENT = 1024  # AIO_ALIGNED_BYTES of DeepSpeed, per worker thread
 
 
@@ -53,20 +53,23 @@ class _Gather(NamedTuple):
     tensors: int
 
 
-class ForwardWriter:
+class ForwardWriter(StreamWriter):
     """Implements the coordinator's ``Actions`` for one pass."""
 
-    def __init__(self, *, name: str, placement: Placement, timing: Timing, visits: Sequence[Visit]):
+    def __init__(
+        self,
+        *,
+        name: str,
+        placement: Placement,
+        timing: Timing,
+        visits: Sequence[Visit],
+        streams: Sequence[str] = STREAMS,
+    ) -> None:
+        super().__init__(name=name, ranks=placement.ranks, streams=streams, timing=timing)
         self._place = placement
-        self._timing = timing
         self._visits = visits
-        self._builder = ScheduleBuilder(name=name, ranks=placement.ranks, streams=STREAMS)
-        self._costs = timing.machine.host.deepspeed
         self._copies = COPY if placement.settings.overlap_comm else COMPUTE
         self._direct = placement.settings.copies_directly(placement.ranks)
-        self._pending = 0
-        self._awaited: list[tuple[int, int]] = []
-        self._label = name
         self._gathers: list[_Gather] = []
         self._fetch_events: list[int] = []
         self._fetched_until: int | None = None
@@ -76,10 +79,8 @@ class ForwardWriter:
 
     def finish(self) -> Schedule:
         """Close the pass: the host waits for the last kernel, then picks the next token."""
-        self._host_waits(COMPUTE)
-        self._flush()
-        machine = self._timing.machine
-        return self._builder.build([(resource.name, resource.capacity) for resource in machine.resources])
+        self.host_waits(COMPUTE)
+        return self.build()
 
     # -- what the coordinator calls -------------------------------------------------------------
 
@@ -87,31 +88,31 @@ class ForwardWriter:
         """The hook begins, and with the first module of a layer a new segment."""
         visit = self._visits[step]
         if visit.segment:
-            self._builder.segment(visit.segment)
-        self._label = visit.module.name
+            self.builder.segment(visit.segment)
+        self.label = visit.module.name
         self._fetched_until = None
         self._waited = False
         if not step:
-            self._spend(self._costs.pass_overhead.value)
-        before = self._costs.hook.value / 2
-        self._spend(before + self._costs.hook_input.value * visit.module.touched)
+            self.spend(self.costs.pass_overhead.value)
+        before = self.costs.hook.value / 2
+        self.spend(before + self.costs.hook_input.value * visit.module.touched)
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Reads are queued at once and served one tensor after the other: an aio thread finishes a
         tensor before it begins the next (csrc/aio/py_lib/deepspeed_aio_thread.cpp)."""
-        self._flush()
+        self.flush()
         for tensor in tensors:
             size = self._aligned(tensor.slice_numel * self._place.dtype_bytes)
             route, fixed = self._read_route(size)
-            self._reading += self._transfer_s(route, fixed, size)
-            self._add(
-                "read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self._host_so_far()
+            self._reading += self.transfer_s(route, fixed, size)
+            self.add(
+                "read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self.host_so_far()
             )
 
     def wait_reads(self) -> None:
         """The host waits for all reads of the handle, whoever they are for."""
-        self._host_waits(IO)
-        self._cool(self._reading)
+        self.host_waits(IO)
+        self.cool(self._reading)
         self._reading = 0.0
 
     def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
@@ -122,32 +123,32 @@ class ForwardWriter:
         is a copy within HBM.
         """
         if prefetch and self._fetched_until is None:
-            self._fetched_until = self._builder.written[self._copies]
-        costs = self._costs
+            self._fetched_until = self.builder.written[self._copies]
+        costs = self.costs
         call = costs.prefetch_call if prefetch else costs.fetch_call
-        self._spend(call.value + costs.gathered_parameter.value * len(tensors))
+        self.spend(call.value + costs.gathered_parameter.value * len(tensors))
         if not self._direct:
             several = costs.coalesced_call.value if len(tensors) > 1 else 0.0
             each = costs.collective_parameter.value * len(tensors)
-            self._spend(costs.collective_call.value + several + each)
+            self.spend(costs.collective_call.value + several + each)
         slices = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
         for pinned, sizes in self._by_memory(tensors, slices):
             self._copy(sizes, pinned=pinned, blocking=not (self._direct and pinned))
         if self._direct:
             self._gathers.append(_Gather(-1, sum(slices), len(tensors)))
             return len(self._gathers) - 1
-        self._flush()
+        self.flush()
         if len(tensors) > 1:
-            self._add(
-                "concat", self._copies, fixed=self._timing.hbm_copy(sum(slices)), after=self._host_so_far()
+            self.add(
+                "concat", self._copies, fixed=self.timing.hbm_copy(sum(slices)), after=self.host_so_far()
             )
-        after = (*self._host_so_far(), *self._so_far(self._copies))
+        after = (*self.host_so_far(), *self.so_far(self._copies))
         if self._place.ranks == 1:
-            ordinal = self._add("concat", COMM, fixed=self._timing.hbm_copy(sum(slices)), after=after)
+            ordinal = self.add("concat", COMM, fixed=self.timing.hbm_copy(sum(slices)), after=after)
         else:
             size = sum(slices) * (self._place.ranks - 1)
             route, fixed = self._gather_route(size)
-            ordinal = self._add(
+            ordinal = self.add(
                 "gather", COMM, fixed=fixed, size=size, route=route, after=after, collective=True
             )
         self._gathers.append(_Gather(ordinal, sum(slices) * self._place.ranks, len(tensors)))
@@ -157,101 +158,49 @@ class ForwardWriter:
         """Without a gather the host drains the copy stream. Else the copy stream waits for the gather and,
         if several tensors came together, takes them apart (AllGatherCoalescedHandle)."""
         if self._direct:
-            self._host_waits(self._copies)
+            self.host_waits(self._copies)
             return
         gather = self._gathers[handle]
-        self._flush()
-        apart = self._timing.hbm_copy(gather.size) if gather.tensors > 1 else 0
-        after = (*self._host_so_far(), self._builder.after(COMM, gather.ordinal))
-        self._add("concat", self._copies, fixed=apart, after=after)
+        self.flush()
+        apart = self.timing.hbm_copy(gather.size) if gather.tensors > 1 else 0
+        after = (*self.host_so_far(), self.builder.after(COMM, gather.ordinal))
+        self.add("concat", self._copies, fixed=apart, after=after)
 
     def fetch_event(self) -> None:
         """Remember what is on the copy stream; the first event of a module costs the host time."""
         if not self._waited:
             self._waited = True
-            self._spend(self._costs.fetch_wait.value)
-        self._fetch_events.append(self._builder.written[self._copies] - 1)
+            self.spend(self.costs.fetch_wait.value)
+        self._fetch_events.append(self.builder.written[self._copies] - 1)
 
     def throttle(self, event: int) -> None:
         """The host waits until the copy stream has passed an older event."""
-        self._host_waits(self._copies, self._fetch_events[event])
+        self.host_waits(self._copies, self._fetch_events[event])
 
     def compute(self, step: int) -> None:
         """Kernels run behind what was on the copy stream when the module had been fetched
         (``current_stream().wait_stream(allgather_stream)``), not behind later prefetches."""
         visit = self._visits[step]
-        fetched = self._builder.written[self._copies] if self._fetched_until is None else self._fetched_until
+        fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
         self._launch(visit.module, fetched)
-        self._spend(self._costs.hook.value / 2)
+        self.spend(self.costs.hook.value / 2)
         for module in visit.unhooked:
             self._launch(module, fetched)
 
     def release(self, count: int) -> None:
         """Parameters go back to their partitions at the host's expense only."""
-        self._spend(self._costs.released_parameter.value * count)
+        self.spend(self.costs.released_parameter.value * count)
 
     def _launch(self, module: Module, fetched: int) -> None:
-        self._spend(self._timing.launch_s(module))
-        duration = self._timing.compute(module)
+        self.spend(self.timing.launch_s(module))
+        duration = self.timing.compute(module)
         if not duration:
             return
-        self._flush()
-        after = list(self._host_so_far())
+        self.flush()
+        after = list(self.host_so_far())
         if fetched:
-            after.append(self._builder.after(self._copies, fetched - 1))
-        self._add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
-
-    # -- the host thread ------------------------------------------------------------------------
-
-    def _spend(self, seconds: float) -> None:
-        self._pending += picoseconds(seconds)
-
-    def _cool(self, seconds: float) -> None:
-        """What the thread does after a transfer of ``seconds`` that held it up takes longer."""
-        self._spend(min(self._costs.cold_limit.value, self._costs.cold_share.value * seconds))
-
-    def _transfer_s(self, route: int, fixed: int, size: int) -> float:
-        """[s] of a transfer alone."""
-        return fixed * 1e-12 + size / self._builder.cap(route)
-
-    def _host_waits(self, stream: int, ordinal: int | None = None) -> None:
-        """The host's next work starts only when an operation (the last one by default) is done."""
-        if self._pending:
-            self._flush()
-        last = self._builder.written[stream] - 1 if ordinal is None else ordinal
-        if last >= 0 and (stream, last) not in self._awaited:
-            self._awaited.append((stream, last))
-
-    def _flush(self) -> None:
-        if self._pending or self._awaited:
-            after = tuple(self._builder.after(stream, ordinal) for stream, ordinal in self._awaited)
-            fixed, self._pending = self._pending, 0
-            self._awaited = []
-            self._add("hook", HOST, fixed=fixed, after=after)
-
-    # -- operations -----------------------------------------------------------------------------
-
-    def _add(
-        self,
-        kind: str,
-        stream: int,
-        *,
-        fixed: int = 0,
-        size: int = 0,
-        route: int = -1,
-        label: str | None = None,
-        after: tuple[Dependency, ...] = (),
-        collective: bool = False,
-    ) -> int:
-        return self._builder.add(
-            Op(kind, label or self._label, stream, fixed, size, route, after, collective)
-        )
-
-    def _so_far(self, stream: int) -> tuple[Dependency, ...]:
-        return (Dependency(stream),) if self._builder.written[stream] else ()
-
-    def _host_so_far(self) -> tuple[Dependency, ...]:
-        return self._so_far(HOST)
+            after.append(self.builder.after(self._copies, fetched - 1))
+        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
 
     def _by_memory(self, tensors: Sequence[Tensor], slices: Sequence[int]) -> list[tuple[bool, list[int]]]:
         """Split a batch into pinned and pageable source memory.
@@ -269,17 +218,15 @@ class ForwardWriter:
         return [(pinned, sizes) for pinned, sizes in split.items() if sizes]
 
     def _copy(self, sizes: list[int], *, pinned: bool, blocking: bool) -> None:
-        self._flush()
+        self.flush()
         route, latency = self._copy_route(tuple(sizes), pinned=pinned)
-        self._add(
-            "copy", self._copies, fixed=latency, size=sum(sizes), route=route, after=self._host_so_far()
-        )
+        self.add("copy", self._copies, fixed=latency, size=sum(sizes), route=route, after=self.host_so_far())
         if blocking:
-            self._host_waits(self._copies)
+            self.host_waits(self._copies)
             if not self._direct:
-                self._cool(self._transfer_s(route, latency, sum(sizes)))
-        call = self._costs.blocking_copy_call if blocking and pinned else self._costs.copy_call
-        self._spend(call.value * len(sizes))
+                self.cool(self.transfer_s(route, latency, sum(sizes)))
+        call = self.costs.blocking_copy_call if blocking and pinned else self.costs.copy_call
+        self.spend(call.value * len(sizes))
 
     def _aligned(self, size: int) -> int:
         unit = _ALIGNMENT * self._place.settings.threads
@@ -290,12 +237,10 @@ class ForwardWriter:
     def _copy_route(self, sizes: tuple[int, ...], *, pinned: bool) -> tuple[int, int]:
         key = (f"copy {pinned}", sizes)
         if key not in self._transfers:
-            machine = self._timing.machine
+            machine = self.timing.machine
             paths = [machine.host_to_device(rank, pinned=pinned) for rank in range(self._place.ranks)]
-            route = self._builder.route(
-                name="host to GPU" if pinned else "host to GPU, pageable",
-                hops=shares(paths),
-                cap=effective_rate(paths[0], sizes),
+            route = self.route(
+                "host to GPU" if pinned else "host to GPU, pageable", paths, effective_rate(paths[0], sizes)
             )
             self._transfers[key] = route, picoseconds(paths[0].latency * len(sizes))
         return self._transfers[key]
@@ -303,11 +248,9 @@ class ForwardWriter:
     def _gather_route(self, size: int) -> tuple[int, int]:
         key = ("gather", (size,))
         if key not in self._transfers:
-            machine, ranks = self._timing.machine, self._place.ranks
+            machine, ranks = self.timing.machine, self._place.ranks
             paths = [machine.gather(rank, ranks) for rank in range(ranks)]
-            route = self._builder.route(
-                name="all-gather", hops=shares(paths), cap=effective_rate(paths[0], [size])
-            )
+            route = self.route("all-gather", paths, effective_rate(paths[0], [size]))
             self._transfers[key] = route, picoseconds(paths[0].latency)
         return self._transfers[key]
 
@@ -316,7 +259,7 @@ class ForwardWriter:
         request (Little's law), and never more than the tensor itself."""
         key = ("read", (size,))
         if key not in self._transfers:
-            machine, settings = self._timing.machine, self._place.settings
+            machine, settings = self.timing.machine, self._place.settings
             paths = [
                 machine.storage_read(self._place.tier, rank, gds=settings.use_gds)
                 for rank in range(self._place.ranks)
@@ -326,6 +269,6 @@ class ForwardWriter:
                 min(settings.outstanding_bytes, size), block=min(settings.block_size, size)
             )
             cap = min(path.curve.rate(size), in_flight)
-            route = self._builder.route(name=f"{self._place.tier} read", hops=shares(paths), cap=cap)
+            route = self.route(f"{self._place.tier} read", paths, cap)
             self._transfers[key] = route, picoseconds(path.latency)
         return self._transfers[key]

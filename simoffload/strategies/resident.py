@@ -9,14 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import MemoryTerm
+from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.calibrated import arithmetic_beyond
+from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.timing import Timing, picoseconds
-from simoffload.workload import Inference
+from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.zero_training import ZeroTraining
+from simoffload.workload import Inference, Training
 
 __all__ = ["Resident", "ResidentPlan"]
 
@@ -36,6 +39,11 @@ class Resident(BaseModel):
         """Apply the strategy."""
         return ResidentPlan(model=model, workload=workload, machine=machine, ranks=self.ranks)
 
+    def train(self, model: ModelShape, workload: Training, machine: Machine) -> ZeroTrainingPlan:
+        """Plain data parallelism: everything whole on every GPU (ZeRO stage 0)."""
+        config = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 0}})
+        return ZeroTraining(ranks=self.ranks, ds_config=config).train(model, workload, machine)
+
 
 @dataclass(frozen=True)
 class ResidentPlan:
@@ -50,12 +58,10 @@ class ResidentPlan:
     warnings: tuple[str, ...] = ()
 
     @property
-    def memory(self) -> tuple[MemoryTerm, ...]:
+    def moments(self) -> tuple[Moment, ...]:
         """Weights and working memory in HBM."""
-        return (
-            MemoryTerm("hbm", "weights", self.model.weight_bytes),
-            *working_memory(self.model, self.workload, self.machine),
-        )
+        weights = MemoryTerm("hbm", "weights", self.model.weight_bytes)
+        return (Moment("", (weights, *working_memory(self.model, self.workload, self.machine))),)
 
     @property
     def extrapolations(self) -> tuple[str, ...]:

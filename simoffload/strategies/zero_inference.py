@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import MemoryTerm
+from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
 from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.coordinator import Actions, Coordinator, Tensor
@@ -259,6 +259,11 @@ class ZeroInferencePlan:
             warm=warm,
             actions=actions,
         )
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """What each tier must hold while tokens are generated."""
+        return (Moment("", self.memory),)
 
     @cached_property
     def memory(self) -> tuple[MemoryTerm, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from simoffload.validation.published import Row, Value
+from simoffload.validation.tables import Reference
 
 __all__ = ["BEGIN", "END", "insert_tables", "tables"]
 
@@ -35,9 +36,7 @@ def _summary(rows: Sequence[Row]) -> str:
 
 def _line(row: Row) -> str:
     reference = row.reference
-    where = f"{reference.scenario} on {reference.target}"
-    if reference.relative_to:
-        where += f" over {reference.relative_to}"
+    where = _simulated(reference)
     cells = (
         reference.id,
         where,
@@ -49,6 +48,16 @@ def _line(row: Row) -> str:
         reference.note,
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _simulated(reference: Reference) -> str:
+    """The scenario and where its weights are; in training, where more is changed, how it was changed."""
+    where = reference.scenario
+    if reference.target:
+        where += f" on {reference.target}"
+    elif reference.overrides:
+        where += f": {reference.overrides.replace(';', '; ')}"
+    return f"{where} over {reference.relative_to}" if reference.relative_to else where
 
 
 def _published(row: Row) -> Value:
@@ -68,8 +77,9 @@ def _value(value: Value, metric: str) -> str:
 def _bar(row: Row) -> str:
     tolerance = row.reference.tolerance
     return {
-        "within": f"±{float(tolerance or 0):.0%}",
+        "within": f"±{float(tolerance):.0%}" if row.reference.rule == "within" else "",
         "factor": f"factor {tolerance}",
+        "between": tolerance,
         "at_most": "at most",
         "at_least": "at least",
         "equal": "equal",

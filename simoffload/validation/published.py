@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
+from simoffload.results.training import StorageTraffic, TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import Progress, fit, simulate
+from simoffload.validation.planned import PLANNED
 from simoffload.validation.tables import Reference, load_references
 
 __all__ = ["Row", "compare_published"]
@@ -43,6 +47,12 @@ class Row(NamedTuple):
         return isinstance(self.predicted, float) and _RULES[reference.rule](reference, self.predicted)
 
 
+def _bounds(reference: Reference) -> tuple[float, float]:
+    """Of the rule ``between``, written as "2.0 to 2.4"."""
+    low, _, high = reference.tolerance.partition(" to ")
+    return float(low), float(high)
+
+
 _RULES: dict[str, Callable[[Reference, float], bool]] = {
     "within": lambda ref, value: abs(value / float(ref.published) - 1) <= float(ref.tolerance),
     "factor": lambda ref, value: (
@@ -50,6 +60,7 @@ _RULES: dict[str, Callable[[Reference, float], bool]] = {
     ),
     "at_most": lambda ref, value: value <= float(ref.published),
     "at_least": lambda ref, value: value >= float(ref.published),
+    "between": lambda ref, value: _bounds(ref)[0] <= value <= _bounds(ref)[1],
 }
 
 
@@ -71,11 +82,37 @@ class _Case:
         return simulate(self.scenario, progress=self._progress) if self.fits else None
 
 
+def _named(metric: str) -> Callable[[SimulationResult], float | None]:
+    return lambda result: result.metrics()[metric]
+
+
+def _until_it_returns(result: SimulationResult) -> float | None:
+    """[GiB/s] of a checkpoint, until the call of save returns."""
+    metrics = result.metrics()
+    size, time = metrics["checkpoint_bytes"], metrics["blocking_s"]
+    return size / time / 2**30 if size and time else None
+
+
+def _moved(result: SimulationResult, size: Callable[[StorageTraffic], int]) -> float | None:
+    """[B] of one step of training for each parameter, on all tiers of storage."""
+    traffic = result.traffic if isinstance(result, TrainingResult) else ()
+    return sum(map(size, traffic)) / result.parameters
+
+
 _METRICS: dict[str, Callable[[SimulationResult], float | None]] = {
-    "tokens_per_s": lambda result: result.tokens_per_s,
-    "decode_tokens_per_s_per_gpu": lambda result: (result.decode_tokens_per_s or 0.0) / result.ranks,
+    **{
+        name: _named(name)
+        for kind in (InferenceResult, TrainingResult, CheckpointResult)
+        for name in kind.formulas
+    },
+    "decode_tokens_per_s_per_gpu": lambda result: (
+        (result.metrics()["decode_tokens_per_s"] or 0.0) / result.ranks
+    ),
     "per_token_ms": lambda result: (result.per_token_s or 0.0) * 1e3,
-    "e2e_days": lambda result: (result.e2e_s or 0.0) / 86_400,
+    "e2e_days": lambda result: (result.metrics()["e2e_s"] or 0.0) / 86_400,
+    "gib_per_s": _until_it_returns,
+    "read_b_per_parameter": lambda result: _moved(result, lambda traffic: traffic.read),
+    "written_b_per_parameter": lambda result: _moved(result, lambda traffic: traffic.written),
 }
 
 
@@ -93,12 +130,12 @@ class _Predictor:
         case = self._case(reference, reference.target)
         if reference.metric == "fits":
             return float(case.fits)
-        if reference.metric == "weights_gb":
-            return case.scenario.model.weight_bytes / 1e9
+        if reference.metric in PLANNED:
+            return PLANNED[reference.metric](case.scenario)
         if case.result is None:
             return None
         if reference.metric == "ratio":
-            base = self._time(reference, reference.relative_to)
+            base = self._base(reference)
             return case.result.per_token_s / base if case.result.per_token_s and base else None
         return _METRICS[reference.metric](case.result)
 
@@ -108,8 +145,17 @@ class _Predictor:
             overrides = [part for part in reference.overrides.split(";") if part]
             self._loaded[key] = load_scenario(reference.scenario, overrides=overrides)
         if (*key, target) not in self._cases:
-            self._cases[*key, target] = _Case(self._loaded[key].on(target), self._progress)
+            loaded = self._loaded[key]
+            self._cases[*key, target] = _Case(loaded.on(target) if target else loaded, self._progress)
         return self._cases[*key, target]
+
+    def _base(self, reference: Reference) -> float | None:
+        """[s] a token on the tier, or with the overrides, that a ratio refers to."""
+        other = reference.relative_to
+        if "=" not in other:
+            return self._time(reference, other)
+        both = ";".join(part for part in (reference.overrides, other) if part)
+        return self._time(reference._replace(overrides=both), reference.target)
 
     def _time(self, reference: Reference, target: str) -> float | None:
         result = self._case(reference, target).result

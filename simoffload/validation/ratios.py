@@ -13,7 +13,7 @@ def published_ratios(scenario: LoadedScenario, baseline: str) -> dict[str, tuple
 
     Empty unless the scenario is, up to its target, one that is shipped to reproduce a publication.
     """
-    ratios = [reference for reference in load_references() if reference.metric == "ratio"]
+    ratios = [one for one in load_references() if one.metric == "ratio" and one.target]
     for name in dict.fromkeys(reference.scenario for reference in ratios):
         if name.rpartition("/")[2] == scenario.name and _same_work(scenario, load_scenario(name)):
             return _relative([one for one in ratios if one.scenario == name], baseline)

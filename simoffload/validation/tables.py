@@ -21,17 +21,18 @@ class Reference(NamedTuple):
     overrides: str
     """``a.b=value``, separated by semicolons: how the run differs from the scenario."""
     target: str
-    """Tier that holds the weights."""
+    """Tier that holds the weights; empty where that is the scenario's word, as in training."""
     relative_to: str
-    """Tier that a ratio refers to."""
+    """Tier that a ratio refers to, or further overrides."""
     metric: str
     published: str
     """A number, or an order of tiers."""
     unit: str
     rule: str
-    """``within`` a relative tolerance, within a ``factor``, ``at_most``, ``at_least``, ``equal``, or only
-    ``report``."""
+    """``within`` a relative tolerance, within a ``factor``, ``between`` two numbers, ``at_most``,
+    ``at_least``, ``equal``, or only ``report``."""
     tolerance: str
+    """Of ``within`` and ``factor`` a number, of ``between`` as in "2.0 to 2.4"."""
     note: str
 
     @property

@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli import main
-from tests.broken import commands, documents, profiles, scenarios, settings
+from tests.broken import checkpoints, commands, documents, profiles, scenarios, settings
 from tests.broken.slips import DRIVE, DS_CONFIG, PLATFORM, SCENARIO, Case
 
-CASES = (*scenarios.CASES, *settings.CASES, *documents.CASES, *profiles.CASES, *commands.CASES)
+CASES = (
+    *scenarios.CASES,
+    *settings.CASES,
+    *documents.CASES,
+    *profiles.CASES,
+    *commands.CASES,
+    *checkpoints.CASES,
+)
 
 
 def lay_out(case: Case, folder: Path) -> None:

@@ -106,11 +106,9 @@ cpu_optimizer:
 training:
   graph: {number("0.5")}
   checkpoint: {number("10 us")}
-  backward_hook: {number("10 us")}
   backward_call: {number("10 us")}
   gradient: {number("10 us")}
   reduce_call: {number("10 us")}
-  reduced_gradient: {number("10 us")}
   boundary_gradient: {number("10 us")}
   step_call: {number("10 us")}
   sub_group_call: {number("10 us")}

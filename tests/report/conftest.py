@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from simoffload.engine import execute
 from simoffload.results.capacity import MemoryTerm, TierUse
+from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import LinkUse, PassResult, Share, summarize_pass
-from simoffload.results.result import Provenance, SimulationResult
+from simoffload.results.result import Provenance
 from simoffload.results.timeline import Timeline
+from simoffload.results.training import Phase, StorageTraffic, TrainingResult
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
 
 HOST, COPY, COMPUTE, IO = range(4)
@@ -110,10 +113,10 @@ def tiers(*, room: int = 15_000 * GB) -> tuple[TierUse, ...]:
 
 
 @pytest.fixture
-def make_result() -> Callable[..., SimulationResult]:
+def make_result() -> Callable[..., InferenceResult]:
     """A result of known numbers; anything may be changed."""
 
-    def make(*, time_s: float = 2.0, **changes: Any) -> SimulationResult:
+    def make(*, time_s: float = 2.0, **changes: Any) -> InferenceResult:
         values: dict[str, Any] = {
             "name": "small",
             "model": "bloom-7b1",
@@ -134,16 +137,16 @@ def make_result() -> Callable[..., SimulationResult]:
             "decode": (step("decode 1", time_s), step("decode 7", 1.01 * time_s, context=39)),
             "decode_total_s": 7.05 * time_s,
         }
-        return SimulationResult(**{**values, **changes})
+        return InferenceResult(**{**values, **changes})
 
     return make
 
 
 @pytest.fixture
-def make_refusal(make_result: Callable[..., SimulationResult]) -> Callable[..., SimulationResult]:
+def make_refusal(make_result: Callable[..., InferenceResult]) -> Callable[..., InferenceResult]:
     """A result that does not fit."""
 
-    def make(**changes: Any) -> SimulationResult:
+    def make(**changes: Any) -> InferenceResult:
         small = tiers(room=10 * GB)
         values: dict[str, Any] = {
             "capacity": small,
@@ -159,7 +162,7 @@ def make_refusal(make_result: Callable[..., SimulationResult]) -> Callable[..., 
 
 
 @pytest.fixture
-def recorded(make_result: Callable[..., SimulationResult], timeline: Timeline) -> SimulationResult:
+def recorded(make_result: Callable[..., InferenceResult], timeline: Timeline) -> InferenceResult:
     """A result with a timeline that belongs to it."""
     one = summarize_pass(timeline, new_tokens=1, context=33)
     return make_result(
@@ -169,3 +172,119 @@ def recorded(make_result: Callable[..., SimulationResult], timeline: Timeline) -
         decode_total_s=7 * one.time_s,
         timelines={"decode 1": timeline},
     )
+
+
+def part(name: str, *causes: tuple[str, float, str]) -> PassResult:
+    """A pass in which everything is exposed: (cause, seconds, what held it back), and busy twice as long."""
+    time = sum(seconds for _, seconds, _ in causes)
+    return PassResult(
+        name=name,
+        new_tokens=2048,
+        context=2048,
+        time_s=time,
+        shares=tuple(Share(cause, seconds, 2 * seconds, limit) for cause, seconds, limit in causes),
+        links=(LinkUse("raid", 7 * GB, 0.5 * time, 0.25 * time, 25 * GB),),
+        bounds={"raid": 0.5 * time, "GPU compute": 0.25 * time},
+    )
+
+
+def phases() -> tuple[Phase, ...]:
+    """Four micro-steps and the optimizer: 4 x 2 s + 3 x 3 s + 4 s + 19 s = 40 s."""
+    compute, copies = ("GPU compute", ""), ("host to GPU", "gpu.pcie")
+    forward = part("forward", (copies[0], 1.5, copies[1]), (compute[0], 0.5, compute[1]))
+    backward = part(
+        "backward", (compute[0], 1.8, ""), (copies[0], 0.9, copies[1]), ("GPU to host", 0.3, copies[1])
+    )
+    last = part("last backward", (compute[0], 2.0, ""), ("raid write", 1.2, "raid"), (copies[0], 0.8, "x"))
+    storage = ("raid write", 8.6, "raid"), ("raid read", 8.5, "raid")
+    storage = ("raid write", 8.6, "raid"), ("raid read", 8.5, "raid")
+    update = part("optimizer", *storage, ("optimizer on the CPU", 1.9, ""))
+    return (
+        Phase("forward", Fraction(4), forward),
+        Phase("backward", Fraction(3), backward),
+        Phase("backward", Fraction(1), last),
+        Phase("optimizer", Fraction(1), update),
+    )
+
+
+def held(hbm: int, dram: int, raid: int, *, room: int = 15_000 * GB) -> tuple[TierUse, ...]:
+    """What three tiers hold at one moment [GiB, GiB, GB]; the optimizer's states lie on "raid"."""
+    terms = (
+        MemoryTerm("hbm", "gathered parameters, peak", hbm << 30),
+        MemoryTerm("dram", "optimizer swap buffers", dram << 30, pinned=True),
+        MemoryTerm("raid", "optimizer states", raid * GB),
+    )
+    return (
+        TierUse("hbm", "hbm", "per GPU", hbm << 30, 40 << 30, terms[:1]),
+        TierUse("dram", "dram", "per host", dram << 30, 1 << 40, terms[1:2]),
+        TierUse("raid", "nvme", "in all", raid * GB, room, terms[2:]),
+    )
+
+
+def stages(*, room: int = 15_000 * GB) -> tuple[tuple[str, tuple[TierUse, ...]], ...]:
+    """Three moments; nothing lies on "raid" during initialisation."""
+    return (
+        ("initialisation", held(2, 64, 0, room=room)[:2]),
+        ("forward and backward", held(30, 16, 80, room=room)),
+        ("optimizer step", held(8, 48, 100, room=room)),
+    )
+
+
+def peaks(*, room: int = 15_000 * GB) -> tuple[TierUse, ...]:
+    """Each tier where ``stages`` is largest."""
+    (begin, first), (busy, second), (end, third) = stages(room=room)
+    return (
+        second[0]._replace(moment=busy),
+        first[1]._replace(moment=begin),
+        third[2]._replace(moment=end),
+    )
+
+
+@pytest.fixture
+def make_training() -> Callable[..., TrainingResult]:
+    """A step of training of known numbers; anything may be changed."""
+
+    def make(**changes: Any) -> TrainingResult:
+        values: dict[str, Any] = {
+            "name": "tuning",
+            "model": "llama-2-7b",
+            "dtype": "bfloat16",
+            "parameters": 7 * GB,
+            "platform": "dgx-a100",
+            "target": "hbm",
+            "optimizer_target": "raid",
+            "ranks": 4,
+            "batch_size": 4,
+            "sequence_length": 2048,
+            "gradient_accumulation_steps": 4,
+            "forward_flops": 1e15,
+            "recomputed_flops": 0.96e15,
+            "capacity": peaks(),
+            "advice": (),
+            "warnings": (),
+            "provenance": provenance(),
+            "phases": phases(),
+            "moments": stages(),
+            "traffic": (StorageTraffic("raid", 84 * GB, 168 * GB),),
+        }
+        return TrainingResult(**{**values, **changes})
+
+    return make
+
+
+@pytest.fixture
+def make_training_refusal(make_training: Callable[..., TrainingResult]) -> Callable[..., TrainingResult]:
+    """Training whose optimizer states do not fit during the optimizer's step."""
+
+    def make(**changes: Any) -> TrainingResult:
+        room = 90 * GB
+        uses = peaks(room=room)
+        values: dict[str, Any] = {
+            "capacity": uses,
+            "advice": (f"{uses[2].sentence()}; use more drives",),
+            "phases": (),
+            "moments": stages(room=room),
+        }
+        return make_training(**{**values, **changes})
+
+    return make

@@ -12,6 +12,8 @@ import pytest
 
 from simoffload.report.page import write_comparison, write_report
 from simoffload.results.result import SimulationResult
+from simoffload.results.timeline import Timeline
+from simoffload.results.training import TrainingResult
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -59,6 +61,33 @@ def test_a_report_draws_its_charts(
     assert said == ""
     assert page.count('data-drawn="yes"') == page.count("data-figure=") == 5
     assert "simulated 9.81 s" in page
+
+
+def test_a_report_on_training_draws_its_charts(
+    make_training: Callable[..., TrainingResult],
+    timeline: Timeline,
+    tmp_path: Path,
+    browse: Callable[[Path], tuple[str, str]],
+) -> None:
+    path = tmp_path / "report.html"
+    write_report(make_training(timelines={"optimizer": timeline}), path)
+    page, said = browse(path)
+    assert said == ""
+    assert page.count('data-drawn="yes"') == page.count("data-figure=") == 6
+    assert "19 s (48 %)" in page
+
+
+def test_both_kinds_beside_each_other_are_drawn(
+    make_training: Callable[..., TrainingResult],
+    make_result: Callable[..., SimulationResult],
+    tmp_path: Path,
+    browse: Callable[[Path], tuple[str, str]],
+) -> None:
+    path = tmp_path / "comparison.html"
+    write_comparison([make_training(), make_result()], path)
+    page, said = browse(path)
+    assert said == ""
+    assert page.count('data-drawn="yes"') == 3 + 2
 
 
 def test_a_comparison_draws_what_is_unfolded(

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from simoffload.report.comparison import Published
-from simoffload.report.text import compare_text, result_text
+from simoffload.report.comparison_text import compare_text
+from simoffload.report.text import result_text
 from simoffload.results.result import SimulationResult
 
 Make = Callable[..., SimulationResult]

@@ -11,7 +11,15 @@ from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
 from simoffload.simulation import simulate
 
 LARGE = {"ddn/bloom-mod-1", "ddn/bloom-mod-2"}
-NAMES = list_scenarios()
+TRAINING = {
+    *(f"xinnor/llama-{what}" for what in ("1b", "2b", "3b", "16b-optimizer", "16b-parameters")),
+    *(f"zenflow/{model}" for model in ("qwen2.5-1.5b", "qwen2.5-3b", "llama-2-7b")),
+    *(f"training/{model}" for model in ("bloom-7b1", "bloom-176b", "bloom-mod-1", "bloom-mod-2", "gpt-1t")),
+    *("zero-offload-2020/gpt2-10b", "zero-offload-2021/gpt2", "zero-infinity/gpt2-50b"),
+    "superoffload/qwen3-14b",
+}
+NAMES = [name for name in list_scenarios() if not name.startswith("checkpoint/")]  # see test_checkpoints.py
+INFERENCE = [name for name in NAMES if name not in TRAINING]
 DDN_TARGETS = ("gpu", "dram", "raid", "nfs", "ai400x2")
 
 
@@ -26,6 +34,7 @@ def test_the_studies_are_all_there() -> None:
         *(f"deepnvme/{model}" for model in ("llama-3-70b", "bloom-176b", "mixtral-8x22b")),
         *(f"zero-inference-2022/{model}" for model in ("opt-30b", "opt-175b", "bloom-176b")),
         "storage/llama-3.1-405b",
+        *TRAINING,
     }
 
 
@@ -36,7 +45,7 @@ def test_it_says_what_it_is_and_gives_no_cause_for_warnings(name: str) -> None:
     assert scenario.plan().warnings == ()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in LARGE])
+@pytest.mark.parametrize("name", [name for name in INFERENCE if name not in LARGE])
 def test_it_runs(name: str) -> None:
     result = simulate(load_scenario(name, overrides=["workload.output_length=2"]))
     assert result.fits

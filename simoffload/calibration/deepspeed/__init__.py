@@ -1,2 +1,2 @@
-"""Running real ZeRO-3 offload and recording it. Only the modules of the child process import torch:
-``worker``, ``build``, ``tracing``, ``storage_log`` and ``streams``."""
+"""Running real ZeRO-3 offload and recording it. ``worker``, ``build``, ``tracing``, ``storage_log``,
+``parts`` and ``streams`` belong to the child process; only they may import torch."""

@@ -11,8 +11,9 @@ import deepspeed
 import torch
 import torch._dynamo  # before zero.Init: newer torch imports it lazily and then meets patched tensors
 import transformers
+from deepspeed.accelerator import get_accelerator
 
-__all__ = ["DTYPES", "build", "engine_config", "forget", "initialize"]
+__all__ = ["DTYPES", "build", "dtype_of", "engine_config", "forget", "initialize"]
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _ARCHITECTURES = {
@@ -21,6 +22,21 @@ _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mixtral": "MixtralForCausalLM",
 }
+
+
+def dtype_of(case: Mapping[str, Any]) -> str:
+    """The case's type of numbers; bfloat16 instead of float16 on a CPU that cannot compute in the latter.
+
+    Both have 2 B, and times on a CPU mean nothing: what is moved, and in which order, is the same.
+    """
+    accelerator = get_accelerator()
+    if (
+        case["dtype"] == "float16"
+        and accelerator.device_name() == "cpu"
+        and not accelerator.is_fp16_supported()
+    ):
+        return "bfloat16"
+    return str(case["dtype"])
 
 
 def engine_config(case: Mapping[str, Any], *, nvme_path: str) -> dict[str, Any]:
@@ -37,8 +53,9 @@ def engine_config(case: Mapping[str, Any], *, nvme_path: str) -> dict[str, Any]:
     config["train_micro_batch_size_per_gpu"] = work["batch_size"]
     config.pop("train_batch_size", None)
     config["gradient_accumulation_steps"] = work.get("gradient_accumulation_steps", 1)
-    config["fp16"] = {"enabled": case["dtype"] == "float16", "loss_scale": 1.0}
-    config["bf16"] = {"enabled": case["dtype"] == "bfloat16"}
+    dtype = dtype_of(case)
+    config["fp16"] = {"enabled": dtype == "float16", "loss_scale": 1.0}
+    config["bf16"] = {"enabled": dtype == "bfloat16"}
     if work["kind"] == "training":
         config.setdefault("optimizer", {"type": "AdamW", "params": {"lr": 1e-5}})
     else:
@@ -50,9 +67,14 @@ def engine_config(case: Mapping[str, Any], *, nvme_path: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _no_initialization() -> Iterator[None]:
-    """Leave weights as they are allocated: filling tens of GB takes minutes and changes no timing."""
+def _no_initialization(*, training: bool) -> Iterator[None]:
+    """Leave weights as they are allocated: filling tens of GB takes minutes and changes no timing.
+
+    In training only the model's own initialization is left out, which fails on partitioned tensors; the
+    layers' stays, for DeepSpeed skips the optimizer's step when gradients are not finite.
+    """
     names = [name for name in dir(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
+    names = [] if training else names
     kept = {name: getattr(torch.nn.init, name) for name in names}
     model_class: Any = transformers.PreTrainedModel
     initialize = model_class.init_weights
@@ -74,12 +96,12 @@ def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
     if case["attention"] is not None:
         hf_config._attn_implementation = case["attention"]  # noqa: SLF001 (it has no public name)
     architecture = getattr(transformers, _ARCHITECTURES[case["hf_config"]["model_type"]])
+    training = case["workload"]["kind"] == "training"
     with (
-        _no_initialization(),
-        deepspeed.zero.Init(config_dict_or_path=config, dtype=DTYPES[case["dtype"]]),
+        _no_initialization(training=training),
+        deepspeed.zero.Init(config_dict_or_path=config, dtype=DTYPES[dtype_of(case)]),
     ):
         model: torch.nn.Module = architecture(hf_config)
-    training = case["workload"]["kind"] == "training"
     if training and case["workload"]["gradient_checkpointing"]:
         model.gradient_checkpointing_enable()
     model.train(training)

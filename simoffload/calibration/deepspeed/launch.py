@@ -20,7 +20,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
 from simoffload.units import format_bytes
 
-__all__ = ["NEEDED", "Outcome", "Settings", "check", "describe", "run_cases"]
+__all__ = ["NEEDED", "Outcome", "Settings", "check", "describe", "run_cases", "thread_environment"]
 
 SCHEMA = "simoffload/deepspeed-runs/1"
 NEEDED = ("torch", "transformers", "deepspeed")
@@ -195,6 +195,7 @@ def _run_group(
     deadline: float,
 ) -> None:
     job = workshop / "job.json"
+    shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
     settings.swap_folder.mkdir(parents=True, exist_ok=True)
     plain = [_plain(index, cases[index], trace=settings.trace) for index in indices]
     job.write_text(
@@ -212,7 +213,12 @@ def _run_group(
 
     module = "simoffload.calibration.deepspeed.worker"
     status = run_ranks(
-        module, [str(job)], ranks=ranks, log=settings.folder / LOG, environment={}, watch=in_time
+        module,
+        [str(job)],
+        ranks=ranks,
+        log=settings.folder / LOG,
+        environment=thread_environment(ranks),
+        watch=in_time,
     )
     current = workshop / f"{int(begun['index']):03d}"
     if status is None:
@@ -220,6 +226,16 @@ def _run_group(
     elif status and not list(workshop.glob(f"{current.name}.failed-*")):
         text = f"its process ended with status {status}; see {LOG}"
         current.with_suffix(".failed-exit").write_text(json.dumps({"error": text}))
+
+
+def thread_environment(ranks: int) -> dict[str, str]:
+    """OpenMP threads of each rank: an equal share of the cores, unless the caller's environment says another.
+
+    DeepSpeed's CPU Adam takes as many threads as OpenMP gives it (its step is a ``parallel for``), and
+    torch.distributed.run sets one per process where nothing is said and there are several.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // ranks))}
 
 
 def _plain(index: int, case: Case, *, trace: bool) -> dict[str, Any]:

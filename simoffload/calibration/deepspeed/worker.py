@@ -10,10 +10,11 @@ import contextlib
 import inspect
 import json
 import os
+import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
 from simoffload.calibration.deepspeed import build
+from simoffload.calibration.deepspeed.parts import BACKWARD, OPTIMIZER, timed_parts
 from simoffload.calibration.deepspeed.storage_log import StorageLog
 from simoffload.calibration.deepspeed.streams import gpu_activity
 from simoffload.calibration.deepspeed.tracing import ModuleTrace
@@ -45,7 +47,7 @@ class _Run:
         self._trace = ModuleTrace(self._model)
         self.engine = build.initialize(self._model, config)
         self._trace.after_initialize()
-        self._storage = StorageLog(self._model)
+        self._storage = StorageLog(self._model, self.engine.optimizer)
         self.case, self.loading_s = case, time.perf_counter() - begin
         self._device = get_accelerator().current_device_name()
         self.passes: list[dict[str, Any]] = []
@@ -131,19 +133,62 @@ class _Run:
         vocabulary = self.case["hf_config"]["vocab_size"]
         shape = (work["batch_size"], work["sequence_length"])
         tokens = torch.randint(0, vocabulary, shape, device=self._device)
+        micro_steps = work["gradient_accumulation_steps"]
         for index in range(work["steps"]):
-            for _ in range(work["gradient_accumulation_steps"]):
-                self._micro_step(index, tokens)
+            for micro_step in range(micro_steps):
+                for name, part in self._parts(tokens):
+                    self._timed_part(name, index, micro_step, part)
+        if self.case["trace"]:
+            for micro_step in range(micro_steps):
+                self._traced_micro_step(micro_step, tokens)
+        if self.engine.skipped_steps:
+            text = f"{self.engine.skipped_steps} optimizer steps were skipped: gradients are not finite"
+            raise RuntimeError(text)
 
-    def _micro_step(self, index: int, tokens: torch.Tensor) -> None:
+    def _parts(self, tokens: torch.Tensor) -> Iterator[tuple[str, Callable[[], None]]]:
+        """The passes of a micro-step; each must be carried out before the next is asked for."""
         kept: dict[str, Any] = {}
 
         def forward() -> None:
             kept["loss"] = self.engine(input_ids=tokens, labels=tokens, use_cache=False).loss
 
-        self._timed("forward", index, forward)
-        self._timed("backward", index, lambda: self.engine.backward(kept["loss"]))
-        self._timed("optimizer", index, self.engine.step)
+        yield "forward", forward
+        yield "backward", lambda: self.engine.backward(kept["loss"])
+        yield "optimizer", self.engine.step
+
+    def _timed_part(self, name: str, index: int, micro_step: int, part: Callable[[], None]) -> None:
+        self._storage.start()
+        self._timed(name, index, part)
+        self._storage.stop()
+        self.passes[-1]["micro_step"] = micro_step
+        if self._storage.sums():
+            self.passes[-1]["storage_sums"] = self._storage.sums()
+
+    def _traced_micro_step(self, micro_step: int, tokens: torch.Tensor) -> None:
+        """Trace the first micro-step of a step, and the last, in which the optimizer runs."""
+        last = micro_step == self.case["workload"]["gradient_accumulation_steps"] - 1
+        if micro_step and not last:
+            for _, part in self._parts(tokens):
+                part()
+            return
+        suffix = "" if last else ", first micro-step"
+        methods = {"forward": (), "backward": BACKWARD, "optimizer": OPTIMIZER}
+        for name, part in self._parts(tokens):
+            if name == "forward":
+                self._traced(f"forward{suffix}", part)
+                continue
+            if name == "optimizer" and not last:
+                part()
+                continue
+            _synchronize()
+            with timed_parts(self.engine.optimizer, methods[name]) as parts:
+                begin = time.perf_counter()
+                part()
+                host = time.perf_counter() - begin
+                _synchronize()
+                seconds = time.perf_counter() - begin
+            trace = {"seconds": seconds, "host_seconds": host, "parts": parts}
+            self.traces[f"{name} parts{suffix}"] = trace
 
     def record(self) -> dict[str, Any]:
         """What was measured."""
@@ -157,6 +202,12 @@ class _Run:
             "ds_config": self.case["ds_config"],
             "attention": getattr(self._model.config, "_attn_implementation", None),
             "parameters": parameters,
+            "dtype": build.dtype_of(self.case),
+            "threads": {
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+                "torch": torch.get_num_threads(),
+                "cores": len(os.sched_getaffinity(0)),
+            },
             "loading_s": round(self.loading_s, 3),
             "memory": memory,
             "passes": self.passes,
@@ -215,7 +266,9 @@ def main(job_path: str) -> int:
                 {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
             )
             return 1
+        comm.barrier()
         if rank == 0:
+            shutil.rmtree(Path(job["swap_folder"]) / "zero_stage_3", ignore_errors=True)
             _write(place.with_suffix(".json"), record)
         comm.barrier()
     with contextlib.suppress(Exception):

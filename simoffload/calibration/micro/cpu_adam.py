@@ -1,10 +1,11 @@
-"""Steps of DeepSpeed's Adam on the CPU by number of threads (child process only)."""
+"""DeepSpeed's optimizer step on the CPU, part by part and by number of threads (child process only)."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -15,11 +16,19 @@ from simoffload.calibration.micro.timing import Job, SkippedError
 
 __all__ = ["measure"]
 
-_PARAMETERS = 64 << 20
+_PARAMETERS = 512 << 20
+"""Four tensors of 2 GiB, far more than caches hold."""
+_PLAIN_PARAMETERS = 16 << 20
+_REPETITIONS = 3
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """Seconds of one step, and threads that were really busy, by the threads that were asked for."""
+    """Seconds of one step and of the work around it, by the threads that were asked for.
+
+    Around Adam, DeepSpeed scales the gradients in place and rounds the parameters to 16 bits, into ordinary
+    memory or into pinned memory (deepspeed/runtime/zero/stage3.py, ``unscale_and_clip_grads`` and
+    ``_reassign_or_swap_out_partitioned_parameters``).
+    """
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
     except ImportError:
@@ -33,15 +42,18 @@ def measure(job: Job) -> dict[str, Any]:
         raise SkippedError(f"DeepSpeed's cpu_adam cannot be loaded: {error.__cause__ or error}") from None
     compile_seconds = time.perf_counter() - begin
     parameter.grad = torch.full_like(parameter, 0.1)
+    around = _around(parameter, pinned=job.device != "cpu")
     before = torch.get_num_threads()
     steps = []
     try:
-        for threads in thread_counts(1, 4, 8, 16):
+        for threads in thread_counts(1, 2, 4, 8, 16):
             _use(threads)
-            steps.append({"threads": threads, "parameters": number, **_step(optimizer)})
+            row = {"threads": threads, "parameters": number, **_timed(optimizer.step)}
+            steps.append(row | {f"{name}_seconds": _timed(work)["seconds"] for name, work in around.items()})
+        plain = {"threads": threads, **_plain(job.quick)}
     finally:
         _use(before)
-    return {"steps": steps, "compile_seconds": compile_seconds}
+    return {"steps": steps, "torch_adamw": plain, "compile_seconds": compile_seconds}
 
 
 def _use(threads: int) -> None:
@@ -51,12 +63,36 @@ def _use(threads: int) -> None:
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(threads)
 
 
-def _step(optimizer: Any) -> dict[str, float]:
-    optimizer.step()
+def _around(parameter: torch.nn.Parameter, *, pinned: bool) -> dict[str, Callable[[], object]]:
+    """What a step does besides Adam, over as many elements."""
+    source, gradient = parameter.data, parameter.grad
+    assert gradient is not None
+    rounded = torch.empty_like(source, dtype=torch.bfloat16)
+    work: dict[str, Callable[[], object]] = {
+        "scale": lambda: gradient.mul_(1.0),
+        "round": lambda: rounded.copy_(source),
+    }
+    if pinned:
+        page_locked = torch.empty(source.shape, dtype=torch.bfloat16, pin_memory=True)
+        work["round_pinned"] = lambda: page_locked.copy_(source)
+    return work
+
+
+def _plain(quick: bool) -> dict[str, float]:
+    """PyTorch's AdamW with its defaults."""
+    number = _PLAIN_PARAMETERS // 8 if quick else _PLAIN_PARAMETERS
+    parameter = torch.nn.Parameter(torch.ones(number))
+    parameter.grad = torch.full_like(parameter, 0.1)
+    return {"parameters": number, **_timed(torch.optim.AdamW([parameter]).step)}
+
+
+def _timed(work: Callable[[], object]) -> dict[str, float]:
+    """Median seconds after a first call, and threads that were really busy."""
+    work()
     times, busy = [], []
-    for _ in range(3):
+    for _ in range(_REPETITIONS):
         begin, used = time.perf_counter(), time.process_time()
-        optimizer.step()
+        work()
         times.append(time.perf_counter() - begin)
         busy.append(time.process_time() - used)
     return {"seconds": median(times), "busy_threads": round(median(busy) / median(times), 2)}

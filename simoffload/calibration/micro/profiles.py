@@ -13,6 +13,7 @@ from simoffload.calibration.micro.fit_compute import Roofline, fit_hbm, fit_kern
 from simoffload.calibration.micro.fit_host import fit_costs
 from simoffload.calibration.micro.fit_links import fit_interconnect, fit_memory, fit_pcie
 from simoffload.calibration.micro.fit_storage import fit_drive, read_rate
+from simoffload.calibration.micro.fit_training import fit_cpu_optimizer, fit_training
 from simoffload.calibration.micro.fitted import Fitted, bytes_text, rate_text, seconds_text
 from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import load_platform
@@ -196,7 +197,19 @@ class _Profiles:
             most = max(run["ranks"] for run in self._sections["hooks"]["runs"])
             costs["ranks"] = self._statement(Fitted(most, "most ranks with which hooks were measured", 1))
             more["deepspeed"] = {**self._data["host"]["deepspeed"], **costs}
+        more |= self._training()
         return self._replaced("host", fitted, more)
+
+    def _training(self) -> dict[str, Any]:
+        """The sections on training, with what was measured in them."""
+        data, more = self._data["host"], {}
+        optimizer = fit_cpu_optimizer(self._sections, self._machine)
+        costs = fit_training(self._sections, self._base.machine(nodes=1))
+        for key, fitted in (("cpu_optimizer", optimizer), ("training", costs)):
+            if fitted:
+                told = {name: self._statement(one) for name, one in fitted.items()}
+                more[key] = {**data[key], **told}
+        return more
 
     def _accelerator(self) -> dict[str, Any]:
         base = self._base.accelerator

@@ -1,25 +1,29 @@
-"""DeepSpeed's own configuration: the keys that decide how ZeRO-3 offloads parameters.
+"""The sections of a ds_config.json that decide how ZeRO offloads parameters, gradients and optimizer.
 
-Names and defaults are DeepSpeed's (deepspeed/runtime/zero/config.py, offload_config.py and
-runtime/swap_tensor/constants.py, read at 0.19.6 and run at 0.19.8; versions where a default or a name changed
-are said below).
+Names and defaults are DeepSpeed's (deepspeed/runtime/zero/config.py, offload_config.py,
+runtime/zenflow/zenflow_config.py and runtime/swap_tensor/constants.py, read at 0.19.6 and run at 0.19.8).
 Elements are elements, not bytes.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from simoffload.documents import suggest
-from simoffload.errors import InputError, Problem
 
-__all__ = ["DeepSpeedConfig", "OffloadSettings", "parse_version", "resolve_settings"]
-
-LATEST = "0.19.8"
-_FIRST_GDS = (0, 15, 0)
+__all__ = [
+    "AioSection",
+    "CheckpointSection",
+    "DeepSpeedConfig",
+    "OffloadOptimizerSection",
+    "OffloadParamSection",
+    "ZenFlowSection",
+    "ZeroSection",
+    "unread",
+]
 
 
 def _whole(value: Any) -> Any:
@@ -34,6 +38,10 @@ AutoElements = Annotated[
     Literal["auto"] | Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)], BeforeValidator(_whole)
 ]
 Positive = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=1, le=2**40)]
+AutoPositive = Annotated[
+    Literal["auto"] | Annotated[int, Field(strict=True, ge=1, le=2**40)], BeforeValidator(_whole)
+]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class _Section(BaseModel):
@@ -53,11 +61,49 @@ class OffloadParamSection(_Section):
     pin_memory: bool | None = None
 
 
+class OffloadOptimizerSection(_Section):
+    """``zero_optimization.offload_optimizer``."""
+
+    device: Literal["none", "cpu", "nvme"] = "none"
+    nvme_path: str | None = None
+    buffer_count: Positive = 4
+    pin_memory: bool | None = None
+    pipeline_read: bool = False
+    pipeline_write: bool = False
+    fast_init: bool = False
+    ratio: Fraction = 1.0
+    """Twin-Flow: share of the sub-groups whose optimizer runs on the CPU (stage 3)."""
+    super_offload: bool = False
+    cpuadam_cores_perc: Fraction = 0.8
+
+
+class ZenFlowSection(_Section):
+    """``zero_optimization.zenflow``."""
+
+    topk_ratio: Fraction = 0.1
+    select_strategy: Literal["auto", "step", "epoch"] = "auto"
+    select_interval: Literal["auto"] | Positive = "auto"
+    update_interval: Literal["auto"] | Positive = "auto"
+    overlap_step: bool = False
+    offload: bool = False
+    auto_ratio: Fraction = 0.99
+    full_warm_up_rounds: Elements = 0
+    pt_reserved_cores_perc: Fraction = 0.5
+
+
 class ZeroSection(_Section):
     """``zero_optimization``."""
 
     stage: Literal[0, 1, 2, 3] = 3
     offload_param: OffloadParamSection | None = None
+    offload_optimizer: OffloadOptimizerSection | None = None
+    zenflow: ZenFlowSection | None = None
+    contiguous_gradients: bool = True
+    reduce_scatter: bool = True
+    reduce_bucket_size: AutoElements = 500_000_000
+    allgather_bucket_size: AutoElements = 500_000_000
+    sub_group_size: AutoElements = 1_000_000_000
+    round_robin_gradients: bool = False
     overlap_comm: bool | None = None
     stage3_prefetch_bucket_size: AutoElements = 50_000_000
     stage3_param_persistence_threshold: AutoElements = 100_000
@@ -79,18 +125,65 @@ class AioSection(_Section):
     use_gds: bool = False
 
 
+class OptimizerSection(_Section):
+    """``optimizer``."""
+
+    type: Annotated[str, Field(min_length=1)] = "AdamW"
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class DataTypesSection(_Section):
+    """``data_types``."""
+
+    grad_accum_dtype: Literal["fp32", "fp16", "bf16"] | None = None
+
+
+class ActivationCheckpointingSection(_Section):
+    """``activation_checkpointing``: read only by DeepSpeed's own checkpoint function."""
+
+    partition_activations: bool = False
+    cpu_checkpointing: bool = False
+
+
+def _lower(value: Any) -> Any:
+    """DeepSpeed takes these names in either case."""
+    return value.lower() if isinstance(value, str) else value
+
+
+class CheckpointWriterSection(_Section):
+    """``checkpoint.writer`` (deepspeed/runtime/model_checkpointing/constants.py); "mock" writes nothing."""
+
+    type: Annotated[Literal["python", "fast"], BeforeValidator(_lower)] = "fast"
+    io_buffer_size: Positive = 64 * 2**20
+    io_buffer_double: bool = True
+    data_parallel: Annotated[Literal["replica", "socket", "machine"], BeforeValidator(_lower)] | None = None
+    decoupled: bool = False
+
+
+class CheckpointSection(_Section):
+    """``checkpoint``."""
+
+    checkpoint_serialization: bool = True
+    writer: CheckpointWriterSection | None = None
+
+
 class DeepSpeedConfig(_Section):
-    """A ds_config.json, as far as it decides parameter offload."""
+    """A ds_config.json, as far as it decides what is offloaded and how."""
 
     zero_optimization: ZeroSection = ZeroSection()
     aio: AioSection = AioSection()
+    optimizer: OptimizerSection | None = None
+    train_batch_size: AutoPositive | None = None
+    train_micro_batch_size_per_gpu: AutoPositive | None = None
+    gradient_accumulation_steps: AutoPositive | None = None
+    gradient_clipping: Annotated[float, Field(ge=0.0)] | Literal["auto"] = 0.0
+    data_types: DataTypesSection = DataTypesSection()
+    activation_checkpointing: ActivationCheckpointingSection = ActivationCheckpointingSection()
+    checkpoint: CheckpointSection | None = None
 
 
-# Keys that DeepSpeed reads and that change nothing in a forward pass of inference.
+# Keys that DeepSpeed reads and that change nothing here.
 _SILENT = {
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
     "steps_per_print",
     "dump_state",
     "wall_clock_breakdown",
@@ -98,10 +191,7 @@ _SILENT = {
     "fp16",
     "bf16",
     "amp",
-    "optimizer",
     "scheduler",
-    "gradient_clipping",
-    "data_types",
     "zero_allow_untested_optimizer",
     "zero_force_ds_cpu_optimizer",
     "prescale_gradients",
@@ -111,21 +201,11 @@ _SILENT = {
     "tensorboard",
     "wandb",
     "csv_monitor",
-    "checkpoint",
-    "activation_checkpointing",
 }
 _SILENT_ZERO = {
-    "contiguous_gradients",
-    "reduce_scatter",
-    "reduce_bucket_size",
     "allgather_partitions",
-    "allgather_bucket_size",
-    "sub_group_size",
-    "offload_optimizer",
     "cpu_offload",
-    "round_robin_gradients",
     "load_from_fp32_weights",
-    "zenflow",
     "stage3_gather_16bit_weights_on_model_save",
     "stage3_gather_fp16_weights_on_model_save",
     "elastic_checkpoint",
@@ -133,7 +213,11 @@ _SILENT_ZERO = {
     "memory_efficient_linear",
     "log_trace_cache_warnings",
 }
+_SILENT_CHECKPOINT = {"tag_validation", "load_universal", "show_statistics"}
 _NOT_MODELLED = {
+    "use_node_local_storage",
+    "parallel_write",
+    "io_multiplier",
     "stage3_module_granularity_threshold",
     "stage3_use_all_reduce_for_fetch_params",
     "stage3_allgather_sequential",
@@ -150,94 +234,17 @@ _NOT_MODELLED = {
     "cpu_offload_use_pin_memory",
     "weight_quantization",
 }
+_SILENT_BY_SECTION = {
+    "DeepSpeedConfig": _SILENT,
+    "ZeroSection": _SILENT_ZERO,
+    "CheckpointSection": _SILENT_CHECKPOINT,
+    "CheckpointWriterSection": _SILENT_CHECKPOINT,
+}
 
 
-class OffloadSettings(NamedTuple):
-    """The resolved knobs of one run."""
-
-    version: tuple[int, ...]
-    device: Literal["none", "cpu", "nvme"] | None
-    """As configured; None = the configuration does not say."""
-    prefetch_bucket_size: int
-    """[elements]"""
-    max_live_parameters: int
-    """[elements]"""
-    max_reuse_distance: int
-    """[elements]"""
-    param_persistence_threshold: int
-    """[elements]"""
-    model_persistence_threshold: int
-    """[elements]"""
-    overlap_comm: bool
-    """False puts copies and gathers on the stream of the kernels."""
-    pin_memory: bool
-    buffer_count: int
-    buffer_size: int
-    """[elements]"""
-    block_size: int
-    """[B]"""
-    queue_depth: int
-    threads: int
-    """Worker threads of one aio handle (``intra_op_parallelism``)."""
-    use_gds: bool
-
-    def copies_directly(self, ranks: int) -> bool:
-        """One rank copies its parameters asynchronously and gathers nothing; before DeepSpeed 0.9.0 even
-        one rank made blocking copies and an all-gather with itself (pull request 2953)."""
-        return ranks == 1 and self.version >= (0, 9, 0)
-
-    @property
-    def swap_buffers_pinned(self) -> bool:
-        """Whether CUDA knows the swap buffers; since DeepSpeed 0.19.4 they are only locked in memory (pull
-        request 8212), and copies from them go at the pace of pageable memory."""
-        return self.version < (0, 19, 4)
-
-    def source(self, on_nvme: bool) -> bool | None:
-        """Whether a partition is copied from pinned memory; None if it is not copied, being read by GPUDirect
-        Storage into the GPU's."""
-        if not on_nvme:
-            return self.pin_memory
-        return None if self.use_gds else self.swap_buffers_pinned
-
-    @property
-    def min_swap_bytes(self) -> int:
-        """[B] slices smaller than this stay in host memory (partitioned_param_swapper.py)."""
-        return max(1 << 20, self.block_size)
-
-    @property
-    def outstanding_bytes(self) -> int:
-        """[B] the most that one rank has in flight to storage."""
-        return self.block_size * self.queue_depth * self.threads
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """Turn "0.16.4" into (0, 16, 4); ValueError if it is no such thing."""
-    parts = text.split(".")
-    if not 2 <= len(parts) <= 4 or not all(part.isdigit() and len(part) < 5 for part in parts):
-        raise ValueError(f'"{text}" is not a DeepSpeed version; write e.g. "0.16.4"')
-    return tuple(int(part) for part in parts)
-
-
-def _threads(aio: AioSection, version: tuple[int, ...], warnings: list[str]) -> int:
-    """``thread_count`` was renamed in 0.16.4; the name of the other side is silently ignored."""
-    renamed = version >= (0, 16, 4)
-    value, other = (
-        (aio.intra_op_parallelism, aio.thread_count)
-        if renamed
-        else (aio.thread_count, aio.intra_op_parallelism)
-    )
-    if other is not None:
-        wrong, right = (
-            ("thread_count", "intra_op_parallelism") if renamed else ("intra_op_parallelism", "thread_count")
-        )
-        warnings.append(
-            f"ds_config aio.{wrong}: {other} is ignored by DeepSpeed {'.'.join(map(str, version))}, "
-            f"which reads aio.{right}; it runs {value or 1} thread(s)"
-        )
-    return value or 1
-
-
-def _unread(section: _Section, where: str, silent: set[str]) -> list[str]:
+def unread(section: _Section, where: str) -> list[str]:
+    """Warnings about keys of a section that DeepSpeed does not know or that are not modelled."""
+    silent = _SILENT_BY_SECTION.get(type(section).__name__, set())
     warnings = []
     for key in section.model_extra or {}:
         if key in silent:
@@ -248,57 +255,3 @@ def _unread(section: _Section, where: str, silent: set[str]) -> list[str]:
         hint = suggest(key, [*type(section).model_fields, *silent])
         warnings.append(f"ds_config {where}{key}: unknown key, DeepSpeed ignores it{hint}")
     return warnings
-
-
-def resolve_settings(
-    config: DeepSpeedConfig, *, version: str = LATEST, hidden_size: int
-) -> tuple[OffloadSettings, tuple[str, ...]]:
-    """Apply the version's defaults and Hugging Face's "auto" rules; return settings and warnings.
-
-    Raises ValueError for what is no version and InputError, with DeepSpeed's key, for a stage that does not
-    offload parameters. "auto" follows transformers'
-    integration: prefetch 0.9 h^2, persistence 10 h; other keys fall back to DeepSpeed's default.
-    """
-    number = parse_version(version)
-    zero, aio = config.zero_optimization, config.aio
-    if zero.stage != 3:
-        text = f"{zero.stage} does not offload parameters; ZeRO-Inference needs 3"
-        raise InputError([Problem("", None, None, "zero_optimization.stage", text)])
-    offload = zero.offload_param or OffloadParamSection()
-    auto = {
-        "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
-        "stage3_param_persistence_threshold": 10 * hidden_size,
-    }
-
-    def pick(section: BaseModel, key: str) -> int:
-        value = getattr(section, key)
-        return int(auto.get(key, type(section).model_fields[key].default) if value == "auto" else value)
-
-    warnings = _unread(config, "", _SILENT) + _unread(zero, "zero_optimization.", _SILENT_ZERO)
-    warnings += _unread(offload, "zero_optimization.offload_param.", set()) + _unread(aio, "aio.", set())
-    if "aio" in config.model_fields_set and (aio.single_submit or not aio.overlap_events):
-        warnings.append("ds_config aio.single_submit / overlap_events: not modelled; a full queue is assumed")
-    if aio.use_gds and number < _FIRST_GDS:
-        warnings.append(f"ds_config aio.use_gds is ignored by DeepSpeed {version}; it came with 0.15.0")
-    if number > parse_version(LATEST):
-        warnings.append(f"DeepSpeed {version} is newer than {LATEST}, the last that was studied")
-    threads = _threads(aio, number, warnings)
-    pin = offload.pin_memory if offload.pin_memory is not None else number >= (0, 19, 5)
-    settings = OffloadSettings(
-        version=number,
-        device=offload.device,
-        prefetch_bucket_size=pick(zero, "stage3_prefetch_bucket_size"),
-        max_live_parameters=pick(zero, "stage3_max_live_parameters"),
-        max_reuse_distance=pick(zero, "stage3_max_reuse_distance"),
-        param_persistence_threshold=pick(zero, "stage3_param_persistence_threshold"),
-        model_persistence_threshold=pick(zero, "stage3_model_persistence_threshold"),
-        overlap_comm=zero.overlap_comm is not False,
-        pin_memory=pin,
-        buffer_count=offload.buffer_count,
-        buffer_size=pick(offload, "buffer_size"),
-        block_size=aio.block_size,
-        queue_depth=aio.queue_depth,
-        threads=threads,
-        use_gds=aio.use_gds and number >= _FIRST_GDS,
-    )
-    return settings, tuple(warnings)

@@ -7,93 +7,72 @@ other; only a pipelined swapper reads one sub-group ahead and writes one behind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from simoffload.schedule import Dependency
-from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.forward import COMM, COMPUTE, IO
-from simoffload.strategies.stream_writer import HOST
 from simoffload.strategies.timing import effective_rate, picoseconds
-from simoffload.strategies.training.swap import GradientSwapper, SubGroup
-from simoffload.strategies.training.timing import TrainingTiming
+from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
+from simoffload.strategies.training.cpu_work import CpuWork
+from simoffload.strategies.training.facts import StepFacts, Update
 from simoffload.strategies.training.writer import WRITE, MicroStepWriter
 
-__all__ = ["CPU_ADAM", "OptimizerStep", "Update"]
+__all__ = ["SINGLE", "OptimizerStep"]
 
-CPU_ADAM = "CPU Adam"
-_CPU_LOOPS = "CPU casts and scaling"
-_ADAM = 28
-"""[B] a parameter: weight, gradient, two moments read, three of them written."""
-_SCALE = 8
-"""[B] a gradient that is multiplied in place (``unscale_and_clip_grads``)."""
-_SINGLE = 4
-
-
-class Update(NamedTuple):
-    """Where a sub-group's state lies, and where its updated parameters go."""
-
-    group: SubGroup
-    on_gpu: bool
-    """The optimizer runs on the GPU."""
-    swapped: bool
-    """States and gradients are on storage."""
-    params: str
-    """hbm, dram or nvme: the place of its 16-bit parameters."""
+SINGLE = 4
+"""[B] an element in single precision."""
 
 
 class OptimizerStep:
     """Writes one step onto the streams of a micro-step's writer."""
 
-    def __init__(
-        self,
-        out: MicroStepWriter,
-        *,
-        settings: TrainingSettings,
-        timing: TrainingTiming,
-        threads: int,
-        optimizer_tier: str,
-        weights_tier: str,
-        dtype_bytes: int,
-    ) -> None:
+    def __init__(self, out: MicroStepWriter, facts: StepFacts) -> None:
         self._out = out
-        self._settings = settings
-        self._timing = timing
-        self._threads = threads
-        self._processes = min(out.ranks, timing.machine.gpus_per_node)
-        self._tier = optimizer_tier
-        self._weights_tier = weights_tier
-        self._size = dtype_bytes
-        self._costs = timing.machine.host.training
+        self._facts = facts
+        self._settings = facts.settings
+        self._timing = facts.timing
+        self._cpu = CpuWork(out, facts)
+        self._size = facts.dtype_bytes
+        self._costs = facts.timing.machine.host.training
         self._ahead: int | None = None
         self._writing = False
 
-    def write(
-        self, updates: Sequence[Update], *, persistent: Sequence[Tensor], swapper: GradientSwapper | None
-    ) -> None:
+    def write(self) -> None:
         """The whole step: norm, sub-groups, and what brings parameters back to the GPU."""
-        out, costs = self._out, self._costs
-        out.part("optimizer")
-        tensors = sum(len(update.group.tensors) for update in updates)
-        out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
-        if swapper is not None and any(update.swapped for update in updates):
-            swapper.flush(out)
+        self.begin()
+        out, updates = self._out, self._facts.updates
         for index, update in enumerate(updates):
             out.part("sub-group")
-            out.spend(costs.sub_group_call.value)
+            out.spend(self._costs.sub_group_call.value)
             following = updates[index + 1] if index + 1 < len(updates) else None
             if update.on_gpu:
                 self._on_gpu(update)
             else:
                 self._on_cpu(update, following)
+        self.gather()
+        self.end()
+
+    def begin(self) -> None:
+        """The norm of all gradients; those still in swap buffers are written."""
+        out, costs, updates = self._out, self._costs, self._facts.updates
+        out.part("optimizer")
+        tensors = sum(len(update.group.tensors) for update in updates)
+        out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
+        if out.swapper is not None and any(update.swapped for update in updates):
+            out.swapper.flush(out)
+
+    def gather(self) -> None:
+        """Updated parameters that every rank holds whole are gathered."""
+        out = self._out
         out.part("after the step")
+        persistent = [tensor for tensor in self._facts.parameters.tensors if tensor.persistent]
         if self._settings.stage == 3 and persistent:
             out.wait(out.gather(persistent, prefetch=False))
         elif self._settings.stage in (1, 2):
-            self._gather_all(updates)
-        out.host_waits(WRITE)
-        out.host_waits(COMPUTE)
+            self._gather_all()
+
+    def end(self) -> None:
+        """The host waits for what it has begun."""
+        self._out.host_waits(WRITE)
+        self._out.host_waits(COMPUTE)
 
     # -- where the update is done ---------------------------------------------------------------
 
@@ -110,54 +89,42 @@ class OptimizerStep:
         numel = update.group.numel
         if update.swapped:
             self._swap_in(update, following)
-        self.loops(_SCALE * numel)
-        self.adam(_ADAM * numel)
-        self._give_back(update)
+        self._cpu.scale(numel)
+        self._update(numel)
+        self.give_back(update, pinned=self._settings.stage < 3 and self._settings.pin_memory)
         if update.swapped:
             self._swap_out(update, last=following is None)
 
-    def adam(self, traffic: int) -> None:
-        """DeepSpeed's CPU Adam, for which the host thread waits."""
-        host = self._timing.machine.host
-        rate = host.cpu_optimizer.rate(self._threads, processes=self._processes)
-        self._cpu(CPU_ADAM, traffic, rate)
+    def _update(self, numel: int) -> None:
+        """Adam, for which the host thread waits."""
+        self._cpu.adam(DEEPSPEED_ADAM * numel)
 
-    def loops(self, traffic: int) -> None:
-        """Element-by-element work of PyTorch on the CPU."""
-        host = self._timing.machine.host
-        self._cpu(_CPU_LOOPS, traffic, host.elementwise_rate(self._threads, processes=self._processes))
-
-    def _cpu(self, name: str, traffic: int, rate: int) -> None:
-        out, machine = self._out, self._timing.machine
-        out.flush()
-        paths = [machine.cpu_work(rank, rate) for rank in range(out.ranks)]
-        out.add("cpu", HOST, size=traffic, route=out.route(name, paths, rate), label=name)
-
-    def _give_back(self, update: Update) -> None:
+    def give_back(self, update: Update, *, pinned: bool) -> None:
         """Cast to 16 bit on the CPU, then to where the parameters are.
 
         A copy between devices and types casts at its source, into a new pageable tensor (PyTorch,
         aten/src/ATen/native/cuda/Copy.cu); stages 1 and 2 have a pinned one of their own.
         """
         numel, out = update.group.numel, self._out
-        self.loops((_SINGLE + self._size) * numel)
+        self._cpu.loops((SINGLE + self._size) * numel)
         size = self._size * numel
         if update.params == "hbm":
-            pinned = self._settings.stage < 3 and self._settings.pin_memory
+            if not pinned:
+                self._cpu.fresh(size)
             out.to_gpu(size, pinned=pinned)
         elif update.params == "nvme":
             for tensor in update.group.tensors:
                 if tensor.on_nvme:
                     written = out.aligned(tensor.slice_numel * self._size)
-                    out.write(written, tier=self._weights_tier, label=tensor.name)
+                    out.write(written, tier=self._facts.places.weights, label=tensor.name)
             out.wait_writes()
 
-    def _gather_all(self, updates: Sequence[Update]) -> None:
+    def _gather_all(self) -> None:
         """Every rank gets the others' updated parameters."""
         out, machine = self._out, self._timing.machine
         if out.ranks == 1:
             return
-        left = sum(update.group.numel for update in updates)
+        left = sum(update.group.numel for update in self._facts.updates)
         bucket = max(1, self._settings.allgather_bucket_size // out.ranks)
         paths = [machine.gather(rank, out.ranks) for rank in range(out.ranks)]
         while left > 0:
@@ -192,19 +159,25 @@ class OptimizerStep:
 
     def _read(self, update: Update) -> int:
         out = self._out
-        size = out.aligned(update.group.numel * _SINGLE)
+        size = out.aligned(update.group.numel * SINGLE)
         states = [size] * 3
         out.flush()
         after: tuple[Dependency, ...] = out.host_so_far()
         for part in states:
-            ordinal = out.read_state(part, tier=self._tier, label="optimizer states", after=after)
+            ordinal = out.read_state(
+                part, tier=self._facts.places.optimizer, label="optimizer states", after=after
+            )
         if not self._settings.pipelined:
             # The gradient is asked for only when the states are there.
             out.host_waits(IO)
             out.flush()
             after = out.host_so_far()
         return out.read_state(
-            self._gradients(update, size), tier=self._tier, label="gradients", after=after, last=ordinal
+            self._gradients(update, size),
+            tier=self._facts.places.optimizer,
+            label="gradients",
+            after=after,
+            last=ordinal,
         )
 
     def _gradients(self, update: Update, size: int) -> int:
@@ -217,9 +190,9 @@ class OptimizerStep:
         if self._writing:
             out.wait_writes()
             self._writing = False
-        size = out.aligned(update.group.numel * _SINGLE)
+        size = out.aligned(update.group.numel * SINGLE)
         for _ in range(3):
-            out.write(size, tier=self._tier, label="optimizer states")
+            out.write(size, tier=self._facts.places.optimizer, label="optimizer states")
         if self._settings.pipeline_write and not last:
             self._writing = True
         else:
@@ -231,4 +204,4 @@ def out_numel(update: Update, out: MicroStepWriter) -> int:
     swapper = out.swapper
     if swapper is None:
         return 0
-    return sum(tensor.slice_numel * _SINGLE for tensor in update.group.tensors if swapper.swapped(tensor))
+    return sum(tensor.slice_numel * SINGLE for tensor in update.group.tensors if swapper.swapped(tensor))

@@ -128,6 +128,12 @@ def test_one_late_module_does_not_count(sections: dict[str, Any]) -> None:
     assert parse_seconds(found["hook"].value) == pytest.approx(machine.COSTS["hook"] * REAL_MODELS, rel=0.03)
 
 
+def test_training_steps_are_another_matter(sections: dict[str, Any]) -> None:
+    trained = {"name": "trained", "ranks": 1, "workload": {"kind": "training"}, "passes": [], "traces": {}}
+    more = {**sections, "hooks": {**sections["hooks"], "training": [trained]}}
+    assert fit_costs(more, machine.base()) == fit_costs(sections, machine.base())
+
+
 def test_other_modules_than_the_models_are_refused(sections: dict[str, Any]) -> None:
     short = copy.deepcopy(sections["hooks"]["runs"][0])
     for column in short["traces"]["decode 1"]["modules"].values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from simoffload.calibration.micro.fit_host import fit_costs
 from simoffload.calibration.micro.fit_links import fit_memory
 from simoffload.calibration.micro.launch import Request, measure
+from simoffload.calibration.small_models import small_training_cases
 from simoffload.hardware import load_platform
 
 pytest.importorskip("torch", reason="calibration runs PyTorch")
@@ -49,3 +51,27 @@ def test_hooks_of_real_deepspeed() -> None:
     assert {run["ranks"] for run in runs} == {1}
     costs = fit_costs(raw["sections"], load_platform("dgx-h200").machine(nodes=1))
     assert {"module_call", "linear_call", "hook", "gathered_parameter", "pass_overhead"} <= set(costs)
+    trained = raw["sections"]["hooks"]["training"]
+    assert [run["name"] for run in trained] == [case.request.name for case in small_training_cases(1)]
+    for run in trained:
+        micro_steps = run["workload"]["gradient_accumulation_steps"]
+        steps = run["workload"]["steps"] - 2
+        assert len(run["passes"]) == 3 * micro_steps * steps
+        assert {"forward", "backward parts", "optimizer parts"} <= set(run["traces"])
+        groups = run["traces"]["optimizer parts"]["parts"]["optimizer_step"]["count"]
+        assert (groups > 1) == (micro_steps > 1), "those with several micro-steps have several sub-groups"
+
+
+@pytest.mark.slow
+def test_the_parts_of_an_optimizer_step() -> None:
+    pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
+    raw = measure(request("cpu_adam"), progress=ignore)
+    found = raw["sections"]["cpu_adam"]
+    cores = len(os.sched_getaffinity(0))
+    assert [row["threads"] for row in found["steps"]] == sorted(
+        {count for count in (1, 2, 4, 8, 16) if count <= cores} | {cores}
+    )
+    keys = {"threads", "parameters", "seconds", "busy_threads", "scale_seconds", "round_seconds"}
+    pinned = {"round_pinned_seconds"} if raw["machine"]["gpu"] else set()
+    assert all(set(row) == keys | pinned for row in found["steps"])
+    assert found["torch_adamw"]["threads"] == cores

@@ -1,4 +1,4 @@
-"""What is to be done: at present inference, a prefill and a number of decode steps."""
+"""Generating tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Inference", "Workload"]
+__all__ = ["Inference"]
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 
@@ -37,6 +37,3 @@ class Inference(BaseModel):
     def max_context(self) -> int:
         """Tokens in the key-value cache after the last pass."""
         return self.prompt_length + self.output_length - 1
-
-
-Workload = Inference

@@ -1,0 +1,90 @@
+"""Training on the host: the fields of ``CpuOptimizer`` and ``TrainingCosts``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from simoffload.calibration.host_costs import REAL_MODELS, non_negative
+from simoffload.calibration.micro.fitted import Fitted, rate_text, seconds_text
+from simoffload.calibration.training_costs import fit_training_costs
+from simoffload.hardware import Machine
+from simoffload.models import load_model
+from simoffload.strategies import ZeroTraining
+from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.workload import Training
+
+__all__ = ["fit_cpu_optimizer", "fit_training", "training_plan_of"]
+
+_ADAM_BYTES = 28  # of traffic a parameter: hardware/profiles.py, strategies/training/optimizer.py
+_LEAST = 256 << 20
+"""Parameters of a step that says something about memory: four tensors of 1 GiB. Of smaller ones a part stays
+in the caches of a server's CPU (320 MB on an Emerald Rapids)."""
+
+
+def fit_cpu_optimizer(sections: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Fitted]:
+    """Rates of Adam from its steps by threads; empty where it was not measured with several of them.
+
+    "in_training" are steps inside of real training, from traces of ``calibrate deepspeed`` (the calls of
+    ``_optimizer_step``), which an older record of small tensors may be completed with.
+
+    The squared time of a byte is a / threads^2 + b: a is of one thread, b of the memory that it runs on, of
+    which a host has as many as NUMA nodes.
+    """
+    section = sections.get("cpu_adam", {})
+    steps = [row for row in section.get("steps", []) if row["threads"] == 1 or row["parameters"] >= _LEAST]
+    rows = [*steps, *section.get("in_training", [])]
+    if len({row["threads"] for row in rows}) < 2:
+        return {}
+    threads = np.array([row["threads"] for row in rows], dtype=float)
+    per_byte = np.array([row["seconds"] / (_ADAM_BYTES * row["parameters"]) for row in rows])
+    table = np.stack([threads**-2, np.ones(len(rows))], axis=1) / per_byte[:, None] ** 2
+    scale = np.array([per_byte.max(), per_byte.min()]) ** 2
+    found = non_negative(table * scale, np.ones(len(rows)), negligible=0.02) * scale
+    if not found.all():
+        return {}
+    residual = float(np.max(np.abs(np.sqrt(table @ found) - 1)))
+    nodes = int(facts.get("numa_nodes", 1))
+    what = "DeepSpeed's CPU Adam by threads, 28 B a parameter: squared time of a byte = a / threads^2 + b"
+    return {
+        "cores": Fitted(int(facts["cores"]), "cores that Linux has", 1),
+        "numa_nodes": Fitted(nodes, "NUMA nodes that Linux has", 1),
+        "thread": Fitted(rate_text(found[0] ** -0.5), what, len(rows), residual),
+        "limit": Fitted(rate_text(nodes * found[1] ** -0.5), f"{what}; x {nodes} NUMA node(s)", len(rows), residual),
+    }
+
+
+def fit_training(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fitted]:
+    """Costs by the name of the field; empty where training was not measured. ``machine`` has the GPUs."""
+    runs = [run for run in sections.get("hooks", {}).get("training", []) if run["ranks"] <= machine.gpus]
+    if not runs:
+        return {}
+    fit = fit_training_costs((run, training_plan_of(run, machine)) for run in runs)
+    ranks = ", ".join(map(str, sorted({run["ranks"] for run in runs})))
+    what = (
+        f"phases of training steps of small OPT, BLOOM and Llama models under ZeRO-3 on {ranks} rank(s); "
+        f"least absolute residuals (mean {fit.mean_residual:.1%})"
+    )
+    return {
+        key: Fitted(
+            round(value, 3) if key == "graph" else seconds_text(value),
+            what if key == "graph" else f"{what}, then x {REAL_MODELS} for models of real size",
+            fit.phases,
+            fit.worst_residual,
+        )
+        for key, value in fit.values.items()
+    }
+
+
+def training_plan_of(run: Mapping[str, Any], machine: Machine) -> ZeroTrainingPlan:
+    """The plan of a recorded run on a machine."""
+    strategy = ZeroTraining(
+        ranks=run["ranks"],
+        ds_config=DeepSpeedConfig.model_validate(run["ds_config"]),
+        cpu_threads=run.get("threads") if isinstance(run.get("threads"), int) else None,
+    )
+    model = load_model({**run["model"], "attention": run["attention"]})
+    return strategy.train(model, Training.model_validate(run["workload"]), machine)

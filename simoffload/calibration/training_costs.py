@@ -1,0 +1,121 @@
+"""What training costs DeepSpeed's host thread per event, from steps of small models.
+
+Small models leave almost nothing but the Python thread. A phase's time is then a sum of costs, each as often
+as it falls due: how often is found by simulating the phase with one cost a little larger. Least absolute
+residuals over all phases give the costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simoffload.calibration.host_costs import REAL_MODELS, non_negative
+from simoffload.engine import execute
+from simoffload.hardware.profiles import TrainingCosts
+from simoffload.strategies.plan import StepPart
+from simoffload.strategies.training.plan import ZeroTrainingPlan
+
+__all__ = ["TrainingFit", "fit_training_costs", "measured_part"]
+
+_PICO = 1e-12
+_COSTS = tuple(TrainingCosts.model_fields)
+_NUDGE = {"graph": 0.05}
+"""How much larger a cost is made; else ``_NUDGE_S``."""
+_NUDGE_S = 20e-6  # [s]
+_ROUNDS = 2
+"""Fits, each around the last one's costs: what the thread hides changes with them."""
+
+
+class TrainingFit(NamedTuple):
+    """The fit."""
+
+    values: dict[str, float]
+    """By the names of ``TrainingCosts`` [s]; ``graph`` is a share."""
+    mean_residual: float
+    """Mean relative difference between fitted and measured time of a phase."""
+    worst_residual: float
+    phases: int
+
+
+class _Phase(NamedTuple):
+    plan: ZeroTrainingPlan
+    part: StepPart
+    seconds: float
+
+
+def measured_part(run: Mapping[str, Any], part: StepPart, *, accumulation: int) -> float | None:
+    """Median time [s] of a part of a recorded run; None where it was not measured."""
+    last = accumulation - 1
+
+    def belongs(one: Mapping[str, Any]) -> bool:
+        step = one.get("micro_step", 0)
+        if one["name"] != part.phase:
+            return False
+        if part.phase == "forward":
+            return True
+        if part.phase == "optimizer" or part.boundary:
+            return bool(step == last)
+        return bool(step == 0 if part.micro_step == 0 else 0 < step < last)
+
+    times = [float(one["seconds"]) for one in run["passes"] if belongs(one)]
+    return median(times) if times else None
+
+
+def fit_training_costs(runs: Iterable[tuple[Mapping[str, Any], ZeroTrainingPlan]]) -> TrainingFit:
+    """Fit all costs to the phases of recorded runs; raises ValueError where none was measured."""
+    phases = list(_phases(runs))
+    if not phases:
+        raise ValueError("no phase of training was measured")
+    training = phases[0].plan.machine.host.training
+    values = {key: float(getattr(training, key).value) for key in _COSTS}
+    for _ in range(_ROUNDS):
+        values = _fitted(phases, values)
+    residuals = [abs(_simulated(one, values) / one.seconds - 1) for one in phases]
+    scaled = {key: value * (1.0 if key == "graph" else REAL_MODELS) for key, value in values.items()}
+    return TrainingFit(scaled, float(np.mean(residuals)), max(residuals), len(phases))
+
+
+def _phases(runs: Iterable[tuple[Mapping[str, Any], ZeroTrainingPlan]]) -> Iterator[_Phase]:
+    for run, plan in runs:
+        for part in plan.parts:
+            seconds = measured_part(run, part, accumulation=plan.workload.gradient_accumulation_steps)
+            if seconds is not None:
+                yield _Phase(plan, part, seconds)
+
+
+def _fitted(phases: Sequence[_Phase], around: Mapping[str, float]) -> dict[str, float]:
+    table, target = [], []
+    for one in phases:
+        base = _simulated(one, around)
+        slopes = [
+            (_simulated(one, {**around, key: around[key] + _nudge(key)}) - base) / _nudge(key)
+            for key in _COSTS
+        ]
+        left = (
+            one.seconds - base + sum(slope * around[key] for slope, key in zip(slopes, _COSTS, strict=True))
+        )
+        # Relative residuals: a phase of 2 ms counts as much as one of 50.
+        table.append([slope / one.seconds for slope in slopes])
+        target.append(left / one.seconds)
+    scale = np.array([_nudge(key) for key in _COSTS])
+    found = non_negative(np.array(table) * scale, np.array(target), negligible=0.02) * scale
+    return {key: float(value) for key, value in zip(_COSTS, found, strict=True)}
+
+
+def _nudge(key: str) -> float:
+    return _NUDGE.get(key, _NUDGE_S)
+
+
+def _simulated(phase: _Phase, values: Mapping[str, float]) -> float:
+    """[s] of the phase with these costs."""
+    machine = phase.plan.machine
+    known = machine.host.training
+    update = {key: getattr(known, key).model_copy(update={"value": value}) for key, value in values.items()}
+    host = machine.host.model_copy(update={"training": known.model_copy(update=update)})
+    plan = replace(phase.plan, machine=replace(machine, host=host))
+    return execute(plan.schedule(phase.part)).makespan * _PICO

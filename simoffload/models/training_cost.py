@@ -1,0 +1,79 @@
+"""FLOPs and HBM traffic of a module in training: forward with all logits, backward, and the loss.
+
+Nothing is cached between tokens. A backward kernel reads the gradient and what forward saved, and writes the
+gradient of its input: a linear layer multiplies twice (input and weight gradients), other modules take twice
+the traffic of their forward pass. The fused attention's backward multiplies five matrices where forward
+multiplies two (Dao, FlashAttention-2, arXiv 2307.08691).
+"""
+
+from __future__ import annotations
+
+from simoffload.models.cost import ModuleCost, attention_scores_bytes, linear_flops
+from simoffload.models.modules import Module, activation
+from simoffload.models.shape import ModelShape
+
+__all__ = ["backward_cost", "loss_module", "training_cost", "training_forward_flops"]
+
+_ATTENTION_BACKWARD = 2.5
+_SOFTMAX_FLOPS = 5
+
+
+def loss_module(shape: ModelShape) -> Module:
+    """The loss as a module without hooks: logits cast to single precision, log-softmax, and back again.
+
+    Counted in transformers' ``ForCausalLMLoss``; an element of the model's type is two bytes there.
+    """
+    vocabulary = shape.vocab_size
+    return activation("loss", reads=3 * vocabulary, writes=4 * vocabulary)._replace(hooked=False)
+
+
+def training_cost(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
+    """Work of the forward pass of ``module`` on ``batch`` sequences of ``length`` tokens."""
+    if module.kind == "attention":
+        return _attention(shape, module, batch=batch, length=length)
+    seen = batch * length * module.share
+    traffic = seen * (module.in_features + module.out_features) * shape.dtype_bytes
+    if module.kind == "embedding":
+        return ModuleCost(0.0, traffic)
+    traffic += module.num_parameters * shape.dtype_bytes
+    if module.kind in ("linear", "router"):
+        return ModuleCost(seen * linear_flops(module), traffic)
+    return ModuleCost(seen * module.out_features, traffic)
+
+
+def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
+    """Work of the backward pass of ``module``, gradients of its parameters written once included."""
+    forward = training_cost(shape, module, batch=batch, length=length)
+    gradients = module.num_parameters * shape.dtype_bytes
+    if module.kind == "attention":
+        factor = _ATTENTION_BACKWARD if shape.attention == "sdpa" else 2.0
+        return ModuleCost(factor * forward.flops, factor * forward.bytes)
+    if module.kind == "embedding":  # the gradient of the whole table is cleared, then rows are added
+        return ModuleCost(0.0, 2 * forward.bytes + gradients)
+    if module.kind in ("linear", "router"):
+        # A frozen weight (LoRA) has no gradient: one product instead of two.
+        products = 2 if any(parameter.trainable for parameter in module.parameters) else 1
+        return ModuleCost(products * forward.flops, products * forward.bytes)
+    return ModuleCost(2 * forward.flops, 2 * forward.bytes + gradients)
+
+
+def training_forward_flops(shape: ModelShape, *, batch: int, length: int) -> tuple[float, float]:
+    """[FLOP] of all layers, and of what is outside of them, in one forward pass."""
+    layers = sum(training_cost(shape, module, batch=batch, length=length).flops for module in shape.layer)
+    outside = sum(
+        training_cost(shape, module, batch=batch, length=length).flops
+        for module in (*shape.modules_before, *shape.modules_after)
+    )
+    return shape.num_hidden_layers * layers, outside
+
+
+def _attention(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
+    keys = length * (length + 1) // 2
+    flops = batch * shape.num_attention_heads * keys * (4 * shape.head_dim + _SOFTMAX_FLOPS)
+    kept = 2 * batch * shape.num_key_value_heads * shape.head_dim * length
+    vectors = batch * length * (module.in_features + module.out_features)
+    scores = batch * shape.num_attention_heads * length * length if shape.attention == "eager" else 0
+    return ModuleCost(
+        float(flops),
+        float((kept + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape.dtype_bytes)),
+    )

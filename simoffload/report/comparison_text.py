@@ -1,0 +1,111 @@
+"""Several results as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+
+from simoffload.errors import printable
+from simoffload.report.columns import columns
+from simoffload.report.comparison import Group, Published, Row, by_kind, groups, in_common, keys, warnings
+from simoffload.report.kinds import words
+from simoffload.report.paper import Paper, shortened
+from simoffload.report.phrases import counted, percent
+from simoffload.results.result import SimulationResult
+
+__all__ = ["compare_text"]
+
+
+def compare_text(
+    results: Sequence[SimulationResult],
+    *,
+    published: Mapping[str, Published] | None = None,
+    baseline: str | None = None,
+    color: bool = False,
+    width: int = 100,
+) -> str:
+    """Tabulate several results, one table for each model and kind of work; ``groups`` explains the arguments.
+
+    Raises ValueError if ``baseline`` names no result.
+    """
+    paper = Paper(color=color, width=width)
+    found = groups(results, published=published, baseline=baseline)
+    for group in found:
+        if paper.lines:
+            paper.lines.append("")
+        title = " · ".join(in_common([row.result for row in group.rows]))
+        paper.lines += [paper.ink(line, "bold") for line in wrap(title, paper.width)]
+        paper.lines += _table(paper, group)
+    for alike in by_kind(found).values():
+        timed = (row.result for group in alike for row in group.rows if row.result.step)
+        legend = next((words(result).legend for result in timed), "")
+        paper.lines += (paper.ink(line, "dim") for line in wrap(legend, paper.width))
+    for text in warnings(found):
+        paper.paragraph("Warning", text, "yellow")
+    return str(paper)
+
+
+def _table(paper: Paper, group: Group) -> list[str]:
+    heads, names = keys(group)
+    names = tuple(tuple(shortened(cell, 24) for cell in cells) for cells in names)
+    numbers = [[*cells, *_numbers(group, row)] for cells, row in zip(names, group.rows, strict=True)]
+    lines = columns([[*heads, *_heads(group)], *numbers], right=range(len(heads), len(numbers[0])))
+    reasons = columns(_reasons(group, room=paper.width - len(lines[0]) - 2), right=(1,))
+    head, *told = (f"{line}  {reason}".rstrip() for line, reason in zip(lines, reasons, strict=True))
+    shown = [paper.ink(head, "dim")] if any(row.result.step for row in group.rows) else []
+    begins = columns([heads, *names])[1:]
+    for row, line, begin in zip(group.rows, told, begins, strict=True):
+        shown += [line] if row.result.step else _without_times(paper, row, begin + "  ")
+    return shown
+
+
+def _heads(group: Group) -> list[str]:
+    """Heads of ``_numbers``."""
+    against = f"vs {shortened(group.against, 12)}" if group.against else "ratio"
+    published = ["published"] if any(row.published for row in group.rows) else []
+    return [*(cell.short for cell in words(group.rows[0].result).cells), against, *published]
+
+
+def _numbers(group: Group, row: Row) -> list[str]:
+    """What the kind of work shows, ratio, published ratio; empty without times."""
+    ratio = f"{row.ratio:.3g}×" if row.ratio is not None else ""
+    published = [f"{row.published.ratio:.3g}×" if row.published else ""]
+    shown = published if any(each.published for each in group.rows) else []
+    return [*(cell.value for cell in words(row.result).cells), ratio, *shown]
+
+
+def _reasons(group: Group, *, room: int) -> list[tuple[str, ...]]:
+    """Bottleneck with its share, and the fraction of the bound that is reached where there is room."""
+    if group.narrow:
+        return [("bottleneck",), *((_bottleneck(row.result, max(12, room)),) for row in group.rows)]
+    room = max(12, room - 2 - len("bound"))
+    rows = (
+        (_bottleneck(row.result, room), percent(row.result.bound_fraction or 0.0) if row.result.step else "")
+        for row in group.rows
+    )
+    return [("bottleneck", "bound"), *rows]
+
+
+def _bottleneck(result: SimulationResult, room: int) -> str:
+    """The cause that most of a step's time goes to, with its share."""
+    step = result.step
+    if step is None:
+        return ""
+    share = f" {percent(step.bottleneck.exposed_s / step.time_s)}"
+    return shortened(printable(step.bottleneck.cause), room - len(share)) + share
+
+
+def _without_times(paper: Paper, row: Row, name: str) -> list[str]:
+    """The row's name, and whether it fits."""
+    result = row.result
+    if result.fits:
+        filled = (
+            f"{printable(use.tier)} {counted(use.needed, use)} of {counted(use.capacity, use)}"
+            for use in result.capacity
+        )
+        text, style = f"fits: {', '.join(filled)}", "green"
+    else:
+        text, style = f"does not fit: {'; '.join(map(printable, result.advice))}", "red"
+    first, *rest = wrap(text, paper.width - len(name))
+    told = [name + paper.ink(first, style)]
+    return [*told, *(" " * len(name) + paper.ink(line, style) for line in rest)]

@@ -1,0 +1,80 @@
+"""How a result of inference is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simoffload.errors import printable
+from simoffload.report.kinds.words import Cell, Metric, Place, Words
+from simoffload.report.phrases import milliseconds, per_second, plural
+from simoffload.results.inference import InferenceResult
+from simoffload.units import format_seconds
+
+__all__ = ["inference"]
+
+_LEGEND = (
+    f"ms/token = {InferenceResult.formulas['per_token_s']}; "
+    "bound = fraction of the speed of light that a step reaches"
+)
+
+
+def inference(result: InferenceResult) -> Words:
+    """Prefill and decode steps in words."""
+    return Words(
+        kind="inference",
+        verb="runs",
+        work=(
+            f"batch {result.batch_size} × {plural(result.ranks, 'GPU')}",
+            f"{result.prompt_length} tokens in, {result.output_length} out",
+        ),
+        sequences=result.batch_size * result.ranks,
+        places=(Place("weights", result.target),),
+        labels=tuple(map(printable, (result.target, result.name, f"{result.name}, {result.target}"))),
+        exact=f"{result.name}@{result.target}",
+        metrics=_metrics(result),
+        cells=_cells(result),
+        legend=_LEGEND,
+        formulas=("per_token_s", "tpot_s", "tokens_per_s"),
+        shown=result.step,
+        whole="pass",
+        note=_note(result),
+    )
+
+
+_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "ttft_s": ("time to first token", format_seconds),
+    "first_pass_s": ("first pass after loading", format_seconds),
+    "tpot_s": ("time per output token", format_seconds),
+    "e2e_s": ("whole generation", format_seconds),
+    "tokens_per_s": ("throughput", per_second),
+    "decode_tokens_per_s": ("throughput of decode", per_second),
+    "per_token_s": ("time per token", format_seconds),
+}
+
+
+def _metrics(result: InferenceResult) -> tuple[Metric, ...]:
+    metrics = result.metrics()
+    return tuple(
+        Metric(key, words, show(value))
+        for key, (words, show) in _SHOWN.items()
+        if (value := metrics[key]) is not None
+    )
+
+
+def _cells(result: InferenceResult) -> tuple[Cell, ...]:
+    first, step, rate, token = result.ttft_s, result.step_time_s, result.tokens_per_s, result.per_token_s
+    return (
+        Cell("TTFT", "first token", format_seconds(first) if first else ""),
+        Cell("step", "step", format_seconds(step) if step else ""),
+        Cell("tokens/s", "tokens/s", per_second(rate, "") if rate else ""),
+        Cell("ms/token", "ms per token", milliseconds(token) if token else ""),
+    )
+
+
+def _note(result: InferenceResult) -> str:
+    if not result.decode_spread:
+        return ""
+    return (
+        "Decode steps between those simulated are interpolated; the one in the middle is "
+        f"{round(result.decode_spread * 100, 3)} % off the straight line."
+    )

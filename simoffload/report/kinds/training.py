@@ -1,0 +1,98 @@
+"""How a result of training is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simoffload.errors import printable
+from simoffload.report.kinds.words import Cell, Metric, Place, Words
+from simoffload.report.phrases import per_second, percent, place, plural
+from simoffload.results.training import Phase, TrainingResult
+from simoffload.units import format_seconds
+
+__all__ = ["training"]
+
+_LEGEND = (
+    "step = forward + backward + optimizer step; "
+    f"tokens/s = {TrainingResult.formulas['tokens_per_s']}; ratio: of times per token"
+)
+_PARTS = ("forward_s", "backward_s", "optimizer_s")
+
+
+def training(result: TrainingResult) -> Words:
+    """One optimizer step in words."""
+    weights, states = printable(result.target), printable(result.optimizer_target)
+    name = printable(result.name)
+    optimizer, both = f"optimizer {place(result.optimizer_target)}", f"{weights} + {states}"
+    longest = _longest(result)
+    return Words(
+        kind="training",
+        verb="trains",
+        work=_work(result),
+        sequences=result.batch_size * result.gradient_accumulation_steps * result.ranks,
+        places=(Place("weights", result.target), Place("optimizer", result.optimizer_target)),
+        labels=(weights, optimizer, both, name, f"{name}, {weights}", f"{name}, {both}"),
+        exact=f"{result.name}@{result.target}+{result.optimizer_target}",
+        metrics=_metrics(result),
+        cells=_cells(result),
+        legend=_LEGEND,
+        formulas=("step_s", "optimizer_s", "tokens_per_s", "per_token_s"),
+        shown=longest.result if longest else None,
+        whole="step",
+        parts="parts" if longest and longest.name == "optimizer" else "layers",
+    )
+
+
+def _work(result: TrainingResult) -> tuple[str, ...]:
+    batch = f"batch {result.batch_size} × {plural(result.ranks, 'GPU')}"
+    if result.gradient_accumulation_steps > 1:
+        batch += f" × accumulation {result.gradient_accumulation_steps}"
+    return batch, f"{result.sequence_length:,} token{'' if result.sequence_length == 1 else 's'}"
+
+
+def _longest(result: TrainingResult) -> Phase | None:
+    """The phase that takes most of a step."""
+    return max(result.phases, key=lambda phase: phase.time_s, default=None)
+
+
+def _tflops(rate: float) -> str:
+    return f"{rate:.3g} TFLOP/s"
+
+
+def _samples(rate: float) -> str:
+    return per_second(rate, " samples/s")
+
+
+_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "step_s": ("one step", format_seconds),
+    "forward_s": ("forward passes", format_seconds),
+    "backward_s": ("backward passes", format_seconds),
+    "optimizer_s": ("optimizer step", format_seconds),
+    "tokens_per_s": ("throughput", per_second),
+    "samples_per_s": ("throughput in sequences", _samples),
+    "tflops_per_gpu": ("model FLOP/s of each GPU", _tflops),
+    "hardware_tflops_per_gpu": ("FLOP/s of each GPU, with recomputation", _tflops),
+}
+
+
+def _metrics(result: TrainingResult) -> tuple[Metric, ...]:
+    metrics, step = result.metrics(), result.step_s
+    return tuple(
+        Metric(key, words, show(value), percent(value / step) if step and key in _PARTS else "")
+        for key, (words, show) in _SHOWN.items()
+        if (value := metrics[key]) is not None
+    )
+
+
+def _cells(result: TrainingResult) -> tuple[Cell, ...]:
+    def time(seconds: float | None) -> str:
+        return format_seconds(seconds) if seconds is not None else ""
+
+    rate = result.tokens_per_s
+    return (
+        Cell("step", "step", time(result.step_s)),
+        Cell("forward", "forward", time(result.forward_s)),
+        Cell("backward", "backward", time(result.backward_s)),
+        Cell("opt. step", "optimizer step", time(result.optimizer_s)),
+        Cell("tokens/s", "tokens/s", per_second(rate, "") if rate else ""),
+    )

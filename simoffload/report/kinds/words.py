@@ -1,0 +1,79 @@
+"""What reports say about a result, whatever kind of work it is about."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simoffload.results.passes import PassResult
+
+__all__ = ["Cell", "Metric", "Place", "Words"]
+
+
+class Metric(NamedTuple):
+    """A metric as a reader sees it."""
+
+    key: str
+    words: str
+    value: str
+    share: str = ""
+    """Of the step, for what is a part of it."""
+
+
+class Cell(NamedTuple):
+    """A column of a comparison, and what stands in it for one result."""
+
+    short: str
+    """Head of the column in a terminal."""
+    head: str
+    """Head of the column on a page."""
+    value: str
+    """Empty where the result has no times."""
+
+
+class Place(NamedTuple):
+    """Something that can be offloaded, and the tier that holds it."""
+
+    what: str
+    tier: str
+
+
+class Words(NamedTuple):
+    """How one result is told."""
+
+    kind: str
+    """ "inference", "training", "checkpoint"."""
+    verb: str
+    """What the model does on the platform."""
+    work: tuple[str, ...]
+    """The work, in a few words each."""
+    sequences: int
+    """In one step, on all ranks."""
+    places: tuple[Place, ...]
+    """The weights first."""
+    labels: tuple[str, ...]
+    """Names that may tell it from others, the shortest first."""
+    exact: str
+    """The name that says most."""
+    metrics: tuple[Metric, ...]
+    """All that have a value, in the order of reading."""
+    cells: tuple[Cell, ...]
+    """The same columns for all results of a kind."""
+    legend: str
+    """What the columns are, in a terminal."""
+    formulas: tuple[str, ...]
+    """Metrics that are explained under a comparison on a page."""
+    shown: PassResult | None
+    """The pass whose operations are drawn."""
+    whole: str
+    """What ``SimulationResult.step`` is: a "pass", or a "step" or "checkpoint" of several."""
+    parts: str = "layers"
+    """What the blocks of that pass are."""
+    note: str = ""
+    """What else must be known about the metrics."""
+    took: str = ""
+    """What took how long, where it is no step of sequences."""
+
+    @property
+    def called(self) -> str:
+        """What a sentence calls ``SimulationResult.step``; empty if its own name does."""
+        return "" if self.whole == "pass" else f"the {self.whole}"

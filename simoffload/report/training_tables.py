@@ -1,0 +1,109 @@
+"""The parts of a training step as tables, for terminal and page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simoffload.report.phrases import percent
+from simoffload.results.capacity import TierUse
+from simoffload.results.training import Phase, TrainingResult
+from simoffload.units import format_bytes
+
+__all__ = [
+    "MomentNeeds",
+    "PhaseShares",
+    "StorageRow",
+    "causes_by_phase",
+    "moments",
+    "phase_names",
+    "several",
+    "storage",
+    "times",
+]
+
+
+class MomentNeeds(NamedTuple):
+    """What every tier holds at one stage of the run."""
+
+    name: str
+    uses: tuple[TierUse, ...]
+    """The same tiers at every moment, in the machine's order."""
+
+
+class PhaseShares(NamedTuple):
+    """Where the time on one cause falls."""
+
+    cause: str
+    exposed_s: tuple[float, ...]
+    """[s] of one step in each of the phases of ``phase_names``."""
+
+    def told(self, names: tuple[str, ...]) -> str:
+        """ "backward 67 %, forward 33 %"; the name alone where it is one phase; empty where nothing."""
+        total = sum(self.exposed_s)
+        parts = sorted(zip(self.exposed_s, names, strict=True), key=lambda part: -part[0])
+        return ", ".join(
+            name if exposed == total else f"{name} {percent(exposed / total)}"
+            for exposed, name in parts
+            if exposed
+        )
+
+
+class StorageRow(NamedTuple):
+    """What one step moves to and from a tier, in words."""
+
+    tier: str
+    cells: tuple[str, ...]
+    """Under ``STORAGE_HEADS``."""
+
+
+STORAGE_HEADS = ("read", "written", "read per parameter", "written per parameter")
+
+
+def moments(result: TrainingResult) -> tuple[MomentNeeds, ...]:
+    """Every stage with every tier that holds something at any of them."""
+    known = {use.tier: use for use in result.capacity}
+    for _, uses in result.moments:
+        known |= {use.tier: use for use in uses if use.tier not in known}
+    told = []
+    for name, uses in result.moments:
+        held = {use.tier: use for use in uses}
+        empty = {tier: use._replace(needed=0, terms=()) for tier, use in known.items()}
+        told.append(MomentNeeds(name, tuple(held.get(tier, empty[tier]) for tier in known)))
+    return tuple(told)
+
+
+def phase_names(result: TrainingResult) -> tuple[str, ...]:
+    """Forward, backward, optimizer: each once, in order."""
+    return tuple(dict.fromkeys(phase.name for phase in result.phases))
+
+
+def several(result: TrainingResult) -> bool:
+    """Whether a phase was simulated in several forms or happens more than once in a step."""
+    return len(result.phases) > len(phase_names(result)) or any(phase.times != 1 for phase in result.phases)
+
+
+def times(phase: Phase) -> str:
+    """ "3 ×", "1/4 ×"."""
+    return f"{phase.times} ×"
+
+
+def causes_by_phase(result: TrainingResult) -> tuple[PhaseShares, ...]:
+    """For every cause of the whole step, in its order, the exposed time by phase."""
+    names = phase_names(result)
+    exposed: dict[str, dict[str, float]] = {}
+    for phase in result.phases:
+        for share in phase.result.shares:
+            mine = exposed.setdefault(share.cause, dict.fromkeys(names, 0.0))
+            mine[phase.name] += float(phase.times) * share.exposed_s
+    causes = [share.cause for share in result.step.shares] if result.step else []
+    return tuple(PhaseShares(cause, tuple(exposed[cause].values())) for cause in causes)
+
+
+def storage(result: TrainingResult) -> tuple[StorageRow, ...]:
+    """Bytes read and written by one step on all ranks, in all and for each parameter of the model."""
+    rows = []
+    for one in result.traffic:
+        whole = (format_bytes(one.read), format_bytes(one.written))
+        each = (f"{size / result.parameters:.3g} B" for size in (one.read, one.written))
+        rows.append(StorageRow(one.tier, (*whole, *each)))
+    return tuple(rows)

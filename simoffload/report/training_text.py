@@ -1,0 +1,78 @@
+"""What a terminal shows of training alone."""
+
+from __future__ import annotations
+
+from simoffload.errors import printable
+from simoffload.report.columns import columns
+from simoffload.report.paper import Paper
+from simoffload.report.phrases import counted, percent
+from simoffload.report.training_tables import (
+    STORAGE_HEADS,
+    causes_by_phase,
+    moments,
+    phase_names,
+    several,
+    times,
+)
+from simoffload.report.training_tables import storage as storage_rows
+from simoffload.results.passes import PassResult
+from simoffload.results.training import TrainingResult
+from simoffload.units import format_seconds
+
+__all__ = ["causes", "memory", "phases", "storage"]
+
+
+def memory(paper: Paper, result: TrainingResult) -> list[str]:
+    """What each tier holds at each moment; nothing where there is only one."""
+    found = moments(result)
+    if len(found) < 2:
+        return []
+    tiers = [printable(use.tier) for use in found[0].uses]
+    table = [
+        ("needed at", *tiers),
+        *((printable(each.name), *(counted(use.needed, use) for use in each.uses)) for each in found),
+    ]
+    head, *rows = (line.rstrip() for line in columns(table, right=range(1, len(tiers) + 1)))
+    fits = [all(use.fits for use in each.uses) for each in found]
+    marked = (row if fit else paper.ink(row, "red") for row, fit in zip(rows, fits, strict=True))
+    return [paper.ink(head, "dim"), *marked]
+
+
+def phases(paper: Paper, result: TrainingResult) -> list[str]:
+    """How the step is made up, where its phases are not simply one forward, one backward, one optimizer."""
+    if not several(result) or not result.step_s:
+        return []
+    table = [("phase", "times", "each", "in all", "share", "largest part")]
+    for phase in result.phases:
+        one = phase.result
+        largest = f"{printable(one.bottleneck.cause)} {percent(one.bottleneck.exposed_s / one.time_s)}"
+        durations = (format_seconds(one.time_s), format_seconds(phase.time_s))
+        share = percent(phase.time_s / result.step_s)
+        table.append((printable(one.name), times(phase), *durations, share, largest))
+    return paper.headed(table, right=(1, 2, 3, 4))
+
+
+def causes(paper: Paper, result: TrainingResult, step: PassResult) -> list[str]:
+    """Causes of the whole step; under each the phases that it falls into and what held it back."""
+    names = tuple(map(printable, phase_names(result)))
+    table = [(f"{printable(step.name)}, {format_seconds(step.time_s)}", "exposed", "share", "busy")]
+    for share in step.shares:
+        part = percent(share.exposed_s / step.time_s)
+        exposed, busy = format_seconds(share.exposed_s), format_seconds(share.busy_s)
+        table.append((printable(share.cause), exposed, part, busy))
+    head, *rows = paper.headed(table, right=(1, 2, 3))
+    lines = [head]
+    for row, share, split in zip(rows, step.shares, causes_by_phase(result), strict=True):
+        where = f"in {split.told(names)}" if share.exposed_s else "hidden"
+        held = f"; held back by {printable(share.limit)}" if share.limit else ""
+        lines += [row, *paper.detail(where + held)]
+    return lines
+
+
+def storage(paper: Paper, result: TrainingResult) -> list[str]:
+    """Bytes that one step moves to and from storage."""
+    rows = storage_rows(result)
+    if not rows:
+        return []
+    table = [("one step", *STORAGE_HEADS), *((printable(row.tier), *row.cells) for row in rows)]
+    return paper.headed(table, right=range(1, len(STORAGE_HEADS) + 1))

@@ -1,0 +1,105 @@
+"""The answer to a scenario of inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from simoffload.results.passes import PassResult
+from simoffload.results.result import SimulationResult
+
+__all__ = ["InferenceResult"]
+
+_FORMULAS = {
+    "ttft_s": "time of the prefill pass, trace recorded and weights in their tier (time to first token)",
+    "first_pass_s": "time of the very first prefill after loading: DeepSpeed has no trace yet, no prefetch",
+    "tpot_s": "sum of the decode steps / number of decode steps (time per output token)",
+    "e2e_s": "ttft_s + sum of the decode steps",
+    "tokens_per_s": "output_length x batch_size x ranks / e2e_s",
+    "decode_tokens_per_s": "batch_size x ranks / tpot_s",
+    "per_token_s": "e2e_s / (output_length x batch_size x ranks), the metric of transformers-bloom-inference",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceResult(SimulationResult):
+    """Prefill and decode steps."""
+
+    formulas: ClassVar[Mapping[str, str]] = _FORMULAS
+
+    batch_size: int
+    prompt_length: int
+    output_length: int
+    prefill: PassResult | None = None
+    first_pass: PassResult | None = None
+    decode: tuple[PassResult, ...] = ()
+    """The decode steps that were simulated, in order of context."""
+    decode_total_s: float = 0.0
+    """[s] of all decode steps."""
+    decode_spread: float = 0.0
+    """Relative distance of the middle decode step from the straight line between first and last, or of the
+    last from the first where the middle was not simulated; 0 when every step was simulated."""
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """Batch and lengths."""
+        return {
+            "batch_size": self.batch_size,
+            "prompt_length": self.prompt_length,
+            "output_length": self.output_length,
+        }
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token [s]: see ``formulas``."""
+        return self.prefill.time_s if self.prefill else None
+
+    @property
+    def first_pass_s(self) -> float | None:
+        """Time of the first pass after loading [s]: see ``formulas``."""
+        return self.first_pass.time_s if self.first_pass else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token [s], None when only one token is generated: see ``formulas``."""
+        return self.decode_total_s / (self.output_length - 1) if self.decode else None
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Time of one whole generation [s]."""
+        return self.prefill.time_s + self.decode_total_s if self.prefill else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Generated tokens per second over all ranks: see ``formulas``."""
+        return self.output_length * self.batch_size * self.ranks / self.e2e_s if self.e2e_s else None
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens per second of the decode steps over all ranks: see ``formulas``."""
+        return self.batch_size * self.ranks / self.tpot_s if self.tpot_s else None
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Time per token over all streams [s]: see ``formulas``."""
+        return 1 / self.tokens_per_s if self.tokens_per_s else None
+
+    @property
+    def step(self) -> PassResult | None:
+        """The pass that stands for the run: the first decode step, or the prefill when there is none."""
+        return self.decode[0] if self.decode else self.prefill
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Time per output token, or of the prefill when only one token is generated [s]."""
+        return self.tpot_s or self.ttft_s
+
+    @property
+    def passes(self) -> tuple[PassResult, ...]:
+        """First pass, prefill and the decode steps that were simulated."""
+        return tuple(one for one in (self.first_pass, self.prefill, *self.decode) if one)
+
+    def particulars(self) -> dict[str, Any]:
+        """How far the interpolation of decode steps may be off."""
+        return {"decode_interpolation_residual": self.decode_spread}

@@ -1,0 +1,211 @@
+"""The answer to a scenario of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from simoffload.results.capacity import TierUse
+from simoffload.results.checkpoint import Checkpoints
+from simoffload.results.passes import PassResult, combined
+from simoffload.results.reading import Reading
+from simoffload.results.result import SimulationResult
+from simoffload.results.wear import TierWear
+from simoffload.workload import Dataset
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Phase", "StorageTraffic", "TrainingResult"]
+
+
+class Phase(NamedTuple):
+    """A part of a step that was simulated once and happens ``times`` times."""
+
+    name: str
+    """forward, backward or optimizer."""
+    times: Fraction
+    """Times in one step; a fraction for what happens only every so many steps (ZenFlow)."""
+    result: PassResult
+
+    @property
+    def time_s(self) -> float:
+        """[s] in one step."""
+        return float(self.times) * self.result.time_s
+
+
+class StorageTraffic(NamedTuple):
+    """What one step moves to and from a tier of storage, all ranks together."""
+
+    tier: str
+    read: int
+    """[B]"""
+    written: int
+    """[B]"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult(SimulationResult):
+    """One optimizer step of the steady state."""
+
+    formulas: ClassVar[Mapping[str, str]] = {
+        "step_s": "forward_s + backward_s + optimizer_s: one optimizer step",
+        "forward_s": "forward passes of all micro-steps of a step",
+        "backward_s": "backward passes of all micro-steps, with recomputation and reduction of gradients",
+        "optimizer_s": "from the end of the last backward pass to the end of the step",
+        "tokens_per_s": "batch_size x sequence_length x gradient_accumulation_steps x ranks / step_s",
+        "samples_per_s": "batch_size x gradient_accumulation_steps x ranks / step_s",
+        "per_token_s": "1 / tokens_per_s",
+        "tflops_per_gpu": "3 x FLOP of the forward passes / step_s / 1e12 (recomputation is not counted)",
+        "hardware_tflops_per_gpu": "FLOP carried out, recomputation included / step_s / 1e12",
+    }
+
+    optimizer_target: str
+    """Tier that holds the optimizer's states."""
+    batch_size: int
+    sequence_length: int
+    gradient_accumulation_steps: int
+    forward_flops: float = 0.0
+    """[FLOP] of the forward passes of one step on one GPU."""
+    recomputed_flops: float = 0.0
+    """[FLOP] that checkpointing computes again in one step on one GPU."""
+    phases: tuple[Phase, ...] = ()
+    moments: tuple[tuple[str, tuple[TierUse, ...]], ...] = ()
+    """What every tier holds at each stage of the run."""
+    traffic: tuple[StorageTraffic, ...] = ()
+    checkpoint: Checkpoints | None = None
+    """Checkpoints that the run saves; None where the scenario has none."""
+    dataset: Dataset | None = None
+    """What the run reads."""
+    reading: Reading | None = None
+    """Whether it comes in time; None without a dataset or without times."""
+    wear: tuple[TierWear, ...] = ()
+    """Of the drives that steps and checkpoints write to."""
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """Batch, length and accumulation."""
+        return {
+            "kind": "training",
+            "batch_size": self.batch_size,
+            "sequence_length": self.sequence_length,
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+        }
+
+    @property
+    def passes(self) -> tuple[PassResult, ...]:
+        """Every phase that was simulated."""
+        return tuple(phase.result for phase in self.phases)
+
+    @property
+    def step(self) -> PassResult | None:
+        """The whole step: its phases put together."""
+        if not self.phases:
+            return None
+        return combined("step", [(phase.result, phase.times) for phase in self.phases])
+
+    def phase_s(self, name: str) -> float | None:
+        """Time of all phases of that name in one step [s]."""
+        return sum(phase.time_s for phase in self.phases if phase.name == name) if self.phases else None
+
+    @property
+    def forward_s(self) -> float | None:
+        """[s] see ``formulas``."""
+        return self.phase_s("forward")
+
+    @property
+    def backward_s(self) -> float | None:
+        """[s] see ``formulas``."""
+        return self.phase_s("backward")
+
+    @property
+    def optimizer_s(self) -> float | None:
+        """[s] see ``formulas``."""
+        return self.phase_s("optimizer")
+
+    @property
+    def step_s(self) -> float | None:
+        """[s] see ``formulas``."""
+        return sum(phase.time_s for phase in self.phases) if self.phases else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """[1/s] see ``formulas``."""
+        samples = self.batch_size * self.gradient_accumulation_steps * self.ranks
+        return samples / self.step_s if self.step_s else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """[1/s] see ``formulas``."""
+        return self.samples_per_s * self.sequence_length if self.samples_per_s else None
+
+    @property
+    def step_time_s(self) -> float | None:
+        """[s] of one update of the weights."""
+        return self.step_s
+
+    @property
+    def per_token_s(self) -> float | None:
+        """[s] see ``formulas``."""
+        return 1 / self.tokens_per_s if self.tokens_per_s else None
+
+    @property
+    def tflops_per_gpu(self) -> float | None:
+        """[TFLOP/s] see ``formulas``."""
+        return 3 * self.forward_flops / self.step_s * 1e-12 if self.step_s else None
+
+    @property
+    def hardware_tflops_per_gpu(self) -> float | None:
+        """[TFLOP/s] see ``formulas``."""
+        done = 3 * self.forward_flops + self.recomputed_flops
+        return done / self.step_s * 1e-12 if self.step_s else None
+
+    def particulars(self) -> dict[str, Any]:
+        """Phases, traffic to storage, memory over the run, checkpoints, data and wear."""
+        return {
+            "optimizer_target": self.optimizer_target,
+            "phases": [
+                {
+                    "name": phase.name,
+                    "pass": phase.result.name,
+                    "times": float(phase.times),
+                    "time_s": phase.time_s,
+                }
+                for phase in self.phases
+            ],
+            "forward_flops": self.forward_flops,
+            "recomputed_flops": self.recomputed_flops,
+            "storage_per_step": [
+                {"tier": one.tier, "read_bytes": one.read, "written_bytes": one.written}
+                for one in self.traffic
+            ],
+            "memory": [
+                {
+                    "moment": name,
+                    "tiers": [
+                        {
+                            "tier": use.tier,
+                            "needed_bytes": use.needed,
+                            "fits": use.fits,
+                            "terms": [{"name": term.name, "bytes": term.size} for term in use.terms],
+                        }
+                        for use in uses
+                    ],
+                }
+                for name, uses in self.moments
+            ],
+            "checkpoint": self.checkpoint.to_dict() if self.checkpoint else None,
+            "reading": self.reading.to_dict() if self.reading else None,
+            "wear": [one.to_dict() for one in self.wear],
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per simulated phase and cause, as of any result, after which phase it is and how many times
+        it happens in a step."""
+        frame = super().to_frame()
+        rows = [phase for phase in self.phases for _ in phase.result.shares]
+        frame.insert(0, "phase", [phase.name for phase in rows])
+        frame.insert(1, "times", [float(phase.times) for phase in rows])
+        return frame

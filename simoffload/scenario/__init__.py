@@ -1,0 +1,9 @@
+"""A scenario: which model does what work on which platform, offloaded how."""
+
+from __future__ import annotations
+
+from simoffload.scenario.loaded import LoadedScenario
+from simoffload.scenario.loading import list_scenarios, load_scenario, resolve
+from simoffload.scenario.schema import EngineOptions, Scenario
+
+__all__ = ["EngineOptions", "LoadedScenario", "Scenario", "list_scenarios", "load_scenario", "resolve"]

@@ -1,0 +1,155 @@
+"""A scenario that was read and resolved, and the plans that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from simoffload.documents import Document
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.scenario.schema import Scenario
+from simoffload.scenario.targets import moved
+from simoffload.strategies import (
+    CheckpointPlan,
+    CheckpointStorage,
+    Fsdp,
+    Plan,
+    Resident,
+    TrainingPlan,
+    ZeroInference,
+    ZeroTraining,
+)
+from simoffload.strategies.checkpoint.of_training import config_warnings, plan_of_training
+from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.workload import Checkpointing, Inference, Training
+
+__all__ = ["LoadedScenario"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoadedScenario:
+    """A scenario with everything it refers to, checked and resolved."""
+
+    scenario: Scenario
+    document: Document
+    """What was read, overrides applied and a ds_config in place of its path."""
+    model: ModelShape
+    machine: Machine
+
+    @property
+    def name(self) -> str:
+        """The scenario's name."""
+        return self.scenario.name
+
+    def on(self, target: str) -> LoadedScenario:
+        """The same work elsewhere; InputError if the machine has no such tier.
+
+        Elsewhere are the weights, or the checkpoints of a scenario of checkpoints; of training
+        ``weights+optimizer`` says both. "gpu" and "cpu" mean the tiers "hbm" and "dram"; "resident" means a
+        whole copy in each GPU, without ZeRO. On any tier a resident model becomes one under ZeRO-3.
+        """
+        inner, data = self.scenario, self.document.data
+        strategy, written = moved(
+            target, inner.strategy, inner.workload, self.machine, written=data["strategy"]
+        )
+        document = replace(self.document, data={**data, "strategy": written})
+        return replace(self, scenario=inner.model_copy(update={"strategy": strategy}), document=document)
+
+    def plan(self) -> Plan | TrainingPlan | CheckpointPlan:
+        """Apply the strategy; InputError, with its place in the file, for what DeepSpeed would refuse."""
+        match self.scenario.workload:
+            case Training():
+                return self.training_plan()
+            case Checkpointing():
+                return self.checkpoint_plan()
+            case _:
+                return self.inference_plan()
+
+    def inference_plan(self) -> Plan:
+        """Apply the strategy to a workload of inference; raises what :meth:`plan` raises."""
+        workload, strategy = self.scenario.workload, self.scenario.strategy
+        if isinstance(workload, Inference) and isinstance(strategy, ZeroInference | Resident):
+            plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
+            self._checked(lambda: plan.moments)  # counted in a pass in which DeepSpeed may lack buffers
+            return plan
+        raise self._mismatch()
+
+    def training_plan(self) -> TrainingPlan:
+        """Apply the strategy to a workload of training; raises what :meth:`plan` raises."""
+        workload, strategy = self.scenario.workload, self.scenario.strategy
+        if isinstance(workload, Training) and isinstance(strategy, ZeroTraining | Resident | Fsdp):
+            plan = self._checked(lambda: strategy.train(self.model, workload, self.machine))
+            self._checked(lambda: plan.moments)
+            self.plan_checkpoints(plan)
+            return plan
+        raise self._mismatch()
+
+    def checkpoint_plan(self) -> CheckpointPlan:
+        """Apply the strategy to a workload of checkpoints; raises what :meth:`plan` raises."""
+        workload, strategy = self.scenario.workload, self.scenario.strategy
+        if isinstance(workload, Checkpointing) and isinstance(strategy, CheckpointStorage):
+            return self._checked(lambda: strategy.save(self.model, workload, self.machine))
+        raise self._mismatch()
+
+    def plan_checkpoints(
+        self, plan: TrainingPlan, *, step_time: float | None = None, update_time: float = 0.0
+    ) -> CheckpointPlan | None:
+        """Plan what the section ``checkpoint`` says about a training run; None without that section.
+
+        Steps take ``step_time`` [s], ``update_time`` [s] of it after the backward passes. Raises InputError
+        for options that contradict each other or the run.
+        """
+        options = self.scenario.checkpoint
+        if options is None:
+            return None
+        if not isinstance(plan, ZeroTrainingPlan):
+            text = f"checkpoints of {self.scenario.strategy.kind} are not modelled; leave the section out"
+            raise InputError([self.document.problem(("checkpoint",), text, at_key=True)])
+        return self._checked(
+            lambda: plan_of_training(
+                options, plan, self._ds_config, step_time=step_time, update_time=update_time
+            )
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """About what was written and does nothing, beyond the warnings of the plan."""
+        return config_warnings(self._ds_config) if self.scenario.checkpoint is not None else ()
+
+    @property
+    def _ds_config(self) -> DeepSpeedConfig:
+        """DeepSpeed's defaults where the strategy has no configuration."""
+        strategy = self.scenario.strategy
+        return strategy.ds_config if isinstance(strategy, ZeroTraining) else DeepSpeedConfig()
+
+    def _mismatch(self) -> InputError:
+        known = {
+            "inference": "zero_inference or resident",
+            "training": "zero_training, fsdp or resident",
+            "checkpoint": "checkpoint",
+        }
+        work = self.scenario.workload.kind
+        text = f"{self.scenario.strategy.kind} is not for a workload of {work}; use {known[work]}"
+        return InputError([self.document.problem(("strategy", "kind"), text)])
+
+    def _checked(self, action: Callable[[], T]) -> T:
+        ranks, gpus = self.scenario.strategy.ranks, self.machine.gpus
+        if ranks > gpus:
+            text = f"{ranks} ranks, but the platform has {gpus} GPU(s); lower it or raise nodes"
+            raise InputError([self.document.problem(("strategy", "ranks"), text)])
+        try:
+            return action()
+        except InputError as error:
+            raise InputError(self._placed(problem) for problem in error.problems) from None
+
+    def _placed(self, problem: Problem) -> Problem:
+        """Give a problem that names only a key the place of that key in the document."""
+        if problem.path:
+            return problem
+        return self.document.problem(tuple(problem.key.split(".")), problem.message)

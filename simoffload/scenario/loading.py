@@ -1,0 +1,164 @@
+"""Reading a scenario and everything that it refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from simoffload.documents import Document, read_document, set_value, suggest, validate
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine, load_platform
+from simoffload.models import load_model
+from simoffload.scenario.loaded import LoadedScenario
+from simoffload.scenario.schema import Scenario
+from simoffload.scenario.tiers import storage_name, tier_name
+from simoffload.shipped import shipped_folder
+from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.workload import Training
+
+__all__ = ["list_scenarios", "load_scenario", "resolve"]
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+_OF_TRAINING = ("checkpoint", "dataset")
+_KINDS = {"training": "zero_training", "checkpoint": "checkpoint"}
+"""Kinds of strategy by kind of workload, where the strategy names none; else zero_inference."""
+
+
+def list_scenarios() -> tuple[str, ...]:
+    """Names of the shipped scenarios, as ``load_scenario`` takes them."""
+    folder = shipped_folder("scenarios")
+    return tuple(
+        sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    )
+
+
+def load_scenario(source: str | Path, *, overrides: Sequence[str] = ()) -> LoadedScenario:
+    """Read a scenario file (or a shipped scenario by name), apply ``a.b=value`` overrides, resolve it.
+
+    Raises InputError with every problem found, each with file, line, key and what is valid.
+    """
+    return resolve(read_document(_locate(source)), overrides=overrides)
+
+
+def resolve(document: Document, *, overrides: Sequence[str] = ()) -> LoadedScenario:
+    """Check a document and load all that it refers to. Raises InputError."""
+    for assignment in overrides:
+        document = set_value(document, assignment)
+    problems: list[Problem] = []
+    document = _complete(document, problems)
+    try:
+        scenario = validate(document, Scenario)
+    except InputError as error:
+        raise InputError((*error.problems, *problems)) from None
+    model = _try(document, problems, "model", lambda: load_model(scenario.model, root=document.root))
+    platform = _try(
+        document, problems, "platform", lambda: load_platform(scenario.platform, root=document.root)
+    )
+    if problems or model is None or platform is None:
+        raise InputError(problems)
+    machine = _try(document, problems, "nodes", lambda: platform.machine(nodes=scenario.nodes))
+    if machine is None:
+        raise InputError(problems)
+    scenario = _with_tiers(document, scenario, machine, problems)
+    problems += _out_of_place(document, scenario)
+    if problems:
+        raise InputError(problems)
+    return LoadedScenario(scenario, document, model, machine)
+
+
+def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:
+    """Sections that only training has."""
+    work = scenario.workload
+    if isinstance(work, Training):
+        return []
+    found = [name for name in _OF_TRAINING if getattr(scenario, name) is not None]
+    text = f"belongs to a workload of training, not of {work.kind}; leave it out"
+    return [document.problem((name,), text, at_key=True) for name in found]
+
+
+def _with_tiers(
+    document: Document, scenario: Scenario, machine: Machine, problems: list[Problem]
+) -> Scenario:
+    """The machine's names for all tiers, and a problem for each that it does not have."""
+
+    def resolved(part: M, section: str, name: Callable[[str, Machine, str], str], *keys: str) -> M:
+        found = {}
+        for key in keys:
+            written = getattr(part, key, None)
+            if written is not None:
+                place = f"{section}.{key}"
+                found[key] = _try(document, problems, place, partial(name, written, machine, place))
+        return part.model_copy(update=found)
+
+    strategy = resolved(scenario.strategy, "strategy", tier_name, "weights", "optimizer")
+    strategy = resolved(strategy, "strategy", storage_name, "tier", "swap")
+    changes: dict[str, Any] = {"strategy": strategy}
+    for section in _OF_TRAINING:
+        part = getattr(scenario, section)
+        if part is not None:
+            changes[section] = resolved(part, section, storage_name, "tier")
+    return scenario.model_copy(update=changes)
+
+
+def _locate(source: str | Path) -> Path:
+    path = Path(source)
+    if path.suffix in {".yaml", ".yml", ".json"} or path.exists():
+        return path
+    if str(source) in list_scenarios():
+        return shipped_folder("scenarios") / f"{source}.yaml"
+    message = f"no such file, and no shipped scenario of that name{suggest(str(source), list_scenarios())}"
+    raise InputError([Problem(str(source), None, None, "", message)])
+
+
+def _complete(document: Document, problems: list[Problem]) -> Document:
+    """Fill in the strategy's kind where it is left out, and the content of a ds_config file for its path."""
+    strategy = document.data.get("strategy")
+    if not isinstance(strategy, dict):
+        return document
+    workload = document.data.get("workload")
+    if isinstance(workload, dict):
+        workload = {"kind": "inference", **workload}
+        document = replace(document, data={**document.data, "workload": workload})
+    kind = workload.get("kind") if isinstance(workload, dict) else None
+    strategy = {"kind": _KINDS.get(str(kind), "zero_inference"), **strategy}
+    for key in ("weights", "optimizer"):
+        if key in strategy and strategy[key] is None:
+            text = "is empty; name a tier of the platform, e.g. dram, or leave the key out"
+            problems.append(document.problem(("strategy", key), text))
+    path = strategy.get("ds_config")
+    if isinstance(path, str):
+        config = _try(document, problems, "strategy.ds_config", lambda: _ds_config(document, path))
+        strategy["ds_config"] = config if config is not None else {}
+    return replace(document, data={**document.data, "strategy": strategy})
+
+
+def _ds_config(document: Document, name: str) -> Any:
+    root = document.root or Path()
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise InputError([Problem("", None, None, "", f'"{name}" is outside the folder of the scenario')])
+    read = read_document(path)
+    validate(read, DeepSpeedConfig)
+    return read.data
+
+
+def _try(document: Document, problems: list[Problem], key: str, action: Callable[[], T]) -> T | None:
+    """Run ``action``; note what is wrong, placed at ``key`` where it names no file of its own."""
+    try:
+        return action()
+    except InputError as error:
+        location = tuple(key.split("."))
+        for problem in error.problems:
+            if problem.line is not None:
+                problems.append(problem)
+            else:  # about a file as a whole, or no file at all: what matters is where it is referred to
+                text = f"{problem.path}: {problem.message}" if problem.path else problem.message
+                problems.append(document.problem(location, text))
+        return None

@@ -1,0 +1,33 @@
+"""Tiers as people name them, and as a machine does."""
+
+from __future__ import annotations
+
+from simoffload.documents import suggest
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine
+
+__all__ = ["storage_name", "tier_name"]
+
+_ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
+
+
+def tier_name(name: str, machine: Machine, key: str) -> str:
+    """The machine's name for a tier; "gpu", "cpu" and "ram" are understood. InputError if there is none."""
+    known = _ALIASES.get(name.lower(), name)
+    if known in machine.tiers:
+        return known
+    raise _no_tier("tier", name, machine, tuple(machine.tiers), key)
+
+
+def storage_name(name: str, machine: Machine, key: str) -> str:
+    """The same for what must be on storage. Raises InputError."""
+    storage = tuple(machine.wiring.targets)
+    if name in storage:
+        return name
+    raise _no_tier("storage tier", name, machine, storage, key)
+
+
+def _no_tier(what: str, name: str, machine: Machine, tiers: tuple[str, ...], key: str) -> InputError:
+    has = ", ".join(tiers) or "none"
+    message = f'no {what} "{name}" on platform "{machine.platform}" (has: {has}){suggest(name, tiers)}'
+    return InputError([Problem("", None, None, key, message)])

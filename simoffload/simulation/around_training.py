@@ -1,0 +1,160 @@
+"""What a training run does beside its steps: it reads data, saves checkpoints and wears drives out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simoffload.hardware import Machine
+from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.reading import Reading
+from simoffload.results.training import TrainingResult
+from simoffload.results.wear import TierWear
+from simoffload.scenario import LoadedScenario
+from simoffload.simulation.checkpoint import timed
+from simoffload.simulation.data_loading import look_ahead_bytes, predict_reading, sentences, stored_bytes
+from simoffload.simulation.runner import Runner
+from simoffload.simulation.wear import tier_wear, wear_warnings
+from simoffload.strategies import CheckpointPlan
+from simoffload.strategies.plan import TrainingPlan
+from simoffload.workload import Dataset
+
+__all__ = ["around_training", "with_sections"]
+
+_AHEAD = "batches made ahead"
+
+
+def with_sections(
+    scenario: LoadedScenario, moments: tuple[Moment, ...], checkpoints: CheckpointPlan | None
+) -> tuple[Moment, ...]:
+    """The moments of a run with what its sections ``dataset`` and ``checkpoint`` need.
+
+    Files are there all the time. While a checkpoint is saved, what the optimizer's step held is still held.
+    """
+    always: list[MemoryTerm] = []
+    if checkpoints is not None:
+        always.append(checkpoints.stored)
+    dataset = scenario.scenario.dataset
+    if dataset is not None:
+        always += _data_terms(scenario, dataset)
+    if checkpoints is not None:
+        held = {(term.tier, term.name) for term in (*moments[-1].terms, *always)}
+        more = [term for term in checkpoints.memory if (term.tier, term.name) not in held]
+        moments = (*moments, Moment("checkpoint", (*moments[-1].terms, *more)))
+    return tuple(Moment(moment.name, (*moment.terms, *always)) for moment in moments)
+
+
+def _data_terms(scenario: LoadedScenario, dataset: Dataset) -> list[MemoryTerm]:
+    machine, ranks, batch = scenario.machine, scenario.scenario.strategy.ranks, _batch(scenario)
+    stored = stored_bytes(dataset, machine, ranks=ranks)
+    ahead = look_ahead_bytes(dataset, machine, ranks=ranks, batch_size=batch)
+    return [
+        MemoryTerm(dataset.tier, "dataset", stored, remedy="put the dataset elsewhere: dataset.tier"),
+        MemoryTerm("dram", _AHEAD, ahead, remedy="lower dataset.prefetch_factor or workers"),
+    ]
+
+
+def _batch(scenario: LoadedScenario) -> int:
+    return int(getattr(scenario.scenario.workload, "batch_size", 1))
+
+
+def around_training(
+    scenario: LoadedScenario, plan: TrainingPlan, result: TrainingResult, runner: Runner
+) -> TrainingResult:
+    """Add checkpoints, data and wear to a result that has times. Raises SimulationError."""
+    result = _with_checkpoints(scenario, plan, result, runner)
+    return _with_wear(scenario, _with_reading(scenario, result))
+
+
+def _with_checkpoints(
+    scenario: LoadedScenario, plan: TrainingPlan, result: TrainingResult, runner: Runner
+) -> TrainingResult:
+    """What checkpoints cost a run whose step is known."""
+    step, update = result.step_s, result.optimizer_s
+    if not step or update is None:
+        return result
+    checkpoints = scenario.plan_checkpoints(plan, step_time=step, update_time=min(update, step))
+    if checkpoints is None:
+        return result
+    found = timed(checkpoints, runner)
+    assert found.outlook is not None
+    commit = checkpoints.commit_warning(found.outlook)
+    return replace(result, checkpoint=found, warnings=(*result.warnings, *filter(None, [commit])))
+
+
+def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
+    """Whether the data comes in time for a step that is known."""
+    dataset, step = result.dataset, result.step
+    if dataset is None or step is None or not result.step_s:
+        return result
+    machine = scenario.machine
+    target = machine.wiring.targets[dataset.tier]
+    served = None
+    if target.drive is not None and target.drive.random_read is not None:
+        served = target.drive.random_read.value * (target.array.count if target.array else 1)
+    reading = predict_reading(
+        dataset,
+        machine,
+        ranks=result.ranks,
+        batch_size=result.batch_size,
+        step_time=result.step_s,
+        gradient_accumulation_steps=result.gradient_accumulation_steps,
+        pause_time=_pause(result),
+        free_host_memory=_free(result, machine),
+        cores=machine.host.cpu_optimizer.cores.value,
+        requests_per_second=served,
+        background={use.link: use.size / result.step_s for use in step.links},
+    )
+    return replace(result, reading=reading, warnings=(*result.warnings, *_starving(dataset, reading)))
+
+
+def _pause(result: TrainingResult) -> float:
+    """[s] at the end of a step in which no batch is taken."""
+    step, update = result.step_s or 0.0, result.optimizer_s or 0.0
+    return update if update < step else 0.0
+
+
+def _free(result: TrainingResult, machine: Machine) -> int:
+    """[B] of each host's memory that training leaves to batches and page cache, at the fullest moment."""
+    for use in result.capacity:
+        if use.kind == "dram":
+            ahead = sum(term.size for term in use.terms if term.name == _AHEAD)
+            return max(0, use.headroom + ahead)
+    dram = machine.tiers["dram"]
+    return dram.capacity - dram.reserved
+
+
+def _starving(dataset: Dataset, reading: Reading) -> tuple[str, ...]:
+    if reading.cold.limit == "gpu":
+        return ()
+    return (f"dataset: {'; '.join(sentences(dataset, reading))}",)
+
+
+def _with_wear(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
+    """How fast drives wear out that steps or checkpoints write to.
+
+    A step takes its share of the stalls; what GPUs wait for data is left out, and so are checkpoints whose
+    interval is not known.
+    """
+    step = result.step_s
+    if not step:
+        return result
+    machine, per_host = scenario.machine, _ranks_by_host(scenario)
+    by_tier: dict[str, list[float]] = {
+        one.tier: [one.written * here / result.ranks for here in per_host] for one in result.traffic
+    }
+    checkpoint = result.checkpoint
+    outlook = checkpoint.outlook if checkpoint else None
+    if checkpoint is not None and outlook is not None and outlook.interval_s is not None:
+        steps = max(1.0, outlook.interval_s / step)
+        sums = by_tier.setdefault(checkpoint.tier, [0.0] * len(per_host))
+        for host, size in enumerate(checkpoint.written_by_host):
+            sums[host] += size / steps
+        step += outlook.stall_s / steps
+    worn = (tier_wear(machine, tier, sizes, time_s=step, unit="step") for tier, sizes in by_tier.items())
+    found: tuple[TierWear, ...] = tuple(one for one in worn if one is not None)
+    return replace(result, wear=found, warnings=(*result.warnings, *wear_warnings(found)))
+
+
+def _ranks_by_host(scenario: LoadedScenario) -> list[int]:
+    ranks, here = scenario.scenario.strategy.ranks, scenario.machine.gpus_per_node
+    return [min(here, ranks - first) for first in range(0, ranks, here)]

@@ -1,0 +1,92 @@
+"""What every result says before anything is timed: what fits, what would help, where it comes from."""
+
+from __future__ import annotations
+
+import platform as interpreter
+from importlib.metadata import version
+from typing import Any
+
+from simoffload import __version__
+from simoffload.errors import InputError
+from simoffload.results.capacity import Moment, TierUse, peak_uses
+from simoffload.results.result import Provenance
+from simoffload.scenario import LoadedScenario
+from simoffload.strategies import AnyPlan, CheckpointPlan
+from simoffload.units import format_bytes
+from simoffload.workload import Checkpointing
+
+__all__ = ["common"]
+
+
+def common(
+    scenario: LoadedScenario, plan: AnyPlan, *, moments: tuple[Moment, ...] | None = None
+) -> dict[str, Any]:
+    """The fields that results of all kinds share; ``moments`` are those of the plan unless given."""
+    inner, model, machine = scenario.scenario, scenario.model, scenario.machine
+    uses = peak_uses(plan.moments if moments is None else moments, machine.tiers)
+    return {
+        "name": inner.name,
+        "model": model.name,
+        "dtype": model.dtype,
+        "parameters": model.num_parameters,
+        "platform": machine.platform,
+        "target": plan.target,
+        "ranks": inner.strategy.ranks,
+        "capacity": uses,
+        "advice": _advice(scenario, plan, uses),
+        "warnings": (*scenario.warnings, *plan.warnings, *_context_warning(scenario), *_beyond(plan)),
+        "extrapolations": plan.extrapolations,
+        "provenance": Provenance(
+            scenario=scenario.document.data,
+            profiles=tuple((use.kind, use.id, use.sha256) for use in machine.profiles),
+            inputs=tuple(machine.inputs()),
+            versions={
+                "simoffload": __version__,
+                "simpy": version("simpy"),
+                "python": interpreter.python_version(),
+            },
+        ),
+    }
+
+
+def _advice(scenario: LoadedScenario, plan: AnyPlan, uses: tuple[TierUse, ...]) -> tuple[str, ...]:
+    """For each tier that is too small: by how much, and what to do about its largest part."""
+    return tuple(f"{use.sentence()}; {_remedy(scenario, plan, use)}" for use in uses if not use.fits)
+
+
+def _remedy(scenario: LoadedScenario, plan: AnyPlan, use: TierUse) -> str:
+    largest = max(use.terms, key=lambda term: term.size)
+    if largest.remedy:
+        return f"{largest.remedy} (largest part: {largest.name})"
+    least, what = scenario.model.weight_bytes, "weights"
+    if isinstance(plan, CheckpointPlan):
+        least, what = plan.size, "checkpoint"
+        if use.tier != plan.target:
+            return f"take hosts with more (largest part: {largest.name})"
+    for tier in sorted(scenario.machine.tiers.values(), key=lambda tier: tier.capacity):
+        if tier.kind == "hbm" or tier.name == plan.target or tier.capacity < least:
+            continue
+        if _fits_on(scenario, tier.name):
+            size = format_bytes(tier.capacity, binary=tier.kind == "dram")
+            return f"smallest tier that holds the {what}: {tier.name} ({size})"
+    return "no other tier of this platform is large enough"
+
+
+def _fits_on(scenario: LoadedScenario, tier: str) -> bool:
+    try:
+        uses = peak_uses(scenario.on(tier).plan().moments, scenario.machine.tiers)
+    except InputError:
+        return False
+    return all(use.fits for use in uses)
+
+
+def _context_warning(scenario: LoadedScenario) -> tuple[str, ...]:
+    limit, workload = scenario.model.max_position_embeddings, scenario.scenario.workload
+    if isinstance(workload, Checkpointing) or limit is None or workload.max_context <= limit:
+        return ()
+    needed = workload.max_context
+    return (f"context of {needed} tokens is more than the {limit} that {scenario.model.name} was made for",)
+
+
+def _beyond(plan: AnyPlan) -> tuple[str, ...]:
+    return tuple(f"beyond the calibrated range: {text}" for text in plan.extrapolations)

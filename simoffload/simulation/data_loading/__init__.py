@@ -1,0 +1,16 @@
+"""Reading the training data: what the GPUs need, what storage and loaders deliver, when the GPUs wait."""
+
+from __future__ import annotations
+
+from simoffload.simulation.data_loading.page_cache import random_hit_ratio, sequential_hit_ratio
+from simoffload.simulation.data_loading.reading import look_ahead_bytes, predict_reading, stored_bytes
+from simoffload.simulation.data_loading.sentences import sentences
+
+__all__ = [
+    "look_ahead_bytes",
+    "predict_reading",
+    "random_hit_ratio",
+    "sentences",
+    "sequential_hit_ratio",
+    "stored_bytes",
+]

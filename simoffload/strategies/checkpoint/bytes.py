@@ -1,0 +1,218 @@
+"""What a checkpoint consists of: parts, their writers, their files.
+
+File names, writers and layouts: deepspeedai/DeepSpeed@edaa7221 (0.19.6), runtime/engine.py
+(``_get_ckpt_name``, ``_get_zero_ckpt_name``, ``save_checkpoint``, ``save_16bit_model``),
+runtime/zero/stage3.py (``_rigid_state_dict``) and runtime/model_checkpointing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from simoffload.errors import InputError, Problem
+from simoffload.models import ModelShape, Module
+from simoffload.strategies.checkpoint.host_costs import fresh_share
+from simoffload.workload.checkpointing import Checkpointing, Optimizer
+
+__all__ = [
+    "File",
+    "Part",
+    "checkpoint_bytes",
+    "checkpoint_files",
+    "checkpoint_parts",
+    "optimizer_bytes",
+    "written_bytes",
+]
+
+_MASTER = 4
+_STATES: dict[Optimizer, int] = {"adam": 8, "momentum": 4, "sgd": 0, "adam_8bit": 2}
+_SOCKETS = 2  # SOCKETS_PER_MACHINE of DeepSpeed's model_checkpointing/utils.py, whatever the machine has
+_FLAT_ALIGNMENT = 2  # elements, times the ranks: nccl_start_alignment_factor of zero/stage_1_and_2.py
+_WEIGHTS, _OPTIMIZER = "weights", "optimizer states"
+
+Device = Literal["hbm", "dram", "nvme"]
+
+
+class Part(NamedTuple):
+    """Bytes that one or several ranks write at the same time, each as much as the others."""
+
+    name: str
+    size: int
+    """[B] of each writer."""
+    writers: tuple[int, ...]
+    """Ranks."""
+    device: Device
+    """Where the bytes lie."""
+    fresh: float
+    """Fraction of the bytes that lie in tensors above 32 MiB, for which the host maps new memory."""
+    largest: int
+    """[B] of the largest tensor."""
+    pattern: str
+    """File name, with ``{rank}`` and, for a part that is split, ``{index}``."""
+    same_file: bool = False
+    """All writers write the same bytes to one file."""
+
+
+class File(NamedTuple):
+    """One file of a checkpoint."""
+
+    name: str
+    """Below the checkpoint's folder."""
+    rank: int
+    """That writes it."""
+    size: int
+    """[B]"""
+
+
+def optimizer_bytes(optimizer: Optimizer) -> int:
+    """[B] per parameter of fp32 master weights and optimizer states."""
+    return _MASTER + _STATES[optimizer]
+
+
+def checkpoint_parts(
+    model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int
+) -> tuple[Part, ...]:
+    """The parts in the order in which they are written.
+
+    Raises InputError for writers that DeepSpeed cannot assign.
+    """
+    everyone = tuple(range(ranks))
+    if workload.contents == "consolidated":
+        return (_weights(model, 1, (0,), "dram" if workload.stage == 3 else "hbm", "pytorch_model.bin"),)
+    if workload.contents in {"model_only", "sharded"}:
+        name = "__{rank}_0.distcp"
+        weights = _weights(model, ranks, everyone, "hbm", name)
+        if workload.contents == "model_only":
+            return (weights,)
+        return _joined(weights, _optimizer(model, workload, ranks, everyone, name))
+    if workload.stage == 3:
+        return (_optimizer(model, workload, ranks, everyone, _optimizer_name(model, workload)),)
+    return _replicated(model, workload, ranks, nodes)
+
+
+def _replicated(model: ModelShape, workload: Checkpointing, ranks: int, nodes: int) -> tuple[Part, ...]:
+    """Stages 0 to 2, where every rank has all weights; at stage 0 all optimizer states, too."""
+    name = "mp_rank_00_model_states.pt"
+    if workload.stage == 0:
+        writers = _writers(workload, ranks, nodes)
+        if workload.writer.type == "fast":
+            name += f"-{{index}}.{len(writers)}"
+        weights = _weights(model, len(writers), writers, "hbm", name)
+        return _joined(weights, _optimizer(model, workload, len(writers), writers, name))
+    # With a writer section DataParallelWriterFactory.create_config makes every rank a writer of the whole.
+    everyone = tuple(range(ranks))
+    alone = workload.writer.type == "torch_save"
+    if workload.writer.type == "fast":
+        name += "-0.1"
+    weights = _weights(model, 1, (0,) if alone else everyone, "hbm", name)
+    shards = _optimizer(model, workload, ranks, everyone, _optimizer_name(model, workload))
+    return weights._replace(same_file=not alone and ranks > 1), shards
+
+
+def _joined(weights: Part, states: Part) -> tuple[Part, ...]:
+    """One file for both, unless they lie in different memories."""
+    if states.device != weights.device:
+        return weights, states
+    size = weights.size + states.size
+    return (
+        weights._replace(
+            name=f"{weights.name} and {states.name}",
+            size=size,
+            fresh=(weights.fresh * weights.size + states.fresh * states.size) / size,
+            largest=max(weights.largest, states.largest),
+        ),
+    )
+
+
+def _writers(workload: Checkpointing, ranks: int, nodes: int) -> tuple[int, ...]:
+    """Ranks that write a piece each of what all have (``DataParallelWriterFactory``)."""
+    unit = workload.writer.data_parallel
+    if unit == "none":
+        return (0,)
+    if unit == "replica":
+        return tuple(range(ranks))
+    count = nodes if unit == "machine" or ranks == nodes else nodes * _SOCKETS
+    if ranks < count:
+        message = f"DeepSpeed divides {ranks} ranks by {count} sockets; use data_parallel: machine or replica"
+        raise InputError((Problem("", None, None, "workload.writer.data_parallel", message),))
+    return tuple(range(0, ranks, ranks // count))[:count]
+
+
+def _weights(model: ModelShape, pieces: int, writers: tuple[int, ...], device: Device, name: str) -> Part:
+    tensors = [-(-numel // pieces) * model.dtype_bytes for numel in _tensor_sizes(model)]
+    return Part(_WEIGHTS, sum(tensors), writers, device, fresh_share(tensors), max(tensors), name)
+
+
+def _optimizer(
+    model: ModelShape, workload: Checkpointing, pieces: int, writers: tuple[int, ...], name: str
+) -> Part:
+    numel, tensors = _optimizer_numel(model, workload, pieces)
+    devices: dict[str, Device] = {"none": "hbm", "cpu": "dram", "nvme": "nvme"}
+    return Part(
+        _OPTIMIZER,
+        numel * optimizer_bytes(workload.optimizer),
+        writers,
+        devices[workload.offload_optimizer],
+        fresh_share(_MASTER * one for one in tensors),
+        _MASTER * max(tensors),
+        name,
+    )
+
+
+def _optimizer_numel(model: ModelShape, workload: Checkpointing, pieces: int) -> tuple[int, list[int]]:
+    """Elements of each writer, and of the tensors of which one state consists.
+
+    DeepSpeed keeps flat fp32 groups: below stage 3 all parameters in a row, cut into equal aligned pieces; at
+    stage 3 each tensor's partition, in groups of ``sub_group_size``. torch.distributed.checkpoint has a shard
+    of each tensor.
+    """
+    if workload.contents == "zero" and workload.stage < 3:
+        unit = _FLAT_ALIGNMENT * pieces if workload.stage else pieces
+        numel = -(-model.num_parameters // unit) * (unit // pieces)
+        return numel, [numel]
+    shards = [-(-one // pieces) for one in _tensor_sizes(model)]
+    numel = sum(shards)
+    return numel, [min(numel, workload.sub_group_size)] if workload.contents == "zero" else shards
+
+
+def _optimizer_name(model: ModelShape, workload: Checkpointing) -> str:
+    if workload.offload_optimizer == "nvme":
+        return "offloaded_tensors/rank{rank}"
+    prefix = "bf16_" if model.dtype == "bfloat16" else ""
+    suffix = "-0.1" if workload.writer.type == "fast" and workload.stage < 3 else ""
+    return f"{prefix}zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt{suffix}"
+
+
+def _tensor_sizes(model: ModelShape) -> list[int]:
+    """[elements] of every distinct tensor."""
+    layers = _own(model.layer) * model.num_hidden_layers
+    return _own(model.modules_before) + layers + _own(model.modules_after)
+
+
+def _own(modules: Sequence[Module]) -> list[int]:
+    return [one.numel for module in modules for one in module.parameters if not one.tied]
+
+
+def checkpoint_files(model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int) -> Iterator[File]:
+    """Every file with bytes that count; ZeRO-3's model states (names and shapes) and ``latest`` are left out.
+
+    Raises InputError like :func:`checkpoint_parts`.
+    """
+    for part in checkpoint_parts(model, workload, ranks=ranks, nodes=nodes):
+        for index, rank in enumerate(part.writers[:1] if part.same_file else part.writers):
+            yield File(part.pattern.format(rank=rank, index=index), rank, part.size)
+
+
+def checkpoint_bytes(model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int) -> int:
+    """[B] on storage of one checkpoint, padding included. Raises InputError."""
+    return sum(one.size for one in checkpoint_files(model, workload, ranks=ranks, nodes=nodes))
+
+
+def written_bytes(model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int) -> int:
+    """[B] that all ranks write for one checkpoint; more than its size where several write one file.
+
+    Raises InputError.
+    """
+    parts = checkpoint_parts(model, workload, ranks=ranks, nodes=nodes)
+    return sum(part.size * len(part.writers) for part in parts)

@@ -1,0 +1,218 @@
+"""Writing a phase of a checkpoint down: streams of a rank, blocks, and the routes that its bytes take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+from simoffload.hardware import Machine, Path
+from simoffload.hardware.curve import Curve
+from simoffload.schedule import Dependency, Op, Schedule
+from simoffload.schedule.builder import Hops, ScheduleBuilder
+from simoffload.strategies.checkpoint.host_costs import READ_AHEAD
+from simoffload.strategies.timing import picoseconds
+
+__all__ = ["COMM", "COPY", "HOST", "IO", "READ", "STREAMS", "Crew", "PhaseWriter", "blocks"]
+
+STREAMS = ("host", "copy", "comm", "io", "read")
+HOST, COPY, COMM, IO, READ = range(5)
+
+_KINDS = ("stage", "stage", "gather", "write", "read")  # of transfers, by stream
+_WORK = {"new pages": "pages", "page cache": "cached", "crc32": "checksum"}
+"""Kinds of work of the host thread, by label; else "hook"."""
+_LUSTRE_READ_AHEAD = 64 * 2**20
+
+_COPIED = Fraction(2)
+"""Bytes of host memory traffic per byte that a thread copies: read once and written once."""
+
+
+class Crew(NamedTuple):
+    """Ranks that do the same at the same time, and where their bytes go."""
+
+    machine: Machine
+    ranks: tuple[int, ...]
+    """Rank i is GPU i; the first one's transfers set what a single transfer reaches."""
+    tier: str
+    """Where the checkpoint goes or comes from."""
+    swap: str = ""
+    """Tier of the optimizer's swap files, where it has any."""
+    jobs: int = 1
+    """Equal runs on the same filesystem at the same moment."""
+
+    @property
+    def per_node(self) -> int:
+        """Most ranks on one node."""
+        nodes = [rank // self.machine.gpus_per_node for rank in self.ranks]
+        return max(nodes.count(node) for node in set(nodes))
+
+
+def blocks(size: int, block: int, *, most: int) -> list[int]:
+    """Cut ``size`` [B] into blocks of ``block`` [B] and a remainder, or into ``most`` larger ones."""
+    times = max(1, -(-size // (block * most)))
+    whole, rest = divmod(size, block * times)
+    return [block * times] * whole + ([rest] if rest else [])
+
+
+class _Ways(NamedTuple):
+    """How the bytes of all ranks travel."""
+
+    first: Path
+    """Of the first rank, which sets what a single transfer reaches."""
+    hops: tuple[Hops, ...]
+
+
+class PhaseWriter:
+    """Operations of one phase; the same for every rank of the crew."""
+
+    def __init__(self, name: str, crew: Crew) -> None:
+        self.crew = crew
+        self._name = name
+        self._builder = ScheduleBuilder(name=name, ranks=len(crew.ranks), streams=STREAMS)
+        self._builder.segment(name)
+        # Every block takes the same ways: with a thousand ranks finding them anew costs most of the time.
+        self._ways: dict[tuple[object, ...], _Ways] = {}
+        self._routes: dict[tuple[int, str, int], int] = {}
+
+    def finish(self) -> Schedule:
+        """Close the phase. Other runs take their share of a filesystem: as much as this one."""
+        jobs = self.crew.jobs
+        return self._builder.build(
+            [
+                (one.name, max(1, one.capacity // jobs) if one.kind == "server" else one.capacity)
+                for one in self.crew.machine.resources
+            ]
+        )
+
+    def segment(self) -> None:
+        """Begin a part that may turn out to repeat."""
+        self._builder.segment(self._name)
+
+    def so_far(self, *streams: int) -> tuple[Dependency, ...]:
+        """Wait for the last operation of each stream that has one."""
+        return tuple(Dependency(stream) for stream in streams if self._builder.written[stream])
+
+    def earlier(self, stream: int, back: int) -> tuple[Dependency, ...]:
+        """Wait for the operation ``back`` before the last one of a stream, where there is one."""
+        return (Dependency(stream, back),) if self._builder.written[stream] > back else ()
+
+    def work(self, seconds: float, *, label: str, after: tuple[Dependency, ...] = ()) -> None:
+        """Keep the host thread busy, if it is for any time at all."""
+        if seconds or after:
+            self._builder.add(Op(_WORK.get(label, "hook"), label, HOST, picoseconds(seconds), after=after))
+
+    def from_gpu(
+        self,
+        size: int,
+        *,
+        pinned: bool,
+        each: int | None = None,
+        call_s: float = 0.0,
+        after: tuple[Dependency, ...] = (),
+    ) -> None:
+        """Copy to host memory, ``each`` [B] at a time with ``call_s`` [s] for every call."""
+        machine = self.crew.machine
+        ways = self._way("from GPU", lambda rank: machine.device_to_host(rank, pinned=pinned), pinned)
+        name = "GPU to host" if pinned else "GPU to host, pageable"
+        one = min(each or size, size)
+        fixed = -(-size // one) * (call_s + ways.first.latency)
+        self._transfer(COPY, name, ways, size, ways.first.curve.rate(one), fixed, after)
+
+    def to_gpu(self, size: int, *, pinned: bool, after: tuple[Dependency, ...] = ()) -> None:
+        """Copy to the GPU."""
+        machine = self.crew.machine
+        ways = self._way("to GPU", lambda rank: machine.host_to_device(rank, pinned=pinned), pinned)
+        name = "host to GPU" if pinned else "host to GPU, pageable"
+        rate, latency = ways.first.curve.rate(size), ways.first.latency
+        self._transfer(COPY, name, ways, size, rate, latency, after, kind="copy")
+
+    def in_host(self, name: str, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
+        """Copy within host memory, by one thread."""
+        machine = self.crew.machine
+        rate = machine.host.memcpy_rate.value
+
+        def way(rank: int) -> Path:
+            memory = machine.wiring.memories[rank // machine.gpus_per_node]
+            return Path("host memory", ((memory, _COPIED),), 0.0, Curve.flat(rate))
+
+        self._transfer(HOST, name, self._way("host", way), size, rate, 0.0, after)
+
+    def write(
+        self,
+        size: int,
+        *,
+        each: int | None = None,
+        outstanding: int | None = None,
+        block: int = 0,
+        gds: bool = False,
+        after: tuple[Dependency, ...] = (),
+    ) -> None:
+        """Write to the tier, ``each`` [B] at a time, one after the other: with ``outstanding`` [B] in flight
+        in requests of ``block`` [B], or with as much as it takes (the kernel's writeback)."""
+        machine, tier = self.crew.machine, self.crew.tier
+        ways = self._way("write", lambda rank: machine.storage_write(tier, rank, gds=gds), tier, gds)
+        path, one = ways.first, min(each or size, size)
+        rate = path.curve.rate(one)
+        if outstanding is not None:
+            rate = min(rate, path.outstanding_rate(min(outstanding, one), block=min(block, one)))
+        fixed = -(-size // one) * path.latency
+        self._transfer(IO, f"{tier} write", ways, size, rate, fixed, after)
+
+    def read(self, size: int, *, tier: str, after: tuple[Dependency, ...] = ()) -> None:
+        """Read from a tier into the page cache; the kernel has so much in flight as it reads ahead.
+
+        On an array these are two stripes (disk_update_readahead of Linux), for a Lustre client 64 MiB of a
+        file (llite max_read_ahead_per_file_mb; from memory, unverified), else read_ahead_kb.
+        """
+        machine = self.crew.machine
+        ways = self._way("read", lambda rank: machine.storage_read(tier, rank), tier)
+        path = ways.first
+        ahead = max(READ_AHEAD, 2 * path.chunk * path.width)
+        if machine.tiers[tier].kind == "pfs":
+            ahead = _LUSTRE_READ_AHEAD
+        rate = min(path.curve.rate(size), path.outstanding_rate(ahead, block=ahead))
+        self._transfer(READ, f"{tier} read", ways, size, rate, path.latency, after)
+
+    def collective(
+        self, name: str, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
+    ) -> None:
+        """Receive ``size`` [B] on every rank, together with all others."""
+        machine, ranks = self.crew.machine, len(self.crew.ranks)
+        ways = self._way("gather", lambda rank: machine.gather(rank, ranks))
+        rate, latency = ways.first.curve.rate(size), ways.first.latency
+        self._transfer(COMM, name, ways, size, rate, call_s + latency, after, together=True)
+
+    def from_first_gpu(self, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
+        """Copy from the first rank's GPU to pageable memory, for which all others wait."""
+        path = self.crew.machine.device_to_host(self.crew.ranks[0], pinned=False)
+        none: Hops = ()
+        ways = _Ways(path, (path.hops, *(none for _ in self.crew.ranks[1:])))
+        rate, name = path.curve.rate(size), "GPU to host, pageable"
+        self._transfer(COPY, name, self._ways.setdefault(("first",), ways), size, rate, path.latency, after)
+
+    def _way(self, what: str, path: Callable[[int], Path], *how: object) -> _Ways:
+        """The ways of all ranks, found once for each ``what`` and ``how``."""
+        key = (what, *how)
+        if key not in self._ways:
+            paths = [path(rank) for rank in self.crew.ranks]
+            self._ways[key] = _Ways(paths[0], tuple(one.hops for one in paths))
+        return self._ways[key]
+
+    def _transfer(
+        self,
+        stream: int,
+        name: str,
+        ways: _Ways,
+        size: int,
+        rate: int,
+        fixed_s: float,
+        after: tuple[Dependency, ...],
+        *,
+        together: bool = False,
+        kind: str = "",
+    ) -> None:
+        key = id(ways), name, rate  # ways live as long as this object
+        if key not in self._routes:
+            self._routes[key] = self._builder.route(name=name, hops=ways.hops, cap=rate)
+        route, after_s = self._routes[key], picoseconds(fixed_s)
+        self._builder.add(Op(kind or _KINDS[stream], name, stream, after_s, size, route, after, together))

@@ -1,0 +1,291 @@
+"""A checkpoint from a machine's ranks to one of its tiers: schedules, memory, what to know before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.checkpoint import Outlook
+from simoffload.strategies.checkpoint.bytes import (
+    Part,
+    checkpoint_bytes,
+    checkpoint_parts,
+    written_bytes,
+)
+from simoffload.strategies.checkpoint.host_costs import DIRTY_LIMIT
+from simoffload.strategies.checkpoint.lines import Crew
+from simoffload.strategies.checkpoint.restore import restore_phases
+from simoffload.strategies.checkpoint.schedule import Phase, save_phases
+from simoffload.strategies.checkpoint.stall import outlook, run_mtbf
+from simoffload.strategies.memory import pinned_rounding
+from simoffload.units import format_seconds
+from simoffload.workload.checkpointing import Checkpointing
+
+__all__ = ["CheckpointPlan", "plan_checkpoint"]
+
+Timed = tuple[Phase, float]
+"""A phase and what it takes [s]."""
+
+_COMMIT_TIMEOUT = 300.0
+"""[s] after which a decoupled commit raises (DEFAULT_CHECKPOINT_TIMEOUT_SECONDS of DeepSpeed)."""
+_BUFFER = "lower writer.io_buffer_size"
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """Checkpoints of one run; build it with :func:`plan_checkpoint`."""
+
+    model: ModelShape
+    workload: Checkpointing
+    machine: Machine
+    ranks: int
+    tier: str
+    """Where checkpoints go."""
+    swap: str = ""
+    """Tier of the optimizer's swap files with ``offload_optimizer: nvme``."""
+    extrapolations: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> str:
+        """Tier that holds the checkpoints."""
+        return self.tier
+
+    @property
+    def nodes(self) -> int:
+        """Hosts that take part."""
+        return -(-self.ranks // self.machine.gpus_per_node)
+
+    @property
+    def crew(self) -> Crew:
+        """All ranks."""
+        return Crew(self.machine, tuple(range(self.ranks)), self.tier, self.swap, self.workload.jobs)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What is written, in order."""
+        return checkpoint_parts(self.model, self.workload, ranks=self.ranks, nodes=self.nodes)
+
+    @property
+    def size(self) -> int:
+        """[B] of one checkpoint on storage."""
+        return checkpoint_bytes(self.model, self.workload, ranks=self.ranks, nodes=self.nodes)
+
+    @property
+    def written(self) -> int:
+        """[B] that all ranks write for it."""
+        return written_bytes(self.model, self.workload, ranks=self.ranks, nodes=self.nodes)
+
+    @property
+    def written_by_host(self) -> tuple[int, ...]:
+        """[B] that the ranks of each host write for it."""
+        by_host = [0] * self.nodes
+        for part in self.parts:
+            for rank in part.writers:
+                by_host[rank // self.machine.gpus_per_node] += part.size
+        return tuple(by_host)
+
+    def save(self) -> tuple[Phase, ...]:
+        """Schedules of one checkpoint, one after the other."""
+        return save_phases(self.model, self.workload, self.crew)
+
+    def restore(self) -> tuple[Phase, ...]:
+        """Schedules of reading it back, one after the other; the other runs are taken to go on training."""
+        return restore_phases(self.model, self.workload, self.crew._replace(jobs=1))
+
+    def outlook(self, *, save: Sequence[Timed], restore: Sequence[Timed]) -> Outlook:
+        """What simulated times [s] of the phases mean for the run."""
+        workload = self.workload
+        mtbf = workload.node_mtbf
+        return outlook(
+            blocking_s=sum((time for phase, time in save if not phase.background), 0.0),
+            background_s=sum((time for phase, time in save if phase.background), 0.0),
+            restore_s=sum((time for _, time in restore), 0.0),
+            overlap_s=workload.overlap_s,
+            interval_s=workload.interval_s,
+            mtbf_s=None if mtbf is None else run_mtbf(node_mtbf_s=mtbf, nodes=self.nodes),
+            restart_s=workload.restart_time,
+        )
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    @property
+    def stored(self) -> MemoryTerm:
+        """The files of all checkpoints that are kept."""
+        keep = self.workload.keep
+        return MemoryTerm(
+            self.tier,
+            "saved checkpoints" if keep > 1 else "saved checkpoint",
+            self.size * keep,
+            remedy=f"lower keep: {keep}" if keep > 1 else "",
+        )
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """One: while a checkpoint is saved."""
+        return (Moment("", self.memory),)
+
+    @property
+    def memory(self) -> tuple[MemoryTerm, ...]:
+        """What a checkpoint needs beside the training, at its peak, and the space of those that are kept."""
+        terms = [
+            self.stored,
+            MemoryTerm("dram", "operating system and processes", self.machine.host.reserved_bytes),
+        ]
+        if self.workload.mode == "snapshot":
+            terms.append(self._snapshot())
+        terms += self._in_writers()
+        if self.workload.contents == "consolidated" and self.workload.stage == 3:
+            size = self.model.weight_bytes
+            terms.append(MemoryTerm("dram", "weights gathered on rank 0", size, remedy="contents: zero"))
+        return tuple(terms)
+
+    def _snapshot(self) -> MemoryTerm:
+        per_rank = sum(part.size for part in self.parts)
+        return MemoryTerm(
+            "dram",
+            "snapshot",
+            per_rank * self.crew.per_node,
+            pinned=self.workload.pin_memory,
+            remedy="mode: blocking",
+        )
+
+    def _in_writers(self) -> list[MemoryTerm]:
+        """Buffers of the writers of the part that has most of them on a node."""
+        writer, terms = self.workload.writer, []
+        crowded = max(self.crew._replace(ranks=part.writers).per_node for part in self.parts)
+        if writer.type == "fast":
+            buffer = writer.io_buffer_size
+            if writer.use_gds:
+                return [MemoryTerm("hbm", "I/O buffer", buffer, remedy=_BUFFER)]
+            rounding = pinned_rounding([buffer])
+            terms.append(
+                MemoryTerm("dram", "I/O buffers", (buffer + rounding) * crowded, pinned=True, remedy=_BUFFER)
+            )
+        if not writer.is_direct and self.workload.mode != "snapshot":
+            size = self._one_tensor() * crowded
+            terms.append(MemoryTerm("dram", "tensors on their way from the GPU", size))
+        if writer.type != "fast":
+            terms.append(self._dirty())
+        return terms
+
+    def _one_tensor(self) -> int:
+        """[B] that a thread holds of one tensor: once copied from the GPU, once more as a NumPy array."""
+        largest = max((part.largest for part in self.parts if part.device == "hbm"), default=0)
+        return largest * (2 if self.workload.writer.type == "fast" else 1)
+
+    def _dirty(self) -> MemoryTerm:
+        """Page cache that is not on storage yet; clean pages give way to whoever needs memory."""
+        host = self.machine.tiers["dram"].capacity - self.machine.host.reserved_bytes
+        most = max(part.size * self.crew._replace(ranks=part.writers).per_node for part in self.parts)
+        return MemoryTerm("dram", "page cache not yet written", min(most, int(DIRTY_LIMIT * host)))
+
+    # -- what to know before --------------------------------------------------------------------
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What does not do what it says, what cannot be restored from, what is missing to judge the run."""
+        if self.workload.mode == "decoupled" and self.workload.step_time is None:
+            text = "mode: decoupled hides what fits before the next optimizer step; give step_time"
+            return (*self.notes, text)
+        return self.notes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings about the checkpoint itself, whatever the run."""
+        return (*self._about_writer(), *self._about_contents())
+
+    def _about_writer(self) -> list[str]:
+        writer, stage, notes = self.workload.writer, self.workload.stage, []
+        written = any(part.device != "nvme" for part in self.parts)  # swap files are copied
+        if writer.type == "fast" and not writer.is_direct and written:
+            missing = []
+            if not writer.patched_torch:
+                missing.append("patched_torch: true (torch/serialization.py of DeepSpeedExamples)")
+            if writer.checkpoint_serialization:
+                missing.append("checkpoint_serialization: false")
+            notes.append(
+                f"the fast writer gets its bytes from PyTorch through Python, slower than torch.save; it "
+                f"needs {' and '.join(missing)}"
+            )
+        if writer.type == "fast" and self.workload.contents == "zero" and stage < 3:
+            notes.append(
+                "below stage 3 the fast writer adds its number to file names (…pt-0.1), under which "
+                "load_checkpoint does not look for them"
+            )
+        if writer.type != "torch_save" and stage in {1, 2} and self.ranks > 1:
+            notes.append(
+                f"with a writer section at stage {stage} every rank writes all weights to the same file, "
+                f"{self.ranks} times as much as needed"
+            )
+        if writer.data_parallel != "none" and stage == 3:
+            notes.append("writer.data_parallel has no effect at stage 3: every rank writes its own part")
+        if writer.is_direct and self.workload.fsync:
+            notes.append("fsync has no effect on the fast writer, which always flushes")
+        return notes
+
+    def _about_contents(self) -> list[str]:
+        notes = []
+        workload = self.workload
+        insures = workload.interval is not None or workload.interval_steps or workload.node_mtbf is not None
+        if workload.contents in {"consolidated", "model_only"} and insures:
+            notes.append(
+                f"contents: {self.workload.contents} has no optimizer states: training cannot go on from it"
+            )
+        if self.machine.tiers[self.tier].kind == "nvme" and self.nodes > 1:
+            notes.append(
+                f"{self.tier} is in each node: a node that is lost takes its part of the checkpoint with it"
+            )
+        if self.machine.tiers[self.tier].kind == "nvme" and self.workload.jobs > 1:
+            notes.append(f"jobs has no effect on {self.tier}, which other runs do not reach")
+        return notes
+
+    def commit_warning(self, outlook: Outlook) -> str:
+        """A sentence if DeepSpeed would give up waiting for a decoupled checkpoint; else empty."""
+        if self.workload.mode != "decoupled" or outlook.stall_s <= _COMMIT_TIMEOUT:
+            return ""
+        wait = format_seconds(outlook.stall_s)
+        return f"DeepSpeed would stop here: the commit waits {wait}, and gives up after 300 s"
+
+
+def plan_checkpoint(
+    model: ModelShape,
+    workload: Checkpointing,
+    machine: Machine,
+    *,
+    ranks: int,
+    tier: str,
+    swap: str | None = None,
+) -> CheckpointPlan:
+    """Check that the machine has what the checkpoint needs, and plan it.
+
+    ``swap`` is the tier of the optimizer's swap files; by default the first with local drives. Raises
+    InputError for ranks or tiers that the machine lacks, and for writers that DeepSpeed cannot assign.
+    """
+    if not 1 <= ranks <= machine.gpus:
+        raise _problem("strategy.ranks", f"{ranks} ranks, but the platform has {machine.gpus} GPU(s)")
+    tier = _storage(machine, tier, "strategy.tier")
+    if workload.offload_optimizer == "nvme":
+        local = [name for name, one in machine.tiers.items() if one.kind == "nvme"]
+        if swap is None and not local:
+            raise _problem("workload.offload_optimizer", "nvme, but the platform has no tier of local drives")
+        swap = _storage(machine, swap or local[0], "strategy.swap")
+    plan = CheckpointPlan(model, workload, machine, ranks, tier, swap or "")
+    _ = plan.parts  # writers that cannot be
+    return plan
+
+
+def _storage(machine: Machine, tier: str, key: str) -> str:
+    storage = [name for name, one in machine.tiers.items() if one.kind not in {"hbm", "dram"}]
+    if tier not in storage:
+        has = ", ".join(storage) or "none"
+        raise _problem(key, f'no storage tier "{tier}" on platform "{machine.platform}" (has: {has})')
+    return tier
+
+
+def _problem(key: str, message: str) -> InputError:
+    return InputError((Problem("", None, None, key, message),))

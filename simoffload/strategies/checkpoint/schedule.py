@@ -1,0 +1,272 @@
+"""Schedules of saving: what host thread, copy engine and storage do for the parts of a checkpoint.
+
+Each function below writes one way of getting bytes to storage; ``save_phases`` puts them one after the
+other. ZeRO's ranks do not wait for each other between parts, so with few ranks on a filesystem that is full
+the sum is a little too long: the other ranks' optimizer states could already be written.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simoffload.models import ModelShape
+from simoffload.schedule import Schedule
+from simoffload.strategies.checkpoint.bytes import Part, checkpoint_parts
+from simoffload.strategies.checkpoint.host_costs import (
+    CRC32_S,
+    DIRTY_BACKGROUND,
+    DIRTY_LIMIT,
+    FILE_COPY_S,
+    FRESH_COPY_S,
+    FRESH_FROM_GPU_S,
+    FRESH_READ_S,
+    PAGE_CACHE_S,
+    fresh_share,
+)
+from simoffload.strategies.checkpoint.lines import COMM, COPY, HOST, IO, READ, Crew, PhaseWriter, blocks
+from simoffload.workload.checkpointing import Checkpointing
+
+__all__ = ["Phase", "copied_files", "save_phases"]
+
+BLOCK, MOST_BLOCKS = 64 * 2**20, 100
+"""[B] of tensors and files, where the writer has no buffer: what a serial chain is cut into; our choice."""
+_MOST_PORTIONS = 200
+"""Of one rank's bytes; our choice: larger ones change a pipeline's ramp by less than 1 % of the whole."""
+_FLUSHED_AT_CLOSE = frozenset({"nfs", "pfs"})
+"""An NFS client flushes when a file is closed (nfs(5), close-to-open consistency). A Lustre client sends an
+RPC as soon as it is full and keeps little dirty (osc max_dirty_mb; from memory, unverified)."""
+_SENT_AT_ONCE = 0, 2
+"""[blocks] dirty when a Lustre client begins to send and when its writers wait."""
+
+
+class Phase(NamedTuple):
+    """A part of saving or restoring."""
+
+    name: str
+    schedule: Schedule
+    background: bool = False
+    """It goes on behind the training."""
+
+
+def save_phases(model: ModelShape, workload: Checkpointing, crew: Crew) -> tuple[Phase, ...]:
+    """Everything from the call of save until the checkpoint is on storage, in order.
+
+    ``crew`` are all ranks. Raises InputError for writers that DeepSpeed cannot assign.
+    """
+    nodes = -(-len(crew.ranks) // crew.machine.gpus_per_node)
+    parts = checkpoint_parts(model, workload, ranks=len(crew.ranks), nodes=nodes)
+    before: list[Phase] = []
+    if workload.contents == "consolidated" and workload.stage == 3:
+        before.append(Phase("gather weights", _gathered(model, crew)))
+    if workload.mode == "snapshot":
+        before += [Phase(f"snapshot of {part.name}", _snapshot(part, workload, crew)) for part in parts]
+        parts = tuple(part._replace(device="dram") for part in parts)
+        workload = workload.model_copy(update={"fsync": True})  # FileSystemWriter's sync_files
+    writing = [
+        phase for part in parts for phase in _part_phases(part, workload, crew._replace(ranks=part.writers))
+    ]
+    if workload.mode != "blocking":
+        writing = [phase._replace(background=True) for phase in writing]
+    return (*before, *writing)
+
+
+def _part_phases(part: Part, workload: Checkpointing, crew: Crew) -> list[Phase]:
+    name = f"save {part.name}"
+    if part.device == "nvme":
+        return _buffered_phases(name, part, workload, crew)
+    if workload.writer.is_direct:
+        return [Phase(name, _direct(name, part, workload, crew))]
+    if workload.writer.type == "fast":
+        return [Phase(name, _through_python(name, part, workload, crew))]
+    return _buffered_phases(name, part, workload, crew)
+
+
+# -- FastPersist ---------------------------------------------------------------------------------
+
+
+def _direct(name: str, part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
+    """Fill one half of the buffer while the other is written (FastFileWriter, Double_IO_Buffer).
+
+    A half is filled again once it is written, and written once it is full and the other one is through: the
+    copy waits for the write two halves back, with a single buffer for the one just before.
+    """
+    writer, costs = workload.writer, crew.machine.host.deepspeed
+    back = 1 if writer.io_buffer_double else 0
+    phase = PhaseWriter(name, crew)
+    outstanding = writer.block_size * writer.queue_depth * writer.intra_op_parallelism
+    for size in blocks(part.size, writer.portion, most=_MOST_PORTIONS):
+        phase.segment()
+        free = phase.earlier(IO, back)
+        call = costs.blocking_copy_call.value
+        if writer.use_gds:
+            filled = 2 * size / crew.machine.accelerator.hbm_rate
+            phase.work(-(-size // writer.portion) * call + filled, label="fill", after=free)
+        elif part.device == "hbm":
+            phase.from_gpu(size, pinned=True, each=writer.portion, call_s=call, after=free)
+        else:
+            phase.in_host("into the I/O buffer", size, after=free)
+        phase.write(
+            size,
+            each=writer.portion,
+            outstanding=outstanding,
+            block=writer.block_size,
+            gds=writer.use_gds,
+            after=phase.so_far(HOST, COPY),
+        )
+    return phase.finish()
+
+
+def _through_python(name: str, part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
+    """The fast writer under PyTorch as it is: every tensor is copied into a NumPy array and from there into
+    the buffer (FastFileWriter.write, bytes_to_tensor), the thread doing one after the other."""
+    writer = workload.writer
+    back = 1 if writer.io_buffer_double else 0
+    phase = PhaseWriter(name, crew)
+    outstanding = writer.block_size * writer.queue_depth * writer.intra_op_parallelism
+    for size in blocks(part.size, writer.portion, most=_MOST_PORTIONS):
+        phase.segment()
+        _to_host(phase, part, size)
+        _checksum(phase, workload, size)
+        phase.work(size * FRESH_COPY_S, label="new pages", after=phase.so_far(COPY))
+        phase.in_host("into a NumPy array", size)
+        phase.in_host("into the I/O buffer", size, after=phase.earlier(IO, back))
+        phase.write(
+            size,
+            each=writer.portion,
+            outstanding=outstanding,
+            block=writer.block_size,
+            after=phase.so_far(HOST),
+        )
+    return phase.finish()
+
+
+# -- buffered writes -----------------------------------------------------------------------------
+
+
+def copied_files(name: str, part: Part, workload: Checkpointing, crew: Crew) -> Phase:
+    """Swap files are copied from ``crew.swap`` to ``crew.tier`` and flushed."""
+    flushed = workload.model_copy(update={"fsync": True})
+    return _buffered_phases(name, part, flushed, crew)[0]
+
+
+def _buffered_phases(name: str, part: Part, workload: Checkpointing, crew: Crew) -> list[Phase]:
+    """``torch.save`` to a file, or a copy of swap files, through the page cache.
+
+    The call returns when everything is in the page cache, unless writers are told to flush or there is more
+    than may be dirty; what is left is written behind the training. As much as may be dirty counts as left,
+    though fast drives will have written some of it.
+    """
+    kind = crew.machine.tiers[crew.tier].kind
+    sizes = blocks(part.size, BLOCK, most=MOST_BLOCKS)
+    begin, limit = _SENT_AT_ONCE if kind == "pfs" else _dirty_lags(crew, sizes[0])
+    through = workload.fsync or kind in _FLUSHED_AT_CLOSE
+    flushed = len(sizes) if through else max(0, len(sizes) - limit)
+    phases = [Phase(name, _buffered(name, part, workload, crew, sizes, (begin, limit, flushed)))]
+    if left := sizes[flushed:]:
+        behind = PhaseWriter(f"write back {part.name}", crew)
+        for size in left:
+            behind.segment()
+            behind.write(size)
+        phases.append(Phase(f"write back {part.name}", behind.finish(), background=True))
+    return phases
+
+
+def _dirty_lags(crew: Crew, block: int) -> tuple[int, int]:
+    """[blocks] of each writer that are dirty when the kernel begins to write and when writers wait."""
+    memory = crew.machine.tiers["dram"].capacity - crew.machine.host.reserved_bytes
+    share = memory / crew.per_node
+    limit = max(2, int(DIRTY_LIMIT * share) // block)
+    return min(limit - 1, int(DIRTY_BACKGROUND * share) // block), limit
+
+
+def _buffered(
+    name: str,
+    part: Part,
+    workload: Checkpointing,
+    crew: Crew,
+    sizes: list[int],
+    lags: tuple[int, int, int],
+) -> Schedule:
+    """One thread takes block after block into the page cache; the kernel writes them to storage behind it.
+
+    ``lags`` [blocks]: it begins when so many are dirty; the thread waits when so many are; so many are
+    written in this phase.
+    """
+    begin, limit, flushed = lags
+    phase = PhaseWriter(name, crew)
+    for index, size in enumerate(sizes):
+        phase.segment()
+        wait = phase.earlier(IO, limit - 1 - begin) if index >= limit else ()
+        if part.device == "nvme":
+            phase.read(size, tier=crew.swap)
+            phase.work(size * FILE_COPY_S, label="page cache", after=(*wait, *phase.so_far(READ)))
+            phase.in_host("from file to file", size)
+        else:
+            _to_host(phase, part, size)
+            _checksum(phase, workload, size)
+            phase.work(size * PAGE_CACHE_S, label="page cache", after=(*wait, *phase.so_far(COPY)))
+            phase.in_host("into the page cache", size)
+        if begin <= index < begin + flushed:
+            phase.write(sizes[index - begin], after=phase.so_far(HOST))
+    for size in sizes[max(0, len(sizes) - begin) : flushed]:
+        phase.segment()
+        phase.write(size, after=phase.so_far(HOST))
+    return phase.finish()
+
+
+def _to_host(phase: PhaseWriter, part: Part, size: int) -> None:
+    """The thread has new pages mapped and waits for the copy, then goes on with what it got."""
+    if part.device == "hbm":
+        phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages")
+        phase.from_gpu(size, pinned=False, after=phase.so_far(HOST))
+
+
+def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
+    if workload.writer.checkpoint_serialization:
+        phase.work(size * CRC32_S, label="crc32", after=phase.so_far(COPY))
+
+
+# -- before anything is written ------------------------------------------------------------------
+
+
+def _snapshot(part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
+    """Copy everything into host memory while training stands still (``async_save``, BlockingAsyncStager)."""
+    phase = PhaseWriter(f"snapshot of {part.name}", crew)
+    for size in blocks(part.size, BLOCK, most=MOST_BLOCKS):
+        phase.segment()
+        if part.device == "hbm":
+            if not workload.pin_memory:
+                phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages", after=phase.so_far(COPY))
+            phase.from_gpu(size, pinned=workload.pin_memory, after=phase.so_far(HOST))
+        else:
+            if not workload.pin_memory:
+                phase.work(size * part.fresh * FRESH_READ_S, label="new pages")
+            phase.in_host("into the snapshot", size)
+    return phase.finish()
+
+
+def _gathered(model: ModelShape, crew: Crew) -> Schedule:
+    """Module by module: gather from all ranks, copy on rank 0, broadcast back (GatheredParameters with
+    ``modifier_rank=0``, ``_zero3_consolidated_16bit_state_dict``). Here all modules of a layer at once."""
+    ranks, costs = len(crew.ranks), crew.machine.host.deepspeed
+    phase = PhaseWriter("gather weights", crew)
+    groups = ((model.modules_before, 1), (model.layer, model.num_hidden_layers), (model.modules_after, 1))
+    for modules, repeat in groups:
+        tensors = [
+            one.numel * model.dtype_bytes for module in modules for one in module.parameters if not one.tied
+        ]
+        size, calls = sum(tensors), sum(bool(module.parameters) for module in modules)
+        if not size:
+            continue
+        call = calls * (costs.fetch_call.value + costs.collective_call.value)
+        new_pages = size * fresh_share(tensors) * FRESH_FROM_GPU_S
+        for _ in range(repeat):
+            phase.segment()
+            if ranks > 1:
+                received = -(-size * (ranks - 1) // ranks)
+                phase.collective("all-gather", received, call_s=call, after=phase.so_far(COPY))
+            phase.work(new_pages, label="new pages", after=phase.so_far(COPY, COMM))
+            phase.from_first_gpu(size, after=phase.so_far(HOST, COMM))
+            if ranks > 1:
+                phase.collective("broadcast", size, after=phase.so_far(COPY))
+    return phase.finish()

@@ -1,0 +1,33 @@
+"""Where checkpoints go, as a scenario of checkpoints alone names it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
+from simoffload.workload import Checkpointing
+
+__all__ = ["CheckpointStorage"]
+
+
+class CheckpointStorage(BaseModel):
+    """The strategy as a scenario names it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
+    """GPUs, one process each."""
+    tier: Annotated[str, Field(min_length=1)]
+    """Storage tier that takes the checkpoints."""
+    swap: Annotated[str, Field(min_length=1)] | None = None
+    """Tier of the optimizer's swap files with ``offload_optimizer: nvme``; by default the first with local
+    drives."""
+
+    def save(self, model: ModelShape, workload: Checkpointing, machine: Machine) -> CheckpointPlan:
+        """Apply the strategy; InputError for what the machine lacks or DeepSpeed cannot do."""
+        return plan_checkpoint(model, workload, machine, ranks=self.ranks, tier=self.tier, swap=self.swap)

@@ -1,0 +1,18 @@
+"""DeepSpeed's own configuration: the sections of ds_config.json, and the knobs that follow from them."""
+
+from simoffload.strategies.ds_config.parameters import (
+    LATEST,
+    OffloadSettings,
+    parse_version,
+    resolve_settings,
+)
+from simoffload.strategies.ds_config.sections import DeepSpeedConfig, OffloadParamSection
+
+__all__ = [
+    "LATEST",
+    "DeepSpeedConfig",
+    "OffloadParamSection",
+    "OffloadSettings",
+    "parse_version",
+    "resolve_settings",
+]

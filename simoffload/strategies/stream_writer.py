@@ -1,0 +1,88 @@
+"""Writing operations down as DeepSpeed's host thread issues them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simoffload.hardware import Path
+from simoffload.schedule import Dependency, Op, Schedule
+from simoffload.schedule.builder import ScheduleBuilder
+from simoffload.strategies.timing import Timing, picoseconds, shares
+
+__all__ = ["HOST", "StreamWriter"]
+
+HOST = 0
+
+
+class StreamWriter:
+    """Streams of a rank, the first of which is the host thread, written when something depends on it."""
+
+    def __init__(self, *, name: str, ranks: int, streams: Sequence[str], timing: Timing) -> None:
+        self.timing = timing
+        self.costs = timing.machine.host.deepspeed
+        self.builder = ScheduleBuilder(name=name, ranks=ranks, streams=streams)
+        self.label = name
+        self.ranks = ranks
+        self._pending = 0
+        self._awaited: list[tuple[int, int]] = []
+
+    def build(self) -> Schedule:
+        """Close the schedule over the machine's resources."""
+        self.flush()
+        resources = self.timing.machine.resources
+        return self.builder.build([(resource.name, resource.capacity) for resource in resources])
+
+    def route(self, name: str, paths: Sequence[Path], cap: int) -> int:
+        """Index of a route over one path per rank at no more than ``cap`` [B/s]."""
+        return self.builder.route(name=name, hops=shares(paths), cap=cap)
+
+    def spend(self, seconds: float) -> None:
+        """The thread works for [s]."""
+        self._pending += picoseconds(seconds)
+
+    def cool(self, seconds: float) -> None:
+        """What the thread does after a transfer of ``seconds`` that held it up takes longer."""
+        self.spend(min(self.costs.cold_limit.value, self.costs.cold_share.value * seconds))
+
+    def transfer_s(self, route: int, fixed: int, size: int) -> float:
+        """[s] of a transfer alone."""
+        return fixed * 1e-12 + size / self.builder.cap(route)
+
+    def host_waits(self, stream: int, ordinal: int | None = None) -> None:
+        """The host's next work starts only when an operation (the last one by default) is done."""
+        if self._pending:
+            self.flush()
+        last = self.builder.written[stream] - 1 if ordinal is None else ordinal
+        if last >= 0 and (stream, last) not in self._awaited:
+            self._awaited.append((stream, last))
+
+    def flush(self) -> None:
+        """Write down what the thread has done so far, so that others can depend on it."""
+        if self._pending or self._awaited:
+            after = tuple(self.builder.after(stream, ordinal) for stream, ordinal in self._awaited)
+            fixed, self._pending = self._pending, 0
+            self._awaited = []
+            self.add("hook", HOST, fixed=fixed, after=after)
+
+    def add(
+        self,
+        kind: str,
+        stream: int,
+        *,
+        fixed: int = 0,
+        size: int = 0,
+        route: int = -1,
+        label: str | None = None,
+        after: tuple[Dependency, ...] = (),
+        collective: bool = False,
+    ) -> int:
+        """Append an operation; returns its ordinal on its stream."""
+        return self.builder.add(Op(kind, label or self.label, stream, fixed, size, route, after, collective))
+
+    def so_far(self, stream: int) -> tuple[Dependency, ...]:
+        """The dependency on all that was written on a stream so far."""
+        return (Dependency(stream),) if self.builder.written[stream] else ()
+
+    def host_so_far(self) -> tuple[Dependency, ...]:
+        """The dependency on what the thread has done so far."""
+        return self.so_far(HOST)

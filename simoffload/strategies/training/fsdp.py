@@ -1,0 +1,263 @@
+"""PyTorch's FSDP with its states on the GPU or in host memory: what offloading under ZeRO is compared with.
+
+What its hooks decide is in ``fsdp_runtime``, what that takes in ``fsdp_writer``. Reference: Zhao et al.,
+PyTorch FSDP, arXiv 2304.11277. Every decoder layer is a unit (``transformer_auto_wrap_policy``), the rest is
+the root. With gradient accumulation gradients are summed up whole on the GPU (``no_sync``), as PyTorch
+asks for with offloading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.models.training_cost import training_forward_flops
+from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.training import StorageTraffic
+from simoffload.schedule import Schedule
+from simoffload.strategies.calibrated import ranks_beyond
+from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.plan import StepPart
+from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, Prefetch
+from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
+from simoffload.strategies.training.memory.activations import activations_of
+from simoffload.strategies.training.memory.moments import MICRO_STEP, OPTIMIZER_STEP
+from simoffload.strategies.training.step import OPTIMIZER, micro_steps
+from simoffload.strategies.training.timing import TrainingTiming
+from simoffload.strategies.training.trace import MicroStep, micro_step
+from simoffload.workload import Training
+
+__all__ = ["Fsdp", "FsdpPlan"]
+
+_SINGLE = 4
+_LIMITED = 3
+"""Layers whose parameters are on the GPU at most with ``limit_all_gathers``: one at work, one waiting for it,
+one being gathered."""
+_SETTLED = 3
+"""Steps, and micro-steps of each, after which FSDP's state repeats."""
+_BATCH = "lower batch_size or sequence_length, or set gradient_checkpointing"
+_OFFLOAD = "set cpu_offload, or take more ranks"
+_HOSTS = "take more hosts"
+_UNMEASURED = "host-thread costs of FSDP: those of ZeRO-3's calls are taken"
+
+
+class Fsdp(BaseModel):
+    """The strategy as a scenario names it, with FSDP's names for the knobs and its defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["fsdp"] = "fsdp"
+    ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
+    """GPUs, one process each; a single one shards nothing (``NO_SHARD``)."""
+    cpu_offload: bool = False
+    """Parameters, gradients and optimizer in host memory (``CPUOffload(offload_params=True)``)."""
+    backward_prefetch: Prefetch = "pre"
+    """Gather the next unit before this one's gradients are computed, after, or when it is needed."""
+    limit_all_gathers: bool = True
+    reshard_after_forward: bool = True
+    """``FULL_SHARD``; otherwise ``SHARD_GRAD_OP``."""
+    mixed_precision: bool = True
+    """Shards and optimizer in single precision; all else, and the reduction, in the model's type."""
+    cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 unless it is set
+    already); by default the cores over the ranks."""
+
+    def train(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
+        """Apply the strategy; InputError for what is not modelled."""
+        modules = (*model.modules_before, *model.layer, *model.modules_after)
+        if not all(one.trainable for module in modules for one in module.parameters):
+            text = "fsdp trains all parameters; frozen ones are modelled under zero_training"
+            raise InputError((Problem("", None, None, "strategy.kind", text),))
+        here = min(self.ranks, machine.gpus_per_node)
+        threads = self.cpu_threads or max(1, machine.host.cpu_optimizer.cores.value // here)
+        return FsdpPlan(model=model, workload=workload, machine=machine, strategy=self, threads=threads)
+
+
+@dataclass(frozen=True)
+class FsdpPlan:
+    """FSDP training of one model on one machine."""
+
+    model: ModelShape
+    workload: Training
+    machine: Machine
+    strategy: Fsdp
+    threads: int
+    """Of one rank's optimizer on the CPU."""
+    warnings: tuple[str, ...] = ()
+    traffic: tuple[StorageTraffic, ...] = ()
+    """None: nothing is on storage."""
+
+    @property
+    def target(self) -> str:
+        """Tier that holds the weights."""
+        return "dram" if self.strategy.cpu_offload else "hbm"
+
+    @property
+    def optimizer_target(self) -> str:
+        """Tier that holds the optimizer's states."""
+        return self.target
+
+    @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """What lies outside of the range in which the machine was measured."""
+        return (_UNMEASURED, *ranks_beyond(self.strategy.ranks, self.machine))
+
+    @property
+    def forward_flops(self) -> float:
+        """[FLOP] of the forward passes of one step on one GPU."""
+        return self._micro_steps * sum(self._flops)
+
+    @property
+    def recomputed_flops(self) -> float:
+        """[FLOP] that checkpointing computes again in one step on one GPU."""
+        return self._micro_steps * self._flops[0] if self.workload.gradient_checkpointing else 0.0
+
+    @property
+    def _flops(self) -> tuple[float, float]:
+        work = self.workload
+        return training_forward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
+
+    @property
+    def _micro_steps(self) -> int:
+        return self.workload.gradient_accumulation_steps
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    @cached_property
+    def units(self) -> Units:
+        """Flat parameters."""
+        layers, each = self.model.num_hidden_layers, self.model.parameters_per_layer
+        root = self.model.num_parameters - layers * each
+        return Units(self.strategy.ranks, {**dict.fromkeys(range(layers), each), ROOT: root})
+
+    @property
+    def knobs(self) -> FsdpKnobs:
+        """What the writer needs to know."""
+        said, element = self.strategy, self.model.dtype_bytes
+        return FsdpKnobs(
+            cpu_offload=said.cpu_offload,
+            backward_prefetch=said.backward_prefetch,
+            limit_all_gathers=said.limit_all_gathers,
+            reshard_after_forward=said.reshard_after_forward,
+            element=element,
+            shard_element=_SINGLE if said.mixed_precision else element,
+        )
+
+    @cached_property
+    def trace(self) -> MicroStep:
+        """The order of kernels."""
+        work = self.workload
+        return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
+
+    @property
+    def parts(self) -> tuple[StepPart, ...]:
+        """One step; what later micro-steps do otherwise has parts of its own."""
+        count = self._micro_steps
+        forward, *backward = micro_steps(count, cycle=count)
+        passes = [forward]
+        if count > 1 and not self.strategy.reshard_after_forward:
+            later = StepPart("forward", "forward, later micro-steps", Fraction(count - 1), micro_step=1)
+            passes = [StepPart("forward", "forward, first micro-step"), later]
+        return (*passes, *backward, StepPart("optimizer", OPTIMIZER))
+
+    def schedule(self, part: StepPart) -> Schedule:
+        """The operations of one part of a step."""
+        work = self.workload
+        timing = TrainingTiming(
+            machine=self.machine, model=self.model, batch=work.batch_size, length=work.sequence_length
+        )
+        out = FsdpWriter(name=part.title, units=self.units, knobs=self.knobs, timing=timing)
+        if part.phase == "forward":
+            out.forward(self.trace, self._runtime(part))
+        elif part.phase == "backward":
+            runtime, accumulates = self._runtime(part), part.micro_step > 0
+            runtime.forward()
+            out.backward(self.trace, runtime, accumulates=accumulates, boundary=part.boundary)
+        else:
+            out.optimizer(threads=self.threads)
+        return out.build()
+
+    def _runtime(self, part: StepPart) -> FsdpRuntime:
+        """FSDP's state before a micro-step, steps having gone before."""
+        layers, count = self.model.num_hidden_layers, min(self._micro_steps, _SETTLED)
+        runtime = FsdpRuntime(layers=layers, knobs=self.knobs, sharded=self.strategy.ranks > 1)
+        for index in range(_SETTLED * count):
+            runtime.micro_step(boundary=index % count == count - 1)
+        for _ in range(min(part.micro_step, count - 1)):
+            runtime.micro_step(boundary=False)
+        return runtime
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """What each tier must hold in a micro-step and in the optimizer's step (an estimate)."""
+        states, host = self._states, self._host
+        adam = "temporaries of AdamW"
+        size = 2 * self.knobs.shard_element * max(self.units.slices) * self._sharing
+        return (
+            Moment(MICRO_STEP, (*states, *self._gpu, *host)),
+            Moment(OPTIMIZER_STEP, (*states, self._context, *host, MemoryTerm(self.target, adam, size))),
+        )
+
+    @property
+    def _sharing(self) -> int:
+        """Ranks that share the tier of the states."""
+        return min(self.strategy.ranks, self.machine.gpus_per_node) if self.strategy.cpu_offload else 1
+
+    @property
+    def _states(self) -> tuple[MemoryTerm, ...]:
+        """Shards, their gradients and moments; in host memory the first two are page-locked."""
+        slices, size = self.units.slices, self.knobs.shard_element
+        offload, total = self.strategy.cpu_offload, sum(self.units.slices)
+        here = self._sharing
+        remedy = _HOSTS if offload else _OFFLOAD
+        terms = [
+            MemoryTerm(self.target, name, here * parts * size * total, pinned=pinned, remedy=remedy)
+            for name, parts, pinned in (
+                ("parameters", 1, offload),
+                ("gradients", 1, offload),
+                ("moments", 2, False),
+            )
+        ]
+        if offload:
+            rounding = 2 * here * pinned_rounding([size * one for one in slices])
+            terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
+        return tuple(terms)
+
+    @property
+    def _gpu(self) -> tuple[MemoryTerm, ...]:
+        units, knobs, layers = self.units, self.knobs, self.model.num_hidden_layers
+        layer, root, element = units.numel(0), units.numel(ROOT), knobs.element
+        limited = knobs.limit_all_gathers and knobs.reshard_after_forward and units.ranks > 1
+        whole = root + layer * (min(layers, _LIMITED) if limited else layers)
+        remedy = "set limit_all_gathers and reshard_after_forward"
+        # One layer's gradients are put together while those before are reduced; the root's stay to the end.
+        gradients = 2 * root + 3 * layer
+        if self._micro_steps > 1:
+            gradients += root + layer * layers
+        acts = activations_of(self.model, self.workload)
+        shard = knobs.shard_element * max(units.slices) if knobs.shard_element != element else 0
+        return (
+            MemoryTerm("hbm", "gathered parameters", element * whole, remedy=remedy),
+            MemoryTerm("hbm", "shard before its cast", shard if knobs.cpu_offload else 0),
+            MemoryTerm("hbm", "whole gradients", element * gradients),
+            MemoryTerm("hbm", "activations", acts.peak, remedy=_BATCH),
+            self._context,
+        )
+
+    @property
+    def _context(self) -> MemoryTerm:
+        size = self.machine.accelerator.reserved_bytes
+        return MemoryTerm("hbm", "CUDA context, NCCL and workspace", size)
+
+    @property
+    def _host(self) -> tuple[MemoryTerm, ...]:
+        return (MemoryTerm("dram", "operating system and processes", self.machine.host.reserved_bytes),)

@@ -1,0 +1,157 @@
+"""FSDP's runtime, replayed: which unit is brought to the GPU, freed and reduced when.
+
+Source: torch/distributed/fsdp/_runtime_utils.py, _flat_param.py and _limiter_utils.py of PyTorch 2.13
+(``FullyShardedDataParallel``); real runs are compared with in the tests. What its hooks decide depends on the
+order of the units and on the knobs, not on the clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal, NamedTuple, Protocol
+
+__all__ = ["ROOT", "Actions", "FsdpKnobs", "FsdpRuntime", "Prefetch"]
+
+Prefetch = Literal["pre", "post", "none"]
+ROOT = -1
+"""The unit that owns all that is in no layer; a layer's unit is its number."""
+_IN_FLIGHT = 2  # _max_num_inflight_all_gathers, hard-coded in PyTorch
+
+
+class FsdpKnobs(NamedTuple):
+    """The resolved knobs."""
+
+    cpu_offload: bool
+    backward_prefetch: Prefetch
+    limit_all_gathers: bool
+    reshard_after_forward: bool
+    element: int
+    """[B] of an element as it is gathered and computed with."""
+    shard_element: int
+    """[B] of an element of a shard and its gradient."""
+
+
+class Actions(Protocol):
+    """What FSDP asks of the machine, in the order in which the host thread asks it."""
+
+    def unshard(self, unit: int, /, *, ahead: bool) -> None:
+        """Bring the shard to the GPU and cast it."""
+
+    def limit(self, freed: int, /) -> None:
+        """The host waits until memory is free, by what :meth:`free` returned."""
+
+    def gather(self, unit: int, /) -> None:
+        """All-gather what was brought."""
+
+    def need(self, unit: int, /) -> None:
+        """Compute waits for the unit."""
+
+    def free(self, unit: int, /) -> int:
+        """Memory is freed behind what was launched so far; returns a name of that point."""
+
+    def reduce(self, unit: int, /) -> None:
+        """The unit's gradients are reduced and kept where the optimizer runs."""
+
+
+class _Nothing:
+    def unshard(self, _unit: int, /, *, ahead: bool) -> None: ...
+    def limit(self, _freed: int, /) -> None: ...
+    def gather(self, _unit: int, /) -> None: ...
+    def need(self, _unit: int, /) -> None: ...
+    def free(self, _unit: int, /) -> int:
+        return -1
+
+    def reduce(self, _unit: int, /) -> None: ...
+
+
+class FsdpRuntime:
+    """State of one rank; until ``actions`` is set it is only kept up to date."""
+
+    def __init__(self, *, layers: int, knobs: FsdpKnobs, sharded: bool) -> None:
+        self._layers = layers
+        self._knobs = knobs
+        self._sharded = sharded
+        self._whole: set[int] = set()
+        self._prefetched: set[int] = set()
+        self._freed: deque[int | None] = deque()
+        self._actions: Actions = _Nothing()
+
+    def begin(self, actions: Actions) -> None:
+        """From now on write down; what was asked before is done."""
+        self._actions = actions
+        self._freed = deque([None] * len(self._freed))
+
+    def micro_step(self, *, boundary: bool) -> None:
+        """All hooks of forward and backward."""
+        self.forward()
+        self.pre_backward(ROOT)
+        for layer in reversed(range(self._layers)):
+            self.pre_backward(layer)
+            self.post_backward(layer, boundary=boundary)
+        self.post_backward(ROOT, boundary=boundary)
+
+    def forward(self) -> None:
+        """All hooks of forward."""
+        self.pre_forward(ROOT)
+        for layer in range(self._layers):
+            self.pre_forward(layer)
+            self.post_forward(layer)
+
+    # -- hooks ----------------------------------------------------------------------------------
+
+    def pre_forward(self, unit: int) -> None:
+        """Before a unit."""
+        self._unshard(unit, ahead=False)
+        self._actions.need(unit)
+
+    def post_forward(self, unit: int) -> None:
+        """After a unit; the root stays whole for backward."""
+        if unit != ROOT and self._knobs.reshard_after_forward:
+            self._reshard(unit)
+
+    def pre_backward(self, unit: int) -> None:
+        """Before gradients of a unit are computed."""
+        if unit in self._prefetched:
+            self._prefetched.discard(unit)
+        else:
+            self._unshard(unit, ahead=False)
+        self._actions.need(unit)
+        if self._knobs.backward_prefetch == "pre":
+            self._prefetch(unit)
+
+    def post_backward(self, unit: int, *, boundary: bool) -> None:
+        """A unit's gradients are complete; within ``no_sync`` (not at the ``boundary``) they stay whole."""
+        if boundary or self._knobs.reshard_after_forward:
+            self._reshard(unit)
+        if self._knobs.backward_prefetch == "post" and unit != ROOT:
+            self._prefetch(unit)
+        if boundary:
+            self._actions.reduce(unit)
+
+    # -- what they have in common ---------------------------------------------------------------
+
+    def _prefetch(self, unit: int) -> None:
+        following = self._layers - 1 if unit == ROOT else unit - 1
+        if following >= 0:
+            self._unshard(following, ahead=True)
+            self._prefetched.add(following)
+
+    def _unshard(self, unit: int, *, ahead: bool) -> None:
+        # With offloading a shard is copied again even if the unit is whole (pre_unshard).
+        whole = self._sharded and unit in self._whole
+        if self._knobs.cpu_offload or not whole:
+            self._actions.unshard(unit, ahead=ahead)
+        if self._knobs.limit_all_gathers and len(self._freed) >= _IN_FLIGHT:
+            freed = self._freed.popleft()
+            if freed is not None:
+                self._actions.limit(freed)
+        if self._sharded and not whole:
+            self._actions.gather(unit)
+        self._whole.add(unit)
+
+    def _reshard(self, unit: int) -> None:
+        self._whole.discard(unit)
+        if self._sharded:
+            point = self._actions.free(unit)
+            if self._knobs.limit_all_gathers:
+                self._freed.append(point)

@@ -1,0 +1,261 @@
+"""Writing a micro-step and the optimizer's step under PyTorch's FSDP down as operations.
+
+Units are the decoder layers and the root, which owns all else; each is one flat parameter. Streams: ``copy``
+(the pre-unshard stream: shards to the GPU and their cast), ``comm`` (NCCL: all-gathers and reduce-scatters
+of one process group, in the order in which they are issued), ``compute`` and ``reduce`` (the post-backward
+stream). Sources as in ``fsdp_runtime``. One rank is not sharded (``NO_SHARD``): nothing is gathered, and
+copies of gradients block.
+
+What FSDP's Python does is not measured. A call that unshards is taken to cost what a gathering call of ZeRO-3
+does, and one that reduces what ZeRO-3's does; both come once for a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from simoffload.hardware import Path
+from simoffload.models import Module
+from simoffload.strategies.stream_writer import HOST, StreamWriter
+from simoffload.strategies.timing import effective_rate, picoseconds
+from simoffload.strategies.training.cpu_adam import TORCH_ADAM, TORCH_WEIGHT_DECAY
+from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
+from simoffload.strategies.training.timing import TrainingTiming
+from simoffload.strategies.training.trace import Event, MicroStep
+
+__all__ = ["ADAMW", "FsdpWriter", "Units"]
+
+_STREAMS = ("host", "copy", "comm", "compute", "reduce")
+_, _COPY, _COMM, _COMPUTE, _REDUCE = range(5)
+ADAMW = "CPU AdamW of PyTorch"
+_SINGLE = 4
+_ADAM_OPERATIONS = 8
+"""PyTorch operations of AdamW on one tensor (torch/optim/adam.py, ``_single_tensor_adam``)."""
+
+
+class Units(NamedTuple):
+    """Flat parameters, cut up among the ranks."""
+
+    ranks: int
+    numels: Mapping[int, int]
+    """[elements] by layer, and of ``ROOT``."""
+
+    def numel(self, unit: int) -> int:
+        """[elements]"""
+        return self.numels[unit]
+
+    def slice(self, unit: int) -> int:
+        """[elements] of one rank's shard, padded to a whole number."""
+        return -(-self.numels[unit] // self.ranks)
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """[elements] of one rank's shards."""
+        return tuple(self.slice(unit) for unit in self.numels)
+
+
+class FsdpWriter(StreamWriter):
+    """Writes one part of a step; implements the runtime's ``Actions``."""
+
+    def __init__(self, *, name: str, units: Units, knobs: FsdpKnobs, timing: TrainingTiming) -> None:
+        super().__init__(name=name, ranks=units.ranks, streams=_STREAMS, timing=timing)
+        self._units = units
+        self._knobs = knobs
+        self._time = timing
+        self._more = timing.machine.host.training
+        self._ready: dict[int, tuple[int, int]] = {}
+        """What a unit is awaited by, as a stream and an operation on it."""
+        self._awaited_by_compute: list[tuple[int, int]] = []
+        self._element = knobs.element
+        self._routes: dict[tuple[str, int], tuple[int, int]] = {}
+
+    # -- passes ---------------------------------------------------------------------------------
+
+    def forward(self, trace: MicroStep, runtime: FsdpRuntime) -> None:
+        """The forward pass."""
+        runtime.begin(self)
+        self._begin(trace.forward[0])
+        runtime.pre_forward(ROOT)
+        unit = ROOT
+        for event in trace.forward:
+            if (now := event.instance.layer) != unit:
+                runtime.post_forward(unit)
+                self._segment(event)
+                if now != ROOT:
+                    runtime.pre_forward(now)
+                unit = now
+            self._happen(event)
+        self.host_waits(_COMPUTE)
+
+    def backward(self, trace: MicroStep, runtime: FsdpRuntime, *, accumulates: bool, boundary: bool) -> None:
+        """The backward pass; ``accumulates`` = gradients of earlier micro-steps are there to be added to."""
+        runtime.begin(self)
+        self._begin(trace.backward[0])
+        runtime.pre_backward(ROOT)
+
+        def leave(unit: int) -> None:
+            # Its tensors' gradients are put together, and added to those of earlier micro-steps.
+            passes = 5 if accumulates else 2
+            self.label = _name(unit)
+            self._kernel("reduce", self._time.hbm_traffic(passes * self._units.numel(unit) * self._element))
+            runtime.post_backward(unit, boundary=boundary)
+
+        unit = ROOT
+        for event in trace.backward:
+            if (now := event.instance.layer) != unit:
+                if unit != ROOT:
+                    leave(unit)
+                self._segment(event)
+                if now != ROOT:
+                    runtime.pre_backward(now)
+                unit = now
+            self._happen(event)
+        self.builder.segment("after backward")
+        if unit != ROOT:
+            leave(unit)
+        leave(ROOT)
+        self.host_waits(_REDUCE)
+        self.host_waits(_COMPUTE)
+
+    def optimizer(self, *, threads: int) -> None:
+        """PyTorch's AdamW over all shards: where they are, one operation after the other."""
+        machine, units = self.timing.machine, self._units
+        self.builder.segment("optimizer")
+        self.spend(self._more.step_call.value)
+        per_element = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * self._knobs.shard_element // _SINGLE
+        processes = min(self.ranks, machine.gpus_per_node)
+        rate = machine.host.elementwise_rate(threads, processes=processes)
+        paths = [machine.cpu_work(rank, rate) for rank in range(self.ranks)]
+        for unit in units.numels:
+            traffic = per_element * units.slice(unit)
+            self.spend(_ADAM_OPERATIONS * self.costs.operation.value)
+            self.flush()
+            if self._knobs.cpu_offload:
+                self.add("cpu", HOST, size=traffic, route=self.route(ADAMW, paths, rate), label=ADAMW)
+            else:
+                fixed = self._time.hbm_traffic(traffic)
+                self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.host_so_far())
+        self.host_waits(_COMPUTE)
+
+    # -- the runtime's actions --------------------------------------------------------------------
+
+    def unshard(self, unit: int, *, ahead: bool) -> None:
+        """A copy from page-locked memory, and a cast in HBM, on their own stream."""
+        knobs, numel = self._knobs, self._units.slice(unit)
+        self.label = _name(unit)
+        self.spend((self.costs.prefetch_call if ahead else self.costs.fetch_call).value)
+        if knobs.cpu_offload:
+            self.spend(self.costs.copy_call.value)
+            copied = self._copy(numel * knobs.shard_element, stream=_COPY, to_device=True)
+            self._ready[unit] = _COPY, copied
+        if knobs.shard_element != knobs.element:
+            fixed = self._time.hbm_traffic(numel * (knobs.shard_element + knobs.element))
+            self.flush()
+            self._ready[unit] = _COPY, self.add("concat", _COPY, fixed=fixed, after=self.host_so_far())
+
+    def limit(self, freed: int) -> None:
+        """The host waits for kernels."""
+        self.host_waits(_COMPUTE, freed)
+
+    def gather(self, unit: int) -> None:
+        """Behind the copies and casts so far."""
+        self.spend(self.costs.collective_call.value)
+        ordinal = self._collective("all-gather", "gather", self._units.slice(unit), behind=_COPY)
+        self._ready[unit] = _COMM, ordinal
+
+    def need(self, unit: int) -> None:
+        """The next kernel waits."""
+        if unit in self._ready:
+            self._awaited_by_compute.append(self._ready.pop(unit))
+
+    def free(self, _unit: int) -> int:
+        """Behind the last kernel."""
+        return self.builder.written[_COMPUTE] - 1
+
+    def reduce(self, unit: int) -> None:
+        """Divided lest it overflow, reduced, divided again and cast to the shard's type; then, with
+        offloading, copied to page-locked memory."""
+        knobs, numel = self._knobs, self._units.slice(unit)
+        self.spend(self._more.reduce_call.value)
+        self.flush()
+        after = (*self.host_so_far(), *self.so_far(_COMPUTE))
+        if self.ranks > 1:
+            fixed = self._time.hbm_traffic(2 * self._units.numel(unit) * knobs.element)
+            self.add("reduce", _REDUCE, fixed=fixed, after=after)
+            self._collective("reduction of gradients", "reduce", numel, behind=_REDUCE)
+            after = self.so_far(_COMM)
+        fixed = self._time.hbm_traffic((3 * knobs.element + knobs.shard_element) * numel)
+        self.add("reduce", _REDUCE, fixed=fixed, after=after)
+        if knobs.cpu_offload:
+            self._copy(numel * knobs.shard_element, stream=_REDUCE, to_device=False)
+            if self.ranks == 1:
+                self.host_waits(_REDUCE)
+
+    # -- kernels ----------------------------------------------------------------------------------
+
+    def _begin(self, event: Event) -> None:
+        self._segment(event)
+        self.spend(self.costs.pass_overhead.value)
+
+    def _segment(self, event: Event) -> None:
+        if event.segment:
+            self.builder.segment(event.segment)
+
+    def _happen(self, event: Event) -> None:
+        self.label = event.instance.module.name
+        if event.kind == "launch":
+            self._launch(event.instance.module)
+        elif event.kind == "back":
+            self._launch_backward(event.instance.module)
+        elif event.kind == "checkpoint":
+            self.spend(self._more.checkpoint.value)
+
+    def _launch(self, module: Module) -> None:
+        self.spend(self.timing.launch_s(module, zero=False) * (1 + self._more.graph.value))
+        self._kernel("compute", self.timing.compute(module))
+
+    def _launch_backward(self, module: Module) -> None:
+        duration = self._time.backward(module)
+        if duration:
+            self.spend(self._more.backward_call.value)
+        self._kernel("compute", duration)
+
+    def _kernel(self, kind: str, duration: int) -> None:
+        if not duration:
+            return
+        self.flush()
+        waits = tuple(self.builder.after(stream, ordinal) for stream, ordinal in self._awaited_by_compute)
+        self._awaited_by_compute = []
+        self.add(kind, _COMPUTE, fixed=duration, after=(*self.host_so_far(), *waits))
+
+    # -- transfers --------------------------------------------------------------------------------
+
+    def _copy(self, size: int, *, stream: int, to_device: bool) -> int:
+        """An asynchronous copy between the GPU and page-locked memory."""
+        machine = self.timing.machine
+        name = "host to GPU" if to_device else "GPU to host"
+        go = machine.host_to_device if to_device else machine.device_to_host
+        route, fixed = self._transfer(name, size, [go(rank, pinned=True) for rank in range(self.ranks)])
+        self.flush()
+        return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.host_so_far())
+
+    def _collective(self, name: str, kind: str, numel: int, *, behind: int) -> int:
+        """An all-gather or reduce-scatter in which every rank has ``numel`` elements of the result."""
+        size = numel * (self.ranks - 1) * self._element
+        machine = self.timing.machine
+        paths = [machine.gather(rank, self.ranks) for rank in range(self.ranks)]
+        route, fixed = self._transfer(name, size, paths)
+        self.flush()
+        after = (*self.host_so_far(), *self.so_far(behind))
+        return self.add(kind, _COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
+
+    def _transfer(self, name: str, size: int, paths: Sequence[Path]) -> tuple[int, int]:
+        if (name, size) not in self._routes:
+            route = self.route(name, paths, effective_rate(paths[0], [size]))
+            self._routes[name, size] = route, picoseconds(paths[0].latency)
+        return self._routes[name, size]
+
+
+def _name(unit: int) -> str:
+    return "root" if unit == ROOT else "layer"

@@ -1,0 +1,210 @@
+"""Activations of a training step: what autograd keeps, what one layer's backward pass needs, and the loss.
+
+Counted in the code of transformers 5.23 and PyTorch 2.13, and compared with what their autograd saves and
+allocates for small models (bfloat16 and float32, eager and sdpa; the figures stand in the tests). Masks
+of dropout and statistics of LayerNorm are those of CUDA: one byte an element, two single-precision
+numbers a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simoffload.models import ModelShape, Module
+from simoffload.workload import Training
+
+__all__ = ["Activations", "activations_of", "saved_by_layer"]
+
+_SINGLE = 4
+_LOSS = 12
+"""[B] per logit at the start of the backward pass: log-softmax, its gradient and that of the loss, all in
+single precision (transformers casts logits; ``ForCausalLMLoss``). The forward pass needs no more: logits in
+16 bit and in single precision, and log-softmax."""
+_TOKEN_IDS = 16
+"""[B] per token: input and label, 64 bit."""
+
+
+class _Code(NamedTuple):
+    """What differs between families."""
+
+    reads: int
+    """``in_features`` of an activation module for each of its elements."""
+    kept: int
+    """Tensors as wide as the feed-forward network that autograd keeps, beside the next layer's input."""
+    product: bool
+    """That input is a tensor of its own (False: the activation's result, kept anyway)."""
+    masks: int = 0
+    """Dropout masks as wide as the model in every layer, as the family's configurations are released."""
+    wide: int = 2
+    """Gradients as wide as the feed-forward network at the worst moment of its backward pass."""
+    narrow: int = 1
+    """The same as wide as the model."""
+    scores: int = 12
+    """[B] per score at the worst moment of eager attention: softmax, its gradient and that of the scores."""
+
+
+_GATED = _Code(reads=3, kept=3, product=True)
+_CODES = {
+    "opt": _Code(reads=1, kept=1, product=False, masks=2),
+    # GELU spelled out in Python, forward and backward; scores copied with the mask before softmax.
+    "bloom": _Code(reads=12, kept=1, product=True, wide=5, narrow=3, scores=15),
+}
+_SCORE_GRADIENTS = 3
+"""Gradients as wide as the model that wait meanwhile: residual, attention's result, and its input."""
+_RMS_GRADIENTS = 4
+
+
+class Activations(NamedTuple):
+    """[B] on one GPU; the worst moment holds ``kept`` and the larger of ``layer`` and ``loss``."""
+
+    kept: int
+    """By all other layers: their inputs with checkpointing, else everything that they saved."""
+    layer: int
+    """What one layer saved (or computed again), and the gradients of its backward pass."""
+    loss: int
+    """Logits and what the last norm and, without checkpointing, the last layer saved."""
+    on_host: int
+    """Checkpoints in host memory (``cpu_checkpointing``)."""
+
+    @property
+    def peak(self) -> int:
+        """[B] at the worst moment."""
+        return self.kept + max(self.layer, self.loss)
+
+
+def activations_of(model: ModelShape, workload: Training, *, cpu_checkpointing: bool = False) -> Activations:
+    """Count a micro-step's activations; raises nothing.
+
+    Notes
+    -----
+    Korthikanti et al. (arXiv 2205.05198, eq. 1) count sbh·(34 + 5·a·s/h) for a layer of a GPT with dropout
+    in 16 bit. Transformers' eager attention keeps its softmax in single precision beside the 16-bit copy,
+    and no mask as released families train without attention dropout; RMSNorm keeps a single-precision copy
+    of its input; a gated feed-forward network keeps four wide tensors.
+    """
+    batch, length, size = workload.batch_size, workload.sequence_length, model.dtype_bytes
+    tokens = workload.tokens
+    saved = saved_by_layer(model, batch=batch, length=length)
+    working = _layer_peak(model, batch=batch, length=length, saved=saved)
+    last = _norms(model.modules_after)
+    tail = sum(_norm(module, size, keeps_output=True) for module in last) * tokens
+    gradients = sum(_norm_gradients(module, size) for module in last)
+    loss = tail + (max(_LOSS * model.vocab_size, gradients) + _TOKEN_IDS) * tokens
+    narrow = tokens * model.hidden_size * size
+    if not workload.gradient_checkpointing:
+        return Activations((model.num_hidden_layers - 1) * saved, working, loss + saved, 0)
+    # A pre-normalizing LayerNorm keeps the very tensor that is the checkpoint.
+    shared = narrow if _normalizes_first(model) else 0
+    inputs = model.num_hidden_layers * narrow
+    if cpu_checkpointing:
+        # Two stay on the GPU: that of the layer at work and the one being copied.
+        on_gpu = min(inputs, 2 * narrow)
+        return Activations(on_gpu, working - shared, loss, inputs)
+    return Activations(inputs, working - shared, loss, 0)
+
+
+def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
+    """[B] that autograd keeps of one layer between its forward and its backward pass."""
+    size, tokens = model.dtype_bytes, batch * length
+    code = _CODES.get(model.family, _GATED)
+    total = code.masks * tokens * model.hidden_size
+    inputs: dict[int, float] = {}
+    """Tensors that are kept only once a linear layer wants its input, by width."""
+    for module in model.layer:
+        if module.kind == "norm":
+            total += tokens * _norm(module, size, keeps_output=False)
+            inputs[_width(module)] = tokens * _width(module) * size
+        elif module.kind == "attention":
+            total += _attention(model, batch=batch, length=length)
+            eager = model.attention == "eager"
+            inputs[_query_width(model)] = tokens * _query_width(model) * size if eager else 0
+        elif module.kind == "activation":
+            wide = tokens * module.in_features * module.share / code.reads
+            total += int(code.kept * wide * size)
+            inputs[model.intermediate_size] = wide * size if code.product else 0
+            if module.share < 1.0:  # an expert gathers its tokens and weighs its results
+                total += int((2 * model.hidden_size / model.intermediate_size + 1) * wide * size)
+        elif module.share == 1.0 and _trains(module):
+            total += int(inputs.pop(module.in_features, 0))
+            if module.name.endswith("lora_A"):
+                inputs[module.out_features] = tokens * module.out_features * size
+    return total
+
+
+def _attention(model: ModelShape, *, batch: int, length: int) -> int:
+    """Queries, keys, values; the fused kernels' result and sums, or eager code's probabilities."""
+    size, tokens = model.dtype_bytes, batch * length
+    key_width = model.num_key_value_heads * model.head_dim
+    if model.attention == "sdpa":
+        sums = _SINGLE * tokens * model.num_attention_heads
+        return tokens * size * 2 * (_query_width(model) + key_width) + sums
+    # Keys and values are repeated for every query head. Softmax is in single precision, then cast.
+    copies = _SINGLE + (size if size < _SINGLE else 0)
+    return (
+        3 * tokens * size * _query_width(model) + batch * model.num_attention_heads * length * length * copies
+    )
+
+
+def _layer_peak(model: ModelShape, *, batch: int, length: int, saved: int) -> int:
+    """The worst moment of a layer's backward pass: in its feed-forward network or in its attention."""
+    code, size, tokens = _CODES.get(model.family, _GATED), model.dtype_bytes, batch * length
+    narrow = tokens * model.hidden_size * size
+    wide, experts = _wide(model, code)
+    forward = saved + code.narrow * narrow + int((code.wide * wide + 2 * experts) * tokens * size)
+    if model.attention == "sdpa":
+        return forward
+    before = _norms(model.layer)[:1]
+    kept = sum(_norm(module, size, keeps_output=True) for module in before) * tokens
+    kept += 3 * tokens * _query_width(model) * size + _SCORE_GRADIENTS * narrow
+    return max(forward, kept + code.scores * batch * model.num_attention_heads * length * length)
+
+
+def _wide(model: ModelShape, code: _Code) -> tuple[float, float]:
+    """Elements per token: of the feed-forward network's inside, and of the inputs of its experts."""
+    acts = [module for module in model.layer if module.kind == "activation"]
+    wide = sum(module.in_features * module.share for module in acts) / code.reads
+    routed = sum(module.in_features * module.share for module in acts if module.share < 1.0) / code.reads
+    return wide, routed * model.hidden_size / model.intermediate_size
+
+
+def _norm(module: Module, size: int, *, keeps_output: bool) -> int:
+    """[B] per token. LayerNorm keeps its input and two statistics; RMSNorm, spelled out, a single-precision
+    copy, a statistic and, to train its weight, the normalized input."""
+    width = _width(module)
+    output = width * size if keeps_output else 0
+    if _is_layer_norm(module):
+        return width * size + 2 * _SINGLE + output
+    scaled = width * size if _trains(module) else 0
+    return width * _SINGLE + _SINGLE + scaled + output
+
+
+def _norm_gradients(module: Module, size: int) -> int:
+    """[B] per token in a norm's backward pass; RMSNorm's is made of four single-precision tensors."""
+    return _width(module) * (size if _is_layer_norm(module) else _RMS_GRADIENTS * _SINGLE)
+
+
+def _is_layer_norm(module: Module) -> bool:
+    """One fused kernel reads as much as it writes; RMSNorm's own do not."""
+    return module.in_features == module.out_features
+
+
+def _width(module: Module) -> int:
+    return module.in_features if _is_layer_norm(module) else module.parameters[0].numel
+
+
+def _query_width(model: ModelShape) -> int:
+    return model.num_attention_heads * model.head_dim
+
+
+def _norms(modules: Sequence[Module]) -> list[Module]:
+    return [module for module in modules if module.kind == "norm"]
+
+
+def _normalizes_first(model: ModelShape) -> bool:
+    working = [module for module in model.layer if module.kind != "container"]
+    return working[0].kind == "norm" and _is_layer_norm(working[0])
+
+
+def _trains(module: Module) -> bool:
+    return any(parameter.trainable for parameter in module.parameters)

@@ -1,0 +1,359 @@
+"""A training run under ZeRO on a machine: what it keeps where, and the schedules of a step's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TypedDict
+
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.models.training_cost import training_forward_flops
+from simoffload.results.capacity import Moment
+from simoffload.results.training import StorageTraffic
+from simoffload.schedule import Schedule
+from simoffload.strategies.calibrated import ranks_beyond
+from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.forward import Placement
+from simoffload.strategies.plan import StepPart
+from simoffload.strategies.training.activation_offload import ActivationOffload
+from simoffload.strategies.training.facts import Places, StepFacts, Update
+from simoffload.strategies.training.memory import Estimate, estimates_for, training_moments
+from simoffload.strategies.training.modes import step_of
+from simoffload.strategies.training.step import Step
+from simoffload.strategies.training.storage_io import (
+    StorageStage,
+    stages_until_first_step,
+    steady_stages,
+)
+from simoffload.strategies.training.swap import GradientSwapper, SubGroup, sub_groups
+from simoffload.strategies.training.tensors import partitioned
+from simoffload.strategies.training.timing import TrainingTiming
+from simoffload.strategies.training.trace import MicroStep, micro_step
+from simoffload.strategies.training.walk import Parameters, Peak, Walk, buckets, gathered_peak
+from simoffload.strategies.training.writer import MicroStepWriter, Stage
+from simoffload.workload import Training
+
+__all__ = ["Places", "ZeroTrainingPlan"]
+
+_SINGLE = 4
+
+
+class _IoFacts(TypedDict):
+    dtype_bytes: int
+    alignment: int
+    tiers: tuple[str, str]
+
+
+class _NoSink:
+    """A swapper's machine on which nothing happens."""
+
+    def to_swap_buffer(self, _sizes: Sequence[int], /) -> None: ...
+
+    def write(self, _size: int, /, *, tier: str, label: str) -> None: ...
+
+    def wait_writes(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ZeroTrainingPlan:
+    """ZeRO training of one model on one machine."""
+
+    model: ModelShape
+    workload: Training
+    machine: Machine
+    settings: TrainingSettings
+    places: Places
+    warnings: tuple[str, ...] = ()
+    weight_bits: float | None = None
+    """[bit] of an element of frozen weights where they are quantized."""
+
+    @property
+    def target(self) -> str:
+        """Tier that holds the weights."""
+        return self.places.weights
+
+    @property
+    def optimizer_target(self) -> str:
+        """Tier that holds the optimizer's states."""
+        return self.places.optimizer
+
+    @property
+    def extrapolations(self) -> tuple[str, ...]:
+        """What lies outside of the range in which the machine was measured."""
+        return tuple(ranks_beyond(self.places.ranks, self.machine))
+
+    @cached_property
+    def step(self) -> Step:
+        """A step as the configured mode has it: plain, ZenFlow, SuperOffload."""
+        return step_of(
+            StepFacts(
+                settings=self.settings,
+                timing=self.timing,
+                places=self.places,
+                parameters=self.parameters,
+                updates=self.updates,
+                dtype_bytes=self.model.dtype_bytes,
+                accumulation=self.workload.gradient_accumulation_steps,
+            )
+        )
+
+    @property
+    def parts(self) -> tuple[StepPart, ...]:
+        """One step of the steady state."""
+        return self.step.parts
+
+    @property
+    def forward_flops(self) -> float:
+        """[FLOP] of the forward passes of one step on one GPU."""
+        return self.workload.gradient_accumulation_steps * sum(self._flops)
+
+    @property
+    def recomputed_flops(self) -> float:
+        """[FLOP] that checkpointing computes again in one step on one GPU."""
+        again = self._flops[0] if self.workload.gradient_checkpointing else 0.0
+        return self.workload.gradient_accumulation_steps * again
+
+    @property
+    def _flops(self) -> tuple[float, float]:
+        work = self.workload
+        return training_forward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
+
+    # -- tensors --------------------------------------------------------------------------------
+
+    @cached_property
+    def trace(self) -> MicroStep:
+        """Every hook, kernel and gradient of a micro-step."""
+        return micro_step(
+            self.model,
+            checkpointing=self.workload.gradient_checkpointing,
+            reentrant=self.workload.use_reentrant,
+        )
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """All tensors with their partitions, and the modules that need them."""
+        return partitioned(
+            self.trace, self.settings, ranks=self.places.ranks, dtype_bytes=self.model.dtype_bytes
+        )
+
+    @cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        """The tensors that the optimizer updates; all of them but for LoRA."""
+        parameters = self.parameters
+        indices = sorted({index for found in parameters.trained.values() for index in found})
+        return tuple(parameters.tensors[index] for index in indices)
+
+    @cached_property
+    def updates(self) -> tuple[Update, ...]:
+        """What the optimizer does with every sub-group."""
+        settings = self.settings
+        if settings.stage == 3:
+            groups = sub_groups(self.trained, settings.sub_group_size)
+        else:
+            groups = (SubGroup(self.trained),)
+        on_cpu_from = int((1 - settings.ratio) * len(groups))
+        updates = []
+        for index, group in enumerate(groups):
+            on_gpu = settings.optimizer_device == "none" or index < on_cpu_from
+            swapped = (
+                settings.optimizer_device == "nvme"
+                and not on_gpu
+                and group.numel * _SINGLE >= settings.params.min_swap_bytes
+            )
+            updates.append(Update(group, on_gpu, swapped, self._place(group)))
+        return tuple(updates)
+
+    def _place(self, group: SubGroup) -> str:
+        device = self.settings.params.device
+        if device == "nvme":
+            return "nvme" if any(tensor.on_nvme for tensor in group.tensors) else "dram"
+        return "dram" if device == "cpu" else "hbm"
+
+    def check(self) -> None:
+        """Raise InputError for what DeepSpeed refuses at start-up."""
+        self.step.check()
+        settings = self.settings.params
+        largest = max(
+            (tensor for tensor in self.parameters.tensors if tensor.on_nvme),
+            key=lambda tensor: tensor.slice_numel,
+            default=None,
+        )
+        if largest is not None and largest.slice_numel > settings.buffer_size:
+            key = "strategy.ds_config.zero_optimization.offload_param.buffer_size"
+            text = (
+                f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
+                f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel}"
+            )
+            raise InputError((Problem("", None, None, key, text),))
+        needed = 8 if self.settings.pipelined else 4
+        if any(update.swapped for update in self.updates) and self.settings.buffer_count < needed:
+            key = "strategy.ds_config.zero_optimization.offload_optimizer.buffer_count"
+            text = (
+                f"{self.settings.buffer_count} buffers; DeepSpeed needs {needed} for master, moments and "
+                f"gradient{' of two sub-groups' if needed == 8 else ''} and would stop"
+            )
+            raise InputError((Problem("", None, None, key, text),))
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    @property
+    def timing(self) -> TrainingTiming:
+        """Durations on this machine."""
+        return TrainingTiming(
+            machine=self.machine,
+            model=self.model,
+            batch=self.workload.batch_size,
+            length=self.workload.sequence_length,
+        )
+
+    @property
+    def placement(self) -> Placement:
+        """Where parameters live."""
+        return Placement(self.places.weights, self.places.ranks, self.model.dtype_bytes, self.settings.params)
+
+    def swapper(self) -> GradientSwapper | None:
+        """Buffers of gradients on their way to storage; None if they stay in memory."""
+        swapped = [update.group.numel for update in self.updates if update.swapped]
+        if not swapped:
+            return None
+        settings = self.settings.params
+        return GradientSwapper(
+            tier=self.places.optimizer,
+            buffers=self.settings.buffer_count,
+            buffer_numel=max(update.group.numel for update in self.updates),
+            alignment=1024 * settings.threads,
+            smallest=settings.min_swap_bytes,
+        )
+
+    def schedule(self, part: StepPart) -> Schedule:
+        """The operations of one part of a step."""
+        swapper = self.swapper()
+        write = self.step.writers.get(part.title)
+        if write is not None and swapper is not None:
+            self._fill(swapper)
+        out = MicroStepWriter(
+            name=part.title,
+            placement=self.placement,
+            settings=self.settings,
+            timing=self.timing,
+            stage=Stage(accumulates=part.micro_step > 0, boundary=part.boundary),
+            swapper=swapper,
+            hooks=self.step.hooks(),
+            activations=self._activations(),
+        )
+        if write is not None:
+            write(out, part)
+            return out.build()
+        walk = Walk(
+            trace=self.trace,
+            parameters=self.parameters,
+            settings=self.settings,
+            ranks=self.places.ranks,
+            out=out,
+        )
+        if part.phase == "forward":
+            walk.forward()
+        else:
+            walk.backward()
+        return out.build()
+
+    def _fill(self, swapper: GradientSwapper) -> None:
+        """Leave in the swap buffers what backward has not filled one with."""
+        for tensors in buckets(self.trace, self.parameters, self.settings.reduce_bucket_size):
+            swapper.insert(_NoSink(), tensors)
+
+    def _activations(self) -> ActivationOffload | None:
+        """Copies of checkpoints, if those go to host memory."""
+        work, model = self.workload, self.model
+        if not (self.settings.cpu_checkpointing and work.gradient_checkpointing):
+            return None
+        size = work.tokens * model.hidden_size * model.dtype_bytes
+        return ActivationOffload(
+            size=size, layers=model.num_hidden_layers, version=self.settings.params.version
+        )
+
+    # -- bytes ----------------------------------------------------------------------------------
+
+    @cached_property
+    def peak(self) -> Peak | None:
+        """What a walk through a micro-step gathers and reads; None below stage 3."""
+        if self.settings.stage < 3:
+            return None
+        return gathered_peak(self.trace, self.parameters, self.settings, self.places.ranks)
+
+    @cached_property
+    def traffic(self) -> tuple[StorageTraffic, ...]:
+        """What one step moves to and from storage, all ranks together."""
+        moved: dict[str, list[int]] = {}
+        for stage in self.steady_io:
+            for transfer in stage.transfers:
+                sums = moved.setdefault(transfer.tier, [0, 0])
+                sums[transfer.written] += transfer.size * self.places.ranks
+        cycles = Fraction(self.workload.gradient_accumulation_steps, self.step.cycle)
+        return tuple(
+            StorageTraffic(tier, round(read * cycles), round(written * cycles))
+            for tier, (read, written) in moved.items()
+        )
+
+    @cached_property
+    def steady_io(self) -> tuple[StorageStage, ...]:
+        """What one rank moves to and from storage from update to update of the steady state."""
+        return steady_stages(
+            self.updates,
+            self.swapper(),
+            read_in_pass=self.peak.read if self.peak else (),
+            accumulation=self.step.cycle,
+            **self._io_facts,
+        )
+
+    @cached_property
+    def first_io(self) -> tuple[StorageStage, ...]:
+        """What one rank moves to and from storage from the start to the end of the first step."""
+        passed: tuple[Tensor, ...] = ()
+        if self.settings.stage == 3:
+            walked = (self.trace, self.parameters, self.settings, self.places.ranks)
+            passed = gathered_peak(*walked, warm=False).read
+        return stages_until_first_step(self.updates, self.swapper(), read_in_pass=passed, **self._io_facts)
+
+    @property
+    def _io_facts(self) -> _IoFacts:
+        return {
+            "dtype_bytes": self.model.dtype_bytes,
+            "alignment": 1024 * self.settings.params.threads,
+            "tiers": (self.places.weights, self.places.optimizer),
+        }
+
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """What each tier must hold at each stage of the run."""
+        peak = self.peak
+        return training_moments(
+            self.model,
+            self.workload,
+            self.settings,
+            self.machine,
+            ranks=self.places.ranks,
+            weights_tier=self.places.weights,
+            optimizer_tier=self.places.optimizer,
+            gathered_elements=peak.gathered if peak else None,
+            gather_batch=peak.largest if peak else None,
+            weight_bits=self.weight_bits,
+        )
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """What DeepSpeed's own estimators and a rule of thumb would say."""
+        settings, machine = self.settings, self.machine
+        return estimates_for(
+            self.model,
+            stage=settings.stage,
+            ranks=self.places.ranks,
+            nodes=-(-self.places.ranks // machine.gpus_per_node),
+            offload_optimizer=settings.optimizer_device != "none",
+            offload_params=settings.params.device not in (None, "none"),
+        )

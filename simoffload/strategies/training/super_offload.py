@@ -1,0 +1,125 @@
+"""SuperOffload: sub-groups are updated by a process of their own while backward goes on.
+
+Sources: deepspeed/runtime/superoffload (0.19.6). Once all gradients of a sub-group have been copied, the host
+waits for the gradients' stream and queues the sub-group; the process copies its gradient into a buffer and
+runs Adam. ``step`` waits for the last one, multiplies gradients all the same, and casts and copies the
+parameters back. With gradient clipping, which needs the norm of all gradients, sub-groups are updated after
+backward, one by one. Tensors that are handed to another process lie in shared memory, which is not
+page-locked, so that copies of gradients hold the host up.
+Left out: queueing itself, and polls for results every millisecond.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.plan import StepPart
+from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
+from simoffload.strategies.training.cpu_work import CpuWork
+from simoffload.strategies.training.facts import StepFacts
+from simoffload.strategies.training.optimizer import SINGLE, OptimizerStep
+from simoffload.strategies.training.step import OPTIMIZER, PartWriter, Step
+from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
+
+__all__ = ["SuperOffloadStep", "update_threads"]
+
+
+class SuperOffloadStep(Step):
+    """Forward and backward as always; updates of sub-groups go on beside backward."""
+
+    @property
+    def parts(self) -> tuple[StepPart, ...]:
+        """One step of the steady state, in order."""
+        overlaps = not self.facts.settings.gradient_clipping
+        return tuple(
+            part._replace(
+                leaves_update=overlaps and part.phase == "backward" and part.boundary,
+                awaits_update=overlaps and part.phase == "optimizer",
+            )
+            for part in super().parts
+        )
+
+    @property
+    def writers(self) -> Mapping[str, PartWriter]:
+        """How the parts that are no walk through the model are written, by their titles."""
+        return {OPTIMIZER: self._write}
+
+    def hooks(self) -> GradientHooks:
+        """Sub-groups are queued as they become complete."""
+        return _Arrivals(self.facts)
+
+    def _write(self, out: MicroStepWriter, part: StepPart) -> None:
+        _UpdatedStep(out, self.facts, unfinished_s=part.unfinished_s).write()
+
+
+def update_threads(facts: StepFacts) -> int:
+    """Threads of the update's process: of the cores, what its share leaves is rounded down
+    (``_set_cpu_affinity``)."""
+    threads = facts.places.threads
+    return threads - int((1 - facts.settings.cpuadam_cores) * threads)
+
+
+def _queue(out: MicroStepWriter, facts: StepFacts, numel: int) -> None:
+    """The process copies a gradient into a buffer of its own, and updates."""
+    work = CpuWork(out, facts, threads=update_threads(facts), stream=UPDATE)
+    work.loops(2 * SINGLE * numel)
+    work.adam(DEEPSPEED_ADAM * numel)
+
+
+class _Arrivals(GradientHooks):
+    """Counts the gradients that have come, by sub-group (``sub_group_grad_partition_counts``)."""
+
+    shared = True
+
+    def __init__(self, facts: StepFacts) -> None:
+        self._facts = facts
+        # Tensors of equal layers are equal: only identity tells them apart.
+        self._group = {
+            id(tensor): index for index, update in enumerate(facts.updates) for tensor in update.group.tensors
+        }
+        tensors = facts.parameters.tensors
+        self._missing = Counter(
+            self._group[id(tensors[index])]
+            for trained in facts.parameters.trained.values()
+            for index in trained
+        )
+
+    def stored(self, out: MicroStepWriter, tensors: Sequence[Tensor], *, boundary: bool) -> None:
+        """Queue what is complete."""
+        came = Counter(self._group[id(tensor)] for tensor in tensors)
+        self._missing.subtract(came)
+        complete = [index for index in came if not self._missing[index]]
+        if not boundary or not complete:
+            return
+        out.host_waits(out.gradients)
+        for index in complete:
+            update = self._facts.updates[index]
+            if not update.on_gpu and not self._facts.settings.gradient_clipping:
+                out.flush()
+                _queue(out, self._facts, update.group.numel)
+
+
+class _UpdatedStep(OptimizerStep):
+    """What is left to do after backward."""
+
+    def __init__(self, out: MicroStepWriter, facts: StepFacts, *, unfinished_s: float) -> None:
+        super().__init__(out, facts)
+        self._unfinished_s = unfinished_s
+
+    def begin(self) -> None:
+        """The last sub-groups are waited for."""
+        if not self._settings.gradient_clipping:
+            self._out.part("last updates")
+            self._out.add("wait", UPDATE, fixed=picoseconds(self._unfinished_s), label="CPU update")
+            self._out.host_waits(UPDATE)
+        super().begin()
+
+    def _update(self, numel: int) -> None:
+        """Nothing is left to update, unless the norm had to be known first."""
+        if self._settings.gradient_clipping:
+            self._out.flush()
+            _queue(self._out, self._facts, numel)
+            self._out.host_waits(UPDATE)

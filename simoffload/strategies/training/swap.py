@@ -1,0 +1,120 @@
+"""Optimizer states and gradients on storage: buffers, files, and what is written when.
+
+Source: deepspeed/runtime/swap_tensor (0.19.6): async_swapper.py (gradients),
+partitioned_optimizer_swapper.py, pipelined_optimizer_swapper.py, optimizer_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from simoffload.strategies.coordinator import Tensor
+
+__all__ = ["GradientSink", "GradientSwapper", "SubGroup", "sub_groups"]
+
+_SINGLE = 4  # [B] optimizer states and their gradients are in single precision
+
+
+class SubGroup(NamedTuple):
+    """Tensors that the optimizer updates together."""
+
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def numel(self) -> int:
+        """[elements] of one rank's partition."""
+        return sum(tensor.slice_numel for tensor in self.tensors)
+
+
+def sub_groups(tensors: Sequence[Tensor], size: int) -> tuple[SubGroup, ...]:
+    """Split the tensors, in the model's order, into groups that end once they hold ``size`` elements.
+
+    ``size`` is ``sub_group_size``; one rank's partitions count (``_create_fp16_sub_groups``).
+    """
+    groups: list[SubGroup] = []
+    held: list[Tensor] = []
+    numel = 0
+    for tensor in tensors:
+        held.append(tensor)
+        numel += tensor.slice_numel
+        if numel >= size:
+            groups.append(SubGroup(tuple(held)))
+            held, numel = [], 0
+    if held:
+        groups.append(SubGroup(tuple(held)))
+    return tuple(groups)
+
+
+class GradientSink(Protocol):
+    """What the swapper of gradients asks of the machine."""
+
+    def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
+        """Copy gradients from the GPU into a buffer."""
+
+    def write(self, size: int, /, *, tier: str, label: str) -> None:
+        """Begin to write a buffer."""
+
+    def wait_writes(self) -> None:
+        """Wait until everything is written."""
+
+
+class GradientSwapper:
+    """Gradients in single precision on their way to storage, through buffers of the largest sub-group.
+
+    A buffer is written when the next gradient finds no room in it; when no buffer is free, the host waits for
+    all that is being written. Partitions smaller than ``smallest`` [B] stay in host memory.
+    """
+
+    def __init__(self, *, tier: str, buffers: int, buffer_numel: int, alignment: int, smallest: int) -> None:
+        self._tier = tier
+        self._buffers = buffers
+        self._capacity = buffer_numel * _SINGLE
+        self._alignment = alignment
+        self._smallest = smallest
+        self._free = buffers
+        self._filled: int | None = None
+        self.submitted = 0
+        """[B] given to the aio handle so far."""
+
+    def swapped(self, tensor: Tensor) -> bool:
+        """Whether the tensor's gradient goes to storage."""
+        return tensor.slice_numel * _SINGLE >= self._smallest
+
+    def insert(self, sink: GradientSink, tensors: Sequence[Tensor]) -> None:
+        """Take the partitions of a reduced bucket."""
+        pending: list[int] = []
+        for tensor in tensors:
+            if not self.swapped(tensor):
+                continue
+            size = self._aligned(tensor.slice_numel * _SINGLE)
+            if self._filled is not None and self._filled + size > self._capacity:
+                if pending:
+                    sink.to_swap_buffer(pending)
+                    pending = []
+                self._submit(sink)
+                if not self._free:
+                    sink.wait_writes()
+                    self._free = self._buffers
+            if self._filled is None:
+                self._free -= 1
+                self._filled = 0
+            self._filled += size
+            pending.append(tensor.slice_numel * _SINGLE)
+        if pending:
+            sink.to_swap_buffer(pending)
+
+    def flush(self, sink: GradientSink) -> None:
+        """Write what is left and wait for it (at the first sub-group of the step)."""
+        self._submit(sink)
+        sink.wait_writes()
+        self._free = self._buffers
+
+    def _submit(self, sink: GradientSink) -> None:
+        if self._filled:
+            sink.write(self._filled, tier=self._tier, label="gradients")
+            self.submitted += self._filled
+        self._filled = None
+
+    def _aligned(self, size: int) -> int:
+        return -(-size // self._alignment) * self._alignment

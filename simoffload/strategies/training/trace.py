@@ -1,0 +1,169 @@
+"""The order of a training micro-step: which module's hooks fire, what is computed, which gradients come.
+
+As in real runs of OPT, BLOOM and Llama under DeepSpeed 0.19.8 and transformers 5.23, with which the tests
+compare. Backward visits modules in reverse; hooks after backward fire only for modules that get a
+tensor by position. With checkpointing (non-reentrant) a layer is computed again when autograd asks for the
+first tensor that forward saved, and recomputation stops as soon as the last such tensor is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from simoffload.models import ModelShape, Module
+from simoffload.models.training_cost import loss_module
+
+__all__ = ["Event", "Instance", "MicroStep", "micro_step"]
+
+
+class Instance(NamedTuple):
+    """A module of a certain layer (or outside of the layers)."""
+
+    module: Module
+    layer: int = -1
+
+
+class Event(NamedTuple):
+    """Something that happens on the host thread."""
+
+    kind: Literal["fetch", "launch", "release", "back", "gradients", "checkpoint"]
+    """fetch, release: the hooks before and after. launch, back: kernels of forward and backward.
+    gradients: those of the module's own parameters are complete. checkpoint: a layer is entered that keeps
+    only its input."""
+    instance: Instance
+    backward: bool = False
+    """A hook of the backward pass; recomputation has hooks of forward."""
+    segment: str = ""
+    """Part of the schedule that begins here."""
+
+
+class MicroStep(NamedTuple):
+    """One forward and one backward pass."""
+
+    forward: tuple[Event, ...]
+    backward: tuple[Event, ...]
+
+
+def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = False) -> MicroStep:
+    """Lay out forward and backward of ``model``; reentrant checkpointing computes a layer again at once."""
+    layers = [[Instance(module, index) for module in model.layer] for index in range(model.num_hidden_layers)]
+    before = [Instance(module) for module in model.modules_before]
+    after = [Instance(module) for module in model.modules_after]
+    loss = Instance(loss_module(model))
+    inside = not reentrant and _stops_inside(model)
+    forward = list(_forward(before, "head"))
+    for layer in layers:
+        events = list(_forward(layer, "layer"))
+        if checkpointing:
+            events.insert(1, Event("checkpoint", layer[0]))
+        forward += events
+    forward += _forward(after, "tail")
+    forward.append(Event("launch", loss))
+    backward = [Event("back", loss, segment="loss backward")]
+    backward += _outside(before, after)
+    for layer in reversed(layers):
+        backward += _layer(layer, checkpointing=checkpointing, stops_inside=inside)
+    rest = [one for one in reversed(before) if one.module.kind not in ("container", "rotary")]
+    events = [event for one in rest for event in _back(one)]
+    if events:
+        events[0] = events[0]._replace(segment="head backward")
+    return MicroStep(tuple(forward), tuple(backward + events))
+
+
+def _stops_inside(model: ModelShape) -> bool:
+    """Whether the last tensor that a layer saves is the input of its last linear layer.
+
+    OPT's last operation is a dropout, which saves its mask, so that its layers are computed again to the end
+    and before anything else.
+    """
+    return not (model.family == "opt" and model.layer[-1].kind == "linear")
+
+
+def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
+    for index, one in enumerate(instances):
+        first = segment if index == 0 else ""
+        if one.module.hooked:
+            yield Event("fetch", one, segment=first)
+        yield Event("launch", one, segment="" if one.module.hooked else first)
+        if one.module.hooked:
+            yield Event("release", one)
+
+
+def _outside(before: Sequence[Instance], after: Sequence[Instance]) -> list[Event]:
+    """What comes before the layers in backward: the model, its head, the stack, its last norm."""
+    containers = [one for one in before if one.module.kind == "container"]
+    root, stacks = containers[0], containers[1:]
+    events = [Event("fetch", root, backward=True)]
+    for one in reversed(after):
+        while stacks and one.module.name.startswith(f"{stacks[0].module.name}."):
+            events.append(Event("fetch", stacks.pop(0), backward=True))
+        events += _back(one)
+    return events + [Event("fetch", one, backward=True) for one in stacks]
+
+
+def _layer(layer: Sequence[Instance], *, checkpointing: bool, stops_inside: bool) -> list[Event]:
+    block, inner = layer[0], layer[1:]
+    events = [Event("fetch", block, backward=True, segment="layer backward")]
+    again = _recomputation(inner, stops_inside=stops_inside) if checkpointing else []
+    if again and not stops_inside:
+        events, again = events + again, []
+    containers = {one.module.name: one for one in inner if one.module.kind == "container"}
+    first_child = {name: _first_child(inner, name) for name in containers}
+    entered: set[str] = set()
+    for one in reversed([one for one in inner if one.module.kind != "container"]):
+        for name in _parents(one.module.name, containers):
+            if name not in entered:
+                entered.add(name)
+                events.append(Event("fetch", containers[name], backward=True))
+        mine = _back(one)
+        if again and one.module.parameters:
+            mine, again = [mine[0], *again, *mine[1:]], []
+        events += mine
+        for name, child in first_child.items():
+            if child is one:
+                events += _leave(containers[name])
+    return [*events, *_leave(block)]
+
+
+def _leave(container: Instance) -> list[Event]:
+    """A container adds what its own code does, and is left by its hook if it got a tensor by position."""
+    events = [Event("back", container)] if container.module.out_features else []
+    if container.module.touched:
+        events.append(Event("release", container, backward=True))
+    return events
+
+
+def _parents(name: str, containers: dict[str, Instance]) -> list[str]:
+    """Containers around a module, the outermost first."""
+    return sorted((one for one in containers if name.startswith(f"{one}.")), key=len)
+
+
+def _first_child(inner: Sequence[Instance], name: str) -> Instance | None:
+    inside = (
+        one for one in inner if one.module.name.startswith(f"{name}.") and one.module.kind != "container"
+    )
+    return next(inside, None)
+
+
+def _back(one: Instance) -> list[Event]:
+    """Backward of a module without children."""
+    work = [Event("back", one)]
+    if one.module.parameters:
+        work.append(Event("gradients", one))
+    if not one.module.hooked:
+        return work
+    if one.module.kind == "rotary":
+        return []
+    hooks = [] if one.module.kind == "embedding" else [Event("release", one, backward=True)]
+    return [Event("fetch", one, backward=True), *work, *hooks]
+
+
+def _recomputation(inner: Sequence[Instance], *, stops_inside: bool) -> list[Event]:
+    events = list(_forward(inner, ""))
+    if stops_inside:
+        last = max(index for index, event in enumerate(events) if event.instance.module.parameters)
+        # The module in which it stops is not left; its kernels do run.
+        events = [event for index, event in enumerate(events) if index < last or event.kind == "launch"]
+    events[0] = events[0]._replace(segment="")
+    return [Event("checkpoint", inner[0]), *events]

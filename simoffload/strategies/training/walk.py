@@ -1,0 +1,260 @@
+"""Walking through a micro-step as DeepSpeed's host thread does: fetches, kernels, gradients, buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from simoffload.strategies.coordinator import Actions, Coordinator, Tensor
+from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.training.trace import Event, Instance, MicroStep
+from simoffload.strategies.training.writer import MicroStepWriter
+
+__all__ = ["Parameters", "Walk", "bucketed", "buckets", "gathered_peak"]
+
+
+class Parameters(NamedTuple):
+    """The model's tensors and who owns them."""
+
+    tensors: tuple[Tensor, ...]
+    owned: Mapping[Instance, tuple[int, ...]]
+    """Indices of the tensors that a module needs, a tied one included."""
+    trained: Mapping[Instance, tuple[int, ...]]
+    """Indices of the tensors whose gradients are complete after the module's backward pass."""
+
+
+class _Reducer(Protocol):
+    def gradient(self, tensor: Tensor, /, *, contiguous: bool) -> None: ...
+    def reduce(self, tensors: Sequence[Tensor], /) -> None: ...
+
+
+class Bucket:
+    """Gradients that wait until there are ``size`` [elements] of them."""
+
+    def __init__(self, reducer: _Reducer, size: int) -> None:
+        self._reducer = reducer
+        self._size = size
+        self._held: list[Tensor] = []
+        self._numel = 0
+
+    def add(self, tensor: Tensor) -> None:
+        """A gradient is complete (``reduce_independent_p_g_buckets_and_remove_grads``)."""
+        if self._held and self._numel + tensor.numel > self._size:
+            self.flush()
+        self._reducer.gradient(tensor, contiguous=self._numel + tensor.numel <= self._size)
+        self._held.append(tensor)
+        self._numel += tensor.numel
+
+    def flush(self) -> None:
+        """Reduce what is held."""
+        if self._held:
+            self._reducer.reduce(self._held)
+        self._held, self._numel = [], 0
+
+
+class _Switch:
+    """The coordinator's actions, written down only while ``on``; what began before then is done."""
+
+    def __init__(self, out: MicroStepWriter) -> None:
+        self._out = out
+        self.on = False
+        self._events_before = 0
+        self._handles: dict[int, int] = {}
+        self._reads_before = False
+
+    def enter(self, _step: int, /) -> None: ...
+
+    def compute(self, _step: int, /) -> None: ...
+
+    def read(self, tensors: Sequence[Tensor], /) -> None:
+        if self.on:
+            self._out.read(tensors)
+
+    def wait_reads(self) -> None:
+        if self.on:
+            self._out.wait_reads()
+
+    def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
+        number = len(self._handles)
+        self._handles[number] = self._out.gather(tensors, prefetch=prefetch) if self.on else -1
+        return number
+
+    def wait(self, handle: int, /) -> None:
+        if self.on and self._handles[handle] >= 0:
+            self._out.wait(self._handles[handle])
+
+    def throttle(self, event: int, /) -> None:
+        if self.on and event >= self._events_before:
+            self._out.throttle(event - self._events_before)
+
+    def fetch_event(self) -> None:
+        if self.on:
+            self._out.fetch_event()
+        else:
+            self._events_before += 1
+
+    def release(self, count: int, /) -> None:
+        if self.on:
+            self._out.release(count)
+
+
+class Walk:
+    """One micro-step under the settings; ``warm`` once its trace is known."""
+
+    def __init__(
+        self,
+        *,
+        trace: MicroStep,
+        parameters: Parameters,
+        settings: TrainingSettings,
+        ranks: int,
+        out: MicroStepWriter,
+        warm: bool = True,
+    ) -> None:
+        self._trace = trace
+        self._parameters = parameters
+        self._settings = settings
+        self._out = out
+        self._backward = False
+        self._switch = _Switch(out)
+        self._coordinator = (
+            _coordinator(trace, parameters, settings, ranks, self._switch, warm=warm)
+            if settings.stage == 3
+            else None
+        )
+
+    def forward(self) -> None:
+        """Write the forward pass."""
+        self._switch.on = True
+        for event in self._trace.forward:
+            self._happen(event)
+        self._out.end_forward()
+
+    def backward(self) -> None:
+        """Write the backward pass; forward is gone through without writing."""
+        if self._coordinator is not None:
+            for event in self._trace.forward:
+                self._hook(event, self._coordinator)
+        self._switch.on = self._backward = True
+        bucket = Bucket(self._out, self._settings.reduce_bucket_size)
+        for event in self._trace.backward:
+            self._happen(event)
+            if event.kind == "gradients" and self._out.reduces:
+                for index in self._parameters.trained[event.instance]:
+                    bucket.add(self._parameters.tensors[index])
+        bucket.flush()
+        self._out.end_backward()
+
+    def _hook(self, event: Event, coordinator: Coordinator) -> None:
+        if event.kind == "fetch":
+            coordinator.fetch()
+        elif event.kind == "release":
+            coordinator.release(self._parameters.owned[event.instance])
+
+    def _happen(self, event: Event) -> None:
+        out, module = self._out, event.instance.module
+        if event.kind == "fetch":
+            out.begin(module, segment=event.segment, backward=event.backward)
+        elif event.segment:
+            out.part(event.segment)
+        if self._coordinator is not None:
+            self._hook(event, self._coordinator)
+        if event.kind == "launch":
+            out.launch_forward(module)
+        elif event.kind == "back":
+            out.launch_backward(module)
+        elif event.kind == "checkpoint":
+            out.checkpoint(event.instance.layer, again=self._backward)
+
+
+def _coordinator(
+    trace: MicroStep,
+    parameters: Parameters,
+    settings: TrainingSettings,
+    ranks: int,
+    actions: Actions,
+    *,
+    warm: bool,
+) -> Coordinator:
+    events = (*trace.forward, *trace.backward)
+    return Coordinator(
+        tensors=parameters.tensors,
+        uses=[parameters.owned[event.instance] for event in events if event.kind == "fetch"],
+        settings=settings.params,
+        ranks=ranks,
+        warm=warm,
+        actions=actions,
+    )
+
+
+class _Nothing:
+    def enter(self, _step: int, /) -> None: ...
+    def read(self, _tensors: Sequence[Tensor], /) -> None: ...
+    def wait_reads(self) -> None: ...
+    def gather(self, _tensors: Sequence[Tensor], /, **_how: bool) -> int:
+        return 0
+
+    def wait(self, _handle: int, /) -> None: ...
+    def throttle(self, _event: int, /) -> None: ...
+    def fetch_event(self) -> None: ...
+    def compute(self, _step: int, /) -> None: ...
+    def release(self, _count: int, /) -> None: ...
+
+
+class _Reads(_Nothing):
+    """Counts what is read."""
+
+    def __init__(self) -> None:
+        self.slices: list[Tensor] = []
+
+    def read(self, tensors: Sequence[Tensor], /) -> None:
+        self.slices.extend(tensors)
+
+
+class Peak(NamedTuple):
+    """What a walk finds out without a clock."""
+
+    gathered: int
+    """[elements] most that gathered parameters occupied at once."""
+    largest: int
+    """[elements] largest batch that was gathered in one call."""
+    read: tuple[Tensor, ...]
+    """Partitions that were read from storage."""
+
+
+def gathered_peak(
+    trace: MicroStep, parameters: Parameters, settings: TrainingSettings, ranks: int, *, warm: bool = True
+) -> Peak:
+    """Walk a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at."""
+    reads = _Reads()
+    coordinator = _coordinator(trace, parameters, settings, ranks, reads, warm=warm)
+    for event in (*trace.forward, *trace.backward):
+        if event.kind == "fetch":
+            coordinator.fetch()
+        elif event.kind == "release":
+            coordinator.release(parameters.owned[event.instance])
+    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.slices))
+
+
+def buckets(trace: MicroStep, parameters: Parameters, size: int) -> list[list[Tensor]]:
+    """The tensors of every bucket that a micro-step reduces, in order."""
+    seen: list[list[Tensor]] = []
+
+    class _Seen:
+        def gradient(self, tensor: Tensor, /, *, contiguous: bool) -> None: ...
+
+        def reduce(self, tensors: Sequence[Tensor], /) -> None:
+            seen.append(list(tensors))
+
+    bucket = Bucket(_Seen(), size)
+    for event in trace.backward:
+        if event.kind == "gradients":
+            for index in parameters.trained[event.instance]:
+                bucket.add(parameters.tensors[index])
+    bucket.flush()
+    return seen
+
+
+def bucketed(trace: MicroStep, parameters: Parameters, size: int) -> list[list[str]]:
+    """Names of the tensors of every bucket that a micro-step reduces, in order."""
+    return [[tensor.name for tensor in tensors] for tensors in buckets(trace, parameters, size)]

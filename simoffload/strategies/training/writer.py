@@ -1,0 +1,377 @@
+"""Writing forward and backward of a training micro-step down as operations.
+
+Streams beside those of inference: ``reduce`` (DeepSpeed's reduce-and-partition stream: gradients are copied
+into a bucket, reduced, and brought to where they are accumulated; without ``overlap_comm`` all this is on
+``compute``), ``write`` (the aio handle that writes), ``update`` (a process of its own for the optimizer) and
+``activations`` (checkpoints on their way to host memory and back).
+Sources: deepspeed/runtime/zero/stage3.py (0.19.6): ``__add_grad_to_ipg_bucket``,
+``__reduce_and_partition_ipg_grads``, ``partition_grads``, ``_offload_grad_partition_at_boundary``; for stages
+0 to 2 stage_1_and_2.py: ``reduce_ipg_grads``, ``average_tensor``, ``copy_grads_in_partition``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from simoffload.models import Module
+from simoffload.schedule import Dependency
+from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Placement
+from simoffload.strategies.timing import effective_rate, picoseconds
+from simoffload.strategies.training.swap import GradientSwapper
+from simoffload.strategies.training.timing import TrainingTiming
+
+if TYPE_CHECKING:
+    from simoffload.strategies.training.activation_offload import ActivationOffload
+
+__all__ = [
+    "ACTIVATIONS",
+    "REDUCE",
+    "TRAINING_STREAMS",
+    "UPDATE",
+    "WRITE",
+    "GradientHooks",
+    "MicroStepWriter",
+    "Stage",
+]
+
+TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations")
+REDUCE, WRITE, UPDATE, ACTIVATIONS = range(len(STREAMS), len(TRAINING_STREAMS))
+_MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed
+_NORM_TRAFFIC = 16
+"""[B] an element beyond reading it, for the norm of a gradient: written and read in double precision."""
+
+
+class Stage(NamedTuple):
+    """Which part of a step a micro-step is."""
+
+    accumulates: bool
+    """Gradients of earlier micro-steps are there to be added to."""
+    boundary: bool
+    """Gradients go to the optimizer afterwards."""
+
+
+class GradientHooks:
+    """What a mode of training adds to the way of the gradients; the base adds nothing."""
+
+    always = False
+    """Stages 0 and 1 reduce in every micro-step, not only in the last one."""
+    shared = False
+    """Gradients in single precision lie in memory shared with another process, which is not page-locked."""
+
+    def passes(self, _tensor: Tensor, /) -> int:
+        """Times that the GPU reads or writes a gradient on its way into the bucket, beyond the copy."""
+        return 0
+
+    def reduced(self, _out: MicroStepWriter, _tensors: Sequence[Tensor], /, *, boundary: bool) -> None:
+        """A bucket is reduced and not yet stored."""
+
+    def stored(self, _out: MicroStepWriter, _tensors: Sequence[Tensor], /, *, boundary: bool) -> None:
+        """Its partitions are on their way to where they are accumulated."""
+
+
+class MicroStepWriter(ForwardWriter):
+    """Implements the coordinator's ``Actions`` in training, and writes kernels and gradients."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        placement: Placement,
+        settings: TrainingSettings,
+        timing: TrainingTiming,
+        stage: Stage,
+        swapper: GradientSwapper | None,
+        hooks: GradientHooks | None = None,
+        activations: ActivationOffload | None = None,
+    ) -> None:
+        super().__init__(name=name, placement=placement, timing=timing, visits=(), streams=TRAINING_STREAMS)
+        self._settings = settings
+        self._time = timing
+        self._stage = stage
+        self.swapper = swapper
+        self._hooks = hooks or GradientHooks()
+        self._activations = activations
+        self.gradients = REDUCE if settings.overlap_comm else COMPUTE
+        """The stream of what happens to gradients."""
+        self._more = timing.machine.host.training
+        self._reduces: list[int] = []
+        self._began = False
+
+    # -- hooks and kernels ----------------------------------------------------------------------
+
+    def begin(self, module: Module, *, segment: str, backward: bool) -> None:
+        """The hook before a module begins, and with the first one of a layer a new segment."""
+        self.part(segment)
+        self.label = module.name
+        self._fetched_until = None
+        self._waited = False
+        if self._settings.stage < 3:
+            return
+        if not backward:
+            self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
+
+    def part(self, segment: str) -> None:
+        """Begin a new segment, if ``segment`` names one."""
+        if segment:
+            self.builder.segment(segment)
+        if not self._began:
+            self._began = True
+            self.spend(self.costs.pass_overhead.value)
+        if segment == "tail" and self._activations is not None:
+            self._activations.leave(self)
+
+    def checkpoint(self, layer: int, *, again: bool) -> None:
+        """A layer's input is kept, or taken up ``again``."""
+        self.spend(self._more.checkpoint.value)
+        if self._activations is None:
+            return
+        if again:
+            self._activations.restore(self, layer)
+        else:
+            self._activations.enter(self, layer)
+
+    def launch_forward(self, module: Module) -> None:
+        """Kernels of forward, which autograd records."""
+        zero = self._settings.stage == 3
+        self.spend(self.timing.launch_s(module, zero=zero) * (1 + self._more.graph.value))
+        self._kernels(module, self.timing.compute(module))
+
+    def launch_backward(self, module: Module) -> None:
+        """Kernels of backward."""
+        duration = self._time.backward(module)
+        if duration and self._settings.stage == 3:
+            self.spend(self._more.backward_call.value)
+        elif duration:  # no Python in it: a node of autograd for each operation (an estimate)
+            self.spend(self.costs.operation.value * max(1, self._time.operations(module)))
+        self._kernels(module, duration)
+
+    def _kernels(self, module: Module, duration: int) -> None:
+        if not duration:
+            return
+        self.flush()
+        after = list(self.host_so_far())
+        fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
+        if fetched and self._copies != COMPUTE:
+            after.append(self.builder.after(self._copies, fetched - 1))
+        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
+
+    # -- gradients ------------------------------------------------------------------------------
+
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients are reduced in this micro-step, not only added up where autograd puts them."""
+        return self._settings.stage >= 2 or self._stage.boundary or self._hooks.always
+
+    def gradient(self, tensor: Tensor, *, contiguous: bool) -> None:
+        """A gradient is complete: it is copied into the bucket, unless the bucket is too small for it."""
+        self.spend(self._more.gradient.value)
+        self.flush()
+        passes = (2 if contiguous else 0) + self._hooks.passes(tensor)
+        size = passes * tensor.numel * self._place.dtype_bytes
+        after = (*self.host_so_far(), *self.so_far(COMPUTE))
+        self.add("reduce", self.gradients, fixed=self._time.hbm_traffic(size), label=tensor.name, after=after)
+
+    def reduce(self, tensors: Sequence[Tensor]) -> None:
+        """A bucket is reduced, and its partitions are brought to where they are accumulated."""
+        if self._settings.stage == 3 and len(self._reduces) > _MAX_REDUCE_EVENTS:
+            self.host_waits(self.gradients, self._reduces[-1 - _MAX_REDUCE_EVENTS])
+        self.spend(self._more.reduce_call.value)
+        self.flush()
+        self._scatter(tensors)
+        self._hooks.reduced(self, tensors, boundary=self._stage.boundary)
+        offloaded = self._settings.optimizer_device != "none"
+        if offloaded and self._settings.stage == 3:
+            self._partition(tensors)
+        elif offloaded:
+            self._accumulate_on_cpu(tensors)
+        else:
+            self._accumulate_on_gpu(tensors)
+        self._hooks.stored(self, tensors, boundary=self._stage.boundary)
+        self._reduces.append(self.builder.written[self.gradients] - 1)
+
+    def end_backward(self) -> None:
+        """The host waits for all gradients."""
+        self.host_waits(self.gradients)
+        self.host_waits(COMPUTE)
+
+    def end_forward(self) -> None:
+        """The host waits for the loss."""
+        self.host_waits(COMPUTE)
+
+    def _scatter(self, tensors: Sequence[Tensor]) -> None:
+        """Average over ranks: put in order (2 passes), divided (2 passes), reduced over the ring."""
+        size = sum(tensor.numel for tensor in tensors) * self._place.dtype_bytes
+        self.on_gpu("reduce", 4 * size)
+        if self.ranks == 1:
+            self.on_gpu("reduce", 2 * size)
+            return
+        shared = size * (self.ranks - 1) // self.ranks
+        if self._settings.stage < 3:  # all-reduce (stage 2: use_multi_rank_bucket_allreduce, on by default)
+            shared *= 2
+        machine = self.timing.machine
+        paths = [machine.gather(rank, self.ranks) for rank in range(self.ranks)]
+        route = self.route("reduction of gradients", paths, effective_rate(paths[0], [shared]))
+        self.collective("reduce", fixed=picoseconds(paths[0].latency), size=shared, route=route)
+
+    def collective(self, kind: str, *, fixed: int, size: int, route: int) -> None:
+        """Something that all ranks do together, in its place on the gradients' stream."""
+        after = (*self.host_so_far(), *self.so_far(self.gradients))
+        self.add(kind, COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
+        self.add(kind, self.gradients, after=self.so_far(COMM))
+
+    def on_gpu(self, kind: str, traffic: float, *, stream: int | None = None) -> None:
+        """``traffic`` [B] of HBM, on the gradients' stream unless another one is named."""
+        self.flush()
+        where = self.gradients if stream is None else stream
+        self.add(kind, where, fixed=self._time.hbm_traffic(traffic), after=self.host_so_far())
+
+    def _accumulate_on_gpu(self, tensors: Sequence[Tensor]) -> None:
+        passes = 3 if self._stage.accumulates else 2
+        self.on_gpu("reduce", passes * self._settings.gradient_bytes * self._owned(tensors))
+
+    def _owned(self, tensors: Sequence[Tensor]) -> int:
+        """[elements] that this rank keeps of a bucket."""
+        if self._settings.stage < 2:
+            return sum(tensor.numel for tensor in tensors)
+        return sum(tensor.slice_numel for tensor in tensors)
+
+    def _partition(self, tensors: Sequence[Tensor]) -> None:
+        """Stage 3: to host memory and back to the GPU; at the boundary the norm, and in single precision to
+        the optimizer's gradient or into swap buffers."""
+        element = self._settings.gradient_bytes
+        sizes = [tensor.slice_numel * element for tensor in tensors]
+        pinned = self._settings.pin_memory
+        if self._stage.accumulates:
+            self.move(sizes, to_device=True, pinned=pinned)
+            self.on_gpu("reduce", 3 * sum(sizes))
+            self.move(sizes, to_device=False, pinned=pinned)
+        else:
+            self.move(sizes, to_device=False, pinned=pinned)
+            self.move(sizes, to_device=True, pinned=pinned)
+        if self._stage.boundary:
+            self._boundary(tensors)
+
+    def _boundary(self, tensors: Sequence[Tensor]) -> None:
+        sizes = self._single_precision(tensors)
+        if self.swapper is None:
+            # Asynchronous since DeepSpeed 0.19.5 (commit 7dfa67a); before, the host waits for each copy.
+            blocking = self._settings.params.version < (0, 19, 5)
+            pinned = self._settings.pin_memory and not self._hooks.shared
+            self.move(sizes, to_device=False, pinned=pinned, blocking=blocking)
+            return
+        self.swapper.insert(self, tensors)
+
+    def _single_precision(self, tensors: Sequence[Tensor]) -> list[int]:
+        """The norm of this rank's part, and its cast; returns the sizes [B]."""
+        self.spend(self._more.boundary_gradient.value * len(tensors))
+        numel = sum(tensor.slice_numel for tensor in tensors)
+        self.on_gpu("reduce", (2 * self._settings.gradient_bytes + _NORM_TRAFFIC + 4) * numel)
+        return [4 * tensor.slice_numel for tensor in tensors]
+
+    def to_swap_buffer(self, sizes: Sequence[int]) -> None:
+        """Gradients are copied into a swap buffer, for which the host waits."""
+        pinned = self._settings.params.swap_buffers_pinned
+        self.move(list(sizes), to_device=False, pinned=pinned, blocking=True)
+
+    def write(self, size: int, *, tier: str, label: str) -> None:
+        """A buffer is written by the aio handle while the host goes on."""
+        self.flush()
+        route, latency = self.write_route(tier, size)
+        self.add("write", WRITE, fixed=latency, size=size, route=route, label=label, after=self.host_so_far())
+
+    def wait_writes(self) -> None:
+        """The host waits until everything is written."""
+        self.host_waits(WRITE)
+
+    def _accumulate_on_cpu(self, tensors: Sequence[Tensor]) -> None:
+        """Stages 1 and 2: gradients lie in host memory between micro-steps; at the boundary each rank sends
+        its part in single precision to the optimizer.
+
+        A rank keeps the gradients of the parameters in its partition (``is_param_in_current_partition``), and
+        those whole; a partition's sum is one rank's share of the model.
+        """
+        settings = self._settings
+        kept = [tensor.slice_numel * self._place.dtype_bytes for tensor in tensors]
+        if self._stage.accumulates:
+            self.move(kept, to_device=True, pinned=settings.pin_memory)
+            self.on_gpu("reduce", 3 * sum(kept))
+        if self._stage.accumulates or not self._stage.boundary:
+            self.move(kept, to_device=False, pinned=settings.pin_memory)
+        if self._stage.boundary:
+            mine = self._single_precision(tensors)
+            self.move(mine, to_device=False, pinned=settings.pin_memory and not self._hooks.shared)
+
+    def move(
+        self,
+        sizes: list[int],
+        *,
+        to_device: bool,
+        pinned: bool,
+        blocking: bool = False,
+        stream: int | None = None,
+        behind: int | None = None,
+    ) -> None:
+        """Copies between GPU and host memory, one after the other; pageable memory holds the host up.
+
+        On the gradients' stream unless another one is named; after all that is on stream ``behind``.
+        """
+        self.flush()
+        where = self.gradients if stream is None else stream
+        route, latency = self._move_route(tuple(sizes), to_device=to_device, pinned=pinned)
+        after = (*self.host_so_far(), *(self.so_far(behind) if behind is not None else ()))
+        self.add("copy", where, fixed=latency, size=sum(sizes), route=route, after=after)
+        if blocking or not pinned:
+            self.host_waits(where)
+
+    def _move_route(self, sizes: tuple[int, ...], *, to_device: bool, pinned: bool) -> tuple[int, int]:
+        if to_device:
+            return self._copy_route(sizes, pinned=pinned)
+        key = (f"back {pinned}", sizes)
+        if key not in self._transfers:
+            machine = self.timing.machine
+            paths = [machine.device_to_host(rank, pinned=pinned) for rank in range(self.ranks)]
+            name = "GPU to host" if pinned else "GPU to host, pageable"
+            route = self.route(name, paths, effective_rate(paths[0], sizes))
+            self._transfers[key] = route, picoseconds(paths[0].latency * len(sizes))
+        return self._transfers[key]
+
+    def write_route(self, tier: str, size: int) -> tuple[int, int]:
+        """Route and latency [ps] of a write of ``size`` [B] to a tier of storage."""
+        key = (f"write {tier}", (size,))
+        if key not in self._transfers:
+            machine, settings = self.timing.machine, self._place.settings
+            paths = [machine.storage_write(tier, rank) for rank in range(self.ranks)]
+            path = paths[0]
+            block = min(settings.block_size, size)
+            in_flight = path.outstanding_rate(min(settings.outstanding_bytes, size), block=block)
+            route = self.route(f"{tier} write", paths, min(path.curve.rate(size), in_flight))
+            self._transfers[key] = route, picoseconds(path.latency)
+        return self._transfers[key]
+
+    def to_gpu(self, size: int, *, pinned: bool) -> None:
+        """Updated parameters go to the GPU; from pageable memory the host waits."""
+        self.move([size], to_device=True, pinned=pinned, stream=COPY)
+
+    def aligned(self, size: int) -> int:
+        """[B] that a file of ``size`` takes: whole units of every aio thread."""
+        return self._aligned(size)
+
+    def read_state(
+        self, size: int, *, tier: str, label: str, after: tuple[Dependency, ...], last: int = -1
+    ) -> int:
+        """A read into a swap buffer begins; returns its ordinal on the stream of reads."""
+        if not size:
+            return last
+        key = (f"state {tier}", (size,))
+        if key not in self._transfers:
+            machine, settings = self.timing.machine, self._place.settings
+            paths = [machine.storage_read(tier, rank) for rank in range(self.ranks)]
+            block = min(settings.block_size, size)
+            in_flight = paths[0].outstanding_rate(min(settings.outstanding_bytes, size), block=block)
+            route = self.route(f"{tier} read", paths, min(paths[0].curve.rate(size), in_flight))
+            self._transfers[key] = route, picoseconds(paths[0].latency)
+        route, latency = self._transfers[key]
+        return self.add("read", IO, fixed=latency, size=size, route=route, label=label, after=after)

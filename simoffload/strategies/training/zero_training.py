@@ -1,0 +1,191 @@
+"""Training under ZeRO: states partitioned over the ranks, and kept in HBM, host memory or on storage.
+
+One strategy for what DeepSpeed calls ZeRO-Offload (optimizer in host memory), ZeRO-Infinity (states on
+storage) and Twin-Flow (``ratio``): they differ in ds_config only. References: Ren et al., ZeRO-Offload,
+arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857; the mechanism is replayed by ``walk``,
+``writer`` and ``optimizer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.models.lora import nf4_bits, with_lora
+from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, parse_version
+from simoffload.strategies.ds_config.training import TrainingSettings, batch_problems, resolve_training
+from simoffload.strategies.training.facts import Places
+from simoffload.strategies.training.modes import interval_warnings, mode_warnings
+from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.workload import Training
+
+__all__ = ["Lora", "ZeroTraining"]
+
+_KINDS = {"none": ("hbm",), "cpu": ("dram",), "nvme": ("nvme", "nvmeof", "nfs", "pfs")}
+_DEVICES: dict[str, Literal["none", "cpu", "nvme"]] = {"hbm": "none", "dram": "cpu"}
+
+
+class Lora(BaseModel):
+    """Adapters beside frozen weights, in PEFT's names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    r: Annotated[int, Field(strict=True, ge=1, le=65_536)]
+    """Rank."""
+    target_modules: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+    """Linear layers that get adapters, by the end of their names: q_proj, v_proj, …"""
+    quantize: Literal["nf4"] | None = None
+    """QLoRA: frozen weights in 4 bit."""
+
+
+class ZeroTraining(BaseModel):
+    """The strategy as a scenario names it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["zero_training"] = "zero_training"
+    ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
+    """GPUs, one process each."""
+    weights: Annotated[str, Field(min_length=1)] | None = None
+    """Tier of the 16-bit parameters; by default what ``ds_config`` says."""
+    optimizer: Annotated[str, Field(min_length=1)] | None = None
+    """Tier of the optimizer's states; by default what ``ds_config`` says."""
+    ds_config: DeepSpeedConfig = DeepSpeedConfig()
+    """DeepSpeed's configuration, inline or the path of a ds_config.json."""
+    deepspeed_version: str = LATEST
+    cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    """Threads of each rank's CPU optimizer (``OMP_NUM_THREADS``); by default the cores over the ranks."""
+
+    lora: Lora | None = None
+    """Train adapters only."""
+
+    @field_validator("deepspeed_version", mode="before")
+    @classmethod
+    def _version(cls, value: Any) -> Any:
+        if isinstance(value, float | int):
+            raise ValueError(f'{value} is a number, and versions are text; write "{value}" in quotes')
+        if isinstance(value, str):
+            parse_version(value)
+        return value
+
+    def train(self, model: ModelShape, workload: Training, machine: Machine) -> ZeroTrainingPlan:
+        """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
+        model, weight_bits = self._adapted(model)
+        settings, warnings = self._settings(model, workload)
+        params = settings.params.device or "none"
+        weights, more = _tier("weights", "offload_param", self.weights, params, machine)
+        optimizer, others = _tier(
+            "optimizer", "offload_optimizer", self.optimizer, settings.optimizer_device, machine
+        )
+        kinds = [machine.tiers[tier].kind for tier in (weights, optimizer)]
+        settings = settings._replace(
+            params=settings.params._replace(device=_DEVICES.get(kinds[0], "nvme")),
+            optimizer_device=_DEVICES.get(kinds[1], "nvme"),
+        )
+        _check_places(settings)
+        ranks_here = min(self.ranks, machine.gpus_per_node)
+        threads = self.cpu_threads or max(1, machine.host.cpu_optimizer.cores.value // ranks_here)
+        plan = ZeroTrainingPlan(
+            model=model,
+            workload=workload,
+            machine=machine,
+            settings=settings,
+            places=Places(self.ranks, weights, optimizer, threads),
+            warnings=(
+                *warnings,
+                *more,
+                *others,
+                *mode_warnings(settings, workload),
+                *interval_warnings(self.ds_config.zero_optimization, settings),
+                *_quantized_warnings(weight_bits),
+            ),
+            weight_bits=weight_bits,
+        )
+        plan.check()
+        return plan
+
+    def _adapted(self, model: ModelShape) -> tuple[ModelShape, float | None]:
+        """The model with its adapters, and the bits of a frozen weight."""
+        if self.lora is None:
+            return model, None
+        try:
+            adapted = with_lora(model, r=self.lora.r, target_modules=self.lora.target_modules)
+        except InputError as error:
+            raise InputError(one._replace(key=f"strategy.{one.key}") for one in error.problems) from None
+        return adapted, nf4_bits() if self.lora.quantize else None
+
+    def _settings(self, model: ModelShape, workload: Training) -> tuple[TrainingSettings, tuple[str, ...]]:
+        problems = batch_problems(
+            self.ds_config,
+            batch=workload.batch_size,
+            accumulation=workload.gradient_accumulation_steps,
+            ranks=self.ranks,
+        )
+        try:
+            found = resolve_training(
+                self.ds_config,
+                version=self.deepspeed_version,
+                hidden_size=model.hidden_size,
+                dtype_bytes=model.dtype_bytes,
+            )
+        except InputError as error:
+            raise _within(problems + list(error.problems)) from None
+        if problems:
+            raise _within(problems)
+        return found
+
+
+def _quantized_warnings(weight_bits: float | None) -> tuple[str, ...]:
+    if weight_bits is None:
+        return ()
+    text = "times of nf4 weights are those of 16-bit ones: neither the smaller copies nor the dequantization"
+    return (f"{text} are modelled; the memory is",)
+
+
+def _within(problems: Sequence[Problem]) -> InputError:
+    return InputError(one._replace(key=f"strategy.ds_config.{one.key}") for one in problems)
+
+
+def _tier(
+    key: str, section: str, named: str | None, device: str, machine: Machine
+) -> tuple[str, tuple[str, ...]]:
+    """A tier of the machine; the scenario's word counts more than the configuration's."""
+    if named is not None:
+        kind = machine.tiers[named].kind
+        if device != "none" and kind not in _KINDS[device]:
+            said = f'ds_config {section}.device: "{device}" does not go with {key}: {named}'
+            return named, (f"{said}; {named} is used",)
+        return named, ()
+    for wanted in _KINDS[device]:
+        for name, tier in machine.tiers.items():
+            if tier.kind == wanted:
+                return name, ()
+    text = f"the platform has no tier for offload device {device!r}"
+    raise InputError((Problem("", None, None, f"strategy.{key}", text),))
+
+
+def _check_places(settings: TrainingSettings) -> None:
+    """What DeepSpeed refuses once the scenario's tiers are known."""
+    params, optimizer = settings.params.device, settings.optimizer_device
+    if settings.stage < 3 and params != "none":
+        text = f"parameters leave the GPU only in stage 3, not {settings.stage}"
+        raise InputError((Problem("", None, None, "strategy.weights", text),))
+    if settings.stage < 3 and optimizer == "nvme":
+        text = f"the optimizer goes to storage only in stage 3, not {settings.stage}"
+        raise InputError((Problem("", None, None, "strategy.optimizer", text),))
+    if settings.stage == 0 and optimizer != "none":
+        raise InputError((Problem("", None, None, "strategy.optimizer", "stage 0 offloads nothing"),))
+    if settings.zenflow is not None and optimizer == "none":
+        text = "ZenFlow needs the optimizer in host memory or on storage, not on the GPU"
+        raise InputError((Problem("", None, None, "strategy.optimizer", text),))
+    if settings.super_offload and optimizer != "cpu":
+        text = "SuperOffload needs the optimizer in host memory"
+        raise InputError((Problem("", None, None, "strategy.optimizer", text),))
+    if params == "nvme" and optimizer == "none":
+        text = "DeepSpeed refuses parameters on storage with the optimizer on the GPU; name a tier"
+        raise InputError((Problem("", None, None, "strategy.optimizer", text),))

@@ -1,0 +1,27 @@
+"""What is to be done: generate tokens, train, or save and restore checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from simoffload.workload.checkpointing import Checkpointing, TrainingCheckpoints, Writer
+from simoffload.workload.dataset import Dataset
+from simoffload.workload.inference import Inference
+from simoffload.workload.training import Training
+
+__all__ = [
+    "Checkpointing",
+    "Computation",
+    "Dataset",
+    "Inference",
+    "Training",
+    "TrainingCheckpoints",
+    "Workload",
+    "Writer",
+]
+
+Computation = Annotated[Inference | Training, Field(discriminator="kind")]
+"""Work of a model on GPUs."""
+Workload = Annotated[Inference | Training | Checkpointing, Field(discriminator="kind")]

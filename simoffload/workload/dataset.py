@@ -1,0 +1,111 @@
+"""What is read in training, and by which loader."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simoffload.units import PositiveBytes, Seconds
+
+__all__ = ["Dataset", "token_sample_size"]
+
+PAGE = 4096
+"""[B] of the page cache."""
+READ_AHEAD = 128 * 1024
+"""[B] Linux's default (VM_READAHEAD_PAGES, include/linux/pagemap.h)."""
+
+Count = Annotated[int, Field(strict=True, ge=1, le=10**15)]
+
+
+def token_sample_size(sequence_length: int, bytes_per_token: Literal[2, 4]) -> int:
+    """[B] of one sequence of token ids: 2 B each for vocabularies up to 65 536, else 4.
+
+    Readers that take the labels from the same ids read one id more, which is left out here.
+    Raises ValueError for other widths.
+    """
+    if bytes_per_token not in {2, 4} or sequence_length < 1:
+        raise ValueError(f"no sequence of {sequence_length} ids of {bytes_per_token} B; ids have 2 or 4 B")
+    return sequence_length * bytes_per_token
+
+
+class Dataset(BaseModel):
+    """Samples on a storage tier, read by worker processes in the way of PyTorch's DataLoader.
+
+    A worker makes whole batches, one sample after the other; all times and counts are of one worker of
+    one rank. Sizes are those on storage: compressed, if the samples are.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tier: Annotated[str, Field(min_length=1, max_length=40)]
+    """Storage tier of the platform that holds the files."""
+    sample_size: PositiveBytes
+    """[B] of one sample (of all alike, or the mean)."""
+    samples: Count
+    samples_per_file: Count = 1
+    shuffle: Literal["none", "shard", "full"] = "full"
+    """"full": every sample is a random read. "shard": files are dealt anew to the ranks in every epoch and
+    each is read from its beginning (WebDataset, tar and TFRecord shards). "none": the same order always."""
+    epochs: Annotated[Count, Field(le=1_000_000)] = 1
+    workers: Annotated[int, Field(strict=True, ge=0, le=4096)] = 2
+    """Processes of each rank (``num_workers``); 0: the training process reads between its steps. DeepSpeed's
+    loader has 2 (deepspeed/runtime/dataloader.py, ``num_local_io_workers``), PyTorch's and the Hugging Face
+    Trainer's 0."""
+    prefetch_factor: Annotated[Count, Field(le=100_000)] = 2
+    """Batches that each worker makes in advance (PyTorch's default)."""
+    page_cache: bool = True
+    """Whether reads go through the host's page cache; else nothing is found there and nothing is copied."""
+    request_size: PositiveBytes = READ_AHEAD
+    """[B] of the requests in which long reads arrive at the storage."""
+    requests_in_flight: Annotated[Count, Field(le=1_000_000)] = 1
+    """Of one worker. A blocking read has one; io_uring, GPUDirect Storage readers and DALI more."""
+    open_time: Seconds = 0.0
+    """[s] to open a file; stas00/ml-engineering measured 11 us on a local NVMe and 2.3 ms on Lustre."""
+    decode_time: Seconds = 0.0
+    """[s] of CPU to decompress, decode, augment and tokenize one sample, with nothing in the way."""
+    decoded_size: PositiveBytes | None = None
+    """[B] of a sample in a batch; None: as on storage."""
+
+    @property
+    def size(self) -> int:
+        """[B] of all samples."""
+        return self.samples * self.sample_size
+
+    @property
+    def files(self) -> int:
+        """Files or shards."""
+        return -(-self.samples // self.samples_per_file)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether a file is read here and there rather than from its beginning."""
+        return self.shuffle == "full" and self.samples_per_file > 1
+
+    @property
+    def bytes_per_read(self) -> float:
+        """[B] that storage delivers per sample, on average.
+
+        Scattered samples begin anywhere in a page, so s bytes touch 1 + (s - 1) / 4096 pages; a file of its
+        own begins with a page; what is read in order or past the page cache costs no more than its bytes.
+        """
+        if not self.page_cache or (self.shuffle != "full" and self.samples_per_file > 1):
+            return self.sample_size
+        if self.scattered:
+            return PAGE + self.sample_size - 1
+        return -(-self.sample_size // PAGE) * PAGE
+
+    @property
+    def request(self) -> int:
+        """[B] of one request: as large as allowed in order, no larger than the sample elsewhere."""
+        if self.shuffle == "full" or self.samples_per_file == 1:
+            return min(self.request_size, round(self.bytes_per_read))
+        return self.request_size
+
+    @property
+    def in_flight(self) -> int:
+        """[B] that one worker has in flight while it reads."""
+        wanted = self.requests_in_flight * self.request
+        if self.shuffle == "full" or self.samples_per_file == 1:
+            return min(wanted, round(self.bytes_per_read))
+        return wanted

@@ -1,0 +1,58 @@
+"""Small models on which the host thread's costs are measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from simoffload.calibration.deepspeed.launch import thread_environment
+from simoffload.calibration.runs import Case, Training
+from simoffload.calibration.small_models import small_cases, small_training_cases
+
+
+def work(case: Case) -> Training:
+    found = case.request.workload
+    assert isinstance(found, Training)
+    return found
+
+
+def offloaded(case: Case) -> tuple[bool, bool]:
+    """Parameters, optimizer."""
+    zero = case.ds_config["zero_optimization"]
+    return "offload_param" in zero, "offload_optimizer" in zero
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_training_covers_what_decides_about_the_host_thread(ranks: int) -> None:
+    cases = small_training_cases(ranks)
+    assert len(cases) == 12
+    assert {case.ranks for case in cases} == {ranks}
+    families = {case.hf_config["model_type"] for case in cases}
+    assert families == {"opt", "bloom", "llama"}
+    assert {offloaded(case) for case in cases} == {(False, False), (False, True), (True, True)}
+    assert {work(case).gradient_accumulation_steps for case in cases} == {1, 3}
+    for family in families:
+        mine = [case for case in cases if case.hf_config["model_type"] == family]
+        assert {work(case).gradient_checkpointing for case in mine} == {True, False}
+        assert {offloaded(case) for case in mine} == {(False, False), (False, True), (True, True)}
+        buckets = {case.ds_config["zero_optimization"].get("stage3_prefetch_bucket_size") for case in mine}
+        assert buckets == {None, 0, 1}
+
+
+def test_some_optimizers_have_several_sub_groups() -> None:
+    sizes = {case.ds_config["zero_optimization"].get("sub_group_size") for case in small_training_cases(1)}
+    assert sizes == {None, 10**6}
+    assert all(case.num_parameters > 4 * 10**6 for case in small_training_cases(1))
+
+
+def test_names_differ() -> None:
+    cases = [case for ranks in (1, 2) for case in (*small_cases(ranks), *small_training_cases(ranks))]
+    assert len({case.request.name for case in cases}) == len(cases)
+
+
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+    threads = {ranks: thread_environment(ranks)["OMP_NUM_THREADS"] for ranks in (1, 2, 3, 4, 32)}
+    assert threads == {1: "16", 2: "8", 3: "5", 4: "4", 32: "1"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    assert thread_environment(4) == {"OMP_NUM_THREADS": "6"}

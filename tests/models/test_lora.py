@@ -1,0 +1,80 @@
+"""LoRA: which matrices are added, and how many elements are trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from simoffload.errors import InputError
+from simoffload.models import load_model
+from simoffload.models.lora import nf4_bits, num_trainable, with_lora
+
+_EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("name", "r", "targets", "trainable"),
+    [
+        # As PEFT prints them ("trainable params: ...").
+        ("llama-2-7b", 8, ["q_proj", "v_proj"], 4_194_304),
+        ("llama-2-7b", 16, ["q_proj", "v_proj"], 8_388_608),
+        ("llama-2-7b", 64, _EVERY, 159_907_840),
+        ("llama-2-13b", 8, ["q_proj", "v_proj"], 6_553_600),
+        ("llama-3.1-8b", 16, _EVERY, 41_943_040),
+        ("bloom-7b1", 8, ["query_key_value"], 3_932_160),
+        ("opt-6.7b", 16, ["q_proj", "v_proj"], 8_388_608),
+    ],
+)
+def test_trainable_parameters(name: str, r: int, targets: list[str], trainable: int) -> None:
+    model = load_model(name)
+    adapted = with_lora(model, r=r, target_modules=targets)
+    assert num_trainable(model) == model.num_parameters
+    assert num_trainable(adapted) == trainable
+    assert adapted.num_parameters == model.num_parameters + trainable
+
+
+def test_adapters_follow_their_target() -> None:
+    adapted = with_lora(load_model("llama-2-7b"), r=8, target_modules=["v_proj"])
+    names = [module.name for module in adapted.layer]
+    at = names.index("self_attn.v_proj")
+    assert names[at + 1 : at + 3] == ["self_attn.v_proj.lora_A", "self_attn.v_proj.lora_B"]
+    down, up = adapted.layer[at + 1], adapted.layer[at + 2]
+    assert (down.in_features, down.out_features) == (4096, 8)
+    assert (up.in_features, up.out_features) == (8, 4096)
+
+
+def test_the_base_is_frozen() -> None:
+    adapted = with_lora(load_model("llama-2-7b"), r=8, target_modules=["v_proj"])
+    for module in (*adapted.modules_before, *adapted.layer, *adapted.modules_after):
+        for parameter in module.parameters:
+            assert parameter.trainable is ("lora_" in parameter.name)
+
+
+def test_a_whole_path_matches_too() -> None:
+    model = load_model("llama-2-7b")
+    by_path = with_lora(model, r=8, target_modules=["self_attn.v_proj"])
+    assert by_path == with_lora(model, r=8, target_modules=["v_proj"])
+
+
+@pytest.mark.parametrize(
+    ("r", "targets", "says"),
+    [
+        (0, ["q_proj"], "0 is no rank"),
+        (8, [], "is empty"),
+        (8, ["query"], '"query" matches no module; linear layers: down_proj'),
+        (8, ["mlp"], '"mlp" is no linear layer'),
+    ],
+)
+def test_what_cannot_be_is_refused(r: int, targets: list[str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        with_lora(load_model("llama-2-7b"), r=r, target_modules=targets)
+
+
+def test_experts_in_one_tensor_are_refused() -> None:
+    with pytest.raises(InputError, match="is no linear layer"):
+        with_lora(load_model("mixtral-8x7b"), r=8, target_modules=["experts"])
+
+
+def test_four_bits_and_their_scales() -> None:
+    """arXiv 2305.14314, section 3: 0.5 bit of scales for blocks of 64, 0.127 after double quantization."""
+    assert nf4_bits() == pytest.approx(4.127, abs=0.0005)
+    assert nf4_bits(double_quantization=False) == 4.5

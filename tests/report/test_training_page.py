@@ -1,0 +1,165 @@
+"""Pages about training: complete, in order, and safe to open."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simoffload.report.page import write_comparison, write_report
+from simoffload.results.result import SimulationResult
+from simoffload.results.timeline import Timeline
+from simoffload.results.training import StorageTraffic, TrainingResult
+
+Make = Callable[..., TrainingResult]
+EVIL = '"><img src=x onerror="document.title=1"></script><script>document.title=2</script>\u202e&amp;'
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, roughly."""
+    body = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", " ", body).split())
+
+
+def figures_of(page: str) -> list[dict]:
+    (data,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    return json.loads(data)
+
+
+@pytest.fixture
+def single(make_training: Make, timeline: Timeline, tmp_path: Path) -> str:
+    path = tmp_path / "report.html"
+    write_report(make_training(timelines={"forward": timeline, "optimizer": timeline}), path)
+    return path.read_text()
+
+
+def test_the_page_reads_without_scripts(single: str) -> None:
+    for words in (
+        "llama-2-7b trains on dgx-a100 with its weights in HBM and its optimizer on raid: a step of 64",
+        "hbm in all 30 GiB 40 GiB 10 GiB per GPU fits forward and backward",
+        "moment hbm per GPU dram per host raid in all",
+        "initialisation 2 GiB 64 GiB 0 B forward and backward 30 GiB 16 GiB 80 GB",
+        "backward passes 13 s 32 % backward_s = backward passes of all micro-steps",
+        "backward 3 × 3 s 9 s 22 % GPU compute 60 %",
+        "raid write takes 24 % of the step, held back by raid.",
+        "cause exposed of the step in forward in backward in optimizer busy in all held back by",
+        "host to GPU 9.5 s 24 % 6 s 3.5 s 19 s gpu.pcie",
+        "last backward: 4 s each, 1 × in a step",
+        "50 % of the speed of light (20 s, set by raid)",
+        "First parts (optimizer, rank 0)",
+        "raid 84 GB 168 GB 12 B 24 B",
+    ):
+        assert words in text_of(single)
+    assert "new token" not in text_of(single)
+    assert "layers" not in text_of(single), "an optimizer has none"
+
+
+def test_the_sections_come_in_order(single: str) -> None:
+    assert re.findall("<h2>(.*?)</h2>", single)[:8] == [
+        "Capacity",
+        "Speed",
+        "Phases of a step",
+        "Where the time goes",
+        "How close to the bound",
+        "Timeline",
+        "Links",
+        "Storage",
+    ]
+
+
+def test_the_charts_are_there(single: str) -> None:
+    """Memory by moment, phases, causes, bounds, two windows of the longest phase."""
+    drawn = figures_of(single)
+    assert len(drawn) == 6
+    assert len(drawn[0]["layout"]["yaxis"]["ticktext"]) == 9
+    assert drawn[1]["layout"]["yaxis"]["ticktext"][-1] == "optimizer"
+
+
+def test_the_longest_phase_is_drawn(make_training: Make, timeline: Timeline, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    forward = make_training().phases[:1]
+    write_report(make_training(phases=forward, timelines={"other": timeline, "forward": timeline}), path)
+    assert "First layers (forward, rank 0)" in text_of(path.read_text())
+
+
+def test_what_does_not_fit_has_no_speed(make_training_refusal: Make, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(make_training_refusal(traffic=()), path)
+    page = path.read_text()
+    assert re.findall("<h2>(.*?)</h2>", page)[:3] == ["Capacity", "Storage", "Inputs and their origin"]
+    assert "100 GB (does not fit)" in text_of(page)
+    assert "A step moves nothing to or from storage." in text_of(page)
+    assert len(figures_of(page)) == 1
+
+
+def test_a_comparison_of_training(make_training: Make, make_training_refusal: Make, tmp_path: Path) -> None:
+    path = tmp_path / "comparison.html"
+    fast = make_training(optimizer_target="dram", phases=make_training().phases[:3])
+    write_comparison([make_training(), fast, make_training_refusal(target="raid")], path)
+    page = text_of(path.read_text())
+    for words in (
+        "time per token: hbm + dram 160 us (0.525×), hbm + raid 305 us; does not fit: raid + raid.",
+        "weights optimizer step forward backward optimizer step tokens/s ratio most of the time",
+        "hbm raid 40 s 8 s 13 s 19 s 3,277 1× raid write 24 %",
+        "hbm dram 21 s 8 s 13 s 0 s 6,242 0.525× host to GPU 45 %",
+        "raid raid does not fit: raid needs 100 GB",
+        "optimizer_s = from the end of the last backward pass",
+        "result tier needed has counted hbm + raid hbm 30 GiB",
+        "Phases of a step Where the time goes",
+    ):
+        assert words in page
+    assert "ttft" not in page.lower()
+    assert len(figures_of(path.read_text())) == 3 + 4 + 4 + 1
+
+
+def test_inference_and_training_share_no_table_or_chart(
+    make_training: Make, make_result: Callable[..., SimulationResult], tmp_path: Path
+) -> None:
+    path = tmp_path / "comparison.html"
+    write_comparison([make_training(), make_result(model="llama-2-7b"), make_training(target="dram")], path)
+    page = path.read_text()
+    assert re.findall("<h2>(.*?)</h2>", page)[:8] == [
+        "Side by side: training",
+        "Side by side: inference",
+        "Time per token: training",
+        "Phases of a step: training",
+        "Where the time goes: training",
+        "Time per token: inference",
+        "Where the time goes: inference",
+        "Capacity",
+    ]
+    times = [figure["layout"]["xaxis"]["ticktext"] for figure in figures_of(page)[:4:3]]
+    assert times == [["hbm", "dram"], ["raid"]]
+    tables = re.findall("<table>.*?</table>", page, re.DOTALL)[:2]
+    assert ["first token" in table for table in tables] == [False, True]
+    assert ["backward" in table for table in tables] == [True, False]
+
+
+def test_names_stay_text(make_training: Make, timeline: Timeline, tmp_path: Path) -> None:
+    result = make_training()
+    phases = tuple(
+        phase._replace(name=EVIL, result=phase.result._replace(name=EVIL)) for phase in result.phases
+    )
+    stages = tuple(
+        (EVIL, tuple(use._replace(tier=EVIL + use.tier) for use in uses)) for _, uses in result.moments
+    )
+    bad = make_training(
+        phases=phases,
+        moments=stages,
+        capacity=tuple(use._replace(moment=EVIL) for use in result.capacity),
+        optimizer_target=EVIL,
+        traffic=(StorageTraffic(EVIL, 1, 2),),
+        timelines={EVIL: timeline},
+    )
+    paths = tmp_path / "report.html", tmp_path / "comparison.html"
+    write_report(bad, paths[0])
+    write_comparison([bad, make_training(optimizer_target=EVIL, name=EVIL)], paths[1])
+    for path in paths:
+        page = path.read_text()
+        assert "<img" not in page
+        assert page.count("<script") == 4
+        assert "\u202e" not in page, "shown as an escape"
+        assert set(re.findall("[<][^>]*[>]", json.dumps(figures_of(page)))) <= {"<br>"}

@@ -1,0 +1,192 @@
+"""What the terminal shows of a step of training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+
+from simoffload.report.kinds import words
+from simoffload.report.text import result_text
+from simoffload.report.training_tables import causes_by_phase, moments, storage
+from simoffload.results.training import Phase, StorageTraffic, TrainingResult
+
+Make = Callable[..., TrainingResult]
+ANSI = re.compile("\x1b\\[\\d+m")
+
+RESULT = """\
+llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
+Verdict   llama-2-7b trains on dgx-a100 with its weights in HBM and its optimizer on raid: a step of
+          64 sequences takes 40 s, 3,277 tokens/s in all; largest part: raid write, 24 %.
+Capacity  tier  needed     has     free                  at its peak
+          hbm   30 GiB  40 GiB   10 GiB  per GPU   fits  forward and backward
+            gathered parameters, peak 30 GiB
+          dram  64 GiB   1 TiB  960 GiB  per host  fits  initialisation
+            optimizer swap buffers 64 GiB (pinned)
+          raid  100 GB   15 TB  14.9 TB  in all    fits  optimizer step
+            optimizer states 100 GB
+Memory    needed at                hbm    dram    raid
+          initialisation         2 GiB  64 GiB     0 B
+          forward and backward  30 GiB  16 GiB   80 GB
+          optimizer step         8 GiB  48 GiB  100 GB
+Speed     step_s                             40 s        forward_s + backward_s + optimizer_s: one
+                                                         optimizer step
+          forward_s                           8 s  20 %  forward passes of all micro-steps of a step
+          backward_s                         13 s  32 %  backward passes of all micro-steps, with
+                                                         recomputation and reduction of gradients
+          optimizer_s                        19 s  48 %  from the end of the last backward pass to
+                                                         the end of the step
+          tokens_per_s             3,277 tokens/s        batch_size x sequence_length x
+                                                         gradient_accumulation_steps x ranks /
+                                                         step_s
+          samples_per_s             1.6 samples/s        batch_size x gradient_accumulation_steps x
+                                                         ranks / step_s
+          tflops_per_gpu               75 TFLOP/s        3 x FLOP of the forward passes / step_s /
+                                                         1e12 (recomputation is not counted)
+          hardware_tflops_per_gpu      99 TFLOP/s        FLOP carried out, recomputation included /
+                                                         step_s / 1e12
+Phases    phase          times  each  in all  share  largest part
+          forward          4 ×   2 s     8 s   20 %  host to GPU 75 %
+          backward         3 ×   3 s     9 s   22 %  GPU compute 60 %
+          last backward    1 ×   4 s     4 s   10 %  GPU compute 50 %
+          optimizer        1 ×  19 s    19 s   48 %  raid write 45 %
+Why       step, 40 s            exposed  share    busy
+          raid write              9.8 s   24 %  19.6 s
+            in optimizer 88 %, backward 12 %; held back by raid
+          host to GPU             9.5 s   24 %    19 s
+            in forward 63 %, backward 37 %; held back by gpu.pcie
+          GPU compute             9.4 s   24 %  18.8 s
+            in backward 79 %, forward 21 %
+          raid read               8.5 s   21 %    17 s
+            in optimizer; held back by raid
+          optimizer on the CPU    1.9 s  4.8 %   3.8 s
+            in optimizer
+          GPU to host            900 ms  2.2 %   1.8 s
+            in backward; held back by gpu.pcie
+Bound     raid write takes 24 % of the step, held back by raid; 50 % of the speed of light (20 s,
+          set by raid).
+Links     link  moved  busy  full  capacity
+          raid  63 GB  50 %  25 %   25 GB/s
+Storage   one step   read  written  read per parameter  written per parameter
+          raid      84 GB   168 GB                12 B                   24 B
+Warning   pinned memory is scarce
+Inputs    1 measured, 1 spec, 1 estimate; errors on real runs: docs/VALIDATION.md
+"""
+
+
+def sections(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines()[1:] if not line.startswith(" ")]
+
+
+def test_a_step_in_full(make_training: Make) -> None:
+    assert result_text(make_training(warnings=("pinned memory is scarce",))) == RESULT
+
+
+def test_one_of_each_phase_needs_no_table_of_phases(make_training: Make) -> None:
+    forward, _, last, update = make_training().phases
+    once = (forward._replace(times=Fraction(1)), last, update)
+    assert "Phases" not in sections(result_text(make_training(phases=once)))
+    every_fourth = (*once[:2], update._replace(times=Fraction(1, 4)))
+    text = result_text(make_training(phases=every_fourth))
+    assert re.search(r"optimizer\s+1/4 ×  19 s  4.75 s", text)
+
+
+def test_what_does_not_fit_says_when(make_training_refusal: Make) -> None:
+    text = result_text(make_training_refusal())
+    assert sections(text) == ["Verdict", "Capacity", "Memory", "Storage", "Inputs"]
+    words = " ".join(text.split())
+    assert "does not fit on dgx-a100 with its weights in HBM and its optimizer on raid: raid needs" in words
+    assert re.search(r"raid  100 GB   90 GB   −10 GB  in all    does not fit  optimizer step\n", text)
+    coloured = result_text(make_training_refusal(), color=True)
+    red = [line for line in coloured.splitlines() if "\x1b[31m" in line and "GiB" in line]
+    assert [ANSI.sub("", line).split()[0] for line in red] == ["optimizer"], "the moment that is too much"
+
+
+def test_capacity_alone(make_training: Make) -> None:
+    text = result_text(make_training(phases=()))
+    assert "llama-2-7b fits on dgx-a100 with its weights in HBM and its optimizer on raid." in text
+    assert sections(text) == ["Verdict", "Capacity", "Memory", "Storage", "Inputs"]
+
+
+def test_a_run_that_holds_the_same_all_the_time_has_no_table_of_moments(make_training: Make) -> None:
+    result = make_training(moments=make_training().moments[:1])
+    assert "Memory" not in sections(result_text(result))
+
+
+def test_one_place_is_said_once(make_training: Make) -> None:
+    text = result_text(make_training(target="raid"))
+    assert "with its weights and optimizer on raid: a step" in " ".join(text.split())
+
+
+def test_no_accumulation_is_not_mentioned(make_training: Make) -> None:
+    result = make_training(gradient_accumulation_steps=1, sequence_length=1)
+    assert words(result).work == ("batch 4 × 4 GPUs", "1 token")
+
+
+def test_causes_add_up_within_each_phase(make_training: Make) -> None:
+    result = make_training()
+    forward, backward, update = (
+        sum(column) for column in zip(*(split.exposed_s for split in causes_by_phase(result)), strict=True)
+    )
+    assert (forward, backward, update) == pytest.approx((8.0, 13.0, 19.0))
+    assert result.step is not None
+    causes = {split.cause: sum(split.exposed_s) for split in causes_by_phase(result)}
+    assert causes == pytest.approx({share.cause: share.exposed_s for share in result.step.shares})
+
+
+def test_hidden_work_is_in_no_phase(make_training: Make) -> None:
+    (forward, *rest) = make_training().phases
+    share = forward.result.shares[0]._replace(cause="all-gather", exposed_s=0.0)
+    hidden = forward.result._replace(shares=(*forward.result.shares, share))
+    lines = result_text(make_training(phases=(Phase("forward", Fraction(4), hidden), *rest))).splitlines()
+    (row,) = (number for number, line in enumerate(lines) if line.strip().startswith("all-gather"))
+    assert lines[row + 1].strip() == "hidden; held back by gpu.pcie"
+
+
+def test_a_tier_that_is_empty_at_a_moment_is_shown_empty(make_training: Make) -> None:
+    needs = [[use.needed for use in moment.uses] for moment in moments(make_training())]
+    assert needs == [
+        [2 << 30, 64 << 30, 0],
+        [30 << 30, 16 << 30, 80 * 10**9],
+        [8 << 30, 48 << 30, 100 * 10**9],
+    ]
+
+
+def test_bytes_per_parameter_are_those_of_the_model(make_training: Make) -> None:
+    """xinnor.io: 158.93 GiB read and 317.87 GiB written for 14.22e9 parameters."""
+    numel = 14_220_000_000
+    traffic = (StorageTraffic("raid", 12 * numel, 24 * numel), StorageTraffic("nfs", 0, 2 * numel))
+    rows = storage(make_training(parameters=numel, traffic=traffic))
+    assert [(row.tier, *row.cells) for row in rows] == [
+        ("raid", "171 GB", "341 GB", "12 B", "24 B"),
+        ("nfs", "0 B", "28.4 GB", "0 B", "2 B"),
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_lines_keep_to_the_width(make_training: Make, width: int) -> None:
+    text = result_text(make_training(warnings=("a long warning that goes on and on. " * 5,)), width=width)
+    assert max(map(len, text.splitlines())) <= max(width, 80), "the numbers of the tables stay whole"
+
+
+def test_colour_changes_nothing_else(make_training: Make, make_training_refusal: Make) -> None:
+    for result in (make_training(), make_training_refusal()):
+        plain = [line.rstrip() for line in result_text(result).splitlines()]
+        assert ANSI.sub("", result_text(result, color=True)).splitlines() == plain
+
+
+def test_names_do_not_command_the_terminal(make_training: Make) -> None:
+    evil = "a\x1b[2J\r\n\u202eb"
+    result = make_training()
+    phases = tuple(
+        phase._replace(name=evil, result=phase.result._replace(name=evil)) for phase in result.phases
+    )
+    stages = tuple((evil, uses) for _, uses in result.moments)
+    traffic = (StorageTraffic(evil, 1, 2),)
+    text = result_text(
+        make_training(optimizer_target=evil, phases=phases, moments=stages, traffic=traffic, target=evil)
+    )
+    assert text.count(r"a\x1b[2J\r\n\u202eb") > 10
+    assert text.replace("\n", "").isprintable()

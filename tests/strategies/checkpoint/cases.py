@@ -1,0 +1,96 @@
+"""Machines, models and a short way from a plan to its times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from simoffload.engine import execute
+from simoffload.hardware import Machine, load_platform
+from simoffload.models import ModelShape, load_model
+from simoffload.models.modules import linear
+from simoffload.strategies.checkpoint import CheckpointPlan, Phase, plan_checkpoint
+from simoffload.workload import Checkpointing
+
+
+@cache
+def machine_of(platform: str, nodes: int = 1) -> Machine:
+    return load_platform(platform).machine(nodes=nodes)
+
+
+@cache
+def phi() -> ModelShape:
+    """Phi-3-mini as `from_pretrained` loads it: fp32; its fused projections are apart here."""
+    sizes = {"num_hidden_layers": 32, "hidden_size": 3072, "intermediate_size": 8192, "vocab_size": 32064}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 32}
+    return load_model({"family": "llama", "dtype": "float32", **sizes, **heads})
+
+
+@cache
+def squares(count: int, width: int) -> ModelShape:
+    """fp32 matrices and nothing else."""
+    shape = load_model({"family": "llama", "dtype": "float32", "num_hidden_layers": count, "hidden_size": 64,
+                        "intermediate_size": 64, "num_attention_heads": 1, "vocab_size": 64})  # fmt: skip
+    return replace(shape, modules_before=(), layer=(linear("w", width, width),), modules_after=())
+
+
+def with_memcpy(machine: Machine, rate: int) -> Machine:
+    measured = machine.host.memcpy_rate.model_copy(update={"value": rate})
+    return replace(machine, host=machine.host.model_copy(update={"memcpy_rate": measured}))
+
+
+def planned(
+    model: ModelShape | str = "llama-3.1-8b",
+    *,
+    platform: str = "dgx-h100",
+    nodes: int = 1,
+    ranks: int = 8,
+    tier: str = "raid",
+    swap: str | None = None,
+    machine: Machine | None = None,
+    **workload: Any,
+) -> CheckpointPlan:
+    return plan_checkpoint(
+        load_model(model) if isinstance(model, str) else model,
+        Checkpointing.model_validate(workload),
+        machine or machine_of(platform, nodes),
+        ranks=ranks,
+        tier=tier,
+        swap=swap,
+    )
+
+
+def times(phases: tuple[Phase, ...]) -> list[tuple[Phase, float]]:
+    """[s] of each phase."""
+    return [(phase, execute(phase.schedule, record=False).makespan * 1e-12) for phase in phases]
+
+
+def blocking(plan: CheckpointPlan) -> float:
+    """[s] before the call of save returns."""
+    return sum(time for phase, time in times(plan.save()) if not phase.background)
+
+
+def behind(plan: CheckpointPlan) -> float:
+    """[s] behind the training."""
+    return sum(time for phase, time in times(plan.save()) if phase.background)
+
+
+def restoring(plan: CheckpointPlan) -> float:
+    """[s] of all phases of restoring."""
+    return sum(time for _, time in times(plan.restore()))
+
+
+def carried(phase: Phase) -> dict[str, int]:
+    """[B] over each link."""
+    links = (link.name for link in phase.schedule.links)
+    return dict(zip(links, execute(phase.schedule, record=False).link_bytes, strict=True))
+
+
+def with_memory(machine: Machine, size: int) -> Machine:
+    """[B] of host memory beyond what the system keeps."""
+    dram = machine.tiers["dram"]._replace(capacity=size + machine.host.reserved_bytes)
+    return replace(machine, tiers=machine.tiers | {"dram": dram})
+
+
+FAST = {"type": "fast", "patched_torch": True, "checkpoint_serialization": False}

@@ -1,0 +1,154 @@
+"""Plans of small runs in each mode, and what their schedules move."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+from simoffload.documents import Document
+from simoffload.engine import execute
+from simoffload.hardware import Machine, load_platform
+from simoffload.models import ModelShape, load_model
+from simoffload.results.timeline import Timeline
+from simoffload.results.training import TrainingResult
+from simoffload.scenario import resolve
+from simoffload.schedule import Op, Schedule
+from simoffload.simulation import simulate
+from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.plan import StepPart
+from simoffload.strategies.training.facts import StepFacts
+from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.zero_training import ZeroTraining
+from simoffload.workload import Training
+
+MODEL: dict[str, Any] = {
+    "family": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "dtype": "bfloat16",
+}
+LAYER = 4 * 256 * 256 + 3 * 256 * 512
+"""Elements of a layer's matrices; it has two norms of 256 besides."""
+MATRICES = 3 * LAYER + 2 * 1000 * 256
+NUMEL = MATRICES + 7 * 256
+CPU = {"device": "cpu", "pin_memory": True}
+
+
+@cache
+def machine(name: str = "dgx-a100") -> Machine:
+    return load_platform(name).machine()
+
+
+def plan_of(
+    zero: Mapping[str, Any],
+    *,
+    ranks: int = 1,
+    platform: str = "dgx-a100",
+    version: str = "0.19.8",
+    model: Mapping[str, Any] | None = None,
+    places: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    **work: Any,
+) -> ZeroTrainingPlan:
+    """A plan of ``zero_optimization`` and other sections."""
+    strategy = ZeroTraining(
+        ranks=ranks,
+        ds_config=DeepSpeedConfig.model_validate({"zero_optimization": zero, **(config or {})}),
+        deepspeed_version=version,
+        **(places or {}),
+    )
+    workload = {"batch_size": 1, "sequence_length": 64, "gradient_checkpointing": False, **work}
+    shape: ModelShape = load_model({**MODEL, **(model or {})})
+    return strategy.train(shape, Training(kind="training", **workload), machine(platform))
+
+
+def simulated(
+    zero: Mapping[str, Any],
+    *,
+    ranks: int = 1,
+    platform: str = "dgx-a100",
+    model: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    places: Mapping[str, Any] | None = None,
+    version: str = "0.19.8",
+    **work: Any,
+) -> TrainingResult:
+    """A whole step."""
+    scenario = {
+        "name": "a mode",
+        "model": {**MODEL, **(model or {})},
+        "platform": platform,
+        "workload": {
+            "kind": "training",
+            "batch_size": 1,
+            "sequence_length": 64,
+            "gradient_checkpointing": False,
+            **work,
+        },
+        "strategy": {
+            "kind": "zero_training",
+            "ranks": ranks,
+            "deepspeed_version": version,
+            "ds_config": {"zero_optimization": zero, **(config or {})},
+            **(places or {}),
+        },
+    }
+    result = simulate(resolve(Document("", scenario)))
+    assert isinstance(result, TrainingResult)
+    assert result.fits
+    return result
+
+
+def part(plan: ZeroTrainingPlan, title: str) -> StepPart:
+    (found,) = [one for one in plan.parts if one.title == title]
+    return found
+
+
+def operations(schedule: Schedule) -> list[tuple[Op, int]]:
+    """Every operation and how often it happens on a rank."""
+    return [(op, block.repeat) for block in schedule.blocks for op in block.ops]
+
+
+def moved(plan: ZeroTrainingPlan, one: StepPart) -> Counter[str]:
+    """[B] that a rank moves in one part, by the name of the route."""
+    schedule = plan.schedule(one)
+    sizes: Counter[str] = Counter()
+    for op, times in operations(schedule):
+        if op.size:
+            sizes[schedule.routes[op.route].name] += op.size * times
+    return sizes
+
+
+def moved_in_cycle(plan: ZeroTrainingPlan) -> dict[str, Fraction]:
+    """[B] that a rank moves from update to update."""
+    sizes: dict[str, Fraction] = {}
+    cycles = Fraction(plan.workload.gradient_accumulation_steps, plan.step.cycle)
+    for one in plan.parts:
+        for name, size in moved(plan, one).items():
+            sizes[name] = sizes.get(name, Fraction(0)) + size * one.times / cycles
+    return sizes
+
+
+def host_and_gpu(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies between host memory and the GPU, by direction, pinned or not."""
+    total: dict[str, Any] = {"down": 0, "up": 0}
+    for name, size in sizes.items():
+        if name.startswith("host to GPU"):
+            total["down"] += size
+        elif name.startswith("GPU to host"):
+            total["up"] += size
+    return total
+
+
+def timeline(plan: ZeroTrainingPlan, one: StepPart) -> Timeline:
+    return execute(plan.schedule(one))
+
+
+def facts(plan: ZeroTrainingPlan) -> StepFacts:
+    return plan.step.facts
