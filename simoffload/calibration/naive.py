@@ -5,9 +5,13 @@ from __future__ import annotations
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, forward_cost
 from simoffload.strategies import ForwardPass
+from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
-__all__ = ["naive_bounds", "naive_seconds"]
+__all__ = ["naive_bounds", "naive_seconds", "naive_training"]
+
+_ADAM_BYTES = 28
+"""[B] a parameter that Adam reads and writes in single precision."""
 
 
 def naive_seconds(plan: ZeroInferencePlan, forward: ForwardPass) -> float:
@@ -37,6 +41,34 @@ def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, flo
     if ranks > 1:
         bounds["gather"] = mine * (ranks - 1) / _top(machine, machine.gather(0, ranks))
     return bounds
+
+
+def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
+    """[s] of a training step by phase: FLOP over the data sheet's peak or bytes over bandwidth, whichever is
+    longer; Adam's bytes over the peak of host memory."""
+    machine, settings, places, model = plan.machine, plan.settings, plan.places, plan.model
+    peak = (getattr(machine.accelerator.compute, model.dtype) or machine.accelerator.compute.float32).value
+    numel = sum(tensor.slice_numel for tensor in plan.parameters.tensors)
+    steps = plan.workload.gradient_accumulation_steps
+    offloaded = settings.params.device not in (None, "none")
+    down = numel * model.dtype_bytes / _top(machine, machine.host_to_device(0, pinned=True))
+    copies = steps * down if offloaded else 0.0
+    forward = max(plan.forward_flops / peak, copies)
+    back = (2 * plan.forward_flops + plan.recomputed_flops) / peak
+    if settings.optimizer_device == "none":
+        adam = _ADAM_BYTES * numel / machine.accelerator.hbm_rate
+        up = 0.0
+    else:
+        here = min(places.ranks, machine.gpus_per_node)
+        adam = _ADAM_BYTES * numel * here / machine.host.memory_bandwidth.value
+        size = (steps * settings.gradient_bytes + 4) * numel
+        up = size / _top(machine, machine.device_to_host(0, pinned=True))
+    for traffic in plan.traffic:
+        read = _top(machine, machine.storage_read(traffic.tier, 0))
+        write = _top(machine, machine.storage_write(traffic.tier, 0))
+        adam += traffic.read / read + traffic.written / write
+    times = {"forward": forward, "backward": max(back, copies, up), "optimizer": adam}
+    return times | {"step": sum(times.values())}
 
 
 def _work(model: ModelShape, machine: Machine, *, batch: int, forward: ForwardPass) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from simoffload.calibration.naive import naive_seconds
+from simoffload.calibration.naive import naive_seconds, naive_training
 from simoffload.calibration.records import RecordedRun
 from simoffload.documents import Document
 from simoffload.engine import execute
@@ -17,8 +17,11 @@ from simoffload.models import ModelShape
 from simoffload.models.shape import Attention
 from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
+from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
+from simoffload.simulation import simulate
 from simoffload.strategies import ForwardPass
+from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from simoffload.workload import Inference
 
@@ -86,7 +89,7 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
     kind = str(run.workload.get("kind", "inference"))
     if kind not in _PREDICTED:
         return Prediction(f"no {kind} strategy yet")
-    if run.offload == "nvme" and within.storage is None:
+    if "nvme" in (run.offload, run.optimizer) and within.storage is None:
         return Prediction(within.no_storage)
     try:
         scenario = resolve(Document("", _scenario(run, within)))
@@ -108,6 +111,10 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
         model["attention"] = run.attention
     kind = "zero_training" if run.workload.get("kind") == "training" else "zero_inference"
     strategy: dict[str, Any] = {"kind": kind, "ranks": run.ranks, "ds_config": run.ds_config}
+    if run.training and run.threads is not None:
+        strategy["cpu_threads"] = run.threads.omp
+    if run.training and run.optimizer == "nvme":
+        strategy["optimizer"] = within.storage
     if run.offload == "nvme":
         strategy["weights"] = within.storage
     if within.deepspeed is not None:
@@ -147,12 +154,14 @@ def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
 
 
 def _training(scenario: LoadedScenario, _first: bool) -> Prediction:
+    result = simulate(scenario)
+    assert isinstance(result, TrainingResult)
+    phases = ("forward", "backward", "optimizer")
+    seconds = {name: result.phase_s(name) or 0.0 for name in phases}
+    seconds["step"] = sum(seconds.values())
     plan = scenario.training_plan()
-    seconds = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
-    for part in plan.parts:
-        timeline = execute(plan.schedule(part), max_events=scenario.scenario.engine.max_events)
-        seconds[part.phase] += float(part.times) * timeline.makespan * _PICO
-    return Prediction(seconds=seconds, model=scenario.model)
+    naive = naive_training(plan) if isinstance(plan, ZeroTrainingPlan) else {}
+    return Prediction(seconds=seconds, naive=naive, model=scenario.model)
 
 
 _PREDICTED: dict[str, Callable[[LoadedScenario, bool], Prediction]] = {

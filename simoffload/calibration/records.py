@@ -81,6 +81,12 @@ class Traces(_Part):
     gpu_decode: Activity | None = Field(default=None, alias="gpu decode")
 
 
+class Threads(_Part):
+    """Of each rank's CPU work."""
+
+    omp: Annotated[int, Field(ge=1)] = Field(alias="OMP_NUM_THREADS")
+
+
 class RecordedRun(_Part):
     """One run as it was carried out."""
 
@@ -91,6 +97,7 @@ class RecordedRun(_Part):
     ds_config: dict[str, Any]
     attention: str | None = None
     """Transformers' name of the implementation that ran."""
+    threads: Threads | None = None
     passes: Annotated[tuple[Pass, ...], Field(min_length=1)]
     traces: Traces = Traces()
 
@@ -103,6 +110,12 @@ class RecordedRun(_Part):
     def offload(self) -> str:
         """Where parameters were: none, cpu or nvme."""
         return offload_device(self.ds_config)
+
+    @property
+    def optimizer(self) -> str:
+        """Where the optimizer's states were: none, cpu or nvme."""
+        section = (self.ds_config.get("zero_optimization") or {}).get("offload_optimizer") or {}
+        return str(section.get("device") or "none")
 
     def measured(self) -> dict[str, float]:
         """Times [s] by pass.

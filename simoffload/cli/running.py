@@ -38,8 +38,8 @@ def run(arguments: Namespace, console: Console) -> Exit:
         console.warn(result.warnings)
     if written:
         console.say("wrote " + ", ".join(map(str, written)))
-    if arguments.trace and told.whole == "step" and told.shown:
-        console.note(f'{TRACE} shows "{told.shown.name}", the part of the step that takes longest')
+    if arguments.trace and told.whole != "pass" and told.shown:
+        console.note(f'{TRACE} shows "{told.shown.name}", the part of the {told.whole} that takes longest')
     return Exit.OK if result.fits else Exit.DOES_NOT_FIT
 
 

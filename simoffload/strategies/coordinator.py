@@ -97,8 +97,9 @@ class Coordinator:
         self._queue = [(index, step) for step, used in enumerate(uses) for index in sorted(used)]
         self._before = [0, *accumulate(sum(tensors[i].numel for i in used) for used in uses)]
         self._last_use = dict(self._queue)
-        self._on_gpu = sum(tensor.numel for tensor in tensors if warm and tensor.persistent)
-        self.peak_on_gpu = self._on_gpu
+        self.on_gpu = sum(tensor.numel for tensor in tensors if warm and tensor.persistent)
+        """[elements] that gathered parameters occupy now."""
+        self.peak_on_gpu = self.on_gpu
         """[elements] most that gathered parameters occupied at once."""
         self.largest_gather = 0
         """[elements] largest batch that was gathered in one call."""
@@ -159,8 +160,8 @@ class Coordinator:
         handle = self._actions.gather(batch, prefetch=prefetch)
         numel = sum(tensor.numel for tensor in batch)
         self._n_available += numel
-        self._on_gpu += numel
-        self.peak_on_gpu = max(self.peak_on_gpu, self._on_gpu)
+        self.on_gpu += numel
+        self.peak_on_gpu = max(self.peak_on_gpu, self.on_gpu)
         self.largest_gather = max(self.largest_gather, numel)
         for index in indices:
             self._status[index] = _IN_FLIGHT
@@ -240,7 +241,7 @@ class Coordinator:
                 continue
             self._status[index] = _ABSENT
             self._n_available -= self._tensors[index].numel
-            self._on_gpu -= self._tensors[index].numel
+            self.on_gpu -= self._tensors[index].numel
             self._return_buffer(index)
             released += 1
         self._actions.release(released)

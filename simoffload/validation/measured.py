@@ -17,7 +17,7 @@ from simoffload.calibration.compare import ComparedRun, Errors, compare_file, er
 __all__ = ["BARS", "PARTS", "Bar", "MeasuredRun", "Verdict", "compare_measured", "counted", "verdicts"]
 
 PARTS = ("fit", "holdout")
-PASSES = ("decode", "prefill")
+PASSES = ("decode", "prefill", "step", "forward", "backward", "optimizer")
 _HOST_THREAD = "tiny"
 """Models whose names begin so are too small to move anything: they are the microbenchmark of host costs."""
 
@@ -29,7 +29,7 @@ class Bar(NamedTuple):
     worst: float
 
 
-BARS = {"decode": Bar(0.05, 0.12), "prefill": Bar(0.08, 0.20)}
+BARS = {"decode": Bar(0.05, 0.12), "prefill": Bar(0.08, 0.20), "step": Bar(0.08, 0.20)}
 
 
 class MeasuredRun(NamedTuple):
@@ -100,5 +100,5 @@ def verdicts(runs: Sequence[MeasuredRun]) -> tuple[Verdict, ...]:
             mine = counted(runs, part=part)
             ours, naive = errors(mine, name), errors(mine, name, naive=True)
             if ours and naive:
-                found.append(Verdict(part, name, ours, naive, BARS[name] if part == "holdout" else None))
+                found.append(Verdict(part, name, ours, naive, BARS.get(name) if part == "holdout" else None))
     return tuple(found)

@@ -25,6 +25,8 @@ _LEGEND = (
     "share of the step."
 )
 
+_TRAINING_SIZES = ("batch_size", "sequence_length", "gradient_accumulation_steps")
+
 Grouping = Callable[[ComparedRun], str]
 
 
@@ -135,17 +137,17 @@ def _times(compared: ComparedRun, name: str) -> tuple[str, ...]:
 
 def _training(runs: Sequence[MeasuredRun]) -> str:
     passes = ("forward", "backward", "optimizer", "step")
-    head = ("set", "machine", "model", "offload", "GPUs", "batch", "sequence")
+    head = ("set", "machine", "model", "parameters", "optimizer", "GPUs", "batch", "sequence", "steps")
     rows = [
         (
             *(row.part, row.machine, _model(row.compared.run), row.compared.run.offload),
-            str(row.compared.run.ranks),
-            *(_count(row.compared.run.workload, key) for key in ("batch_size", "sequence_length")),
+            *(row.compared.run.optimizer, str(row.compared.run.ranks)),
+            *(_count(row.compared.run.workload, key) for key in _TRAINING_SIZES),
             *(cell for name in passes for cell in _times(row.compared, name)[:3]),
         )
         for row in runs
     ]
-    return _table((*head, *(cell for name in passes for cell in (name, "ours", "error"))), rows, right=4)
+    return _table((*head, *(cell for name in passes for cell in (name, "ours", "error"))), rows, right=5)
 
 
 def _without_profile(runs: Sequence[MeasuredRun]) -> list[str]:

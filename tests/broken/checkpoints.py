@@ -206,7 +206,7 @@ CASES: tuple[Case, ...] = (
         "under-fsdp",
         TRAINED[TRAINED.index("  kind: zero") : TRAINED.index("checkpoint:\n  tier")],
         "  kind: fsdp\n  ranks: 2\n",
-        ("s.yaml:11:1: checkpoint:", "is not modelled under fsdp"),
+        ("s.yaml:11:1: checkpoint:", "checkpoints of fsdp are not modelled"),
     ),
     _trained("samples", "samples: 1000000", "samples: 0", ("s.yaml:22:12: dataset.samples:", "at least 1")),
     _trained(

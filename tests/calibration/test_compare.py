@@ -132,7 +132,6 @@ NVME = ds_config("nvme", offload_param={"buffer_size": 300_000})
 @pytest.mark.parametrize(
     ("run", "platform", "words"),
     [
-        (training(), None, "no training strategy yet"),
         (inference(ds_config=NVME), None, "its drives are not those of this run; name a platform"),
         (inference(model=LARGE), "rtx-4090-desktop", "does not fit: dram needs"),
         (inference(ranks=9), None, "strategy.ranks: 9 ranks, but the platform has 8 GPU(s)"),
@@ -316,12 +315,12 @@ def test_the_table_has_a_line_for_every_pass(compare: Compare) -> None:
     assert answer.status == 0
     lines = answer.out.splitlines()
     assert lines[0] == "runs.json, predicted with dgx-h200"
-    table = [line.split() for line in lines[3:13]]
+    table = [line.split() for line in lines[3:14]]
     assert table[0][:5] == ["small", "1", "cpu", "first", "pass"]
     assert table[1][:2] == ["prefill", "30.0"]
     assert table[2][:2] == ["decode", "21.0"]
-    assert table[3] == ["trained", "1", "cpu", "forward", "5000.0"]
-    assert "trained: no prediction: no training strategy yet" in lines
+    assert table[3][:5] == ["trained", "1", "cpu", "forward", "5000.0"]
+    assert [row[0] for row in table[4:7]] == ["backward", "optimizer", "step"]
     assert lines[-1].startswith("3 run(s). decode (2): error ")
     assert "layer 0 begins" not in answer.out
 
@@ -343,7 +342,8 @@ def test_the_document_is_plain_data(compare: Compare) -> None:
     assert [found["name"] for found in small["passes"]] == ["first pass", "prefill", "decode"]
     assert small["reason"] is None
     assert small["layers"]["largest_deviation"] > 0
-    assert trained["reason"] == "no training strategy yet"
+    assert [found["name"] for found in trained["passes"]] == ["forward", "backward", "optimizer", "step"]
+    assert all(found["predicted"] and found["naive"] for found in trained["passes"])
     assert two["layers"] is None
     assert {row["name"] for row in two["streams"]} >= {"host thread", "copy", "gather", "compute"}
 

@@ -14,6 +14,8 @@ from simoffload.report.page import write_comparison, write_report
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
+from simoffload.scenario import load_scenario
+from simoffload.simulation import simulate
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -116,3 +118,14 @@ def test_names_run_nothing(
     assert said == ""
     assert "<title>run</title>" not in page
     assert "<img" not in page
+
+
+def test_a_report_on_checkpoints_draws_its_charts(
+    tmp_path: Path, browse: Callable[[Path], tuple[str, str]]
+) -> None:
+    path = tmp_path / "report.html"
+    write_report(simulate(load_scenario("checkpoint/mlperf-8b"), keep_timelines=True), path)
+    page, said = browse(path)
+    assert said == ""
+    assert page.count('data-drawn="yes"') == page.count("data-figure=") == 5
+    assert "crc32" in page

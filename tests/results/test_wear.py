@@ -11,6 +11,7 @@ from simoffload.hardware import list_profiles, load_profile
 from simoffload.hardware.storage import Drive, Endurance, Raid
 from simoffload.results.wear import (
     SMART_DATA_UNIT,
+    TierWear,
     bytes_per_step,
     drive_share,
     phrase,
@@ -211,3 +212,22 @@ def test_shipped_drives_have_plausible_ratings_or_none() -> None:
             writes = profile.endurance.rated_dwpd(capacity)
             found[summary.id] = (profile.endurance.rated_bytes(capacity) // TB, writes and round(writes, 2))
     assert found == expected
+
+
+def test_the_busiest_host_counts() -> None:
+    """Two hosts of three drives, one of which writes all: its drives wear as those of a single host."""
+    alone = wear(100 * GB, STEP, rated(), array=array(0, 3))
+    pair = wear(100 * GB, STEP, rated(), array=array(0, 3), hosts=2, uneven=2.0)
+    assert pair.per_drive_day == alone.per_drive_day
+    assert pair.years == alone.years
+    assert (alone.drives, pair.drives) == (3, 6)
+
+
+def test_wear_of_a_tier_as_plain_values() -> None:
+    worn = TierWear("raid", "checkpoint", wear(100 * GB, 1800.0, rated(), array=array(0, 3)))
+    assert worn.sentence.startswith(
+        "raid: 100 GB a checkpoint, 4.8 TB a day: each of 3 drives takes 1.6 TB a day"
+    )
+    data = worn.to_dict()
+    assert (data["tier"], data["unit"], data["drives"]) == ("raid", "checkpoint", 3)
+    assert data["days"] == pytest.approx(1200 / 1.6)

@@ -116,11 +116,14 @@ def test_a_later_step_moves_other_bytes_than_the_first() -> None:
 # -- Xinnor: trends of its charts ---------------------------------------------------------------
 
 
+ZENFLOW = "strategy.ds_config.zero_optimization.zenflow={topk_ratio: 0.1}"
+
+
 @cache
-def step(size: str, tier: str, accumulation: int = 1) -> float:
+def step(size: str, tier: str, accumulation: int = 1, *more: str) -> float:
     """[s] of a step of xinnor/llama-1b or -3b with its optimizer on a tier."""
     accumulated = f"workload.gradient_accumulation_steps={accumulation}"
-    found = trained(f"xinnor/llama-{size}", f"strategy.optimizer={tier}", accumulated).step_s
+    found = trained(f"xinnor/llama-{size}", f"strategy.optimizer={tier}", accumulated, *more).step_s
     assert found is not None
     return found
 
@@ -143,6 +146,16 @@ def test_accumulation_narrows_the_gap_to_the_gpu(size: str, tier: str) -> None:
     gaps = [step(size, tier, steps) / step(size, "hbm", steps) for steps in (1, 4, 8)]
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[2] < gaps[0] / 2
+
+
+@pytest.mark.parametrize("size", ["1b", "3b"])
+def test_zenflow_reduces_the_penalty_and_most_so_on_drives(size: str) -> None:
+    tiers = ("dram", "raid", "nvme")
+    without = {tier: step(size, tier) for tier in tiers}
+    with_it = {tier: step(size, tier, 1, ZENFLOW) for tier in tiers}
+    assert all(step(size, "hbm") < with_it[tier] < without[tier] / 2 for tier in tiers)
+    assert with_it["raid"] < without["dram"]
+    assert with_it["raid"] / with_it["dram"] < without["raid"] / without["dram"]
 
 
 # -- how many hosts a model needs ---------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from simoffload.documents import parse_json
 from simoffload.errors import InputError
+from simoffload.planning import on_targets
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
@@ -308,3 +309,20 @@ def test_options_that_contradict_the_run_are_placed_in_the_section() -> None:
     with pytest.raises(InputError, match="copied file by file") as raised:
         scenario(zero={"offload_optimizer": NVME}, checkpoint={"tier": "pfs", "contents": "sharded"}).plan()
     assert raised.value.problems[0].key == "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "each"), [("AdamW", 12), ("SGD", 8), ("AdamW8bit", 6), ("Adafactor", 8)]
+)
+def test_bytes_follow_the_runs_optimizer(optimizer: str, each: int) -> None:
+    """Master weights, and two states of 4 B, one, two of 1 B, one on flat partitions."""
+    loaded = scenario(checkpoint={"tier": "pfs"}, config={"optimizer": {"type": optimizer}})
+    plan = loaded.plan_checkpoints(loaded.training_plan())
+    assert plan is not None
+    assert plan.size == pytest.approx(each * loaded.model.num_parameters, rel=1e-6)
+
+
+def test_another_platform_must_have_the_sections_tiers() -> None:
+    loaded = scenario(platform="dgx-a100", checkpoint={"tier": "ai400x2"})
+    with pytest.raises(InputError, match='no storage tier "ai400x2" on platform "dgx-h100"'):
+        on_targets(loaded, ["hbm", "dgx-h100:hbm"])

@@ -20,7 +20,11 @@ def test_ids_are_unique() -> None:
 
 
 def test_every_publication_is_there() -> None:
-    assert {reference.publication for reference in REFERENCES} == {"ddn", "dn24", "zi22"} | TRAINING | CHECKPOINTS
+    assert {reference.publication for reference in REFERENCES} == {
+        "ddn",
+        "dn24",
+        "zi22",
+    } | TRAINING | CHECKPOINTS
 
 
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.id)

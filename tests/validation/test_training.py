@@ -40,11 +40,10 @@ def test_bytes_of_adam() -> None:
 
 def test_time_of_adam_is_bytes_over_the_rate_of_the_threads() -> None:
     host = load_platform("xinnor-workstation").machine().host
-    adam = host.cpu_optimizer
-    rate = 1 / (1 / (3 * adam.thread.value) + 1 / adam.limit.value)
-    assert cpu_adam_s(host, 1e9, threads=3) == pytest.approx(28e9 / rate)
-    loops = 1 / (1 / (3 * 2 * host.memcpy_rate.value) + 1 / adam.limit.value)
-    assert cpu_adam_s(host, 1e9, threads=3, implementation="torch") == pytest.approx(72e9 / loops)
+    adam = cpu_adam_s(host, 1e9, threads=3)
+    assert adam == pytest.approx(28e9 / host.cpu_optimizer.rate(3))
+    loops = cpu_adam_s(host, 1e9, threads=3, implementation="torch")
+    assert loops == pytest.approx(72e9 / host.elementwise_rate(3))
 
 
 def test_adam_takes_the_threads_and_neighbours_of_the_scenario() -> None:

@@ -53,7 +53,9 @@ def fit_cpu_optimizer(sections: Mapping[str, Any], facts: Mapping[str, Any]) -> 
         "cores": Fitted(int(facts["cores"]), "cores that Linux has", 1),
         "numa_nodes": Fitted(nodes, "NUMA nodes that Linux has", 1),
         "thread": Fitted(rate_text(found[0] ** -0.5), what, len(rows), residual),
-        "limit": Fitted(rate_text(nodes * found[1] ** -0.5), f"{what}; x {nodes} NUMA node(s)", len(rows), residual),
+        "limit": Fitted(
+            rate_text(nodes * found[1] ** -0.5), f"{what}; x {nodes} NUMA node(s)", len(rows), residual
+        ),
     }
 
 

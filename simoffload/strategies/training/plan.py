@@ -341,6 +341,7 @@ class ZeroTrainingPlan:
             weights_tier=self.places.weights,
             optimizer_tier=self.places.optimizer,
             gathered_elements=peak.gathered if peak else None,
+            gathered_while_reducing=peak.while_reducing if peak else None,
             gather_batch=peak.largest if peak else None,
             weight_bits=self.weight_bits,
         )

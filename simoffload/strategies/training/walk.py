@@ -220,6 +220,21 @@ class Peak(NamedTuple):
     """[elements] largest batch that was gathered in one call."""
     read: tuple[Tensor, ...]
     """Partitions that were read from storage."""
+    while_reducing: int
+    """[elements] most that gathered parameters occupied while a bucket was reduced."""
+
+
+class _Held:
+    """Notes what is gathered whenever a bucket is reduced."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self.most = 0
+
+    def gradient(self, _tensor: Tensor, /, *, contiguous: bool) -> None: ...
+
+    def reduce(self, _tensors: Sequence[Tensor], /) -> None:
+        self.most = max(self.most, self._coordinator.on_gpu)
 
 
 def gathered_peak(
@@ -228,12 +243,18 @@ def gathered_peak(
     """Walk a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at."""
     reads = _Reads()
     coordinator = _coordinator(trace, parameters, settings, ranks, reads, warm=warm)
+    held = _Held(coordinator)
+    bucket = Bucket(held, settings.reduce_bucket_size)
     for event in (*trace.forward, *trace.backward):
         if event.kind == "fetch":
             coordinator.fetch()
         elif event.kind == "release":
             coordinator.release(parameters.owned[event.instance])
-    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.slices))
+        elif event.kind == "gradients":
+            for index in parameters.trained[event.instance]:
+                bucket.add(parameters.tensors[index])
+    bucket.flush()
+    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.slices), held.most)
 
 
 def buckets(trace: MicroStep, parameters: Parameters, size: int) -> list[list[Tensor]]:

@@ -255,7 +255,7 @@ def test_an_update_takes_bytes_over_the_rate_of_its_own_threads() -> None:
     optimizer = machine().host.cpu_optimizer
     assert update_threads(facts(plan)) == plan.places.threads - ceil(plan.places.threads / 2)
     threads = update_threads(facts(plan)) * optimizer.thread.value
-    rate = int(1 / (1 / threads + 1 / (optimizer.limit.value / 2)))
+    rate = int((threads**-2 + (optimizer.limit.value / 2) ** -2) ** -0.5)
     numel = sum(tensor.slice_numel for tensor in plan.parameters.tensors)
     assert update_s(facts(plan)) == pytest.approx((28 + 8) * numel / rate)
     old = plan_of(zero(overlap_step=True), ranks=2, version="0.17.7")

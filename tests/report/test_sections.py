@@ -1,0 +1,217 @@
+"""Checkpoints, data and wear as terminal and page tell them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simoffload.report.comparison import group_verdict, groups
+from simoffload.report.comparison_text import compare_text
+from simoffload.report.kinds import words
+from simoffload.report.page import write_comparison, write_report
+from simoffload.report.sections import sections
+from simoffload.report.text import result_text
+from simoffload.results.capacity import MemoryTerm, TierUse
+from simoffload.results.checkpoint import (
+    CheckpointPhase,
+    CheckpointResult,
+    Checkpoints,
+    Outlook,
+    SavedPart,
+)
+from simoffload.results.passes import LinkUse, PassResult, Share
+from simoffload.results.reading import Epoch, Reading
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from simoffload.results.wear import TierWear, Wear
+from simoffload.workload import Dataset
+from tests.report.conftest import provenance
+
+GB, TB, HOUR = 10**9, 10**12, 3600.0
+
+
+def phase(name: str, time: float, cause: str, limit: str = "pfs write") -> PassResult:
+    link = LinkUse(limit, 100 * GB, time, time, 10 * GB, time)
+    share = Share(cause, 0.8 * time, time, limit, 100 * GB)
+    rest = Share("crc32", 0.2 * time, 0.2 * time, "")
+    return PassResult(name, 0, 0, time, (share, rest), (link,), {limit: 0.9 * time})
+
+
+SAVED = Checkpoints(
+    tier="pfs",
+    contents="zero",
+    writer="fast",
+    mode="blocking",
+    keep=3,
+    size=96 * GB,
+    written_by_host=(96 * GB,),
+    parts=(SavedPart("optimizer states", 12 * GB, 8, "hbm", 8),),
+    saving=(
+        CheckpointPhase(phase("save optimizer states", 9.6, "pfs write"), background=False),
+        CheckpointPhase(phase("write back", 2.4, "pfs write"), background=True),
+    ),
+    restoring=(phase("read optimizer states", 6.0, "pfs read", "pfs read"),),
+    outlook=Outlook(
+        stall_s=9.6, blocking_s=9.6, background_s=2.4, commit_s=12.0, restore_s=6.0, restart_s=606.0,
+        interval_s=HOUR, share=9.6 / 3609.6, mtbf_s=1000 * HOUR, young_s=2.31 * HOUR, daly_s=2.3 * HOUR,
+        efficiency=0.9968, best_efficiency=0.9977, lost_work_s=1807.0,
+    ),
+)  # fmt: skip
+WORN = TierWear(
+    "raid", "step", Wear(8, 100 * GB, 400 * TB, 50 * TB, 13.0, 7 * 10**15, 1.0, 5.0, 0.38, "within_a_year")
+)
+
+
+def checkpoint(**changes: Any) -> CheckpointResult:
+    terms = (MemoryTerm("pfs", "saved checkpoints", 288 * GB),)
+    values: dict[str, Any] = {
+        "name": "saved",
+        "model": "llama-3.1-8b",
+        "parameters": 8 * GB,
+        "dtype": "float16",
+        "platform": "dgx-h100",
+        "target": "pfs",
+        "ranks": 8,
+        "capacity": (TierUse("pfs", "pfs", "in all", 288 * GB, 140 * TB, terms),),
+        "advice": (),
+        "warnings": (),
+        "provenance": provenance(),
+        "checkpoint": SAVED,
+        "wear": (WORN._replace(unit="checkpoint"),),
+    }
+    return CheckpointResult(**{**values, **changes})
+
+
+def refused() -> CheckpointResult:
+    none = replace(SAVED, saving=(), restoring=(), outlook=None)
+    use = checkpoint().capacity[0]._replace(needed=300 * TB)
+    advice = ("pfs needs 300 TB; lower keep: 3",)
+    return checkpoint(name="full", checkpoint=none, wear=(), capacity=(use,), advice=advice)
+
+
+DATA = Dataset.model_validate(
+    {"tier": "nfs", "sample_size": "1 MB", "samples": 1000, "workers": 2, "epochs": 3, "decode_time": "5 ms"}
+)
+
+
+def reading() -> Reading:
+    cold = Epoch(1, 1, 0.0, 2.0 * GB, 1.5 * GB, 0.1, 0.02, 1.25, 0.2, "link", "nfs read", 100.0)
+    warm = cold._replace(first=2, repeats=2, hit_ratio=1.0, needed=0.0, starvation=0.0, limit="gpu", link="")
+    return Reading(GB, GB, True, 80, 50 << 30, 1 << 20, 0.04, (cold, warm), None, "link")
+
+
+def flat(result: SimulationResult) -> str:
+    return re.sub(r"\s+", " ", result_text(result))
+
+
+def test_a_checkpoint_alone_is_told() -> None:
+    text = flat(checkpoint())
+    assert text.startswith(
+        "llama-3.1-8b · float16 · ZeRO checkpoint of 8 GPUs · FastPersist · 96 GB · dgx-h100"
+    )
+    assert "96 GB are there after 12 s (8 GB/s), training stands still for 9.6 s (0.3 % of the time)" in text
+    assert "largest part: pfs write, 80 %." in text
+    assert "pfs write takes 80 % of the checkpoint, held back by pfs write" in text
+    assert "efficiency 99.68 %" in text
+    assert "tokens" not in text
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "96 GB in 8 files on pfs, 3 kept",
+        (
+            "saving takes 12 s (8 GB/s), 2.4 s of it behind the training; training stands still for 9.6 s, "
+            "0.3 % of the time with 1 h of training in between"
+        ),
+        "restoring takes 6 s",
+        (
+            "with a failure every 41.7 d the best interval is 2.31 h (Young), 2.3 h (Daly); 99.77 % of the "
+            "time then goes into training, 99.68 % at 1 h"
+        ),
+        "a failure throws away 1807 s of training on average, and 606 s pass until it goes on",
+    ],
+)
+def test_sentences_about_checkpoints(sentence: str, make_training: Callable[..., TrainingResult]) -> None:
+    for result in (checkpoint(), make_training(checkpoint=SAVED)):
+        (told, *_) = sections(result)
+        assert sentence in told.sentences
+        assert sentence in flat(result)
+
+
+def test_phases_and_parts_are_tables() -> None:
+    parts, phases = sections(checkpoint())[0].tables
+    assert parts.rows == (("optimizer states", "12 GB", "8", "8", "GPU"),)
+    assert [row[:3] for row in phases.rows] == [
+        ("save optimizer states", "save", "9.6 s"),
+        ("write back", "behind the training", "2.4 s"),
+        ("read optimizer states", "restore", "6 s"),
+    ]
+
+
+def test_what_does_not_fit_has_no_times() -> None:
+    text = flat(refused())
+    assert "llama-3.1-8b does not fit on dgx-h100 with its checkpoints on pfs: pfs needs 300 TB" in text
+    assert "saving takes" not in text
+    assert "96 GB in 8 files on pfs" in text
+
+
+def test_training_tells_data_and_wear(make_training: Callable[..., TrainingResult]) -> None:
+    result = make_training(checkpoint=SAVED, dataset=DATA, reading=reading(), wear=(WORN,))
+    assert [one.title for one in sections(result)] == ["Checkpoint", "Data", "Wear of drives"]
+    text = flat(result)
+    assert "1,000 samples of 1 MB on nfs, 1 GB there; an epoch has 80 steps and takes 100 s" in text
+    assert "the GPUs wait for data in 20.0 % of the time: 2 GB/s needed, 1.5 GB/s reachable" in text
+    assert "nfs read is full" in text
+    assert re.search(r"2 to 3\s+100 %\s+nothing\s+1.5 GB/s\s+20 ms\s+0 %", result_text(result))
+    assert re.search(r"raid\s+8\s+100 GB a step\s+400 TB\s+50 TB \(13\)\s+1\s+139 days", result_text(result))
+
+
+def test_plain_training_has_none_of_it(make_training: Callable[..., TrainingResult]) -> None:
+    assert sections(make_training()) == ()
+    assert "Saving" not in result_text(make_training())
+
+
+def test_the_page_has_the_sections(tmp_path: Path, make_training: Callable[..., TrainingResult]) -> None:
+    result = make_training(checkpoint=SAVED, dataset=DATA, reading=reading(), wear=(WORN,))
+    write_report(result, tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text()
+    heads = re.findall(r"<h2>([^<]*)</h2>", page)
+    assert heads.index("Checkpoint") < heads.index("Data") < heads.index("Wear of drives")
+    assert "<p>Restoring takes 6 s.</p>" in page
+    assert '<th scope="row">optimizer states</th><td class="number">12 GB</td>' in page
+    assert '<td class="number">139 days</td>' in page
+
+
+def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>"
+    part = SavedPart(bad, 1, 1, "hbm", 1)
+    write_report(checkpoint(checkpoint=replace(SAVED, tier=bad, parts=(part,))), tmp_path / "bad.html")
+    assert bad not in (tmp_path / "bad.html").read_text()
+    assert "\x1b" not in result_text(checkpoint(checkpoint=replace(SAVED, tier="\x1b[31m")))
+
+
+def test_results_side_by_side(tmp_path: Path) -> None:
+    slow = replace(SAVED, tier="nfs", outlook=SAVED.outlook and SAVED.outlook._replace(commit_s=48.0))
+    other = checkpoint(name="slow", target="nfs", checkpoint=slow)
+    text = re.sub(r"\s+", " ", compare_text([checkpoint(), other, refused()]))
+    assert "checkpoints saved rate stall restored" in text
+    assert "slow 48 s 2 GB/s 9.6 s 6 s 4×" in text
+    assert "does not fit" in text
+    (group,) = groups([checkpoint(), other])
+    assert group_verdict(group) == "llama-3.1-8b, time per checkpoint: pfs 12 s, nfs 48 s (4×)."
+    write_comparison([checkpoint(), other], tmp_path / "both.html")
+    page = (tmp_path / "both.html").read_text()
+    assert "<h2>Time per checkpoint</h2>" in page
+    assert "time per checkpoint [ms]" in page
+
+
+def test_metrics_shown_have_formulas() -> None:
+    told = words(checkpoint())
+    assert [metric.key for metric in told.metrics] == list(CheckpointResult.formulas)
+    assert set(told.formulas) <= set(CheckpointResult.formulas)

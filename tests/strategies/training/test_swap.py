@@ -1,0 +1,151 @@
+"""Sub-groups, and gradients on their way to storage through swap buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.training.swap import GradientSwapper, sub_groups
+
+
+def tensors(numels: Sequence[int]) -> list[Tensor]:
+    return [Tensor(str(index), numel, numel, False, False) for index, numel in enumerate(numels)]
+
+
+# -- sub-groups ----------------------------------------------------------------------------------------
+
+
+def test_a_sub_group_ends_once_it_holds_enough() -> None:
+    """The tensor that reaches the size still belongs to it (``_create_fp16_sub_groups``)."""
+    groups = sub_groups(tensors([3, 3, 3, 10, 1, 1]), 5)
+    assert [group.numel for group in groups] == [6, 13, 2]
+
+
+def test_one_ranks_partition_counts() -> None:
+    cut = [Tensor("", 8, 2, False, False)] * 4
+    assert [group.numel for group in sub_groups(cut, 4)] == [4, 4]
+
+
+@given(numels=st.lists(st.integers(1, 50), min_size=1, max_size=40), size=st.integers(1, 200))
+def test_every_tensor_is_in_one_group_and_all_but_the_last_are_full(numels: list[int], size: int) -> None:
+    groups = sub_groups(tensors(numels), size)
+    assert [one.numel for group in groups for one in group.tensors] == numels
+    for group in groups:
+        before_last = group.numel - group.tensors[-1].slice_numel
+        assert before_last < size
+    assert all(group.numel >= size for group in groups[:-1])
+
+
+# -- swap buffers of gradients -------------------------------------------------------------------------
+
+
+class Log:
+    """What the swapper asks of the machine."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
+        self.calls.append(("copy", sum(sizes)))
+
+    def write(self, size: int, /, *, tier: str, label: str) -> None:
+        assert (tier, label) == ("nvme", "gradients")
+        self.calls.append(("write", size))
+
+    def wait_writes(self) -> None:
+        self.calls.append(("wait", 0))
+
+
+def swapper(
+    *, buffers: int = 4, buffer_numel: int = 100, alignment: int = 4, smallest: int = 0
+) -> GradientSwapper:
+    return GradientSwapper(
+        tier="nvme",
+        buffers=buffers,
+        buffer_numel=buffer_numel,
+        alignment=alignment,
+        smallest=smallest,
+    )
+
+
+def test_a_buffer_is_written_when_the_next_gradient_finds_no_room() -> None:
+    """Buffers of 400 B; gradients of 160 B each."""
+    log, swap = Log(), swapper()
+    swap.insert(log, tensors([40, 40, 40]))
+    assert log.calls == [("copy", 320), ("write", 320), ("copy", 160)]
+    swap.flush(log)
+    assert log.calls[3:] == [("write", 160), ("wait", 0)]
+    assert swap.submitted == 480
+
+
+def test_when_every_buffer_is_being_written_the_host_waits_for_all_of_them() -> None:
+    log, swap = Log(), swapper(buffers=2)
+    swap.insert(log, tensors([100, 100, 100, 100, 100]))
+    assert [name for name, _ in log.calls] == [
+        *("copy", "write"),
+        *("copy", "write", "wait"),
+        *("copy", "write"),
+        *("copy", "write", "wait"),
+        "copy",
+    ]
+
+
+def test_small_gradients_stay_in_memory() -> None:
+    log, swap = Log(), swapper(smallest=200)
+    swap.insert(log, tensors([49, 50, 1]))
+    assert log.calls == [("copy", 200)]
+    assert [swap.swapped(one) for one in tensors([49, 50])] == [False, True]
+
+
+def test_nothing_is_written_of_nothing() -> None:
+    log, swap = Log(), swapper(smallest=200)
+    swap.insert(log, tensors([1, 2, 3]))
+    swap.flush(log)
+    assert log.calls == [("wait", 0)]
+    assert swap.submitted == 0
+
+
+@given(
+    buckets=st.lists(st.lists(st.integers(1, 64), max_size=8), max_size=8),
+    buffers=st.integers(1, 5),
+    smallest=st.integers(0, 100),
+)
+def test_every_large_gradient_is_written_once_in_buffers_that_hold_it(
+    buckets: list[list[int]], buffers: int, smallest: int
+) -> None:
+    log, swap = Log(), swapper(buffers=buffers, buffer_numel=64, smallest=smallest)
+    for bucket in buckets:
+        swap.insert(log, tensors(bucket))
+    swap.flush(log)
+    large = [4 * numel for bucket in buckets for numel in bucket if 4 * numel >= smallest]
+    sums = {name: sum(size for call, size in log.calls if call == name) for name in ("copy", "write")}
+    assert sums == {"copy": sum(large), "write": sum(large)}
+    assert swap.submitted == sum(large)
+    assert all(size <= 4 * 64 for call, size in log.calls if call == "write")
+    waiting = 0
+    for call, _ in log.calls:
+        waiting = {"write": waiting + 1, "wait": 0}.get(call, waiting)
+        assert waiting <= buffers, "no buffer is filled again before it is written"
+
+
+@pytest.mark.xfail(strict=True, reason="sizes are rounded up to the alignment; DeepSpeed splits the rest off")
+def test_what_is_no_whole_unit_stays_in_memory() -> None:
+    """``_adjust_for_misaligned_lengths``: of 70 elements in units of 16, 64 are written and 6 are kept. As
+    in tests/calibration/test_cpu_training_io.py, "tensors that are no whole units of four I/O threads"."""
+    log, swap = Log(), swapper(alignment=64)
+    swap.insert(log, tensors([70]))
+    swap.flush(log)
+    assert swap.submitted == 4 * 64
+
+
+@pytest.mark.xfail(strict=True, reason="the buffers themselves are not rounded up to the alignment")
+def test_buffers_are_rounded_up_to_the_alignment() -> None:
+    """``largest_numel = _io_aligned_numel(largest_numel)``: gradients of 64 elements of two sub-groups fit
+    into a buffer for 127 in units of 64."""
+    log, swap = Log(), swapper(buffer_numel=127, alignment=256)
+    swap.insert(log, tensors([64, 64]))
+    assert [name for name, _ in log.calls] == ["copy"]

@@ -1,0 +1,36 @@
+"""The examples about checkpoints and data run, and print what the page says they print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from simoffload.cli import main
+from simoffload.workload import Checkpointing, Dataset
+from simoffload.workload.checkpointing import Writer
+
+PAGE = (Path(__file__).parents[1] / "docs" / "checkpoints-and-data.md").read_text()
+
+
+def test_examples_run_and_print_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    for example in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL):
+        name = re.match(r"# (\S+)\n", example)
+        assert name is not None
+        Path(name.group(1)).write_text(example)
+    assert main(["run", "saved.yaml"]) == 0
+    assert shown in capsys.readouterr().out
+    assert main(["run", "trained.yaml"]) == 0
+    told = capsys.readouterr().out
+    assert [name for name in ("Saving", "Data", "Wear") if f"\n{name}" not in told] == []
+
+
+@pytest.mark.parametrize("model", [Checkpointing, Writer, Dataset])
+def test_every_key_is_told(model: type[Checkpointing]) -> None:
+    words = set(re.findall(r"\w+", PAGE))
+    assert [name for name in model.model_fields if name not in words] == []
