@@ -77,7 +77,7 @@ def _value(value: Value, metric: str) -> str:
 def _bar(row: Row) -> str:
     tolerance = row.reference.tolerance
     return {
-        "within": f"±{float(tolerance):.0%}" if row.reference.rule == "within" else "",
+        "within": f"±{100 * float(tolerance):g}%" if row.reference.rule == "within" else "",
         "factor": f"factor {tolerance}",
         "between": tolerance,
         "at_most": "at most",

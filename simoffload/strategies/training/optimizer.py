@@ -10,10 +10,10 @@ from __future__ import annotations
 from simoffload.schedule import Dependency
 from simoffload.strategies.forward import COMM, COMPUTE, IO
 from simoffload.strategies.timing import effective_rate, picoseconds
-from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
+from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.cpu_work import CpuWork
 from simoffload.strategies.training.facts import StepFacts, Update
-from simoffload.strategies.training.writer import WRITE, MicroStepWriter
+from simoffload.strategies.training.writer import PARAMETERS, WRITE, MicroStepWriter
 
 __all__ = ["SINGLE", "OptimizerStep"]
 
@@ -43,7 +43,7 @@ class OptimizerStep:
             out.part("sub-group")
             out.spend(self._costs.sub_group_call.value)
             following = updates[index + 1] if index + 1 < len(updates) else None
-            if update.on_gpu:
+            if update.on_gpu and not update.swapped:
                 self._on_gpu(update)
             else:
                 self._on_cpu(update, following)
@@ -90,7 +90,10 @@ class OptimizerStep:
         if update.swapped:
             self._swap_in(update, following)
         self._cpu.scale(numel)
-        self._update(numel)
+        if update.on_gpu:  # its states came into host memory: PyTorch's Adam updates them there
+            self._cpu.loops(TORCH_ADAM * numel)
+        else:
+            self._update(numel)
         self.give_back(update, pinned=self._settings.stage < 3 and self._settings.pin_memory)
         if update.swapped:
             self._swap_out(update, last=following is None)
@@ -116,8 +119,8 @@ class OptimizerStep:
             for tensor in update.group.tensors:
                 if tensor.on_nvme:
                     written = out.aligned(tensor.slice_numel * self._size)
-                    out.write(written, tier=self._facts.places.weights, label=tensor.name)
-            out.wait_writes()
+                    out.write_parameter(written, tier=self._facts.places.weights, label=tensor.name)
+            out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:
         """Every rank gets the others' updated parameters."""
@@ -204,4 +207,4 @@ def out_numel(update: Update, out: MicroStepWriter) -> int:
     swapper = out.swapper
     if swapper is None:
         return 0
-    return sum(tensor.slice_numel * SINGLE for tensor in update.group.tensors if swapper.swapped(tensor))
+    return sum(swapper.size(tensor) for tensor in update.group.tensors)

@@ -161,8 +161,7 @@ class ZeroTrainingPlan:
         for index, group in enumerate(groups):
             on_gpu = settings.optimizer_device == "none" or index < on_cpu_from
             swapped = (
-                settings.optimizer_device == "nvme"
-                and not on_gpu
+                settings.optimizer_device == "nvme"  # whatever ``ratio`` says (_swappable_optimizer_subgroup)
                 and group.numel * _SINGLE >= settings.params.min_swap_bytes
             )
             updates.append(Update(group, on_gpu, swapped, self._place(group)))
@@ -190,12 +189,15 @@ class ZeroTrainingPlan:
                 f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel}"
             )
             raise InputError((Problem("", None, None, key, text),))
-        needed = 8 if self.settings.pipelined else 4
-        if any(update.swapped for update in self.updates) and self.settings.buffer_count < needed:
+        at_once = min(
+            sum(update.swapped for update in self.updates),
+            1 + self.settings.pipeline_read + self.settings.pipeline_write,
+        )
+        if self.settings.buffer_count < 4 * at_once:
             key = "strategy.ds_config.zero_optimization.offload_optimizer.buffer_count"
             text = (
-                f"{self.settings.buffer_count} buffers; DeepSpeed needs {needed} for master, moments and "
-                f"gradient{' of two sub-groups' if needed == 8 else ''} and would stop"
+                f"{self.settings.buffer_count} buffers; DeepSpeed needs {4 * at_once}, for master, moments "
+                f"and gradient of {at_once} sub-group(s) at work, read ahead and written behind; it would stop"
             )
             raise InputError((Problem("", None, None, key, text),))
 
@@ -317,7 +319,9 @@ class ZeroTrainingPlan:
         passed: tuple[Tensor, ...] = ()
         if self.settings.stage == 3:
             walked = (self.trace, self.parameters, self.settings, self.places.ranks)
-            passed = gathered_peak(*walked, warm=False).read
+            later = self.peak.read if self.peak else ()
+            first = gathered_peak(*walked, warm=False).read
+            passed = (*first, *later * (self.workload.gradient_accumulation_steps - 1))
         return stages_until_first_step(self.updates, self.swapper(), read_in_pass=passed, **self._io_facts)
 
     @property

@@ -86,11 +86,7 @@ def _files(
     tensors = [tensor for update in swapped for tensor in update.group.tensors]
     return _Files(
         states=tuple(aligned(update.group.numel * _SINGLE) for update in swapped),
-        gradients=tuple(
-            aligned(tensor.slice_numel * _SINGLE)
-            for tensor in tensors
-            if swapper is not None and swapper.swapped(tensor)
-        ),
+        gradients=tuple(size for tensor in tensors if swapper is not None and (size := swapper.size(tensor))),
         params=tuple(
             aligned(tensor.slice_numel * dtype_bytes)
             for update in updates

@@ -63,13 +63,14 @@ class GradientSwapper:
     """Gradients in single precision on their way to storage, through buffers of the largest sub-group.
 
     A buffer is written when the next gradient finds no room in it; when no buffer is free, the host waits for
-    all that is being written. Partitions smaller than ``smallest`` [B] stay in host memory.
+    all that is being written. Partitions smaller than ``smallest`` [B] stay in host memory, and of others
+    what is no whole ``alignment`` (``_adjust_for_misaligned_lengths``).
     """
 
     def __init__(self, *, tier: str, buffers: int, buffer_numel: int, alignment: int, smallest: int) -> None:
         self._tier = tier
         self._buffers = buffers
-        self._capacity = buffer_numel * _SINGLE
+        self._capacity = -(-buffer_numel * _SINGLE // alignment) * alignment
         self._alignment = alignment
         self._smallest = smallest
         self._free = buffers
@@ -77,17 +78,18 @@ class GradientSwapper:
         self.submitted = 0
         """[B] given to the aio handle so far."""
 
-    def swapped(self, tensor: Tensor) -> bool:
-        """Whether the tensor's gradient goes to storage."""
-        return tensor.slice_numel * _SINGLE >= self._smallest
+    def size(self, tensor: Tensor) -> int:
+        """[B] of the tensor's gradient that go to storage."""
+        whole = tensor.slice_numel * _SINGLE // self._alignment * self._alignment
+        return whole if whole >= self._smallest else 0
 
     def insert(self, sink: GradientSink, tensors: Sequence[Tensor]) -> None:
         """Take the partitions of a reduced bucket."""
         pending: list[int] = []
         for tensor in tensors:
-            if not self.swapped(tensor):
+            size = self.size(tensor)
+            if not size:
                 continue
-            size = self._aligned(tensor.slice_numel * _SINGLE)
             if self._filled is not None and self._filled + size > self._capacity:
                 if pending:
                     sink.to_swap_buffer(pending)
@@ -100,7 +102,7 @@ class GradientSwapper:
                 self._free -= 1
                 self._filled = 0
             self._filled += size
-            pending.append(tensor.slice_numel * _SINGLE)
+            pending.append(size)
         if pending:
             sink.to_swap_buffer(pending)
 
@@ -115,6 +117,3 @@ class GradientSwapper:
             sink.write(self._filled, tier=self._tier, label="gradients")
             self.submitted += self._filled
         self._filled = None
-
-    def _aligned(self, size: int) -> int:
-        return -(-size // self._alignment) * self._alignment

@@ -25,7 +25,7 @@ def partitioned(trace: MicroStep, settings: TrainingSettings, *, ranks: int, dty
         if one in owned:
             continue
         mine, own = [], []
-        for parameter in one.module.parameters:
+        for parameter in one.module.parameters if one.owns else ():
             if parameter.tied:
                 mine.append(shared[-1, parameter.name])
                 continue

@@ -17,11 +17,18 @@ from simoffload.models.training_cost import loss_module
 __all__ = ["Event", "Instance", "MicroStep", "micro_step"]
 
 
+_LEAVES = {"mixtral": ("mlp", "block_sparse_moe")}
+"""Modules that DeepSpeed takes as one in training, by family (``z3_leaf_module``; it marks the
+blocks of experts that it knows by itself)."""
+
+
 class Instance(NamedTuple):
     """A module of a certain layer (or outside of the layers)."""
 
     module: Module
     layer: int = -1
+    owns: bool = True
+    """Its parameters are fetched and released for it; not inside of a leaf module, to which they belong."""
 
 
 class Event(NamedTuple):
@@ -47,7 +54,7 @@ class MicroStep(NamedTuple):
 
 def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = False) -> MicroStep:
     """Lay out forward and backward of ``model``; reentrant checkpointing computes a layer again at once."""
-    layers = [[Instance(module, index) for module in model.layer] for index in range(model.num_hidden_layers)]
+    layers = [_instances(model, index) for index in range(model.num_hidden_layers)]
     before = [Instance(module) for module in model.modules_before]
     after = [Instance(module) for module in model.modules_after]
     loss = Instance(loss_module(model))
@@ -71,6 +78,26 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
     return MicroStep(tuple(forward), tuple(backward + events))
 
 
+def _instances(model: ModelShape, layer: int) -> list[Instance]:
+    """The modules of a layer; what a leaf module holds has no hooks and no parameters of its own."""
+    leaves = _LEAVES.get(model.family, ())
+    found = []
+    for module in model.layer:
+        inside = any(module.name.startswith(f"{leaf}.") for leaf in leaves)
+        if module.name in leaves:
+            held = tuple(
+                parameter
+                for other in model.layer
+                if other.name.startswith(f"{module.name}.")
+                for parameter in other.parameters
+            )
+            # Its hook after backward fires: leaf modules get one for their whole backward pass.
+            found.append(Instance(module._replace(parameters=held, touched=1), layer))
+        else:
+            found.append(Instance(module._replace(hooked=False) if inside else module, layer, not inside))
+    return found
+
+
 def _stops_inside(model: ModelShape) -> bool:
     """Whether the last tensor that a layer saves is the input of its last linear layer.
 
@@ -81,13 +108,21 @@ def _stops_inside(model: ModelShape) -> bool:
 
 
 def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
+    leaf: Instance | None = None
     for index, one in enumerate(instances):
         first = segment if index == 0 else ""
+        if leaf is not None and one.owns:
+            yield Event("release", leaf)
+            leaf = None
         if one.module.hooked:
             yield Event("fetch", one, segment=first)
         yield Event("launch", one, segment="" if one.module.hooked else first)
-        if one.module.hooked:
+        if one.module.kind == "container" and one.module.parameters:
+            leaf = one  # left after what is in it
+        elif one.module.hooked:
             yield Event("release", one)
+    if leaf is not None:
+        yield Event("release", leaf)
 
 
 def _outside(before: Sequence[Instance], after: Sequence[Instance]) -> list[Event]:
@@ -118,7 +153,8 @@ def _layer(layer: Sequence[Instance], *, checkpointing: bool, stops_inside: bool
                 events.append(Event("fetch", containers[name], backward=True))
         mine = _back(one)
         if again and one.module.parameters:
-            mine, again = [mine[0], *again, *mine[1:]], []
+            hook = 1 if one.module.hooked else 0
+            mine, again = [*mine[:hook], *again, *mine[hook:]], []
         events += mine
         for name, child in first_child.items():
             if child is one:
@@ -129,6 +165,8 @@ def _layer(layer: Sequence[Instance], *, checkpointing: bool, stops_inside: bool
 def _leave(container: Instance) -> list[Event]:
     """A container adds what its own code does, and is left by its hook if it got a tensor by position."""
     events = [Event("back", container)] if container.module.out_features else []
+    if container.module.parameters:
+        events.append(Event("gradients", container))
     if container.module.touched:
         events.append(Event("release", container, backward=True))
     return events
@@ -149,7 +187,7 @@ def _first_child(inner: Sequence[Instance], name: str) -> Instance | None:
 def _back(one: Instance) -> list[Event]:
     """Backward of a module without children."""
     work = [Event("back", one)]
-    if one.module.parameters:
+    if one.module.parameters and one.owns:
         work.append(Event("gradients", one))
     if not one.module.hooked:
         return work

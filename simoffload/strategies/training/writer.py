@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIVATIONS",
+    "PARAMETERS",
     "REDUCE",
     "TRAINING_STREAMS",
     "UPDATE",
@@ -37,8 +38,8 @@ __all__ = [
     "Stage",
 ]
 
-TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations")
-REDUCE, WRITE, UPDATE, ACTIVATIONS = range(len(STREAMS), len(TRAINING_STREAMS))
+TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations", "parameters")
+REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(len(STREAMS), len(TRAINING_STREAMS))
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed
 _NORM_TRAFFIC = 16
 """[B] an element beyond reading it, for the norm of a gradient: written and read in double precision."""
@@ -281,6 +282,13 @@ class MicroStepWriter(ForwardWriter):
         self.flush()
         route, latency = self.write_route(tier, size)
         self.add("write", WRITE, fixed=latency, size=size, route=route, label=label, after=self.host_so_far())
+
+    def write_parameter(self, size: int, *, tier: str, label: str) -> None:
+        """A parameter is written by its swapper's own handle."""
+        self.flush()
+        route, latency = self.write_route(tier, size)
+        after = self.host_so_far()
+        self.add("write", PARAMETERS, fixed=latency, size=size, route=route, label=label, after=after)
 
     def wait_writes(self) -> None:
         """The host waits until everything is written."""

@@ -80,7 +80,6 @@ def test_accumulation_reads_parameters_more_often_and_nothing_else(micro_steps: 
     assert bytes_of(more.steady_io, "optimizer step") == bytes_of(one.steady_io, "optimizer step")
 
 
-@pytest.mark.xfail(strict=True, reason="only the first micro-step is counted")
 def test_later_micro_steps_of_the_first_step_read_too() -> None:
     """They read as in the steady state, the trace being known (test_cpu_training_io.py)."""
     one, three = (
@@ -279,9 +278,6 @@ def test_what_deepspeed_would_stop_at(
     assert message in problem.message
 
 
-EIGHT = pytest.mark.xfail(strict=True, reason="eight are asked for in any case")
-
-
 @pytest.mark.parametrize(
     ("groups", "read", "write", "needed"),
     [
@@ -290,8 +286,8 @@ EIGHT = pytest.mark.xfail(strict=True, reason="eight are asked for in any case")
         (3, True, False, 8),
         (3, False, True, 8),
         (2, True, True, 8),
-        pytest.param(1, True, True, 4, marks=EIGHT),
-        pytest.param(3, True, True, 12, marks=EIGHT),
+        (1, True, True, 4),
+        (3, True, True, 12),
     ],
 )
 def test_swap_buffers_of_the_optimizer(groups: int, read: bool, write: bool, needed: int) -> None:

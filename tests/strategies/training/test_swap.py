@@ -98,7 +98,7 @@ def test_small_gradients_stay_in_memory() -> None:
     log, swap = Log(), swapper(smallest=200)
     swap.insert(log, tensors([49, 50, 1]))
     assert log.calls == [("copy", 200)]
-    assert [swap.swapped(one) for one in tensors([49, 50])] == [False, True]
+    assert [swap.size(one) > 0 for one in tensors([49, 50])] == [False, True]
 
 
 def test_nothing_is_written_of_nothing() -> None:
@@ -132,7 +132,6 @@ def test_every_large_gradient_is_written_once_in_buffers_that_hold_it(
         assert waiting <= buffers, "no buffer is filled again before it is written"
 
 
-@pytest.mark.xfail(strict=True, reason="sizes are rounded up to the alignment; DeepSpeed splits the rest off")
 def test_what_is_no_whole_unit_stays_in_memory() -> None:
     """``_adjust_for_misaligned_lengths``: of 70 elements in units of 16, 64 are written and 6 are kept. As
     in tests/calibration/test_cpu_training_io.py, "tensors that are no whole units of four I/O threads"."""
@@ -142,7 +141,6 @@ def test_what_is_no_whole_unit_stays_in_memory() -> None:
     assert swap.submitted == 4 * 64
 
 
-@pytest.mark.xfail(strict=True, reason="the buffers themselves are not rounded up to the alignment")
 def test_buffers_are_rounded_up_to_the_alignment() -> None:
     """``largest_numel = _io_aligned_numel(largest_numel)``: gradients of 64 elements of two sub-groups fit
     into a buffer for 127 in units of 64."""

@@ -20,10 +20,8 @@ LAYERS = {
     "opt": "model.decoder.layers",
     "bloom": "transformer.h",
 }
-LEAF = "DeepSpeed takes Mixtral's block for one module (leaf_module), the trace does not"
 TWICE = "BLOOM's attention has two results, and the hook before its backward pass fires for both"
 KNOWN = {
-    **{f"mixtral-{how}": LEAF for how in CHECKPOINTING},
     "bloom-reentrant": TWICE,
 }
 CASES = [

@@ -49,12 +49,7 @@ def recorded_buckets(name: str, how: str) -> list[list[str]]:
     ]
 
 
-LEAF = pytest.mark.xfail(strict=True, reason="DeepSpeed takes Mixtral's block for one module (leaf_module)")
-RECORDS = [
-    pytest.param(name, how, marks=[LEAF] if name == "mixtral" else [])
-    for name in MODELS
-    for how in CHECKPOINTING
-]
+RECORDS = [pytest.param(name, how) for name in MODELS for how in CHECKPOINTING]
 
 
 @pytest.mark.parametrize(("name", "how"), RECORDS)

@@ -1,0 +1,76 @@
+"""Passes put together: times and bytes add up, each as often as it happens."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from simoffload.results.passes import LinkUse, PassResult, Share, StreamUse, combined
+
+
+def passed(name: str, *shares: Share, links: tuple[LinkUse, ...] = (), host: float = 0.0) -> PassResult:
+    time = sum(share.exposed_s for share in shares)
+    return PassResult(
+        name=name,
+        new_tokens=512,
+        context=512,
+        time_s=time,
+        shares=shares,
+        links=links,
+        bounds={"GPU compute": time / 2, "host thread": time / 4},
+        streams=(StreamUse("host", host, host / 2), StreamUse("compute", 1.0, 0.5)),
+    )
+
+
+COMPUTE = Share("GPU compute", 3.0, 4.0, "", 0)
+COPY = Share("host to GPU", 1.0, 2.0, "pcie", 100)
+FORWARD = passed("forward", COMPUTE, COPY, links=(LinkUse("pcie", 100, 2.0, 1.0, 50, 1.0),), host=2.0)
+UPDATE = passed(
+    "optimizer",
+    Share("CPU Adam", 5.0, 5.0, "dram", 280),
+    Share("host to GPU", 2.0, 7.0, "the latency of each transfer", 60),
+    links=(LinkUse("dram", 280, 5.0, 5.0, 56, 5.0), LinkUse("pcie", 60, 7.0, 0.0, 50, 2.0)),
+    host=8.0,
+)
+STEP = combined("step", [(FORWARD, Fraction(3)), (UPDATE, Fraction(1, 2))])
+
+
+def test_times_add_up_each_as_often_as_it_happens() -> None:
+    assert STEP.time_s == 3 * 4.0 + 7.0 / 2
+    assert sum(share.exposed_s for share in STEP.shares) == STEP.time_s
+
+
+def test_causes_are_put_together_by_name_the_largest_first() -> None:
+    assert [(share.cause, share.exposed_s, share.busy_s, share.size) for share in STEP.shares] == [
+        ("GPU compute", 9.0, 12.0, 0),
+        ("host to GPU", 3 + 1.0, 6 + 3.5, 300 + 30),
+        ("CPU Adam", 2.5, 2.5, 140),
+    ]
+    assert STEP.bottleneck.cause == "GPU compute"
+
+
+def test_a_transfer_was_held_back_by_what_did_so_where_it_took_longest() -> None:
+    """3 x 2.0 s in forward are more than 7.0 / 2 s in the optimizer; once each they are less."""
+    limits = {share.cause: share.limit for share in STEP.shares}
+    assert limits["host to GPU"] == "pcie"
+    once = combined("step", [(FORWARD, Fraction(1)), (UPDATE, Fraction(1))])
+    assert {one.cause: one.limit for one in once.shares}["host to GPU"] == "the latency of each transfer"
+
+
+def test_links_carry_what_they_carried_in_all_passes() -> None:
+    pcie, dram = STEP.links
+    assert pcie == LinkUse("pcie", 300 + 30, 6 + 3.5, 3.0, 50, 3 + 1.0)
+    assert dram == LinkUse("dram", 140, 2.5, 2.5, 56, 2.5)
+
+
+def test_bounds_and_streams_add_up() -> None:
+    assert STEP.bounds == {"GPU compute": 6 + 1.75, "host thread": 3 + 0.875}
+    assert (STEP.bound_s, STEP.bound_by) == (7.75, "GPU compute")
+    assert STEP.streams == (StreamUse("host", 6 + 4.0, 3 + 2.0), StreamUse("compute", 3.5, 1.75))
+
+
+def test_a_pass_by_itself_stays_what_it_is() -> None:
+    alone = combined("forward", [(FORWARD, Fraction(1))])
+    assert alone._replace(streams=()) == FORWARD._replace(streams=())
+    assert combined("step", [(alone, Fraction(2))]).time_s == pytest.approx(2 * FORWARD.time_s)
