@@ -11,6 +11,7 @@ import pytest
 from simoffload.cli import main
 from tests.broken import checkpoints, commands, documents, profiles, scenarios, settings
 from tests.broken.slips import DRIVE, DS_CONFIG, PLATFORM, SCENARIO, Case
+from tests.broken.training import FSDP, TRAINING
 
 CASES = (
     *scenarios.CASES,
@@ -63,7 +64,14 @@ def test_the_corpus_is_large_and_its_cases_differ() -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("s.yaml", SCENARIO), ("d.yaml", DRIVE), ("p.yaml", PLATFORM), ("ds.json", DS_CONFIG)],
+    [
+        ("s.yaml", SCENARIO),
+        ("t.yaml", TRAINING),
+        ("f.yaml", FSDP),
+        ("d.yaml", DRIVE),
+        ("p.yaml", PLATFORM),
+        ("ds.json", DS_CONFIG),
+    ],
 )
 def test_what_the_slips_are_made_from_is_good(
     name: str,
