@@ -14,6 +14,7 @@ __all__ = [
     "PhaseShares",
     "StorageRow",
     "causes_by_phase",
+    "estimates",
     "moments",
     "phase_names",
     "several",
@@ -70,6 +71,16 @@ def moments(result: TrainingResult) -> tuple[MomentNeeds, ...]:
         empty = {tier: use._replace(needed=0, terms=()) for tier, use in known.items()}
         told.append(MomentNeeds(name, tuple(held.get(tier, empty[tier]) for tier in known)))
     return tuple(told)
+
+
+def estimates(result: TrainingResult) -> tuple[tuple[str, str, str], ...]:
+    """(whose, how much, formula) of what others' rules say of the memory."""
+    rows = []
+    for one in result.estimates:
+        sizes = ((one.per_gpu, "per GPU"), (one.per_host, "per host"), (one.total, "in all"))
+        told = ", ".join(f"{format_bytes(size, binary=True)} {scope}" for size, scope in sizes if size)
+        rows.append((one.name, told, one.formula))
+    return tuple(rows)
 
 
 def phase_names(result: TrainingResult) -> tuple[str, ...]:

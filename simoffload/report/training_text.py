@@ -9,6 +9,7 @@ from simoffload.report.phrases import counted, percent
 from simoffload.report.training_tables import (
     STORAGE_HEADS,
     causes_by_phase,
+    estimates,
     moments,
     phase_names,
     several,
@@ -35,7 +36,10 @@ def memory(paper: Paper, result: TrainingResult) -> list[str]:
     head, *rows = (line.rstrip() for line in columns(table, right=range(1, len(tiers) + 1)))
     fits = [all(use.fits for use in each.uses) for each in found]
     marked = (row if fit else paper.ink(row, "red") for row, fit in zip(rows, fits, strict=True))
-    return [paper.ink(head, "dim"), *marked]
+    others = [
+        line for name, told, how in estimates(result) for line in paper.detail(f"{name}: {told} ({how})")
+    ]
+    return [paper.ink(head, "dim"), *marked, *others]
 
 
 def phases(paper: Paper, result: TrainingResult) -> list[str]:

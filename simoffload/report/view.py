@@ -18,6 +18,7 @@ from simoffload.report.summary import headline, verdict
 from simoffload.report.training_tables import (
     STORAGE_HEADS,
     causes_by_phase,
+    estimates,
     moments,
     phase_names,
     storage,
@@ -95,6 +96,7 @@ def _training(result: TrainingResult, charts: Charts) -> dict[str, Any]:
     step = result.step_s
     return {
         "moments": moments(result),
+        "estimates": estimates(result),
         "phases": [
             (phase.result, times(phase), phase.time_s, phase.time_s / step) for phase in result.phases if step
         ],

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from simoffload.hardware import Tier
 from simoffload.units import format_bytes
 
-__all__ = ["MemoryTerm", "Moment", "TierUse", "peak_uses", "tier_uses"]
+__all__ = ["Estimate", "MemoryTerm", "Moment", "TierUse", "peak_uses", "tier_uses"]
 
 
 class MemoryTerm(NamedTuple):
@@ -30,6 +30,20 @@ class Moment(NamedTuple):
     name: str
     """"initialisation", "forward and backward", "optimizer step", …"""
     terms: tuple[MemoryTerm, ...]
+
+
+class Estimate(NamedTuple):
+    """What somebody else's rule says that a training run holds, and how it comes to it."""
+
+    name: str
+    per_host: int | None
+    """[B] of host memory on every node; None where the estimator does not say."""
+    per_gpu: int | None
+    """[B]"""
+    total: int | None
+    """[B] over all, where the estimator knows nothing finer."""
+    formula: str
+    """One line, for display: P parameters, L of the largest module, n nodes, g GPUs of a node, G of all."""
 
 
 class TierUse(NamedTuple):

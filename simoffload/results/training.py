@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from simoffload.results.capacity import TierUse
+from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
 from simoffload.results.passes import PassResult, combined
 from simoffload.results.reading import Reading
@@ -75,6 +75,8 @@ class TrainingResult(SimulationResult):
     moments: tuple[tuple[str, tuple[TierUse, ...]], ...] = ()
     """What every tier holds at each stage of the run."""
     traffic: tuple[StorageTraffic, ...] = ()
+    estimates: tuple[Estimate, ...] = ()
+    """What DeepSpeed's own estimators and a rule of thumb say of the memory, beside the full account."""
     checkpoint: Checkpoints | None = None
     """Checkpoints that the run saves; None where the scenario has none."""
     dataset: Dataset | None = None
@@ -165,6 +167,7 @@ class TrainingResult(SimulationResult):
     def particulars(self) -> dict[str, Any]:
         """Phases, traffic to storage, memory over the run, checkpoints, data and wear."""
         return {
+            "memory_estimates": [one._asdict() for one in self.estimates],
             "optimizer_target": self.optimizer_target,
             "phases": [
                 {

@@ -32,6 +32,7 @@ def training_capacity(scenario: LoadedScenario, plan: TrainingPlan, workload: Tr
         forward_flops=plan.forward_flops,
         recomputed_flops=plan.recomputed_flops,
         traffic=plan.traffic,
+        estimates=plan.estimates,
         moments=tuple((moment.name, tier_uses(moment.terms, tiers)) for moment in moments),
         dataset=scenario.scenario.dataset,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from simoffload.results.capacity import Moment
+from simoffload.results.capacity import Estimate, Moment
 from simoffload.results.training import StorageTraffic
 from simoffload.schedule import Schedule
 
@@ -84,6 +84,10 @@ class TrainingPlan(AnyPlan, Protocol):
     @property
     def optimizer_target(self) -> str:
         """Tier that holds the optimizer's states."""
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """What others' rules say of the memory; () where there is none for the strategy."""
 
     @property
     def forward_flops(self) -> float:

@@ -126,7 +126,7 @@ CASES: tuple[Case, ...] = (
         "kind: zero_inferense",
         (
             "s.yaml:10:9: strategy.kind:",
-            'must be "zero_inference", "resident", "zero_training", "fsdp" or "checkpoint", got "zero_inferense"',
+            'must be "zero_inference", "resident", "zero_training", "fsdp" or "checkpoint", got',
             'did you mean "zero_inference"',
         ),
     ),

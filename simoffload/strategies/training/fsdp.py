@@ -19,7 +19,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.training_cost import training_forward_flops
-from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.capacity import Estimate, MemoryTerm, Moment
 from simoffload.results.training import StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.calibrated import ranks_beyond
@@ -93,6 +93,11 @@ class FsdpPlan:
     warnings: tuple[str, ...] = ()
     traffic: tuple[StorageTraffic, ...] = ()
     """None: nothing is on storage."""
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """None: DeepSpeed's estimators are of ZeRO."""
+        return ()
 
     @property
     def target(self) -> str:

@@ -12,7 +12,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.training_cost import training_forward_flops
-from simoffload.results.capacity import Moment
+from simoffload.results.capacity import Estimate, Moment
 from simoffload.results.training import StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.calibrated import ranks_beyond
@@ -22,7 +22,7 @@ from simoffload.strategies.forward import Placement
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.activation_offload import ActivationOffload
 from simoffload.strategies.training.facts import Places, StepFacts, Update
-from simoffload.strategies.training.memory import Estimate, estimates_for, training_moments
+from simoffload.strategies.training.memory import estimates_for, training_moments
 from simoffload.strategies.training.modes import step_of
 from simoffload.strategies.training.step import Step
 from simoffload.strategies.training.storage_io import (
@@ -197,7 +197,7 @@ class ZeroTrainingPlan:
             key = "strategy.ds_config.zero_optimization.offload_optimizer.buffer_count"
             text = (
                 f"{self.settings.buffer_count} buffers; DeepSpeed needs {4 * at_once}, for master, moments "
-                f"and gradient of {at_once} sub-group(s) at work, read ahead and written behind; it would stop"
+                f"and gradient of {at_once} sub-group(s) at work, read ahead, written behind; it would stop"
             )
             raise InputError((Problem("", None, None, key, text),))
 

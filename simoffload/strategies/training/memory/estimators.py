@@ -8,9 +8,8 @@ stage_1_and_2.py) and ``estimate_zero3_model_states_mem_needs`` (stage3.py), the
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from simoffload.models import ModelShape
+from simoffload.results.capacity import Estimate
 
 __all__ = [
     "Estimate",
@@ -20,20 +19,6 @@ __all__ = [
     "zero2_estimate",
     "zero3_estimate",
 ]
-
-
-class Estimate(NamedTuple):
-    """What an estimator says, and how it comes to it."""
-
-    name: str
-    per_host: int | None
-    """[B] of host memory on every node; None where the estimator does not say."""
-    per_gpu: int | None
-    """[B]"""
-    total: int | None
-    """[B] over all, where the estimator knows nothing finer."""
-    formula: str
-    """One line, for display: P parameters, L of the largest module, n nodes, g GPUs of a node, G of all."""
 
 
 def zero2_estimate(
