@@ -45,10 +45,12 @@ def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, flo
 
 def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
     """[s] of a training step by phase: FLOP over the data sheet's peak or bytes over bandwidth, whichever is
-    longer; Adam's bytes over the peak of host memory."""
+    longer; Adam's bytes over the peak of host memory; all that storage moves counts as the optimizer's."""
     machine, settings, places, model = plan.machine, plan.settings, plan.places, plan.model
     peak = (getattr(machine.accelerator.compute, model.dtype) or machine.accelerator.compute.float32).value
     numel = sum(tensor.slice_numel for tensor in plan.parameters.tensors)
+    trained = sum(tensor.slice_numel for tensor in plan.trained)
+    here = min(places.ranks, machine.gpus_per_node)
     steps = plan.workload.gradient_accumulation_steps
     offloaded = settings.params.device not in (None, "none")
     down = numel * model.dtype_bytes / _top(machine, machine.host_to_device(0, pinned=True))
@@ -56,17 +58,16 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
     forward = max(plan.forward_flops / peak, copies)
     back = (2 * plan.forward_flops + plan.recomputed_flops) / peak
     if settings.optimizer_device == "none":
-        adam = _ADAM_BYTES * numel / machine.accelerator.hbm_rate
+        adam = _ADAM_BYTES * trained / machine.accelerator.hbm_rate
         up = 0.0
     else:
-        here = min(places.ranks, machine.gpus_per_node)
-        adam = _ADAM_BYTES * numel * here / machine.host.memory_bandwidth.value
-        size = (steps * settings.gradient_bytes + 4) * numel
+        adam = _ADAM_BYTES * trained * here / machine.host.memory_bandwidth.value
+        size = (steps * settings.gradient_bytes + 4) * trained
         up = size / _top(machine, machine.device_to_host(0, pinned=True))
     for traffic in plan.traffic:
-        read = _top(machine, machine.storage_read(traffic.tier, 0))
-        write = _top(machine, machine.storage_write(traffic.tier, 0))
-        adam += traffic.read / read + traffic.written / write
+        read = _top(machine, machine.storage_read(traffic.tier, 0), sharing=here)
+        write = _top(machine, machine.storage_write(traffic.tier, 0), sharing=here)
+        adam += (traffic.read / read + traffic.written / write) / places.ranks
     times = {"forward": forward, "backward": max(back, copies, up), "optimizer": adam}
     return times | {"step": sum(times.values())}
 

@@ -12,7 +12,14 @@ from simoffload.models.cost import ModuleCost, attention_scores_bytes, linear_fl
 from simoffload.models.modules import Module, activation
 from simoffload.models.shape import ModelShape
 
-__all__ = ["backward_cost", "loss_module", "training_cost", "training_forward_flops"]
+__all__ = [
+    "backward_cost",
+    "backward_products",
+    "loss_module",
+    "training_backward_flops",
+    "training_cost",
+    "training_forward_flops",
+]
 
 _ATTENTION_BACKWARD = 2.5
 _SOFTMAX_FLOPS = 5
@@ -44,17 +51,33 @@ def training_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
 def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
     """Work of the backward pass of ``module``, gradients of its parameters written once included."""
     forward = training_cost(shape, module, batch=batch, length=length)
-    gradients = module.num_parameters * shape.dtype_bytes
+    trained = sum(parameter.numel for parameter in module.parameters if parameter.trainable)
+    gradients = trained * shape.dtype_bytes
     if module.kind == "attention":
         factor = _ATTENTION_BACKWARD if shape.attention == "sdpa" else 2.0
         return ModuleCost(factor * forward.flops, factor * forward.bytes)
     if module.kind == "embedding":  # the gradient of the whole table is cleared, then rows are added
-        return ModuleCost(0.0, 2 * forward.bytes + gradients)
+        return ModuleCost(0.0, 2 * forward.bytes + gradients if trained else 0.0)
     if module.kind in ("linear", "router"):
         # A frozen weight (LoRA) has no gradient: one product instead of two.
-        products = 2 if any(parameter.trainable for parameter in module.parameters) else 1
+        products = backward_products(module)
         return ModuleCost(products * forward.flops, products * forward.bytes)
     return ModuleCost(2 * forward.flops, 2 * forward.bytes + gradients)
+
+
+def backward_products(module: Module) -> int:
+    """Matrix multiplications of a linear layer's backward pass: for its input, and for a trained weight."""
+    return 2 if any(parameter.trainable for parameter in module.parameters) else 1
+
+
+def training_backward_flops(shape: ModelShape, *, batch: int, length: int) -> float:
+    """[FLOP] of one backward pass, without recomputation."""
+
+    def total(modules: tuple[Module, ...]) -> float:
+        return sum(backward_cost(shape, one, batch=batch, length=length).flops for one in modules)
+
+    outside = total(shape.modules_before) + total(shape.modules_after)
+    return shape.num_hidden_layers * total(shape.layer) + outside
 
 
 def training_forward_flops(shape: ModelShape, *, batch: int, length: int) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from simoffload.report.training_tables import (
 from simoffload.report.training_tables import storage as storage_rows
 from simoffload.results.passes import PassResult
 from simoffload.results.training import TrainingResult
-from simoffload.units import format_seconds
+from simoffload.units import format_bytes, format_seconds
 
 __all__ = ["causes", "memory", "phases", "storage"]
 
@@ -79,4 +79,14 @@ def storage(paper: Paper, result: TrainingResult) -> list[str]:
     if not rows:
         return []
     table = [("one step", *STORAGE_HEADS), *((printable(row.tier), *row.cells) for row in rows)]
-    return paper.headed(table, right=range(1, len(STORAGE_HEADS) + 1))
+    return [*paper.headed(table, right=range(1, len(STORAGE_HEADS) + 1)), *_requests(paper, result)]
+
+
+def _requests(paper: Paper, result: TrainingResult) -> list[str]:
+    lines = []
+    for one in result.requests:
+        size = format_bytes(one.block, binary=True)
+        told = f"reads {one.read:,} and writes {one.written:,} whole requests of {size}"
+        where = f"{printable(one.tier)}: from the start to the end of the first step a rank"
+        lines += paper.detail(f"{where} {told}")
+    return lines

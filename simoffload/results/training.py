@@ -18,7 +18,7 @@ from simoffload.workload import Dataset
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Phase", "StorageTraffic", "TrainingResult"]
+__all__ = ["Phase", "StorageRequests", "StorageTraffic", "TrainingResult"]
 
 
 class Phase(NamedTuple):
@@ -46,6 +46,16 @@ class StorageTraffic(NamedTuple):
     """[B]"""
 
 
+class StorageRequests(NamedTuple):
+    """Whole requests that one rank makes from the start of the run to the end of its first step."""
+
+    tier: str
+    block: int
+    """[B] of a request (``aio.block_size``); smaller ones, of what is left over, are not counted."""
+    read: int
+    written: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(SimulationResult):
     """One optimizer step of the steady state."""
@@ -58,7 +68,7 @@ class TrainingResult(SimulationResult):
         "tokens_per_s": "batch_size x sequence_length x gradient_accumulation_steps x ranks / step_s",
         "samples_per_s": "batch_size x gradient_accumulation_steps x ranks / step_s",
         "per_token_s": "1 / tokens_per_s",
-        "tflops_per_gpu": "3 x FLOP of the forward passes / step_s / 1e12 (recomputation is not counted)",
+        "tflops_per_gpu": "FLOP of forward and backward / step_s / 1e12 (recomputation is not counted)",
         "hardware_tflops_per_gpu": "FLOP carried out, recomputation included / step_s / 1e12",
     }
 
@@ -69,12 +79,16 @@ class TrainingResult(SimulationResult):
     gradient_accumulation_steps: int
     forward_flops: float = 0.0
     """[FLOP] of the forward passes of one step on one GPU."""
+    backward_flops: float = 0.0
+    """[FLOP] of its backward passes, without recomputation; fewer where weights are frozen."""
     recomputed_flops: float = 0.0
     """[FLOP] that checkpointing computes again in one step on one GPU."""
     phases: tuple[Phase, ...] = ()
     moments: tuple[tuple[str, tuple[TierUse, ...]], ...] = ()
     """What every tier holds at each stage of the run."""
     traffic: tuple[StorageTraffic, ...] = ()
+    requests: tuple[StorageRequests, ...] = ()
+    """Of start-up and first step."""
     estimates: tuple[Estimate, ...] = ()
     """What DeepSpeed's own estimators and a rule of thumb say of the memory, beside the full account."""
     checkpoint: Checkpoints | None = None
@@ -156,17 +170,19 @@ class TrainingResult(SimulationResult):
     @property
     def tflops_per_gpu(self) -> float | None:
         """[TFLOP/s] see ``formulas``."""
-        return 3 * self.forward_flops / self.step_s * 1e-12 if self.step_s else None
+        done = self.forward_flops + self.backward_flops
+        return done / self.step_s * 1e-12 if self.step_s else None
 
     @property
     def hardware_tflops_per_gpu(self) -> float | None:
         """[TFLOP/s] see ``formulas``."""
-        done = 3 * self.forward_flops + self.recomputed_flops
+        done = self.forward_flops + self.backward_flops + self.recomputed_flops
         return done / self.step_s * 1e-12 if self.step_s else None
 
     def particulars(self) -> dict[str, Any]:
         """Phases, traffic to storage, memory over the run, checkpoints, data and wear."""
         return {
+            "requests_to_first_step": [one._asdict() for one in self.requests],
             "memory_estimates": [one._asdict() for one in self.estimates],
             "optimizer_target": self.optimizer_target,
             "phases": [

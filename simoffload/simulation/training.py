@@ -30,9 +30,11 @@ def training_capacity(scenario: LoadedScenario, plan: TrainingPlan, workload: Tr
         sequence_length=workload.sequence_length,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
         forward_flops=plan.forward_flops,
+        backward_flops=plan.backward_flops,
         recomputed_flops=plan.recomputed_flops,
         traffic=plan.traffic,
         estimates=plan.estimates,
+        requests=plan.requests,
         moments=tuple((moment.name, tier_uses(moment.terms, tiers)) for moment in moments),
         dataset=scenario.scenario.dataset,
     )

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from simoffload.results.capacity import Estimate, Moment
-from simoffload.results.training import StorageTraffic
+from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 
 __all__ = ["AnyPlan", "ForwardPass", "Plan", "StepPart", "TrainingPlan"]
@@ -86,12 +86,20 @@ class TrainingPlan(AnyPlan, Protocol):
         """Tier that holds the optimizer's states."""
 
     @property
+    def requests(self) -> tuple[StorageRequests, ...]:
+        """Whole requests to storage up to the end of the first step; () where there are none."""
+
+    @property
     def estimates(self) -> tuple[Estimate, ...]:
         """What others' rules say of the memory; () where there is none for the strategy."""
 
     @property
     def forward_flops(self) -> float:
         """[FLOP] of the forward passes of one step on one GPU."""
+
+    @property
+    def backward_flops(self) -> float:
+        """[FLOP] of the backward passes of one step on one GPU, without recomputation."""
 
     @property
     def recomputed_flops(self) -> float:

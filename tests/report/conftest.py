@@ -258,6 +258,7 @@ def make_training() -> Callable[..., TrainingResult]:
             "sequence_length": 2048,
             "gradient_accumulation_steps": 4,
             "forward_flops": 1e15,
+            "backward_flops": 2e15,
             "recomputed_flops": 0.96e15,
             "capacity": peaks(),
             "advice": (),

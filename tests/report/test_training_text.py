@@ -43,7 +43,7 @@ Speed     step_s                             40 s        forward_s + backward_s 
                                                          step_s
           samples_per_s             1.6 samples/s        batch_size x gradient_accumulation_steps x
                                                          ranks / step_s
-          tflops_per_gpu               75 TFLOP/s        3 x FLOP of the forward passes / step_s /
+          tflops_per_gpu               75 TFLOP/s        FLOP of forward and backward / step_s /
                                                          1e12 (recomputation is not counted)
           hardware_tflops_per_gpu      99 TFLOP/s        FLOP carried out, recomputation included /
                                                          step_s / 1e12

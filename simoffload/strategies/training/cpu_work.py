@@ -45,7 +45,10 @@ class CpuWork:
         self._work(CPU_LOOPS, _SCALE * numel, rate)
 
     def fresh(self, size: int) -> None:
-        """Memory that was never written is written by all threads: the kernel clears its pages first."""
+        """Memory that was never written is written by all threads: the kernel clears its pages first.
+
+        One thread's cost was measured; that threads share it evenly is an estimate.
+        """
         self._out.spend(FRESH_FROM_GPU_S * size / self._threads)
 
     def loops(self, traffic: int) -> None:

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.models.training_cost import training_forward_flops
+from simoffload.models.training_cost import training_backward_flops, training_forward_flops
 from simoffload.results.capacity import Estimate, MemoryTerm, Moment
-from simoffload.results.training import StorageTraffic
+from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.calibrated import ranks_beyond
 from simoffload.strategies.memory import pinned_rounding
@@ -95,6 +95,11 @@ class FsdpPlan:
     """None: nothing is on storage."""
 
     @property
+    def requests(self) -> tuple[StorageRequests, ...]:
+        """None: nothing lies on storage."""
+        return ()
+
+    @property
     def estimates(self) -> tuple[Estimate, ...]:
         """None: DeepSpeed's estimators are of ZeRO."""
         return ()
@@ -118,6 +123,13 @@ class FsdpPlan:
     def forward_flops(self) -> float:
         """[FLOP] of the forward passes of one step on one GPU."""
         return self._micro_steps * sum(self._flops)
+
+    @property
+    def backward_flops(self) -> float:
+        """[FLOP] of the backward passes of one step on one GPU, without recomputation."""
+        work = self.workload
+        once = training_backward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
+        return self._micro_steps * once
 
     @property
     def recomputed_flops(self) -> float:

@@ -8,7 +8,7 @@ other; only a pipelined swapper reads one sub-group ahead and writes one behind.
 from __future__ import annotations
 
 from simoffload.schedule import Dependency
-from simoffload.strategies.forward import COMM, COMPUTE, IO
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
 from simoffload.strategies.timing import effective_rate, picoseconds
 from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.cpu_work import CpuWork
@@ -65,6 +65,7 @@ class OptimizerStep:
         out.part("after the step")
         persistent = [tensor for tensor in self._facts.parameters.tensors if tensor.persistent]
         if self._settings.stage == 3 and persistent:
+            out.host_waits(COMPUTE)  # parameters that were updated on the GPU
             out.wait(out.gather(persistent, prefetch=False))
         elif self._settings.stage in (1, 2):
             self._gather_all()
@@ -73,6 +74,7 @@ class OptimizerStep:
         """The host waits for what it has begun."""
         self._out.host_waits(WRITE)
         self._out.host_waits(COMPUTE)
+        self._out.host_waits(COPY)
 
     # -- where the update is done ---------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class OptimizerStep:
                 fixed=picoseconds(paths[0].latency),
                 size=size,
                 route=route,
-                after=(*out.host_so_far(), *out.so_far(COMPUTE)),
+                after=(*out.host_so_far(), *out.so_far(COMPUTE), *out.so_far(COPY)),
                 collective=True,
             )
         out.host_waits(COMM)

@@ -11,9 +11,9 @@ from typing import TypedDict
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.models.training_cost import training_forward_flops
+from simoffload.models.training_cost import training_backward_flops, training_forward_flops
 from simoffload.results.capacity import Estimate, Moment
-from simoffload.results.training import StorageTraffic
+from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.calibrated import ranks_beyond
 from simoffload.strategies.coordinator import Tensor
@@ -27,6 +27,7 @@ from simoffload.strategies.training.modes import step_of
 from simoffload.strategies.training.step import Step
 from simoffload.strategies.training.storage_io import (
     StorageStage,
+    full_requests,
     stages_until_first_step,
     steady_stages,
 )
@@ -111,6 +112,13 @@ class ZeroTrainingPlan:
     def forward_flops(self) -> float:
         """[FLOP] of the forward passes of one step on one GPU."""
         return self.workload.gradient_accumulation_steps * sum(self._flops)
+
+    @property
+    def backward_flops(self) -> float:
+        """[FLOP] of the backward passes of one step on one GPU, without recomputation."""
+        work = self.workload
+        once = training_backward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
+        return work.gradient_accumulation_steps * once
 
     @property
     def recomputed_flops(self) -> float:
@@ -220,8 +228,7 @@ class ZeroTrainingPlan:
 
     def swapper(self) -> GradientSwapper | None:
         """Buffers of gradients on their way to storage; None if they stay in memory."""
-        swapped = [update.group.numel for update in self.updates if update.swapped]
-        if not swapped:
+        if not any(update.swapped for update in self.updates):
             return None
         settings = self.settings.params
         return GradientSwapper(
@@ -247,6 +254,12 @@ class ZeroTrainingPlan:
             swapper=swapper,
             hooks=self.step.hooks(),
             activations=self._activations(),
+            staying=frozenset(
+                id(tensor)
+                for update in self.updates
+                if update.on_gpu and not update.swapped
+                for tensor in update.group.tensors
+            ),
         )
         if write is not None:
             write(out, part)
@@ -323,6 +336,17 @@ class ZeroTrainingPlan:
             first = gathered_peak(*walked, warm=False).read
             passed = (*first, *later * (self.workload.gradient_accumulation_steps - 1))
         return stages_until_first_step(self.updates, self.swapper(), read_in_pass=passed, **self._io_facts)
+
+    @property
+    def requests(self) -> tuple[StorageRequests, ...]:
+        """Whole requests of one rank from the start of the run to the end of its first step."""
+        block, threads = self.settings.params.block_size, self.settings.params.threads
+        counts: dict[str, list[int]] = {}
+        for stage in self.first_io:
+            for transfer in stage.transfers:
+                sums = counts.setdefault(transfer.tier, [0, 0])
+                sums[transfer.written] += full_requests(transfer.sizes, block=block, threads=threads)
+        return tuple(StorageRequests(tier, block, *sums) for tier, sums in counts.items())
 
     @property
     def _io_facts(self) -> _IoFacts:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.models.cost import ModuleCost
-from simoffload.models.training_cost import backward_cost, training_cost
+from simoffload.models.training_cost import backward_cost, backward_products, training_cost
 from simoffload.strategies.timing import Timing, operations, picoseconds
 
 __all__ = ["TrainingTiming"]
 
 _MOST_KERNELS = 16  # as in forward
+_BACKWARD_KERNELS = 2
+"""Kernels of backward for each of forward: one for the input's gradient and one for the weight's or a saved
+mask (an estimate)."""
 _OPTIMIZER_TRAFFIC = 28
 """[B] of a parameter in Adam's step: weight, gradient, two moments read, three written,
 in single precision."""
@@ -32,7 +35,7 @@ class TrainingTiming(Timing):
         """[ps] that the GPU is busy with the backward pass of ``module``."""
         if module not in self._back:
             cost = backward_cost(self._model, module, batch=self._batch, length=self._length)
-            products = 2 if module.kind in ("linear", "router") else 1
+            products = backward_products(module) if module.kind in ("linear", "router") else 1
             self._back[module] = self._duration(module, cost, products=products)
         return self._back[module]
 
@@ -42,7 +45,7 @@ class TrainingTiming(Timing):
             return 0
         single = cost.flops / products
         arithmetic = cost.flops / gpu.matmul_rate(single, self._model.dtype) if cost.flops else 0.0
-        kernels = 2 * min(1 + operations(self._model, module), _MOST_KERNELS)
+        kernels = _BACKWARD_KERNELS * min(1 + operations(self._model, module), _MOST_KERNELS)
         return picoseconds(max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s)
 
     def operations(self, module: Module) -> int:

@@ -87,6 +87,7 @@ class MicroStepWriter(ForwardWriter):
         swapper: GradientSwapper | None,
         hooks: GradientHooks | None = None,
         activations: ActivationOffload | None = None,
+        staying: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(name=name, placement=placement, timing=timing, visits=(), streams=TRAINING_STREAMS)
         self._settings = settings
@@ -95,6 +96,7 @@ class MicroStepWriter(ForwardWriter):
         self.swapper = swapper
         self._hooks = hooks or GradientHooks()
         self._activations = activations
+        self._staying = staying  # identities of tensors that Twin-Flow updates on the GPU
         self.gradients = REDUCE if settings.overlap_comm else COMPUTE
         """The stream of what happens to gradients."""
         self._more = timing.machine.host.training
@@ -256,14 +258,20 @@ class MicroStepWriter(ForwardWriter):
             self._boundary(tensors)
 
     def _boundary(self, tensors: Sequence[Tensor]) -> None:
-        sizes = self._single_precision(tensors)
-        if self.swapper is None:
+        self._single_precision(tensors)
+        staying = sum(tensor.slice_numel for tensor in tensors if id(tensor) in self._staying)
+        if staying:
+            self.on_gpu("reduce", 2 * 4 * staying)
+        leaving = [tensor for tensor in tensors if id(tensor) not in self._staying]
+        in_memory = [one for one in leaving if self.swapper is None or not self.swapper.size(one)]
+        if in_memory:
             # Asynchronous since DeepSpeed 0.19.5 (commit 7dfa67a); before, the host waits for each copy.
             blocking = self._settings.params.version < (0, 19, 5)
             pinned = self._settings.pin_memory and not self._hooks.shared
+            sizes = [4 * tensor.slice_numel for tensor in in_memory]
             self.move(sizes, to_device=False, pinned=pinned, blocking=blocking)
-            return
-        self.swapper.insert(self, tensors)
+        if self.swapper is not None:
+            self.swapper.insert(self, leaving)
 
     def _single_precision(self, tensors: Sequence[Tensor]) -> list[int]:
         """The norm of this rank's part, and its cast; returns the sizes [B]."""

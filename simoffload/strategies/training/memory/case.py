@@ -161,24 +161,25 @@ class Case:
 
     @cached_property
     def gpu_groups(self) -> tuple[SubGroup, ...]:
-        """Those that are updated on the GPU (Twin-Flow: the first of them)."""
+        """Those that are updated on the GPU (Twin-Flow: the first of them, unless they lie on storage)."""
         if not self.offloads_optimizer:
             return self.groups
-        return self.groups[: int((1 - self.settings.ratio) * len(self.groups))]
+        return tuple(group for group in self.groups[: self._first_on_cpu] if not self._swaps(group))
 
     @cached_property
     def swapped_groups(self) -> tuple[SubGroup, ...]:
-        """Those whose states are on storage."""
-        return tuple(group for group in self._elsewhere if self._swaps(group))
+        """Those whose states are on storage, whatever ``ratio`` says."""
+        return tuple(group for group in self.groups if self.offloads_optimizer and self._swaps(group))
 
     @cached_property
     def cpu_groups(self) -> tuple[SubGroup, ...]:
         """Those whose states are in host memory."""
-        return tuple(group for group in self._elsewhere if not self._swaps(group))
+        elsewhere = self.groups[self._first_on_cpu :] if self.offloads_optimizer else ()
+        return tuple(group for group in elsewhere if not self._swaps(group))
 
     @property
-    def _elsewhere(self) -> tuple[SubGroup, ...]:
-        return self.groups[len(self.gpu_groups) :]
+    def _first_on_cpu(self) -> int:
+        return int((1 - self.settings.ratio) * len(self.groups))
 
     def _swaps(self, group: SubGroup) -> bool:
         smallest = self.settings.params.min_swap_bytes
