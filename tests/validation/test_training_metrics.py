@@ -34,6 +34,7 @@ def result() -> TrainingResult:
         sequence_length=1000,
         gradient_accumulation_steps=2,
         forward_flops=4e15,
+        backward_flops=8e15,
         recomputed_flops=3e15,
         capacity=(),
         advice=(),

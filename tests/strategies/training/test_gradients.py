@@ -128,8 +128,10 @@ def test_updated_parameters_are_gathered_by_all_ranks(stage: int) -> None:
 
 
 def test_gradients_for_storage_go_into_swap_buffers_which_the_host_waits_for() -> None:
-    """Slices of 1 MiB and more are swapped, others go to memory in single precision, too. Since 0.19.4 DeepSpeed page-locks the buffers itself, unknown to
-    CUDA."""
+    """Slices of 1 MiB and more are swapped, others go to memory in single precision, too.
+
+    Since 0.19.4 DeepSpeed page-locks the buffers itself, unknown to CUDA.
+    """
     zero = {"stage": 3, "offload_optimizer": {"device": "nvme"}}
     plan = plan_of(zero, model={"hidden_size": 1024, "intermediate_size": 1024})
     found = moved(plan, part(plan, "backward"))

@@ -21,7 +21,7 @@ __all__ = ["host_initialisation", "host_micro_step", "host_optimizer_step"]
 
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
 _OPTIMIZER_BUFFERS = "lower offload_optimizer.buffer_count or sub_group_size"
-_NVME = 'put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory'
+_NVME = "put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory"
 _PINNED = "unset offload_param.pin_memory"
 _SUB_GROUP = "lower sub_group_size"
 _PIN_KNOB = (0, 10, 1)
