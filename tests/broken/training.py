@@ -279,6 +279,12 @@ CASES: tuple[Case, ...] = (
             "8 contradicts the workload, which makes it 4",
         ),
     ),
+    training(
+        "two-precisions",
+        "train_batch_size: auto\n",
+        "fp16: {enabled: true}\n    bf16: {enabled: true}\n",
+        ("t.yaml:28:11: strategy.ds_config.bf16:", "bf16 and fp16 cannot both be enabled; leave one out"),
+    ),
     # ---- FSDP ----
     fsdp(
         "prefetch",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from simoffload.documents import suggest
 
@@ -167,12 +167,28 @@ class CheckpointSection(_Section):
     writer: CheckpointWriterSection | None = None
 
 
+class PrecisionSection(_Section):
+    """``fp16`` or ``bf16``; the model's dtype decides what is simulated."""
+
+    enabled: bool | Literal["auto"] = False
+
+
+def _one_precision(value: PrecisionSection, info: ValidationInfo) -> PrecisionSection:
+    """DeepSpeed refuses both (deepspeed/runtime/config.py)."""
+    other = info.data.get("fp16")
+    if value.enabled is True and other is not None and other.enabled is True:
+        raise ValueError("bf16 and fp16 cannot both be enabled; leave one out")
+    return value
+
+
 class DeepSpeedConfig(_Section):
     """A ds_config.json, as far as it decides what is offloaded and how."""
 
     zero_optimization: ZeroSection = ZeroSection()
     aio: AioSection = AioSection()
     optimizer: OptimizerSection | None = None
+    fp16: PrecisionSection = PrecisionSection()
+    bf16: Annotated[PrecisionSection, AfterValidator(_one_precision)] = PrecisionSection()
     train_batch_size: AutoPositive | None = None
     train_micro_batch_size_per_gpu: AutoPositive | None = None
     gradient_accumulation_steps: AutoPositive | None = None
@@ -188,8 +204,6 @@ _SILENT = {
     "dump_state",
     "wall_clock_breakdown",
     "memory_breakdown",
-    "fp16",
-    "bf16",
     "amp",
     "scheduler",
     "zero_allow_untested_optimizer",
