@@ -103,7 +103,7 @@ def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
     ):
         model: torch.nn.Module = architecture(hf_config)
     if training and case["workload"]["gradient_checkpointing"]:
-        model.gradient_checkpointing_enable()
+        model.gradient_checkpointing_enable({"use_reentrant": case["workload"]["use_reentrant"]})
     model.train(training)
     return model
 
