@@ -21,3 +21,5 @@ class Exit(IntEnum):
     """Ctrl-C, as shells count it."""
     PIPE_CLOSED = 141
     """Whoever read the output went away, as shells count it."""
+    TERMINATED = 143
+    """SIGTERM, which ``timeout`` and schedulers send, as shells count it."""

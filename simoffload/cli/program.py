@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from simoffload.cli.arguments import parse
 from simoffload.cli.console import Console
@@ -20,12 +23,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     console = Console(as_json="--json" in words)
     try:
-        status = _guarded(words, console)
+        with _terminable():
+            status = _guarded(words, console)
         console.close()
     except BrokenPipeError:
         console.abandon()
         return Exit.PIPE_CLOSED
     return status
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: what Ctrl-C keeps and cleans up, it keeps and cleans up too."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
+        yield
+        return
+
+    def stop(_number: int, _frame: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _guarded(words: Sequence[str], console: Console) -> int:
@@ -41,6 +65,9 @@ def _guarded(words: Sequence[str], console: Console) -> int:
     except SimulationError as error:
         console.fail([Problem("", None, None, "", str(error))])
         return Exit.FAILED
+    except _Terminated:
+        console.note("terminated")
+        return Exit.TERMINATED
     except KeyboardInterrupt:
         console.note("interrupted")
         return Exit.INTERRUPTED

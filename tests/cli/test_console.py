@@ -49,14 +49,20 @@ def test_interruption(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["small.yaml"]
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")],
+)
+def test_a_signal_in_the_middle_leaves_nothing(
+    repository: Path, tmp_path: Path, number: signal.Signals, status: int, said: str
+) -> None:
     words = ["run", "ddn/bloom-mod-1", "--output-dir", str(tmp_path / "out")]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-m", "simoffload", *words], cwd=repository, **options) as running:
         time.sleep(1.5)  # it takes longer than this even where there are no other users
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         out, err = running.communicate()
-    assert (running.returncode, out, err) == (130, "", "interrupted\n")
+    assert (running.returncode, out, err) == (status, "", said)
     assert list(tmp_path.iterdir()) == []
 
 
