@@ -140,7 +140,7 @@ def _add_fit(commands: _Commands) -> None:
 
 def _add_check(commands: _Commands) -> None:
     parser = _command(commands, "check", "check files: scenarios, profiles, ds_config.json, config.json")
-    parser.add_argument("files", metavar="FILE", nargs="+")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="or the name of something shipped, or -")
     parser.add_argument("--json", action="store_true", help=_JSON)
     parser.set_defaults(command=checking.check)
 
@@ -153,7 +153,7 @@ def _add_profiles(commands: _Commands) -> None:
     showing = _command(actions, "show", "print every number of a profile with its origin, source and date")
     showing.add_argument("profile", metavar="ID", help="an id, kind/id where several share it, or a file")
     checked = _command(actions, "check", "check profile files and what they refer to")
-    checked.add_argument("files", metavar="FILE", nargs="+")
+    checked.add_argument("files", metavar="FILE", nargs="+", help="or the id of a shipped profile")
     _finish(
         (listing, catalogue.list_profiles),
         (showing, catalogue.show_profile),

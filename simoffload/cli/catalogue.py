@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
 from simoffload.cli.exits import Exit
-from simoffload.errors import InputError, Problem
+from simoffload.cli.sources import find_profile
 from simoffload.report.columns import columns
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def list_profiles(arguments: Namespace, console: Console) -> Exit:
 
 def show_profile(arguments: Namespace, console: Console) -> Exit:
     """Print every number of a profile with where it comes from."""
-    entry = _find_profile(arguments.profile)
+    entry = find_profile(arguments.profile)
     numbers = _numbers(entry)
     rows = [(one.profile, one.key, one.text, one.origin, one.date, one.source) for one in numbers]
     title = f"{entry.use.kind} {entry.profile.id}: {entry.profile.name}"
@@ -67,26 +67,6 @@ def _numbers(entry: Entry) -> tuple[ProfileInput, ...]:
     if entry.use.kind != "platform":
         return tuple(entry.inputs())
     return load_platform(Path(entry.document.path)).inputs
-
-
-def _find_profile(reference: str) -> Entry:
-    """A profile by id, kind/id or path; InputError if there is none or several share the id."""
-    from simoffload.documents import suggest
-    from simoffload.hardware.library import KINDS, Library, is_path
-
-    kind, slash, name = reference.partition("/")
-    if slash and kind in KINDS and not Path(reference).exists():
-        return Library().find(name, (kind,))
-    if is_path(reference):
-        return Library().read(Path(reference), tuple(KINDS))
-    known = [(one.kind, one.id) for one in Library().summaries()]
-    kinds = [kind for kind, name in known if name == reference]
-    if len(kinds) == 1:
-        return Library().find(reference, (kinds[0],))
-    message = f'there is no profile "{reference}"{suggest(reference, (name for _, name in known))}'
-    if kinds:
-        message = f'several profiles are called "{reference}": {", ".join(f"{k}/{reference}" for k in kinds)}'
-    raise InputError((Problem("", None, None, "", message),))
 
 
 def list_scenarios(_arguments: Namespace, console: Console) -> Exit:

@@ -1,4 +1,4 @@
-"""``simoffload check`` and ``simoffload profiles check``: is a file right, without simulating anything."""
+"""``simoffload check`` and ``simoffload profiles check``: is it right, without simulating anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
 from simoffload.cli.exits import Exit
-from simoffload.cli.sources import STDIN_NAME, read
+from simoffload.cli.sources import STDIN_NAME, find
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ Warnings = tuple[str, ...]
 
 
 def check(arguments: Namespace, console: Console) -> Exit:
-    """Check files of any known kind, recognized by what they hold."""
+    """Check files of any known kind, recognized by what they hold, and what is shipped, by name."""
     return _check(arguments.files, console, _CHECKS)
 
 
 def check_profiles(arguments: Namespace, console: Console) -> Exit:
-    """Check files that should be hardware profiles."""
+    """Check hardware profiles: files, and shipped ones by id."""
     return _check(arguments.files, console, {"profile": _check_profile})
 
 
@@ -36,7 +36,7 @@ def _check(files: list[str], console: Console, checks: dict[str, Callable[[Docum
     passed: list[dict[str, Any]] = []
     for file in files:
         try:
-            document = read(file)
+            document = find(file, profiles_only=len(checks) == 1)
             kind = _kind(document) if len(checks) > 1 else next(iter(checks))
             if document.path == STDIN_NAME and kind in _FILES_ONLY:
                 raise InputError((document.problem((), f"a {kind} is checked as a file"),))
@@ -77,7 +77,9 @@ def _kind(document: Document) -> str:
 def _check_scenario(document: Document) -> Warnings:
     from simoffload.scenario import resolve
 
-    return resolve(document).plan().warnings
+    scenario = resolve(document)
+    plan = scenario.plan()
+    return (*scenario.warnings, *plan.warnings)
 
 
 def _check_profile(document: Document) -> Warnings:
@@ -94,9 +96,12 @@ def _check_profile(document: Document) -> Warnings:
 def _check_ds_config(document: Document) -> Warnings:
     from simoffload.documents import validate
     from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings
+    from simoffload.strategies.ds_config.training import resolve_training, trains
 
     config = validate(document, DeepSpeedConfig)
     try:
+        if trains(config):
+            return resolve_training(config, hidden_size=1, dtype_bytes=2)[1]
         return resolve_settings(config, hidden_size=1)[1]
     except InputError as error:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Where a scenario comes from: a file, the shipped ones, or standard input."""
+"""Where scenarios and profiles come from: files, the shipped ones, or standard input."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from simoffload.documents import Document
+    from simoffload.hardware.library import Entry
     from simoffload.scenario import LoadedScenario
 
-__all__ = ["STDIN", "STDIN_NAME", "load", "move", "read"]
+__all__ = ["STDIN", "STDIN_NAME", "find", "find_profile", "load", "move", "read"]
 
 STDIN = "-"
 STDIN_NAME = "<stdin>"
@@ -35,6 +36,49 @@ def _stdin_text() -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         raise InputError((Problem(STDIN_NAME, None, None, "", "is not text in UTF-8"),)) from None
+
+
+def find(source: str, *, profiles_only: bool = False) -> Document:
+    """Read a document from a file, from standard input, or by the name of a shipped scenario or profile.
+
+    Raises InputError with near names if there is no such file and nothing shipped of that name.
+    """
+    from simoffload.documents import SUFFIXES, suggest
+    from simoffload.hardware import list_profiles
+    from simoffload.scenario import find_scenario, list_scenarios
+
+    if source == STDIN or Path(source).suffix in SUFFIXES or Path(source).exists():
+        return read(source)
+    shipped = None if profiles_only else find_scenario(source)
+    if shipped is not None:
+        return read(str(shipped))
+    profiles = list_profiles()
+    ids = [name for one in profiles for name in (one.id, f"{one.kind}/{one.id}")]
+    if source in ids:
+        return find_profile(source).document
+    what, names = ("profile", ids) if profiles_only else ("scenario or profile", [*list_scenarios(), *ids])
+    message = f"no such file, and no shipped {what} of that name{suggest(source, names)}"
+    raise InputError((Problem(source, None, None, "", message),))
+
+
+def find_profile(reference: str) -> Entry:
+    """A profile by id, kind/id or path; InputError if there is none or several share the id."""
+    from simoffload.documents import suggest
+    from simoffload.hardware.library import KINDS, Library, is_path
+
+    kind, slash, name = reference.partition("/")
+    if slash and kind in KINDS and not Path(reference).exists():
+        return Library().find(name, (kind,))
+    if is_path(reference):
+        return Library().read(Path(reference), tuple(KINDS))
+    known = [(one.kind, one.id) for one in Library().summaries()]
+    kinds = [kind for kind, name in known if name == reference]
+    if len(kinds) == 1:
+        return Library().find(reference, (kinds[0],))
+    message = f'there is no profile "{reference}"{suggest(reference, (name for _, name in known))}'
+    if kinds:
+        message = f'several profiles are called "{reference}": {", ".join(f"{k}/{reference}" for k in kinds)}'
+    raise InputError((Problem("", None, None, "", message),))
 
 
 def load(source: str, *, overrides: Sequence[str] = ()) -> LoadedScenario:

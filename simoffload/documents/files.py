@@ -10,8 +10,10 @@ from simoffload.documents.tree import Document
 from simoffload.documents.yaml_reader import read_yaml
 from simoffload.errors import InputError, Problem
 
-__all__ = ["parse_json", "parse_yaml", "read_document"]
+__all__ = ["SUFFIXES", "parse_json", "parse_yaml", "read_document"]
 
+SUFFIXES = (".yaml", ".yml", ".json")
+"""Of the names of documents."""
 _LARGEST = 1_000_000
 """[B] a scenario or a profile has a hundredth of it."""
 
@@ -21,12 +23,12 @@ def read_document(path: Path) -> Document:
 
     Raises InputError for a file that cannot be read or holds anything but data.
     """
-    parsers = {".yaml": parse_yaml, ".yml": parse_yaml, ".json": parse_json}
-    if path.suffix not in parsers and not path.exists():
+    if path.suffix not in SUFFIXES and not path.exists():
         raise _refusal(str(path), "no such file")
-    if path.suffix not in parsers:
+    if path.suffix not in SUFFIXES:
         raise _refusal(str(path), "the name of a document ends in .yaml, .yml or .json")
-    return parsers[path.suffix](_read_text(path), name=str(path), root=path.parent)
+    parse = parse_json if path.suffix == ".json" else parse_yaml
+    return parse(_read_text(path), name=str(path), root=path.parent)
 
 
 def parse_yaml(text: str, *, name: str, root: Path | None = None) -> Document:

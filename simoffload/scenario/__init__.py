@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from simoffload.scenario.loaded import LoadedScenario
-from simoffload.scenario.loading import list_scenarios, load_scenario, resolve
+from simoffload.scenario.loading import find_scenario, list_scenarios, load_scenario, resolve
 from simoffload.scenario.schema import EngineOptions, Scenario
 
-__all__ = ["EngineOptions", "LoadedScenario", "Scenario", "list_scenarios", "load_scenario", "resolve"]
+__all__ = [
+    "EngineOptions",
+    "LoadedScenario",
+    "Scenario",
+    "find_scenario",
+    "list_scenarios",
+    "load_scenario",
+    "resolve",
+]

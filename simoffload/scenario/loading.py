@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from simoffload.documents import Document, read_document, set_value, suggest, validate
+from simoffload.documents import SUFFIXES, Document, read_document, set_value, suggest, validate
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import load_model
@@ -21,7 +21,7 @@ from simoffload.shipped import shipped_folder
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.workload import Training
 
-__all__ = ["list_scenarios", "load_scenario", "resolve"]
+__all__ = ["find_scenario", "list_scenarios", "load_scenario", "resolve"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -37,6 +37,11 @@ def list_scenarios() -> tuple[str, ...]:
     return tuple(
         sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
     )
+
+
+def find_scenario(name: str) -> Path | None:
+    """The file of a shipped scenario; None if there is none of that name."""
+    return shipped_folder("scenarios") / f"{name}.yaml" if name in list_scenarios() else None
 
 
 def load_scenario(source: str | Path, *, overrides: Sequence[str] = ()) -> LoadedScenario:
@@ -109,10 +114,11 @@ def _with_tiers(
 
 def _locate(source: str | Path) -> Path:
     path = Path(source)
-    if path.suffix in {".yaml", ".yml", ".json"} or path.exists():
+    if path.suffix in SUFFIXES or path.exists():
         return path
-    if str(source) in list_scenarios():
-        return shipped_folder("scenarios") / f"{source}.yaml"
+    shipped = find_scenario(str(source))
+    if shipped is not None:
+        return shipped
     message = f"no such file, and no shipped scenario of that name{suggest(str(source), list_scenarios())}"
     raise InputError([Problem(str(source), None, None, "", message)])
 
@@ -143,7 +149,7 @@ def _ds_config(document: Document, name: str) -> Any:
     root = document.root or Path()
     path = root / name
     if not path.resolve().is_relative_to(root.resolve()):
-        raise InputError([Problem("", None, None, "", f'"{name}" is outside the folder of the scenario')])
+        raise InputError.at("", f'"{name}" is outside the folder of the scenario')
     read = read_document(path)
     validate(read, DeepSpeedConfig)
     return read.data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simoffload.documents import suggest
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 
 __all__ = ["storage_name", "tier_name"]
@@ -30,4 +30,4 @@ def storage_name(name: str, machine: Machine, key: str) -> str:
 def _no_tier(what: str, name: str, machine: Machine, tiers: tuple[str, ...], key: str) -> InputError:
     has = ", ".join(tiers) or "none"
     message = f'no {what} "{name}" on platform "{machine.platform}" (has: {has}){suggest(name, tiers)}'
-    return InputError([Problem("", None, None, key, message)])
+    return InputError.at(key, message)

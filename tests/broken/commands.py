@@ -19,6 +19,37 @@ CASES: tuple[Case, ...] = (
         ),
     ),
     Case(
+        "check-no-such-name",
+        ("check", "ddn/bloom-176", "dgx-a1000", "nothing-like-it-at-all"),
+        (
+            (
+                "ddn/bloom-176:",
+                "no such file, and no shipped scenario or profile of that name",
+                'did you mean "ddn/bloom-176b"',
+            ),
+            (
+                "dgx-a1000:",
+                "no such file, and no shipped scenario or profile of that name",
+                'did you mean "dgx-a100"',
+            ),
+            (
+                "nothing-like-it-at-all:",
+                "no such file, and no shipped scenario or profile of that name",
+            ),
+        ),
+    ),
+    Case(
+        "profiles-check-no-such-name",
+        ("profiles", "check", "dgx-a1000"),
+        (
+            (
+                "dgx-a1000:",
+                "no such file, and no shipped profile of that name",
+                'did you mean "dgx-a100"',
+            ),
+        ),
+    ),
+    Case(
         "a-folder",
         ("run", "folder"),
         (("folder:", "the name of a document ends in .yaml, .yml or .json"),),

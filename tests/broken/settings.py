@@ -134,7 +134,10 @@ CASES: tuple[Case, ...] = (
         "ds-stage",
         '"stage": 3',
         '"stage": 1',
-        ("ds.json:3:14: zero_optimization.stage:", "1 does not offload parameters; ZeRO-Inference needs 3"),
+        (
+            "ds.json:4:33: zero_optimization.offload_param.device:",
+            '"nvme" needs stage 3, not 1: below it parameters are not partitioned',
+        ),
     ),
     ds_config(
         "ds-text-number",
@@ -150,6 +153,21 @@ CASES: tuple[Case, ...] = (
         '{"block_size": 1048576, "queue_depth": 8}',
         "[]",
         ("ds.json:6:10: aio:", "must be a mapping, got a list of 0"),
+    ),
+    ds_config(
+        "ds-old-name",
+        '"stage": 3',
+        '"stage": 3, "cpu_offload_param": true',
+        (
+            "ds.json:3:38: zero_optimization.cpu_offload_param:",
+            "is the old name of offload_param: {device: cpu}; write that",
+        ),
+    ),
+    ds_config(
+        "ds-amp",
+        '"aio":',
+        '"optimizer": {"type": "AdamW"}, "amp": {"enabled": true}, "aio":',
+        ("ds.json:6:54: amp.enabled:", "amp does not go with ZeRO"),
     ),
     ds_config("ds-nan", "1048576", "NaN", ("ds.json:6:25:", "NaN is not a number")),
     # ---- Hugging Face's config.json ----

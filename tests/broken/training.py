@@ -218,6 +218,28 @@ CASES: tuple[Case, ...] = (
         (f"t.yaml:23:16: {_ZERO}.offload_optimizer.ratio:", "must be at most 1", "got 1.5"),
     ),
     training(
+        "ratio-below-stage-3",
+        _STAGE_3.lstrip(),
+        "stage: 2\n      offload_optimizer:\n        device: cpu\n        ratio: 0.5\n",
+        (f"t.yaml:21:16: {_ZERO}.offload_optimizer.ratio:", "0.5 needs stage 3, not 2"),
+    ),
+    training(
+        "old-name",
+        "stage: 3\n",
+        "stage: 3\n      cpu_offload: true\n",
+        (f"t.yaml:19:20: {_ZERO}.cpu_offload:", "is the old name of offload_optimizer: {device: cpu}"),
+    ),
+    training(
+        "master-weights",
+        "gradient_clipping: 1.0",
+        "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}",
+        (
+            "t.yaml:26:58: strategy.ds_config.bf16.bf16_master_weights_and_grads:",
+            "is not modelled: master weights, gradients and moments are counted in single precision",
+        ),
+        ("t.yaml:26:87: strategy.ds_config.bf16.bf16_optimizer_states:", "is not modelled"),
+    ),
+    training(
         "gradient-type",
         "gradient_clipping: 1.0",
         "data_types: {grad_accum_dtype: fp8}",

@@ -70,10 +70,9 @@ def test_a_model_by_its_config(program, tmp_path: Path) -> None:
 def test_everything_shipped_passes(program, repository: Path, folder: str) -> None:
     files = sorted(map(str, (repository / folder).rglob("*.yaml")))
     answer = program("check", *files)
-    # Two scenarios replay runs that did use DeepSpeed's own checkpoint function.
-    told = [
-        line for line in answer.err.splitlines() if "activation_checkpointing.cpu_checkpointing" not in line
-    ]
+    # Some scenarios replay runs that did use DeepSpeed's own checkpoint function; one has its source's ratio.
+    known = ("activation_checkpointing.cpu_checkpointing", "offload_optimizer.ratio 0.9 of 32")
+    told = [line for line in answer.err.splitlines() if not any(text in line for text in known)]
     assert told == []
     assert answer.out.count(": ok (") == len(files)
 

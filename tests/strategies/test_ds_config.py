@@ -89,8 +89,8 @@ def test_unknown_and_unmodelled_keys_warn() -> None:
         }
     )
     assert len(warnings) == 2
-    assert 'did you mean "stage3_prefetch_bucket_size"' in warnings[0]
-    assert "not modelled" in warnings[1]
+    assert "zero_hpz_partition_size: 8 is not modelled" in warnings[0]
+    assert 'did you mean "stage3_prefetch_bucket_size"' in warnings[1]
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from simoffload.strategies.ds_config.sections import (
     AioSection,
     DeepSpeedConfig,
     OffloadParamSection,
-    unread,
 )
+from simoffload.strategies.ds_config.unread import key_warnings, refuse_keys
 
-__all__ = ["LATEST", "OffloadSettings", "parse_version", "resolve_settings"]
+__all__ = ["LATEST", "OffloadSettings", "fetch_settings", "parse_version", "resolve_settings"]
 
 LATEST = "0.19.8"
 _FIRST_GDS = (0, 15, 0)
@@ -116,14 +116,27 @@ def resolve_settings(
     """Apply the version's defaults and Hugging Face's "auto" rules; return settings and warnings.
 
     Raises ValueError for what is no version and InputError, with DeepSpeed's key, for a stage that does not
-    offload parameters. "auto" follows transformers'
-    integration: prefetch 0.9 h^2, persistence 10 h; other keys fall back to DeepSpeed's default.
+    offload parameters and for keys that would make the answer far off.
+    """
+    stage = config.zero_optimization.stage
+    if stage != 3:
+        text = f"{stage} does not offload parameters; ZeRO-Inference needs 3"
+        raise InputError([Problem("", None, None, "zero_optimization.stage", text)])
+    refuse_keys(config, training=False)
+    settings, warnings = fetch_settings(config, version=version, hidden_size=hidden_size)
+    return settings, (*key_warnings(config, training=False), *warnings)
+
+
+def fetch_settings(
+    config: DeepSpeedConfig, *, version: str, hidden_size: int
+) -> tuple[OffloadSettings, tuple[str, ...]]:
+    """The knobs of stage 3, which say nothing below it, and warnings about what the version makes of them.
+
+    Raises ValueError for what is no version. "auto" follows transformers' integration: prefetch 0.9 h^2,
+    persistence 10 h; other keys fall back to DeepSpeed's default.
     """
     number = parse_version(version)
     zero, aio = config.zero_optimization, config.aio
-    if zero.stage != 3:
-        text = f"{zero.stage} does not offload parameters; ZeRO-Inference needs 3"
-        raise InputError([Problem("", None, None, "zero_optimization.stage", text)])
     offload = zero.offload_param or OffloadParamSection()
     auto = {
         "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
@@ -134,8 +147,7 @@ def resolve_settings(
         value = getattr(section, key)
         return int(auto.get(key, type(section).model_fields[key].default) if value == "auto" else value)
 
-    warnings = unread(config, "") + unread(zero, "zero_optimization.")
-    warnings += unread(offload, "zero_optimization.offload_param.") + unread(aio, "aio.")
+    warnings: list[str] = []
     if "aio" in config.model_fields_set and (aio.single_submit or not aio.overlap_events):
         warnings.append("ds_config aio.single_submit / overlap_events: not modelled; a full queue is assumed")
     if aio.use_gds and number < _FIRST_GDS:

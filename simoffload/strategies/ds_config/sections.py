@@ -12,17 +12,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from simoffload.documents import suggest
-
 __all__ = [
+    "ActivationCheckpointingSection",
     "AioSection",
     "CheckpointSection",
+    "CheckpointWriterSection",
+    "DataTypesSection",
     "DeepSpeedConfig",
     "OffloadOptimizerSection",
     "OffloadParamSection",
+    "OptimizerSection",
+    "PrecisionSection",
+    "Section",
     "ZenFlowSection",
     "ZeroSection",
-    "unread",
 ]
 
 
@@ -44,13 +47,13 @@ AutoPositive = Annotated[
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     """A section of ds_config.json; keys that we do not know are kept to be warned about."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class OffloadParamSection(_Section):
+class OffloadParamSection(Section):
     """``zero_optimization.offload_param``."""
 
     device: Literal["none", "cpu", "nvme"] | None = None
@@ -61,7 +64,7 @@ class OffloadParamSection(_Section):
     pin_memory: bool | None = None
 
 
-class OffloadOptimizerSection(_Section):
+class OffloadOptimizerSection(Section):
     """``zero_optimization.offload_optimizer``."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
@@ -71,13 +74,15 @@ class OffloadOptimizerSection(_Section):
     pipeline_read: bool = False
     pipeline_write: bool = False
     fast_init: bool = False
+    """Only of start-up: master weights are made from parameters on storage through the parameters' swap
+    buffers, the same bytes in another order (``_initialize_from_swapped_fp16_params``)."""
     ratio: Fraction = 1.0
     """Twin-Flow: share of the sub-groups whose optimizer runs on the CPU (stage 3)."""
     super_offload: bool = False
     cpuadam_cores_perc: Fraction = 0.8
 
 
-class ZenFlowSection(_Section):
+class ZenFlowSection(Section):
     """``zero_optimization.zenflow``."""
 
     topk_ratio: Fraction = 0.1
@@ -87,11 +92,12 @@ class ZenFlowSection(_Section):
     overlap_step: bool = False
     offload: bool = False
     auto_ratio: Fraction = 0.99
+    """Share of the tensors that make an update under ``update_interval: auto``, whose interval is assumed."""
     full_warm_up_rounds: Elements = 0
     pt_reserved_cores_perc: Fraction = 0.5
 
 
-class ZeroSection(_Section):
+class ZeroSection(Section):
     """``zero_optimization``."""
 
     stage: Literal[0, 1, 2, 3] = 3
@@ -99,11 +105,16 @@ class ZeroSection(_Section):
     offload_optimizer: OffloadOptimizerSection | None = None
     zenflow: ZenFlowSection | None = None
     contiguous_gradients: bool = True
+    """False is not simulated: no bucket of ``reduce_bucket_size``, and no copies into it (stage3.py,
+    ``__add_grad_to_ipg_bucket``)."""
     reduce_scatter: bool = True
+    """False is not simulated in stage 3 (``__avg_scatter_contiguous_grads``: an all-reduce); stages 1 and 2
+    all-reduce either way (stage_1_and_2.py, ``average_tensor``)."""
     reduce_bucket_size: AutoElements = 500_000_000
     allgather_bucket_size: AutoElements = 500_000_000
     sub_group_size: AutoElements = 1_000_000_000
     round_robin_gradients: bool = False
+    """Spreads the ranks' copies to host memory over the backward pass, as all simulated ranks do."""
     overlap_comm: bool | None = None
     stage3_prefetch_bucket_size: AutoElements = 50_000_000
     stage3_param_persistence_threshold: AutoElements = 100_000
@@ -112,7 +123,7 @@ class ZeroSection(_Section):
     stage3_max_reuse_distance: AutoElements = 1_000_000_000
 
 
-class AioSection(_Section):
+class AioSection(Section):
     """``aio``."""
 
     block_size: Annotated[Positive, Field(multiple_of=512)] = 1 << 20
@@ -125,23 +136,25 @@ class AioSection(_Section):
     use_gds: bool = False
 
 
-class OptimizerSection(_Section):
+class OptimizerSection(Section):
     """``optimizer``."""
 
     type: Annotated[str, Field(min_length=1)] = "AdamW"
     params: dict[str, Any] = Field(default_factory=dict)
+    """Hyperparameters, which cost the same whatever they are; ``torch_adam`` is warned about."""
 
 
-class DataTypesSection(_Section):
+class DataTypesSection(Section):
     """``data_types``."""
 
     grad_accum_dtype: Literal["fp32", "fp16", "bf16"] | None = None
 
 
-class ActivationCheckpointingSection(_Section):
+class ActivationCheckpointingSection(Section):
     """``activation_checkpointing``: read only by DeepSpeed's own checkpoint function."""
 
     partition_activations: bool = False
+    """Divides checkpoints among tensor-parallel ranks, of which there is one here."""
     cpu_checkpointing: bool = False
 
 
@@ -150,7 +163,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class CheckpointWriterSection(_Section):
+class CheckpointWriterSection(Section):
     """``checkpoint.writer`` (deepspeed/runtime/model_checkpointing/constants.py); "mock" writes nothing."""
 
     type: Annotated[Literal["python", "fast"], BeforeValidator(_lower)] = "fast"
@@ -160,14 +173,14 @@ class CheckpointWriterSection(_Section):
     decoupled: bool = False
 
 
-class CheckpointSection(_Section):
+class CheckpointSection(Section):
     """``checkpoint``."""
 
     checkpoint_serialization: bool = True
     writer: CheckpointWriterSection | None = None
 
 
-class PrecisionSection(_Section):
+class PrecisionSection(Section):
     """``fp16`` or ``bf16``; the model's dtype decides what is simulated."""
 
     enabled: bool | Literal["auto"] = False
@@ -181,7 +194,7 @@ def _one_precision(value: PrecisionSection, info: ValidationInfo) -> PrecisionSe
     return value
 
 
-class DeepSpeedConfig(_Section):
+class DeepSpeedConfig(Section):
     """A ds_config.json, as far as it decides what is offloaded and how."""
 
     zero_optimization: ZeroSection = ZeroSection()
@@ -196,76 +209,3 @@ class DeepSpeedConfig(_Section):
     data_types: DataTypesSection = DataTypesSection()
     activation_checkpointing: ActivationCheckpointingSection = ActivationCheckpointingSection()
     checkpoint: CheckpointSection | None = None
-
-
-# Keys that DeepSpeed reads and that change nothing here.
-_SILENT = {
-    "steps_per_print",
-    "dump_state",
-    "wall_clock_breakdown",
-    "memory_breakdown",
-    "amp",
-    "scheduler",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-    "prescale_gradients",
-    "communication_data_type",
-    "flops_profiler",
-    "comms_logger",
-    "tensorboard",
-    "wandb",
-    "csv_monitor",
-}
-_SILENT_ZERO = {
-    "allgather_partitions",
-    "cpu_offload",
-    "load_from_fp32_weights",
-    "stage3_gather_16bit_weights_on_model_save",
-    "stage3_gather_fp16_weights_on_model_save",
-    "elastic_checkpoint",
-    "ignore_unused_parameters",
-    "memory_efficient_linear",
-    "log_trace_cache_warnings",
-}
-_SILENT_CHECKPOINT = {"tag_validation", "load_universal", "show_statistics"}
-_NOT_MODELLED = {
-    "use_node_local_storage",
-    "parallel_write",
-    "io_multiplier",
-    "stage3_module_granularity_threshold",
-    "stage3_use_all_reduce_for_fetch_params",
-    "stage3_allgather_sequential",
-    "zero_hpz_partition_size",
-    "zero_quantized_weights",
-    "zero_quantized_nontrainable_weights",
-    "leaf_module",
-    "zero_quantized_gradients",
-    "mics_shard_size",
-    "mics_hierarchical_params_gather",
-    "pipeline_loading_checkpoint",
-    "cpu_offload_params",
-    "cpu_offload_param",
-    "cpu_offload_use_pin_memory",
-    "weight_quantization",
-}
-_SILENT_BY_SECTION = {
-    "DeepSpeedConfig": _SILENT,
-    "ZeroSection": _SILENT_ZERO,
-    "CheckpointSection": _SILENT_CHECKPOINT,
-    "CheckpointWriterSection": _SILENT_CHECKPOINT,
-}
-
-
-def unread(section: _Section, where: str) -> list[str]:
-    """Warnings about keys of a section that DeepSpeed does not know or that are not modelled."""
-    silent = _SILENT_BY_SECTION.get(type(section).__name__, set())
-    warnings = []
-    for key in section.model_extra or {}:
-        if key in silent:
-            continue
-        if key in _NOT_MODELLED:
-            warnings.append(f"ds_config {where}{key}: known to DeepSpeed, not modelled here")
-            continue
-        hint = suggest(key, [*type(section).model_fields, *silent])
-        warnings.append(f"ds_config {where}{key}: unknown key, DeepSpeed ignores it{hint}")
-    return warnings

@@ -8,17 +8,17 @@ from simoffload.errors import InputError, Problem
 from simoffload.strategies.ds_config.parameters import (
     LATEST,
     OffloadSettings,
+    fetch_settings,
     parse_version,
-    resolve_settings,
 )
 from simoffload.strategies.ds_config.sections import (
     DeepSpeedConfig,
     OffloadOptimizerSection,
     ZenFlowSection,
-    unread,
 )
+from simoffload.strategies.ds_config.unread import key_warnings, refuse_keys
 
-__all__ = ["OptimizerKind", "TrainingSettings", "ZenFlow", "batch_problems", "resolve_training"]
+__all__ = ["OptimizerKind", "TrainingSettings", "ZenFlow", "batch_problems", "resolve_training", "trains"]
 
 OptimizerKind = Literal["adam", "sgd", "adam8bit", "adafactor"]
 
@@ -105,13 +105,9 @@ def resolve_training(
     """
     zero = config.zero_optimization
     number = parse_version(version)
-    # The knobs of parameters are those of stage 3; below it nothing is fetched and they say nothing.
-    as_stage_3 = config.model_copy(update={"zero_optimization": zero.model_copy(update={"stage": 3})})
-    params, warnings = resolve_settings(as_stage_3, version=version, hidden_size=hidden_size)
+    refuse_keys(config, training=True)
+    params, warnings = fetch_settings(config, version=version, hidden_size=hidden_size)
     offload = zero.offload_optimizer or OffloadOptimizerSection()
-    more = unread(offload, "zero_optimization.offload_optimizer.")
-    if zero.zenflow is not None:
-        more += unread(zero.zenflow, "zero_optimization.zenflow.")
     _refuse(config, params, offload)
     auto = {"reduce_bucket_size": hidden_size * hidden_size}
 
@@ -130,7 +126,7 @@ def resolve_training(
         buffer_count=offload.buffer_count,
         pipeline_read=offload.pipeline_read,
         pipeline_write=offload.pipeline_write,
-        ratio=offload.ratio if zero.stage == 3 else 1.0,
+        ratio=offload.ratio,
         super_offload=offload.super_offload,
         cpuadam_cores=offload.cpuadam_cores_perc,
         zenflow=_zenflow(zero.zenflow),
@@ -142,7 +138,7 @@ def resolve_training(
         gradient_clipping=config.gradient_clipping != 0.0,
         cpu_checkpointing=config.activation_checkpointing.cpu_checkpointing,
     )
-    return settings, (*warnings, *more)
+    return settings, (*key_warnings(config, training=True), *warnings)
 
 
 def _kind(config: DeepSpeedConfig) -> OptimizerKind:
@@ -203,6 +199,8 @@ def _refuse(config: DeepSpeedConfig, params: OffloadSettings, offload: OffloadOp
         raise _refused(f"{key}zenflow", f"needs stage 1, 2 or 3, not {zero.stage}")
     if offload.super_offload and zero.stage != 3:
         raise _refused(f"{key}offload_optimizer.super_offload", f"needs stage 3, not {zero.stage}")
+    if offload.ratio < 1.0 and zero.stage != 3:
+        raise _refused(f"{key}offload_optimizer.ratio", f"{offload.ratio:g} needs stage 3, not {zero.stage}")
     kind = _kind(config)
     if offload.device != "none" and kind != "adam":
         text = f"only Adam is run on the CPU by DeepSpeed; got {config.optimizer and config.optimizer.type}"
@@ -211,6 +209,14 @@ def _refuse(config: DeepSpeedConfig, params: OffloadSettings, offload: OffloadOp
 
 def _refused(key: str, message: str) -> InputError:
     return InputError((Problem("", None, None, key, message),))
+
+
+def trains(config: DeepSpeedConfig) -> bool:
+    """Whether a ds_config on its own is for training: it has a word on the optimizer or on gradients."""
+    zero, said = config.zero_optimization, config.model_fields_set
+    of_training = ("optimizer", "gradient_accumulation_steps", "gradient_clipping", "data_types")
+    sections = (zero.offload_optimizer, zero.zenflow)
+    return zero.stage != 3 or not said.isdisjoint(of_training) or any(one is not None for one in sections)
 
 
 def batch_problems(config: DeepSpeedConfig, *, batch: int, accumulation: int, ranks: int) -> list[Problem]:

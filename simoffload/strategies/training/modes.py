@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.training import TrainingSettings, ZenFlow
-from simoffload.strategies.training.facts import StepFacts
+from simoffload.strategies.training.facts import StepFacts, Update
 from simoffload.strategies.training.step import Step
 from simoffload.strategies.training.super_offload import SuperOffloadStep
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training
 
-__all__ = ["interval_warnings", "mode_warnings", "step_of"]
+__all__ = ["interval_warnings", "mode_warnings", "share_warnings", "step_of"]
+
+_SAME_SHARE = 0.005
+"""Shares that are told with the same whole percent."""
 
 
 def step_of(facts: StepFacts) -> Step:
@@ -46,6 +49,32 @@ def interval_warnings(said: ZeroSection, settings: TrainingSettings) -> Iterator
         yield (
             'zenflow.update_interval "auto" depends on the gradients; '
             f"{settings.zenflow.update_interval} micro-steps are assumed"
+        )
+
+
+def share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> Iterator[str]:
+    """What Twin-Flow's ``ratio`` comes to: whole sub-groups go to the CPU, the last ones
+    (stage3.py, ``_create_fp32_partitions``)."""
+    asked, groups = settings.ratio, len(updates)
+    said = f"ds_config offload_optimizer.ratio {asked:g}"
+    if asked == 1.0:
+        return
+    if settings.optimizer_device == "none":
+        yield f"{said}: without an offloaded optimizer it does nothing"
+        return
+    on_storage = sum(update.on_gpu and update.swapped for update in updates)
+    if on_storage:
+        yield (
+            f"{said}: states on storage stay there and are updated on the CPU, those of {on_storage} of "
+            f"{groups} sub-group(s) by PyTorch's slower Adam"
+        )
+        return
+    on_cpu = [update.group.numel for update in updates if not update.on_gpu]
+    share = sum(on_cpu) / max(1, sum(update.group.numel for update in updates))
+    if abs(share - asked) >= _SAME_SHARE:
+        yield (
+            f"{said} of {groups} sub-group(s) puts {len(on_cpu)} on the CPU, {share:.0%} of the parameters; "
+            "a smaller sub_group_size comes nearer"
         )
 
 

@@ -1,0 +1,102 @@
+"""``check``: files, standard input, and what is shipped by its name."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_training import SCENARIO
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ddn/bloom-7b1", "scenario"),
+        ("training/bloom-7b1", "scenario"),
+        ("checkpoint/mlperf-8b", "scenario"),
+        ("dgx-a100", "profile"),
+        ("drive/samsung-980-pro-2tb", "profile"),
+        ("small.yaml", "scenario"),
+    ],
+)
+def test_names_and_files_are_checked_alike(program, name: str, kind: str) -> None:
+    assert program("check", name)[:2] == (0, f"{name}: ok ({kind})\n")
+
+
+def test_a_file_comes_before_what_is_shipped(program, tmp_path: Path) -> None:
+    (tmp_path / "dgx-a100").write_text("")
+    answer = program("check", "dgx-a100")
+    assert answer.status == 2
+    assert "the name of a document ends in .yaml" in answer.err
+
+
+def test_names_and_files_together(program) -> None:
+    data = json.loads(program("check", "ddn/bloom-7b1", "small.yaml", "dgx-a100", "--json").out)
+    assert [(one["file"], one["kind"]) for one in data["files"]] == [
+        ("ddn/bloom-7b1", "scenario"),
+        ("small.yaml", "scenario"),
+        ("dgx-a100", "profile"),
+    ]
+
+
+def test_shipped_profiles_are_checked_by_id(program) -> None:
+    assert program("profiles", "check", "dgx-a100") == (0, "dgx-a100: ok (profile)\n", "")
+    answer = program("profiles", "check", "ddn/bloom-7b1")
+    assert answer.status == 2
+    assert answer.err.startswith("ddn/bloom-7b1: no such file, and no shipped profile of that name")
+
+
+NOTE = "ds_config zero_optimization.contiguous_gradients: false is not modelled; gradients are copied into"
+LEFT_OUT = SCENARIO.replace("{stage: 3,", "{stage: 3, contiguous_gradients: false,")
+
+
+def test_what_is_not_modelled_is_told_by_run_and_check(program, tmp_path: Path) -> None:
+    (tmp_path / "left.yaml").write_text(LEFT_OUT)
+    checked = program("check", "left.yaml")
+    assert checked.status == 0
+    assert checked.err.startswith(f"warning: left.yaml: {NOTE}")
+    (warning,) = json.loads(program("check", "left.yaml", "--json").out)["files"][0]["warnings"]
+    assert warning.startswith(NOTE)
+    run = program("run", "left.yaml", "--json")
+    assert warning in json.loads(run.out)["warnings"]
+    assert warning in " ".join(program("run", "left.yaml").out.split())
+
+
+def test_what_is_not_modelled_of_checkpoints_is_told(program, tmp_path: Path) -> None:
+    """The section of ds_config is read for the scenario's checkpoints only."""
+    config = (
+        "ds_config:\n    checkpoint: {use_node_local_storage: true, writer: {type: fast, io_multiplier: 4}}"
+    )
+    text = SCENARIO.replace("ds_config:", config)
+    (tmp_path / "saves.yaml").write_text(f"{text}checkpoint: {{tier: raid}}\n")
+    (tmp_path / "none.yaml").write_text(text)
+    told = program("check", "saves.yaml").err.splitlines()
+    assert [line.partition("ds_config ")[2] for line in told] == [
+        "checkpoint.use_node_local_storage: true is not modelled",
+        "checkpoint.writer.io_multiplier: 4 is not modelled",
+    ]
+    assert program("check", "none.yaml").err == ""
+
+
+def test_a_ds_config_of_training_is_checked_as_one(program, tmp_path: Path) -> None:
+    """Stage 2 and the optimizer's sections are fine, and their slips are told."""
+    config = {
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memroy": True}},
+        "optimizer": {"type": "AdamW"},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    answer = program("check", "ds.json")
+    assert answer[:2] == (0, "ds.json: ok (ds_config)\n")
+    assert "offload_optimizer.pin_memroy: unknown key, at which DeepSpeed stops" in answer.err
+    assert 'did you mean "pin_memory"?' in answer.err
+
+
+def test_standard_input_is_checked(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LEFT_OUT.encode())))
+    answer = program("check", "-")
+    assert answer.out == "-: ok (scenario)\n"
+    assert NOTE in answer.err
