@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, forward_cost
+from simoffload.models.shape import SINGLE
 from simoffload.strategies import ForwardPass
+from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 __all__ = ["naive_bounds", "naive_seconds", "naive_training"]
-
-_ADAM_BYTES = 28
-"""[B] a parameter that Adam reads and writes in single precision."""
 
 
 def naive_seconds(plan: ZeroInferencePlan, forward: ForwardPass) -> float:
@@ -50,7 +49,7 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
     peak = (getattr(machine.accelerator.compute, model.dtype) or machine.accelerator.compute.float32).value
     numel = sum(tensor.slice_numel for tensor in plan.parameters.tensors)
     trained = sum(tensor.slice_numel for tensor in plan.trained)
-    here = min(places.ranks, machine.gpus_per_node)
+    here = machine.ranks_per_node(places.ranks)
     steps = plan.workload.gradient_accumulation_steps
     offloaded = settings.params.device not in (None, "none")
     down = numel * model.dtype_bytes / _top(machine, machine.host_to_device(0, pinned=True))
@@ -58,11 +57,11 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
     forward = max(plan.forward_flops / peak, copies)
     back = (2 * plan.forward_flops + plan.recomputed_flops) / peak
     if settings.optimizer_device == "none":
-        adam = _ADAM_BYTES * trained / machine.accelerator.hbm_rate
+        adam = DEEPSPEED_ADAM * trained / machine.accelerator.hbm_rate
         up = 0.0
     else:
-        adam = _ADAM_BYTES * trained * here / machine.host.memory_bandwidth.value
-        size = (steps * settings.gradient_bytes + 4) * trained
+        adam = DEEPSPEED_ADAM * trained * here / machine.host.memory_bandwidth.value
+        size = (steps * settings.gradient_bytes + SINGLE) * trained
         up = size / _top(machine, machine.device_to_host(0, pinned=True))
     for traffic in plan.traffic:
         read = _top(machine, machine.storage_read(traffic.tier, 0), sharing=here)

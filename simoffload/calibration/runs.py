@@ -126,9 +126,9 @@ def read_requests(paths: Sequence[Path]) -> tuple[Case, ...]:
     return tuple(cases)
 
 
-def request(data: Mapping[str, Any], *, origin: str = "") -> Case:
+def request(data: Mapping[str, Any]) -> Case:
     """Check one request given as plain values. Raises InputError."""
-    return _case(Document(origin, {"run": dict(data)}), ("run",))
+    return _case(Document("", {"run": dict(data)}), ("run",))
 
 
 def _cases(document: Document) -> Iterator[Case]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from simoffload.documents import Document, read_document, suggest, validate
+from simoffload.documents import SUFFIXES, Document, read_document, suggest, validate
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
@@ -31,7 +31,6 @@ KINDS: dict[str, type[Profile]] = {
     "platform": PlatformProfile,
 }
 """Every kind of profile; the files of a kind lie in the folder of that name."""
-_SUFFIXES = (".yaml", ".yml", ".json")
 _ID = re.compile(ID_PATTERN)
 
 P = TypeVar("P", bound=Profile)
@@ -102,7 +101,7 @@ class Place(NamedTuple):
 
 def is_path(reference: str) -> bool:
     """Whether a reference is the path of a file rather than an id."""
-    return "/" in reference or reference.endswith(_SUFFIXES)
+    return "/" in reference or reference.endswith(SUFFIXES)
 
 
 def _statements(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -132,7 +131,7 @@ class Library:
         Raises InputError for an unknown kind.
         """
         if kind is not None and kind not in KINDS:
-            raise InputError((Problem("", None, None, "kind", _unknown_kind(kind)),))
+            raise InputError.at("kind", _unknown_kind(kind))
         for each in KINDS if kind is None else (kind,):
             found = {path.stem: path for path in self._files(each)}
             for path in (found[name] for name in sorted(found)):
@@ -151,7 +150,7 @@ class Library:
         if _ID.fullmatch(reference):
             for folder in self._folders:
                 for kind in kinds:
-                    for path in (folder / kind / f"{reference}{suffix}" for suffix in _SUFFIXES):
+                    for path in (folder / kind / f"{reference}{suffix}" for suffix in SUFFIXES):
                         if path.is_file() and self._inside(path, folder):
                             return self.read(path, kinds, written)
         known = sorted({path.stem for kind in kinds for path in self._files(kind)})
@@ -188,7 +187,7 @@ class Library:
             path
             for folder in reversed(self._folders)
             for path in sorted((folder / kind).glob("*"))
-            if path.suffix in _SUFFIXES and self._inside(path, folder)
+            if path.suffix in SUFFIXES and self._inside(path, folder)
         ]
 
     def _inside(self, path: Path, folder: Path) -> bool:
@@ -211,7 +210,7 @@ class Library:
 
 
 def _error(message: str, written: Place | None) -> InputError:
-    return written.error(message) if written else InputError((Problem("", None, None, "", message),))
+    return written.error(message) if written else InputError.at("", message)
 
 
 def _either(kinds: tuple[str, ...]) -> str:

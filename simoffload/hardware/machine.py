@@ -90,6 +90,18 @@ class Machine:
         """GPUs of one host."""
         return self.gpus // self.nodes
 
+    def ranks_per_node(self, ranks: int) -> int:
+        """How many of ``ranks``, one for each GPU, share a host."""
+        return min(ranks, self.gpus_per_node)
+
+    def cores_per_rank(self, ranks: int) -> int:
+        """Cores for each of ``ranks`` that share those of their host, at least one."""
+        return max(1, self.host.cpu_optimizer.cores.value // self.ranks_per_node(ranks))
+
+    def nodes_of(self, ranks: int) -> int:
+        """Hosts that ``ranks`` take, one for each GPU."""
+        return -(-ranks // self.gpus_per_node)
+
     def inputs(self) -> list[ProfileInput]:
         """Every number that went in, as it was written, with its origin, source and date."""
         return list(self.numbers)
@@ -188,9 +200,20 @@ class Machine:
             curve = curve.lower(Curve(plug.pcie.pageable.points))
         load = Load()
         load.put(wiring.graph.route(start, end))
-        load.put((wiring.memories[node],), 1 if pinned else _PAGEABLE_TRAFFIC)
+        load.put((wiring.memories[node],), self._memory_traffic(to_device=to_device, pinned=pinned))
         name = f"{start} to {end}" if pinned else f"{start} to {end}, pageable"
         return Path(name, load.hops(), plug.pcie.latency.value, curve)
+
+    def _memory_traffic(self, *, to_device: bool, pinned: bool) -> Fraction:
+        """Bytes of host memory's rate that a copied byte takes."""
+        host = self.host
+        if pinned:
+            measured = None if to_device else host.from_gpu_traffic
+            counted = 1
+        else:
+            measured = host.pageable_traffic if to_device else None
+            counted = _PAGEABLE_TRAFFIC
+        return Fraction(measured.value).limit_denominator(100) if measured else Fraction(counted)
 
     def _cross_pcie(self, load: Load, before: int, gpu: int) -> None:
         wiring, node = self.wiring, self._node(gpu)

@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware.curve import Curve
 from simoffload.hardware.quantities import (
     Count,
     EfficiencyCurve,
     Frozen,
     Identifier,
+    Multiple,
     RateCurve,
     Reference,
     Share,
@@ -158,7 +159,7 @@ class Accelerator(Profile):
         peak: Sourced[FlopsPerSecond] | None = getattr(self.compute, dtype, None)
         if peak is None:
             has = ", ".join(name for name, rate in self.compute if rate is not None)
-            raise InputError((Problem("", None, None, "", f"{self.id} has no {dtype}; it has {has}"),))
+            raise InputError.at("", f"{self.id} has no {dtype}; it has {has}")
         return peak.value * self.matmul_efficiency.at(work)
 
 
@@ -271,6 +272,12 @@ class Host(Profile):
     """Peak of all channels."""
     stream_fraction: Sourced[Share]
     """What the STREAM benchmark, or GPUs copying at once, reach of the peak."""
+    from_gpu_traffic: Sourced[Multiple] | None = None
+    """Bytes of ``memory_rate`` that a byte from a GPU takes, where GPUs that copy to the host at once were
+    measured; else it is counted: 1."""
+    pageable_traffic: Sourced[Multiple] | None = None
+    """The same of a byte on its way from pageable memory to a GPU; else 3: the CPU reads and writes a staging
+    buffer, then DMA reads."""
     memcpy_rate: Sourced[BytesPerSecond]
     """Bytes that one thread copies per second (read once and written once)."""
     reserved: Sourced[PositiveBytes]

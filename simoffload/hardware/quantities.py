@@ -17,6 +17,7 @@ __all__ = [
     "EfficiencyCurve",
     "Frozen",
     "Identifier",
+    "Multiple",
     "Name",
     "Origin",
     "PositiveSeconds",
@@ -33,6 +34,8 @@ Origin = Literal["spec", "measured", "estimate"]
 
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 """A fraction of one."""
+Multiple = Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False)]
+"""One and more."""
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 PositiveSeconds = Annotated[Seconds, Field(gt=0)]
 """[s] above zero"""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware.graph import Graph, Resources
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.machine import Access, Entrance, Machine, Wiring
@@ -45,7 +45,7 @@ class Platform:
         profile = self.profile
         if nodes > 1 and not profile.network:
             message = f"{profile.id} has no network between hosts; add `network` to it or use one node"
-            raise InputError((Problem("", None, None, "nodes", message),))
+            raise InputError.at("nodes", message)
         builder = _Builder(self, nodes)
         wiring = builder.build()
         return Machine(

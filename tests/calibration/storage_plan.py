@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Document
 from simoffload.scenario import resolve
-from simoffload.strategies.coordinator import Coordinator, Tensor
+from simoffload.strategies.coordinator import Coordinator, Idle, Tensor
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.zero_inference import Idle, ZeroInferencePlan
+from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 LAYER = re.compile(r"^(?:model\.decoder|model|transformer)\.(?:layers|h)\.(\d+)(?:\.|$)")
 """What full names have before the names that repeat in every layer."""

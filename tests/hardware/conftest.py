@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from simoffload.hardware import Machine, load_platform
+from simoffload.hardware import Path as Route
 
 ORIGIN = 'origin: spec, source: "made up", date: 2026-11-20'
+
+
+def crossed(machine: Machine, path: Route) -> dict[str, Fraction]:
+    """Bytes per byte of payload by the name of the resource."""
+    return {machine.resources[index].name: share for index, share in path.hops}
 
 
 def number(value: object) -> str:

@@ -9,13 +9,9 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, load_platform
-from simoffload.hardware import Path as Route
+from tests.hardware.conftest import crossed
 
 GB = 10**9
-
-
-def crossed(machine: Machine, path: Route) -> dict[str, Fraction]:
-    return {machine.resources[index].name: share for index, share in path.hops}
 
 
 @pytest.fixture

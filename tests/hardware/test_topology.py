@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
 
-from simoffload.hardware import Machine, Path
+from simoffload.hardware import Machine, Path, load_platform
+from tests.hardware.conftest import crossed
 
 GB = 10**9
 HALF = Fraction(1, 2)
-
-
-def crossed(machine: Machine, path: Path) -> dict[str, Fraction]:
-    """Bytes per byte of payload by the name of the resource."""
-    return {machine.resources[index].name: share for index, share in path.hops}
 
 
 def in_step(machine: Machine, paths: Sequence[Path]) -> Fraction:
@@ -68,6 +65,18 @@ def test_pageable_copy_costs_three_times_the_memory_traffic(small: Machine) -> N
     assert crossed(small, path)["dram"] == 3
     assert path.curve.rate(1_000_000) == 4 * GB  # small copies are no faster than pinned ones
     assert path.curve.rate(100_000_000) == 6 * GB
+
+
+def test_a_host_that_was_measured_says_what_copies_take_of_its_memory(folder: pathlib.Path) -> None:
+    measured = "{value: %s, origin: measured, source: seen, date: 2026-01-01}"
+    host = folder / "host" / "box.yaml"
+    more = f"from_gpu_traffic: {measured % 1.25}\npageable_traffic: {measured % 5.5}\n"
+    host.write_text(host.read_text() + more)
+    machine = load_platform(folder / "small.yaml").machine()
+    assert crossed(machine, machine.device_to_host(2, pinned=True))["dram"] == Fraction(5, 4)
+    assert crossed(machine, machine.host_to_device(2, pinned=False))["dram"] == Fraction(11, 2)
+    assert crossed(machine, machine.host_to_device(2, pinned=True))["dram"] == 1
+    assert crossed(machine, machine.device_to_host(2, pinned=False))["dram"] == 3
 
 
 def test_copy_from_the_gpu(small: Machine) -> None:

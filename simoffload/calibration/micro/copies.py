@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import cycle
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from simoffload.calibration.micro.timing import (
     Job,
@@ -17,6 +15,7 @@ from simoffload.calibration.micro.timing import (
     blocking_seconds,
     call_seconds,
     repeats,
+    seconds_by_rank,
     stream_seconds,
     synchronize,
 )
@@ -144,28 +143,8 @@ def measure_together(job: Job) -> dict[str, Any]:
             host, on_gpu = _slices(buffer, size), torch.empty(size, dtype=torch.uint8, device=job.device)
             for to_device in (True, False):
                 copy = _copy(job, host, on_gpu, to_device=to_device)
-                seconds = _all_ranks(job, copy, duration=duration)
+                seconds = seconds_by_rank(job, copy, duration=duration)
                 direction = "h2d" if to_device else "d2h"
                 found.append({"direction": direction, "pinned": pinned, "bytes": size, "seconds": seconds})
         del buffer
     return {"together": found}
-
-
-def _all_ranks(job: Job, copy: Callable[[], object], *, duration: float) -> list[float]:
-    """Every rank makes the same number of copies after a barrier; seconds per copy by rank."""
-    count = torch.tensor([repeats(copy, budget=duration, least=2, most=400)], device=job.device)
-    dist.all_reduce(count, op=dist.ReduceOp.MIN)
-    number = int(count.item())
-    times = []
-    for _ in range(3):
-        dist.barrier()
-        synchronize()
-        begin = time.perf_counter()
-        for _ in range(number):
-            copy()
-        synchronize()
-        times.append((time.perf_counter() - begin) / number)
-    mine = torch.tensor([median(times)], dtype=torch.float64, device=job.device)
-    everyone = [torch.zeros_like(mine) for _ in range(job.ranks)]
-    dist.all_gather(everyone, mine)
-    return [float(one.item()) for one in everyone]

@@ -12,12 +12,16 @@ from typing import Any
 import torch
 
 from simoffload.calibration.micro.host_memory import thread_counts
-from simoffload.calibration.micro.timing import Job, SkippedError
+from simoffload.calibration.micro.timing import Job, SkippedError, seconds_by_rank
 
-__all__ = ["measure"]
+__all__ = ["measure", "measure_together"]
 
 _PARAMETERS = 512 << 20
 """Four tensors of 2 GiB, far more than caches hold."""
+_PARAMETERS_EACH = 256 << 20
+"""Of each process where there are several."""
+_TOGETHER_S = 0.3
+"""[s] that each repetition takes about where there are several."""
 _PLAIN_PARAMETERS = 16 << 20
 _REPETITIONS = 3
 
@@ -27,33 +31,53 @@ def measure(job: Job) -> dict[str, Any]:
 
     Around Adam, DeepSpeed scales the gradients in place and rounds the parameters to 16 bits, into ordinary
     memory or into pinned memory (deepspeed/runtime/zero/stage3.py, ``unscale_and_clip_grads`` and
-    ``_reassign_or_swap_out_partitioned_parameters``).
+    ``_reassign_or_swap_out_partitioned_parameters``). On their way to the GPU they are rounded into memory
+    that is new each time.
     """
-    try:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-    except ImportError:
-        raise SkippedError("deepspeed is not installed") from None
-    number = _PARAMETERS // 8 if job.quick else _PARAMETERS
-    parameter = torch.nn.Parameter(torch.ones(number))
     begin = time.perf_counter()
-    try:
-        optimizer = DeepSpeedCPUAdam([parameter])
-    except Exception as error:
-        raise SkippedError(f"DeepSpeed's cpu_adam cannot be loaded: {error.__cause__ or error}") from None
+    parameter, optimizer = _prepared(job, _PARAMETERS)
     compile_seconds = time.perf_counter() - begin
-    parameter.grad = torch.full_like(parameter, 0.1)
-    around = _around(parameter, pinned=job.device != "cpu")
+    around = _around(parameter, job)
     before = torch.get_num_threads()
     steps = []
     try:
         for threads in thread_counts(1, 2, 4, 8, 16):
             _use(threads)
-            row = {"threads": threads, "parameters": number, **_timed(optimizer.step)}
+            row = {"threads": threads, "parameters": parameter.numel(), **_timed(optimizer.step)}
             steps.append(row | {f"{name}_seconds": _timed(work)["seconds"] for name, work in around.items()})
         plain = {"threads": threads, **_plain(job.quick)}
     finally:
         _use(before)
     return {"steps": steps, "torch_adamw": plain, "compile_seconds": compile_seconds}
+
+
+def measure_together(job: Job) -> dict[str, Any]:
+    """The same while all ranks do it at once, each with its share of the cores; one value per rank."""
+    parameter, optimizer = _prepared(job, _PARAMETERS_EACH)
+    threads = max(1, thread_counts()[-1] // job.ranks)
+    _use(threads)
+    work = {"seconds": optimizer.step} | {
+        f"{name}_seconds": call for name, call in _around(parameter, job).items()
+    }
+    row: dict[str, Any] = {"threads": threads, "processes": job.ranks, "parameters": parameter.numel()}
+    for name, call in work.items():
+        row[name] = seconds_by_rank(job, call, duration=_TOGETHER_S, least=1)
+    return {"together": [row]}
+
+
+def _prepared(job: Job, number: int) -> tuple[torch.nn.Parameter, Any]:
+    """Parameters with a gradient and DeepSpeed's optimizer, which is compiled where it was not yet."""
+    try:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+    except ImportError:
+        raise SkippedError("deepspeed is not installed") from None
+    parameter = torch.nn.Parameter(torch.ones(number // 8 if job.quick else number))
+    try:
+        optimizer = DeepSpeedCPUAdam([parameter])
+    except Exception as error:
+        raise SkippedError(f"DeepSpeed's cpu_adam cannot be loaded: {error.__cause__ or error}") from None
+    parameter.grad = torch.full_like(parameter, 0.1)
+    return parameter, optimizer
 
 
 def _use(threads: int) -> None:
@@ -63,7 +87,7 @@ def _use(threads: int) -> None:
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(threads)
 
 
-def _around(parameter: torch.nn.Parameter, *, pinned: bool) -> dict[str, Callable[[], object]]:
+def _around(parameter: torch.nn.Parameter, job: Job) -> dict[str, Callable[[], object]]:
     """What a step does besides Adam, over as many elements."""
     source, gradient = parameter.data, parameter.grad
     assert gradient is not None
@@ -71,10 +95,13 @@ def _around(parameter: torch.nn.Parameter, *, pinned: bool) -> dict[str, Callabl
     work: dict[str, Callable[[], object]] = {
         "scale": lambda: gradient.mul_(1.0),
         "round": lambda: rounded.copy_(source),
+        "round_fresh": lambda: source.to(torch.bfloat16),
     }
-    if pinned:
+    if job.device != "cpu":
         page_locked = torch.empty(source.shape, dtype=torch.bfloat16, pin_memory=True)
+        on_gpu = torch.empty(source.shape, dtype=torch.bfloat16, device=job.device)
         work["round_pinned"] = lambda: page_locked.copy_(source)
+        work["to_gpu"] = lambda: on_gpu.copy_(source)
     return work
 
 

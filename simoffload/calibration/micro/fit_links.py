@@ -108,14 +108,38 @@ def fit_memory(sections: Sections) -> dict[str, Fitted]:
         # The last is of the most GPUs.
         rate, what = slowed[-1] if slowed else max(traffic)
         found["memory_rate"] = Fitted(rate, what, len(traffic))
+    if slowed:
+        found |= dict(_costlier(sections, slowed[-1][0]))
     return found
 
 
-def _together(sections: Sections) -> Iterator[tuple[float, str, float]]:
-    """Traffic [B/s] of large pinned copies to K GPUs at once, words, and the fraction of one alone."""
-    alone = [row["bytes"] / row["seconds"] for row in _alone(sections, "h2d") if row["bytes"] >= _LARGE]
+def _costlier(sections: Sections, rate: float) -> Iterator[tuple[str, Fitted]]:
+    """Copies of which several GPUs together make less than ``rate`` [B/s], that of pinned ones to GPUs."""
+    for key, direction, pinned in (("from_gpu_traffic", "d2h", True), ("pageable_traffic", "h2d", False)):
+        slowed = [
+            (found, what)
+            for found, what, share in _together(sections, direction, pinned=pinned)
+            if share < _SLOWED and found < rate
+        ]
+        if slowed:
+            found, what = slowed[-1]
+            told = f"{rate_text(rate)} of pinned copies to GPUs over {rate_text(found)}: {what}"
+            yield key, Fitted(round(rate / found, 3), told, 1)
+
+
+def _together(
+    sections: Sections, direction: str = "h2d", *, pinned: bool = True
+) -> Iterator[tuple[float, str, float]]:
+    """Traffic [B/s] of large copies of K GPUs at once, words, and the fraction of one alone."""
+    alone = [
+        row["bytes"] / row["seconds"]
+        for row in _alone(sections, direction, pinned=pinned)
+        if row["bytes"] >= _LARGE
+    ]
     for ranks, section in sorted(sections.get("copies_together", {}).items(), key=lambda item: int(item[0])):
-        rows = [row for row in section["together"] if row["pinned"] and row["direction"] == "h2d"]
+        rows = [
+            row for row in section["together"] if (row["pinned"], row["direction"]) == (pinned, direction)
+        ]
         if rows and alone:
             row = max(rows, key=lambda row: row["bytes"])
             rates = [row["bytes"] / seconds for seconds in row["seconds"]]

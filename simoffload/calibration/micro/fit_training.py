@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from simoffload.calibration.host_costs import REAL_MODELS, non_negative
+from simoffload.calibration.host_costs import non_negative
 from simoffload.calibration.micro.fitted import Fitted, rate_text, seconds_text
 from simoffload.calibration.training_costs import fit_training_costs
 from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.strategies import ZeroTraining
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.workload import Training
 
 __all__ = ["fit_cpu_optimizer", "fit_training", "training_plan_of"]
 
-_ADAM_BYTES = 28  # of traffic a parameter: hardware/profiles.py, strategies/training/optimizer.py
 _LEAST = 256 << 20
 """Parameters of a step that says something about memory: four tensors of 1 GiB. Of smaller ones a part stays
 in the caches of a server's CPU (320 MB on an Emerald Rapids)."""
@@ -31,32 +31,43 @@ def fit_cpu_optimizer(sections: Mapping[str, Any], facts: Mapping[str, Any]) -> 
     "in_training" are steps inside of real training, from traces of ``calibrate deepspeed`` (the calls of
     ``_optimizer_step``), which an older record of small tensors may be completed with.
 
-    The squared time of a byte is a / threads^2 + b: a is of one thread, b of the memory that it runs on, of
-    which a host has as many as NUMA nodes.
+    The squared time of a byte is a / threads^2 + b x processes^2: a is of one thread, b of the memory that it
+    runs on. A process by itself has the memory of one NUMA node, several have an equal share of all.
     """
     section = sections.get("cpu_adam", {})
     steps = [row for row in section.get("steps", []) if row["threads"] == 1 or row["parameters"] >= _LEAST]
-    rows = [*steps, *section.get("in_training", [])]
+    rows = [*steps, *_together(sections), *section.get("in_training", [])]
     if len({row["threads"] for row in rows}) < 2:
         return {}
+    nodes = int(facts.get("numa_nodes", 1))
     threads = np.array([row["threads"] for row in rows], dtype=float)
-    per_byte = np.array([row["seconds"] / (_ADAM_BYTES * row["parameters"]) for row in rows])
-    table = np.stack([threads**-2, np.ones(len(rows))], axis=1) / per_byte[:, None] ** 2
-    scale = np.array([per_byte.max(), per_byte.min()]) ** 2
+    # In units of what all nodes together give.
+    sharing = np.array([max(nodes, row.get("processes", 1)) for row in rows], dtype=float)
+    per_byte = np.array([row["seconds"] / (DEEPSPEED_ADAM * row["parameters"]) for row in rows])
+    table = np.stack([threads**-2, sharing**2], axis=1) / per_byte[:, None] ** 2
+    scale = np.array([per_byte.max(), per_byte.min() / nodes]) ** 2
     found = non_negative(table * scale, np.ones(len(rows)), negligible=0.02) * scale
     if not found.all():
         return {}
     residual = float(np.max(np.abs(np.sqrt(table @ found) - 1)))
-    nodes = int(facts.get("numa_nodes", 1))
-    what = "DeepSpeed's CPU Adam by threads, 28 B a parameter: squared time of a byte = a / threads^2 + b"
+    what = (
+        "DeepSpeed's CPU Adam by threads and processes p, 28 B a parameter: squared time of a byte = "
+        "a / threads^2 + b x p^2"
+    )
     return {
         "cores": Fitted(int(facts["cores"]), "cores that Linux has", 1),
         "numa_nodes": Fitted(nodes, "NUMA nodes that Linux has", 1),
         "thread": Fitted(rate_text(found[0] ** -0.5), what, len(rows), residual),
-        "limit": Fitted(
-            rate_text(nodes * found[1] ** -0.5), f"{what}; x {nodes} NUMA node(s)", len(rows), residual
-        ),
+        "limit": Fitted(rate_text(found[1] ** -0.5), what, len(rows), residual),
     }
+
+
+def _together(sections: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Steps of several processes at once, the time of the slowest of which counts."""
+    for section in sections.get("cpu_adam_together", {}).values():
+        for row in section["together"]:
+            if row["parameters"] >= _LEAST:
+                yield {**row, "seconds": max(row["seconds"])}
 
 
 def fit_training(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fitted]:
@@ -66,6 +77,7 @@ def fit_training(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fit
         return {}
     fit = fit_training_costs((run, training_plan_of(run, machine)) for run in runs)
     ranks = ", ".join(map(str, sorted({run["ranks"] for run in runs})))
+    scaled = f", then x {fit.factor} for models of real size" if fit.factor != 1 else ""
     what = (
         f"phases of training steps of small OPT, BLOOM and Llama models under ZeRO-3 on {ranks} rank(s); "
         f"least absolute residuals (mean {fit.mean_residual:.1%})"
@@ -73,7 +85,7 @@ def fit_training(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fit
     return {
         key: Fitted(
             round(value, 3) if key == "graph" else seconds_text(value),
-            what if key == "graph" else f"{what}, then x {REAL_MODELS} for models of real size",
+            what if key == "graph" else what + scaled,
             fit.phases,
             fit.worst_residual,
         )

@@ -40,7 +40,7 @@ SECTIONS = {
     "dram": Section(("dram",), None, 120),
     "hooks": Section((), None, 300),
     "storage": Section(("storage", "storage_gds"), None, 900),
-    "cpu_adam": Section(("cpu_adam",), None, 600),
+    "cpu_adam": Section(("cpu_adam",), "cpu_adam_together", 600),
 }
 """By the name that the user gives it, in the order in which they run."""
 

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 __all__ = [
     "Job",
@@ -16,6 +17,7 @@ __all__ = [
     "busy_seconds",
     "call_seconds",
     "repeats",
+    "seconds_by_rank",
     "stream_seconds",
     "synchronize",
 ]
@@ -139,3 +141,26 @@ def _event_seconds(work: Callable[[], object], count: int = 1) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3 / count
+
+
+def seconds_by_rank(job: Job, call: Callable[[], object], *, duration: float, least: int = 2) -> list[float]:
+    """[s] per call on each rank, while all make the same number of calls after a barrier.
+
+    They last about ``duration`` [s]; the median of three such.
+    """
+    count = torch.tensor([repeats(call, budget=duration, least=least, most=400)], device=job.device)
+    dist.all_reduce(count, op=dist.ReduceOp.MIN)
+    number = int(count.item())
+    times = []
+    for _ in range(3):
+        dist.barrier()
+        synchronize()
+        begin = time.perf_counter()
+        for _ in range(number):
+            call()
+        synchronize()
+        times.append((time.perf_counter() - begin) / number)
+    mine = torch.tensor([median(times)], dtype=torch.float64, device=job.device)
+    everyone = [torch.zeros_like(mine) for _ in range(job.ranks)]
+    dist.all_gather(everyone, mine)
+    return [float(one.item()) for one in everyone]

@@ -39,6 +39,7 @@ SECTIONS = {
     "storage": ("storage", "measure"),
     "storage_gds": ("storage", "measure_gds"),
     "cpu_adam": ("cpu_adam", "measure"),
+    "cpu_adam_together": ("cpu_adam", "measure_together"),
 }
 """Module and function of each section."""
 

@@ -7,7 +7,7 @@ exist by then, keep all cores.
 
 from __future__ import annotations
 
-from simoffload.strategies.checkpoint.host_costs import FRESH_FROM_GPU_S
+from simoffload.strategies.checkpoint.host_costs import FREED_S, FRESH_CAST_S
 from simoffload.strategies.stream_writer import HOST
 from simoffload.strategies.training.facts import StepFacts
 from simoffload.strategies.training.writer import MicroStepWriter
@@ -45,11 +45,9 @@ class CpuWork:
         self._work(CPU_LOOPS, _SCALE * numel, rate)
 
     def fresh(self, size: int) -> None:
-        """Memory that was never written is written by all threads: the kernel clears its pages first.
-
-        One thread's cost was measured; that threads share it evenly is an estimate.
-        """
-        self._out.spend(FRESH_FROM_GPU_S * size / self._threads)
+        """Memory that was never written is written by all threads, and given back by one: the kernel maps and
+        clears its pages first and takes them back afterwards."""
+        self._out.spend((FRESH_CAST_S / self._threads + FREED_S) * size)
 
     def loops(self, traffic: int) -> None:
         """Element-by-element work of PyTorch, ``traffic`` [B]."""
@@ -59,8 +57,6 @@ class CpuWork:
     def _work(self, name: str, traffic: int, rate: int) -> None:
         out = self._out
         out.flush()
-        paths = [self._machine.cpu_work(rank, rate) for rank in range(out.ranks)]
+        route = out.cpu_work(name, rate)
         after = out.host_so_far() if self._stream != HOST else ()
-        out.add(
-            "cpu", self._stream, size=traffic, route=out.route(name, paths, rate), label=name, after=after
-        )
+        out.add("cpu", self._stream, size=traffic, route=route, label=name, after=after)

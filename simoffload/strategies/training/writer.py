@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.models import Module
+from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Placement
-from simoffload.strategies.timing import effective_rate, picoseconds
+from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.swap import GradientSwapper
 from simoffload.strategies.training.timing import TrainingTiming
 
@@ -43,6 +44,8 @@ REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(len(STREAMS), len(TRAININ
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed
 _NORM_TRAFFIC = 16
 """[B] an element beyond reading it, for the norm of a gradient: written and read in double precision."""
+_BOUNDARY_KERNELS = 5
+"""Kernels of a gradient at the boundary: to double precision, norm (two), its square, to single precision."""
 
 
 class Stage(NamedTuple):
@@ -214,10 +217,8 @@ class MicroStepWriter(ForwardWriter):
         shared = size * (self.ranks - 1) // self.ranks
         if self._settings.stage < 3:  # all-reduce (stage 2: use_multi_rank_bucket_allreduce, on by default)
             shared *= 2
-        machine = self.timing.machine
-        paths = [machine.gather(rank, self.ranks) for rank in range(self.ranks)]
-        route = self.route("reduction of gradients", paths, effective_rate(paths[0], [shared]))
-        self.collective("reduce", fixed=picoseconds(paths[0].latency), size=shared, route=route)
+        route, latency = self.received("reduction of gradients", shared)
+        self.collective("reduce", fixed=latency, size=shared, route=route)
 
     def collective(self, kind: str, *, fixed: int, size: int, route: int) -> None:
         """Something that all ranks do together, in its place on the gradients' stream."""
@@ -254,21 +255,37 @@ class MicroStepWriter(ForwardWriter):
         else:
             self.move(sizes, to_device=False, pinned=pinned)
             self.move(sizes, to_device=True, pinned=pinned)
+        self._by_tensor(len(sizes), to_and_fro=True)
         if self._stage.boundary:
             self._boundary(tensors)
+
+    def _by_tensor(self, count: int, *, to_and_fro: bool) -> None:
+        """What gradients take on their stream beyond bytes: small kernels, changes from copies to kernels.
+
+        A change takes about as long as a small copy by itself (3.6 to 4.2 us on an H200:
+        docs/measurements/training.md). ``to_and_fro`` = what does not accumulate is copied to the host and
+        back all the same.
+        """
+        stage = self._stage
+        kernels = stage.accumulates + _BOUNDARY_KERNELS * stage.boundary
+        changes = (2 if stage.accumulates else int(to_and_fro)) + (2 if stage.boundary else 1)
+        latency = self.timing.machine.device_to_host(0, pinned=True).latency
+        seconds = kernels * self.timing.machine.accelerator.kernel_latency_s + changes * latency
+        self.flush()
+        self.add("reduce", self.gradients, fixed=picoseconds(count * seconds), after=self.host_so_far())
 
     def _boundary(self, tensors: Sequence[Tensor]) -> None:
         self._single_precision(tensors)
         staying = sum(tensor.slice_numel for tensor in tensors if id(tensor) in self._staying)
         if staying:
-            self.on_gpu("reduce", 2 * 4 * staying)
+            self.on_gpu("reduce", 2 * SINGLE * staying)
         leaving = [tensor for tensor in tensors if id(tensor) not in self._staying]
         in_memory = [one for one in leaving if self.swapper is None or not self.swapper.size(one)]
         if in_memory:
             # Asynchronous since DeepSpeed 0.19.5 (commit 7dfa67a); before, the host waits for each copy.
             blocking = self._settings.params.version < (0, 19, 5)
             pinned = self._settings.pin_memory and not self._hooks.shared
-            sizes = [4 * tensor.slice_numel for tensor in in_memory]
+            sizes = [SINGLE * tensor.slice_numel for tensor in in_memory]
             self.move(sizes, to_device=False, pinned=pinned, blocking=blocking)
         if self.swapper is not None:
             self.swapper.insert(self, leaving)
@@ -277,8 +294,8 @@ class MicroStepWriter(ForwardWriter):
         """The norm of this rank's part, and its cast; returns the sizes [B]."""
         self.spend(self._more.boundary_gradient.value * len(tensors))
         numel = sum(tensor.slice_numel for tensor in tensors)
-        self.on_gpu("reduce", (2 * self._settings.gradient_bytes + _NORM_TRAFFIC + 4) * numel)
-        return [4 * tensor.slice_numel for tensor in tensors]
+        self.on_gpu("reduce", (2 * self._settings.gradient_bytes + _NORM_TRAFFIC + SINGLE) * numel)
+        return [SINGLE * tensor.slice_numel for tensor in tensors]
 
     def to_swap_buffer(self, sizes: Sequence[int]) -> None:
         """Gradients are copied into a swap buffer, for which the host waits."""
@@ -288,13 +305,13 @@ class MicroStepWriter(ForwardWriter):
     def write(self, size: int, *, tier: str, label: str) -> None:
         """A buffer is written by the aio handle while the host goes on."""
         self.flush()
-        route, latency = self.write_route(tier, size)
+        route, latency = self.storage(tier, size, written=True)
         self.add("write", WRITE, fixed=latency, size=size, route=route, label=label, after=self.host_so_far())
 
     def write_parameter(self, size: int, *, tier: str, label: str) -> None:
         """A parameter is written by its swapper's own handle."""
         self.flush()
-        route, latency = self.write_route(tier, size)
+        route, latency = self.storage(tier, size, written=True)
         after = self.host_so_far()
         self.add("write", PARAMETERS, fixed=latency, size=size, route=route, label=label, after=after)
 
@@ -319,6 +336,7 @@ class MicroStepWriter(ForwardWriter):
         if self._stage.boundary:
             mine = self._single_precision(tensors)
             self.move(mine, to_device=False, pinned=settings.pin_memory and not self._hooks.shared)
+        self._by_tensor(len(kept), to_and_fro=False)
 
     def move(
         self,
@@ -336,44 +354,15 @@ class MicroStepWriter(ForwardWriter):
         """
         self.flush()
         where = self.gradients if stream is None else stream
-        route, latency = self._move_route(tuple(sizes), to_device=to_device, pinned=pinned)
+        route, latency = self.copies(sizes, to_device=to_device, pinned=pinned)
         after = (*self.host_so_far(), *(self.so_far(behind) if behind is not None else ()))
         self.add("copy", where, fixed=latency, size=sum(sizes), route=route, after=after)
         if blocking or not pinned:
             self.host_waits(where)
 
-    def _move_route(self, sizes: tuple[int, ...], *, to_device: bool, pinned: bool) -> tuple[int, int]:
-        if to_device:
-            return self._copy_route(sizes, pinned=pinned)
-        key = (f"back {pinned}", sizes)
-        if key not in self._transfers:
-            machine = self.timing.machine
-            paths = [machine.device_to_host(rank, pinned=pinned) for rank in range(self.ranks)]
-            name = "GPU to host" if pinned else "GPU to host, pageable"
-            route = self.route(name, paths, effective_rate(paths[0], sizes))
-            self._transfers[key] = route, picoseconds(paths[0].latency * len(sizes))
-        return self._transfers[key]
-
-    def write_route(self, tier: str, size: int) -> tuple[int, int]:
-        """Route and latency [ps] of a write of ``size`` [B] to a tier of storage."""
-        key = (f"write {tier}", (size,))
-        if key not in self._transfers:
-            machine, settings = self.timing.machine, self._place.settings
-            paths = [machine.storage_write(tier, rank) for rank in range(self.ranks)]
-            path = paths[0]
-            block = min(settings.block_size, size)
-            in_flight = path.outstanding_rate(min(settings.outstanding_bytes, size), block=block)
-            route = self.route(f"{tier} write", paths, min(path.curve.rate(size), in_flight))
-            self._transfers[key] = route, picoseconds(path.latency)
-        return self._transfers[key]
-
     def to_gpu(self, size: int, *, pinned: bool) -> None:
         """Updated parameters go to the GPU; from pageable memory the host waits."""
         self.move([size], to_device=True, pinned=pinned, stream=COPY)
-
-    def aligned(self, size: int) -> int:
-        """[B] that a file of ``size`` takes: whole units of every aio thread."""
-        return self._aligned(size)
 
     def read_state(
         self, size: int, *, tier: str, label: str, after: tuple[Dependency, ...], last: int = -1
@@ -381,13 +370,5 @@ class MicroStepWriter(ForwardWriter):
         """A read into a swap buffer begins; returns its ordinal on the stream of reads."""
         if not size:
             return last
-        key = (f"state {tier}", (size,))
-        if key not in self._transfers:
-            machine, settings = self.timing.machine, self._place.settings
-            paths = [machine.storage_read(tier, rank) for rank in range(self.ranks)]
-            block = min(settings.block_size, size)
-            in_flight = paths[0].outstanding_rate(min(settings.outstanding_bytes, size), block=block)
-            route = self.route(f"{tier} read", paths, min(paths[0].curve.rate(size), in_flight))
-            self._transfers[key] = route, picoseconds(paths[0].latency)
-        route, latency = self._transfers[key]
+        route, latency = self.storage(tier, size)
         return self.add("read", IO, fixed=latency, size=size, route=route, label=label, after=after)

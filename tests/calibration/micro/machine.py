@@ -54,9 +54,20 @@ def copies() -> dict[str, Any]:
 
 
 def together(ranks: int, share: float) -> dict[str, Any]:
-    """Pinned copies to all GPUs, each at a share of what one alone reaches."""
-    seconds = [512 * MIB / (PCIE * share)] * ranks
-    return {"together": [{"direction": "h2d", "pinned": True, "bytes": 512 * MIB, "seconds": seconds}]}
+    """Pinned copies to all GPUs, each at a share of what one alone reaches; pinned copies back at half of the
+    share, and pageable copies to all GPUs at all of it: those are slowed no more than others."""
+    kinds = (("h2d", True, PCIE * share), ("d2h", True, PCIE * share / 2), ("h2d", False, PAGEABLE))
+    return {
+        "together": [
+            {
+                "direction": direction,
+                "pinned": pinned,
+                "bytes": 512 * MIB,
+                "seconds": [512 * MIB / rate] * ranks,
+            }
+            for direction, pinned, rate in kinds
+        ]
+    }
 
 
 def collectives(ranks: int) -> dict[str, Any]:

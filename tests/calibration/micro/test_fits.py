@@ -41,11 +41,21 @@ def test_memory_is_what_slows_gpus_down(sections: dict[str, Any]) -> None:
     assert found["memory_rate"].what == "4 GPUs copying at once, 80% of the rate of one alone"
 
 
+def test_copies_that_slow_each_other_more_take_more_of_the_memory(sections: dict[str, Any]) -> None:
+    found = fit_memory(sections)
+    assert found["from_gpu_traffic"].value == 2.0
+    assert found["from_gpu_traffic"].what == (
+        "160 GB/s of pinned copies to GPUs over 80 GB/s: 4 GPUs copying at once, 40% of the rate of one alone"
+    )
+    assert "pageable_traffic" not in found, "four copies of pageable memory were as fast as one"
+
+
 def test_memory_that_slows_nobody_is_what_was_seen_at_most() -> None:
     found = fit_memory(record(slowed=1.0)["sections"])
     assert found["memory_rate"].value == pytest.approx(4 * 50e9)
     alone = fit_memory(record(gpus=1)["sections"])
     assert alone["memory_rate"].value == pytest.approx(2 * 4 * 12e9)  # four threads read and write
+    assert "from_gpu_traffic" not in fit_memory(record(slowed=1.0)["sections"]), "nothing to compare with"
     assert fit_memory({}) == {}
 
 
