@@ -70,6 +70,11 @@ class InputError(SimoffloadError):
         self.problems: tuple[Problem, ...] = tuple(problems)
         super().__init__(self.problems)
 
+    @classmethod
+    def at(cls, key: str, message: str) -> InputError:
+        """One thing wrong at ``key`` of whatever is being checked."""
+        return cls((Problem("", None, None, key, message),))
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.problems))
 

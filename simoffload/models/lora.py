@@ -6,14 +6,14 @@ Face's PEFT.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.models.modules import Module, linear
 from simoffload.models.shape import ModelShape
 
-__all__ = ["nf4_bits", "num_trainable", "with_lora"]
+__all__ = ["nf4_bits", "with_lora"]
 
 _NF4_BLOCK = 64
 """Weights that share a scale."""
@@ -29,7 +29,7 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
     Raises InputError for a rank below 1, a name that matches nothing and one that matches no single matrix.
     """
     if r < 1:
-        raise _invalid("lora.r", f"{r} is no rank; give at least 1")
+        raise InputError.at("lora.r", f"{r} is no rank; give at least 1")
     modules = (*shape.modules_before, *shape.layer, *shape.modules_after)
     _check(modules, target_modules)
     return replace(
@@ -40,33 +40,13 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
     )
 
 
-def num_trainable(shape: ModelShape) -> int:
-    """[elements] of the tensors that are trained."""
-    return (
-        shape.num_hidden_layers * _trainable(shape.layer)
-        + _trainable(shape.modules_before)
-        + _trainable(shape.modules_after)
-    )
-
-
-def nf4_bits(*, double_quantization: bool = True) -> float:
+def nf4_bits() -> float:
     """[bit] of a weight in bitsandbytes' NF4, its share of the scales included.
 
-    Four bits, and for 64 weights a scale in single precision; double quantization keeps that in 8 bit
-    and one in single precision for 256 of them (arXiv 2305.14314, section 3: 0.5 and 0.127 bit).
+    Four bits, and for 64 weights a scale, which double quantization keeps in 8 bit, and one in single
+    precision for 256 of those (arXiv 2305.14314, section 3: 0.127 bit).
     """
-    if not double_quantization:
-        return 4 + 32 / _NF4_BLOCK
     return 4 + 8 / _NF4_BLOCK + 32 / (_NF4_BLOCK * _SCALE_BLOCK)
-
-
-def _trainable(modules: Iterable[Module]) -> int:
-    return sum(
-        parameter.numel
-        for module in modules
-        for parameter in module.parameters
-        if parameter.trainable and not parameter.tied
-    )
 
 
 def _adapted(modules: Sequence[Module], r: int, targets: Sequence[str]) -> tuple[Module, ...]:
@@ -83,14 +63,18 @@ def _adapted(modules: Sequence[Module], r: int, targets: Sequence[str]) -> tuple
 
 def _check(modules: Sequence[Module], targets: Sequence[str]) -> None:
     if not targets:
-        raise _invalid("lora.target_modules", "is empty; name linear layers, for example q_proj and v_proj")
+        raise InputError.at(
+            "lora.target_modules", "is empty; name linear layers, for example q_proj and v_proj"
+        )
     for target in targets:
         matched = [module for module in modules if _matches(module, target)]
         linears = ", ".join(sorted({one.name.rpartition(".")[2] for one in modules if _is_matrix(one)}))
         if not matched:
-            raise _invalid("lora.target_modules", f'"{target}" matches no module; linear layers: {linears}')
+            raise InputError.at(
+                "lora.target_modules", f'"{target}" matches no module; linear layers: {linears}'
+            )
         if not all(_is_matrix(module) for module in matched):
-            raise _invalid("lora.target_modules", f'"{target}" is no linear layer; there are: {linears}')
+            raise InputError.at("lora.target_modules", f'"{target}" is no linear layer; there are: {linears}')
 
 
 def _matches(module: Module, target: str) -> bool:
@@ -104,7 +88,3 @@ def _is_matrix(module: Module) -> bool:
         and bool(module.parameters)
         and module.parameters[0].numel == module.in_features * module.out_features
     )
-
-
-def _invalid(key: str, message: str) -> InputError:
-    return InputError((Problem("", None, None, key, message),))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from simoffload.models.modules import Module
 
-__all__ = ["Attention", "Dtype", "ModelShape"]
+__all__ = ["SINGLE", "Attention", "Dtype", "ModelShape"]
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 
@@ -16,7 +16,9 @@ Attention = Literal["eager", "sdpa"]
 """Transformers' implementations: spelled out in Python, or PyTorch's fused
 ``scaled_dot_product_attention``."""
 
-_DTYPE_BYTES: dict[Dtype, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
+SINGLE = 4
+"""[B] of an element in single precision."""
+_DTYPE_BYTES: dict[Dtype, int] = {"float16": 2, "bfloat16": 2, "float32": SINGLE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

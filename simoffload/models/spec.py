@@ -78,9 +78,9 @@ class ModelSpec(BaseModel):
         name, config = self._resolved(root=root, allow_path=allow_path)
         return config.shape(name=name, dtype=self.dtype, attention=self.attention)
 
-    def hf_config(self, *, root: Path | None = None, allow_path: bool = False) -> dict[str, Any]:
+    def hf_config(self, *, root: Path | None = None) -> dict[str, Any]:
         """The sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
-        _, config = self._resolved(root=root, allow_path=allow_path)
+        _, config = self._resolved(root=root, allow_path=False)
         written = config.model_dump(by_alias=True, exclude_none=True)
         return {"model_type": config.family, **written}
 
@@ -168,10 +168,10 @@ def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:
             path /= "config.json"
         inside = root is None or path.resolve().is_relative_to(root.resolve())
     except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a null character
-        raise InputError([Problem("", None, None, "model.config", f"{text!r} is no path: {error}")]) from None
+        raise InputError.at("model.config", f"{text!r} is no path: {error}") from None
     if not inside and not allow_path:
         message = f'"{text}" lies outside the scenario\'s folder'
-        raise InputError([Problem("", None, None, "model.config", message)])
+        raise InputError.at("model.config", message)
     return path
 
 

@@ -192,7 +192,7 @@ def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None
     if baseline is not None and baseline not in scenarios:
         known = ", ".join(scenarios)
         message = f'"{baseline}" is not one of what is compared: {known}'
-        raise InputError((Problem("", None, None, "baseline", message),))
+        raise InputError.at("baseline", message)
     results, problems = _each(scenarios, fit)
     if problems:
         raise InputError(problems)

@@ -8,7 +8,7 @@ What a colour says is also said by a label or a table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "BLACK",
@@ -26,8 +26,10 @@ __all__ = [
     "SKY",
     "VERMILION",
     "Figure",
+    "Part",
     "axis",
     "bars",
+    "by_cause",
     "cause_colour",
     "layout",
     "names_axis",
@@ -145,6 +147,37 @@ def bars(
         "marker": marker,
         **more,
     }
+
+
+class Part(NamedTuple):
+    """What one cause has of a bar."""
+
+    y: int
+    """Row of the bar."""
+    cause: str
+    length: float
+    told: str
+    """What hovering over it tells."""
+
+
+def by_cause(parts: Sequence[Part]) -> list[Figure]:
+    """Stacked bars, a trace for each cause; the one with most in all comes first."""
+    totals: dict[str, float] = {}
+    for part in parts:
+        totals[part.cause] = totals.get(part.cause, 0.0) + part.length
+    traces = []
+    for cause in sorted(totals, key=lambda cause: (-totals[cause], cause)):
+        mine = [part for part in parts if part.cause == cause]
+        traces.append(
+            bars(
+                cause,
+                y=[part.y for part in mine],
+                x=[part.length for part in mine],
+                told=[part.told for part in mine],
+                color=cause_colour(cause),
+            )
+        )
+    return traces
 
 
 def rule(x: float, **line: Any) -> Figure:

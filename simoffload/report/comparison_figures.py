@@ -13,9 +13,10 @@ from simoffload.report.chart import (
     ROW,
     VERMILION,
     Figure,
+    Part,
     axis,
     bars,
-    cause_colour,
+    by_cause,
     layout,
     names_axis,
     plain,
@@ -142,27 +143,19 @@ def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> li
 def causes_compared(groups: Sequence[Group]) -> Figure:
     """Which causes a step's time went to, as fractions of it; reading from whichever target is one cause."""
     rows = [(group, row, row.result.step) for group in groups for row in group.rows if row.result.step]
-    parts = [
-        (y, _general(share.cause, row.result), share, share.exposed_s / step.time_s)
-        for y, (_, row, step) in enumerate(rows)
-        for share in step.shares
-        if share.exposed_s
-    ]
-    totals: dict[str, float] = {}
-    for _, cause, _, fraction in parts:
-        totals[cause] = totals.get(cause, 0.0) + fraction
-    data = []
-    for cause in sorted(totals, key=lambda cause: (-totals[cause], cause)):
-        mine = [(y, share, fraction) for y, its, share, fraction in parts if its == cause]
-        data.append(
-            bars(
-                cause,
-                y=[y for y, _, _ in mine],
-                x=[fraction for _, _, fraction in mine],
-                told=[f"{plain(share.cause)}: {format_seconds(share.exposed_s)}" for _, share, _ in mine],
-                color=cause_colour(cause),
+    data = by_cause(
+        [
+            Part(
+                y,
+                _general(share.cause, row.result),
+                share.exposed_s / step.time_s,
+                f"{plain(share.cause)}: {format_seconds(share.exposed_s)}",
             )
-        )
+            for y, (_, row, step) in enumerate(rows)
+            for share in step.shares
+            if share.exposed_s
+        ]
+    )
     return {
         "data": data,
         "layout": layout(

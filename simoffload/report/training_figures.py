@@ -7,9 +7,9 @@ from simoffload.report.chart import (
     LEGEND,
     ROW,
     Figure,
+    Part,
     axis,
-    bars,
-    cause_colour,
+    by_cause,
     layout,
     names_axis,
     plain,
@@ -37,26 +37,14 @@ def memory(result: TrainingResult) -> Figure:
 
 def phases(result: TrainingResult) -> Figure:
     """The time of each phase in one step, stacked by cause."""
-    totals: dict[str, float] = {}
     parts = []
     for y, phase in enumerate(result.phases):
         for share in phase.result.shares:
             exposed = float(phase.times) * share.exposed_s
             if exposed:
-                totals[share.cause] = totals.get(share.cause, 0.0) + exposed
-                parts.append((y, share.cause, exposed, exposed / phase.time_s))
-    data = []
-    for cause in sorted(totals, key=lambda cause: (-totals[cause], cause)):
-        mine = [(y, exposed, part) for y, its, exposed, part in parts if its == cause]
-        data.append(
-            bars(
-                cause,
-                y=[y for y, _, _ in mine],
-                x=[exposed for _, exposed, _ in mine],
-                told=[f"{plain(cause)}: {format_seconds(time)}, {percent(part)}" for _, time, part in mine],
-                color=cause_colour(cause),
-            )
-        )
+                told = f"{plain(share.cause)}: {format_seconds(exposed)}, {percent(exposed / phase.time_s)}"
+                parts.append(Part(y, share.cause, exposed, told))
+    data = by_cause(parts)
     ends = [
         {
             "x": phase.time_s,

@@ -11,11 +11,9 @@ from simoffload.hardware.storage import Drive, Raid
 from simoffload.units import format_bytes
 
 __all__ = [
-    "SMART_DATA_UNIT",
     "TierWear",
     "Verdict",
     "Wear",
-    "bytes_per_step",
     "drive_share",
     "duration",
     "phrase",
@@ -26,9 +24,6 @@ DAY = 86_400
 """[s]"""
 YEAR = 365
 """[d], as in drive writes per day: JEDEC's and the makers' ratings leave out leap days."""
-SMART_DATA_UNIT = 512_000
-"""[B] of one "Data Units Written" of an NVMe drive's health log: thousands of 512 bytes (NVMe base
-specification; from memory)."""
 
 Verdict = Literal["unrated", "ok", "before_warranty_ends", "within_a_year"]
 """Whether the drives outlast their warranty at this rate; ``ok`` too if they have none and last a year."""
@@ -80,33 +75,13 @@ class TierWear(NamedTuple):
         return {"tier": self.tier, "unit": self.unit, **self.wear._asdict(), "days": self.wear.days}
 
 
-def bytes_per_step(
-    parameters: int,
-    bytes_per_parameter: float,
-    *,
-    checkpoint: int = 0,
-    steps_per_checkpoint: int = 1,
-) -> float:
-    """[B] written per step: parameters x bytes of each, and a checkpoint's [B] spread over its steps.
+def drive_share(array: Raid | None) -> float:
+    """[B] that each drive of an array takes per byte that its host writes in whole stripes.
 
-    12 B: fp32 master weight, momentum and variance of Adam. A measured run wrote 24 B with the optimizer on
-    NVMe, and 30 B with the parameters there, too (xinnor.io post on training offload, recomputed).
+    1 / (drives' worth of data), as parity rotates over all drives: RAID0 1/n, RAID5 1/(n-1), RAID6 1/(n-2),
+    RAID10 2/n.
     """
-    return parameters * bytes_per_parameter + checkpoint / steps_per_checkpoint
-
-
-def drive_share(array: Raid | None, *, full_stripes: bool = True) -> float:
-    """[B] that each drive of an array takes per byte that its host writes.
-
-    Whole stripes: 1 / (drives' worth of data), as parity rotates over all drives: RAID0 1/n, RAID5 1/(n-1),
-    RAID6 1/(n-2), RAID10 2/n. Less than a stripe at a time: data and each parity are written for every
-    write, 2/n on RAID5 and 3/n on RAID6 (the old ones are only read).
-    """
-    if array is None:
-        return 1.0
-    if full_stripes:
-        return 1 / array.data_drives
-    return {0: 1, 5: 2, 6: 3, 10: 2}[array.level] / array.count
+    return 1.0 if array is None else 1 / array.data_drives
 
 
 def wear(
@@ -116,36 +91,28 @@ def wear(
     *,
     array: Raid | None = None,
     hosts: int = 1,
-    duty: float = 1.0,
-    full_stripes: bool = True,
-    already_written: int = 0,
     uneven: float = 1.0,
 ) -> Wear:
-    """How long drives last when a step of ``step_time`` [s] writes ``per_step`` [B] to them.
+    """How long new drives last when a step of ``step_time`` [s] writes ``per_step`` [B], day and night.
 
     ``array`` is what each of ``hosts`` makes of such drives, None a single one; the host that writes most
     writes ``uneven`` times the mean of all, and its drives are told of.
-    ``duty`` is the fraction of the day in which the job runs. ``already_written`` [B] are behind each drive:
-    SMART_DATA_UNIT x its "Data Units Written".
 
-        per drive and day = per_step x duty x 86400 / step_time / hosts x uneven x drive_share
-        years = (rated bytes - already written) / (per drive and day x 365)
+        per drive and day = per_step x 86400 / step_time / hosts x uneven x drive_share
+        years = rated bytes / (per drive and day x 365)
 
     Raises ValueError for times and counts that make no sense.
     """
-    if step_time <= 0 or not 0 < duty <= 1 or hosts < 1 or min(per_step, already_written) < 0:
-        raise ValueError(
-            f"no wear of {per_step} B per step of {step_time} s on {hosts} host(s), {duty} of the day, "
-            f"{already_written} B already written"
-        )
+    if step_time <= 0 or hosts < 1 or per_step < 0:
+        raise ValueError(f"no wear of {per_step} B per step of {step_time} s on {hosts} host(s)")
     capacity, rating = drive.capacity.value, drive.endurance
-    per_day = per_step * duty * DAY / step_time
-    per_drive = per_day / hosts * uneven * drive_share(array, full_stripes=full_stripes)
+    per_day = per_step * DAY / step_time
+    per_drive = per_day / hosts * uneven * drive_share(array)
     rated = rating.rated_bytes(capacity) if rating else None
     warranty = rating.warranty_years.value if rating and rating.warranty_years else None
     years = None
     if rated is not None and per_drive > 0:
-        years = max(0, rated - already_written) / (per_drive * YEAR)
+        years = rated / (per_drive * YEAR)
     return Wear(
         drives=hosts * (array.count if array else 1),
         per_step=per_step,

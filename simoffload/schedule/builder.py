@@ -20,7 +20,6 @@ class _RouteKey(NamedTuple):
     name: str
     hops: tuple[Hops, ...]
     cap: int
-    weight: int
 
 
 class ScheduleBuilder:
@@ -39,9 +38,9 @@ class ScheduleBuilder:
         """Begin a new segment (a layer, the head, the tail)."""
         self._segments.append((name, []))
 
-    def route(self, *, name: str, hops: tuple[Hops, ...], cap: int, weight: int = 1) -> int:
+    def route(self, *, name: str, hops: tuple[Hops, ...], cap: int) -> int:
         """Index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s]."""
-        return self._routes.setdefault(_RouteKey(name, hops, cap, weight), len(self._routes))
+        return self._routes.setdefault(_RouteKey(name, hops, cap), len(self._routes))
 
     def cap(self, route: int) -> int:
         """[B/s] at most on a route."""
@@ -74,7 +73,6 @@ class ScheduleBuilder:
                 key.name,
                 tuple(tuple((link, int(share * scales[link])) for link, share in hops) for hops in key.hops),
                 key.cap,
-                key.weight,
             )
             for key in keys
         )

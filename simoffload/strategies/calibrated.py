@@ -16,7 +16,7 @@ __all__ = ["arithmetic_beyond", "ranks_beyond", "transfers_beyond"]
 
 def ranks_beyond(ranks: int, machine: Machine) -> Iterator[str]:
     """More ranks on a host than the host thread's costs were measured with."""
-    here, measured = min(ranks, machine.gpus_per_node), machine.host.deepspeed.ranks.value
+    here, measured = machine.ranks_per_node(ranks), machine.host.deepspeed.ranks.value
     if here > measured:
         yield f"{here} ranks on a host; costs of the host thread were measured with up to {measured}"
 

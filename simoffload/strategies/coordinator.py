@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.strategies.ds_config import OffloadSettings
 
 __all__ = ["Actions", "Coordinator", "Tensor"]
@@ -62,6 +62,22 @@ class Actions(Protocol):
 
     def release(self, count: int, /) -> None:
         """The post-forward hook has let ``count`` parameters go."""
+
+
+class Idle:
+    """Actions that do nothing, to walk a pass for its peaks."""
+
+    def enter(self, _step: int, /) -> None: ...
+    def read(self, _tensors: Sequence[Tensor], /) -> None: ...
+    def wait_reads(self) -> None: ...
+    def gather(self, _tensors: Sequence[Tensor], /, **_how: bool) -> int:
+        return 0
+
+    def wait(self, _handle: int, /) -> None: ...
+    def throttle(self, _event: int, /) -> None: ...
+    def fetch_event(self) -> None: ...
+    def compute(self, _step: int, /) -> None: ...
+    def release(self, _count: int, /) -> None: ...
 
 
 class Coordinator:
@@ -187,7 +203,7 @@ class Coordinator:
                 "stage3_max_reuse_distance or stage3_param_persistence_threshold, which keep buffers"
             )
             key = "strategy.ds_config.zero_optimization.offload_param.buffer_count"
-            raise InputError((Problem("", None, None, key, message),))
+            raise InputError.at(key, message)
         self._free_buffers -= len(indices)
         for index in indices:
             self._swapped_out[index] = False

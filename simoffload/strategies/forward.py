@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from simoffload.models import Module
 from simoffload.schedule import Schedule
+from simoffload.strategies.aio import aio_unit, round_up
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.stream_writer import StreamWriter
-from simoffload.strategies.timing import Timing, effective_rate, picoseconds
+from simoffload.strategies.timing import Timing, picoseconds
 
 __all__ = ["STREAMS", "ForwardWriter", "Placement", "Visit"]
 
 STREAMS = ("host", "copy", "comm", "compute", "io")
 _, COPY, COMM, COMPUTE, IO = range(5)
-_ALIGNMENT = 1024  # AIO_ALIGNED_BYTES of DeepSpeed, per worker thread
 
 
 class Placement(NamedTuple):
@@ -75,7 +75,6 @@ class ForwardWriter(StreamWriter):
         self._fetched_until: int | None = None
         self._waited = False
         self._reading = 0.0
-        self._transfers: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
 
     def finish(self) -> Schedule:
         """Close the pass: the host waits for the last kernel, then picks the next token."""
@@ -102,8 +101,8 @@ class ForwardWriter(StreamWriter):
         tensor before it begins the next (csrc/aio/py_lib/deepspeed_aio_thread.cpp)."""
         self.flush()
         for tensor in tensors:
-            size = self._aligned(tensor.slice_numel * self._place.dtype_bytes)
-            route, fixed = self._read_route(size)
+            size = self.aligned(tensor.slice_numel * self._place.dtype_bytes)
+            route, fixed = self.storage(self._place.tier, size, gds=self._place.settings.use_gds)
             self._reading += self.transfer_s(route, fixed, size)
             self.add(
                 "read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self.host_so_far()
@@ -147,7 +146,7 @@ class ForwardWriter(StreamWriter):
             ordinal = self.add("concat", COMM, fixed=self.timing.hbm_copy(sum(slices)), after=after)
         else:
             size = sum(slices) * (self._place.ranks - 1)
-            route, fixed = self._gather_route(size)
+            route, fixed = self.received("all-gather", size)
             ordinal = self.add(
                 "gather", COMM, fixed=fixed, size=size, route=route, after=after, collective=True
             )
@@ -219,7 +218,7 @@ class ForwardWriter(StreamWriter):
 
     def _copy(self, sizes: list[int], *, pinned: bool, blocking: bool) -> None:
         self.flush()
-        route, latency = self._copy_route(tuple(sizes), pinned=pinned)
+        route, latency = self.copies(sizes, to_device=True, pinned=pinned)
         self.add("copy", self._copies, fixed=latency, size=sum(sizes), route=route, after=self.host_so_far())
         if blocking:
             self.host_waits(self._copies)
@@ -228,47 +227,26 @@ class ForwardWriter(StreamWriter):
         call = self.costs.blocking_copy_call if blocking and pinned else self.costs.copy_call
         self.spend(call.value * len(sizes))
 
-    def _aligned(self, size: int) -> int:
-        unit = _ALIGNMENT * self._place.settings.threads
-        return -(-size // unit) * unit
+    # -- storage --------------------------------------------------------------------------------
 
-    # -- routes ---------------------------------------------------------------------------------
+    def aligned(self, size: int) -> int:
+        """[B] that a file of ``size`` takes: whole units of every aio thread."""
+        return round_up(size, aio_unit(self._place.settings.threads))
 
-    def _copy_route(self, sizes: tuple[int, ...], *, pinned: bool) -> tuple[int, int]:
-        key = (f"copy {pinned}", sizes)
-        if key not in self._transfers:
-            machine = self.timing.machine
-            paths = [machine.host_to_device(rank, pinned=pinned) for rank in range(self._place.ranks)]
-            route = self.route(
-                "host to GPU" if pinned else "host to GPU, pageable", paths, effective_rate(paths[0], sizes)
-            )
-            self._transfers[key] = route, picoseconds(paths[0].latency * len(sizes))
-        return self._transfers[key]
+    def storage(self, tier: str, size: int, *, written: bool = False, gds: bool = False) -> tuple[int, int]:
+        """Route and latency [ps] of ``size`` [B] read from a tier of storage, or ``written`` to it.
 
-    def _gather_route(self, size: int) -> tuple[int, int]:
-        key = ("gather", (size,))
-        if key not in self._transfers:
-            machine, ranks = self.timing.machine, self._place.ranks
-            paths = [machine.gather(rank, ranks) for rank in range(ranks)]
-            route = self.route("all-gather", paths, effective_rate(paths[0], [size]))
-            self._transfers[key] = route, picoseconds(paths[0].latency)
-        return self._transfers[key]
-
-    def _read_route(self, size: int) -> tuple[int, int]:
-        """A read is capped by what is in flight: block x queue depth x threads over the latency of one
-        request (Little's law), and never more than the tensor itself."""
-        key = ("read", (size,))
-        if key not in self._transfers:
+        Capped by what is in flight: block x queue depth x threads over the latency of one request (Little's
+        law), and never more than the tensor itself.
+        """
+        key = (tier, size, written, gds)
+        if key not in self._known:
             machine, settings = self.timing.machine, self._place.settings
-            paths = [
-                machine.storage_read(self._place.tier, rank, gds=settings.use_gds)
-                for rank in range(self._place.ranks)
-            ]
-            path = paths[0]
-            in_flight = path.outstanding_rate(
-                min(settings.outstanding_bytes, size), block=min(settings.block_size, size)
-            )
-            cap = min(path.curve.rate(size), in_flight)
-            route = self.route(f"{self._place.tier} read", paths, cap)
-            self._transfers[key] = route, picoseconds(path.latency)
-        return self._transfers[key]
+            way = machine.storage_write if written else machine.storage_read
+            paths = [way(tier, rank, gds=gds) for rank in range(self.ranks)]
+            path, block = paths[0], min(settings.block_size, size)
+            in_flight = path.outstanding_rate(min(settings.outstanding_bytes, size), block=block)
+            name = f"{tier} write" if written else f"{tier} read"
+            route = self.route(name, paths, min(path.curve.rate(size), in_flight))
+            self._known[key] = route, picoseconds(path.latency)
+        return self._known[key]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from simoffload.hardware import Path
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.timing import Timing, picoseconds, shares
+from simoffload.strategies.timing import Timing, copy_name, effective_rate, picoseconds, shares
 
 __all__ = ["HOST", "StreamWriter"]
 
@@ -25,6 +26,7 @@ class StreamWriter:
         self.ranks = ranks
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
+        self._known: dict[tuple[object, ...], tuple[int, int]] = {}
 
     def build(self) -> Schedule:
         """Close the schedule over the machine's resources."""
@@ -35,6 +37,34 @@ class StreamWriter:
     def route(self, name: str, paths: Sequence[Path], cap: int) -> int:
         """Index of a route over one path per rank at no more than ``cap`` [B/s]."""
         return self.builder.route(name=name, hops=shares(paths), cap=cap)
+
+    def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
+        """Route and latency [ps] of transfers one after the other, each at the rate of its own size.
+
+        ``path`` gives each rank's; all that are called ``name`` have the same.
+        """
+        key = name, tuple(sizes)
+        if key not in self._known:
+            paths = [path(rank) for rank in range(self.ranks)]
+            route = self.route(name, paths, effective_rate(paths[0], sizes))
+            self._known[key] = route, picoseconds(paths[0].latency * len(sizes))
+        return self._known[key]
+
+    def copies(self, sizes: Sequence[int], *, to_device: bool, pinned: bool) -> tuple[int, int]:
+        """Route and latency [ps] of copies between the GPU and host memory, one after the other."""
+        machine = self.timing.machine
+        path = machine.host_to_device if to_device else machine.device_to_host
+        name = copy_name(to_device=to_device, pinned=pinned)
+        return self.transfers(name, partial(path, pinned=pinned), sizes)
+
+    def received(self, name: str, size: int) -> tuple[int, int]:
+        """Route and latency [ps] of ``size`` [B] that every rank receives from the others' GPUs."""
+        return self.transfers(name, partial(self.timing.machine.gather, ranks=self.ranks), [size])
+
+    def cpu_work(self, name: str, rate: int) -> int:
+        """Route of work on host memory at ``rate`` [B/s]."""
+        paths = [self.timing.machine.cpu_work(rank, rate) for rank in range(self.ranks)]
+        return self.route(name, paths, rate)
 
     def spend(self, seconds: float) -> None:
         """The thread works for [s]."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, Module, ModuleCost, module_cost
 
-__all__ = ["Timing", "effective_rate", "operations", "picoseconds", "shares"]
+__all__ = ["Timing", "copy_name", "effective_rate", "operations", "picoseconds", "shares"]
 
 _OPERATIONS = {
     "container": 0,
@@ -41,6 +41,12 @@ _MOST_KERNELS = 16
 def picoseconds(seconds: float) -> int:
     """Round a duration [s] to the clock's unit [ps]."""
     return round(seconds * 1e12)
+
+
+def copy_name(*, to_device: bool, pinned: bool) -> str:
+    """What copies between the GPU and host memory are called."""
+    name = "host to GPU" if to_device else "GPU to host"
+    return name if pinned else f"{name}, pageable"
 
 
 def effective_rate(path: Path, sizes: Sequence[int]) -> int:

@@ -13,22 +13,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
 from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.coordinator import Actions, Coordinator, Tensor
+from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Tensor
 from simoffload.strategies.ds_config import (
     LATEST,
     DeepSpeedConfig,
-    OffloadSettings,
     parse_version,
     resolve_settings,
 )
 from simoffload.strategies.forward import ForwardWriter, Placement, Visit
 from simoffload.strategies.memory import pinned_rounding, working_memory
+from simoffload.strategies.offload_devices import device_of, offload_tier
+from simoffload.strategies.partition import partitioned_tensor
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.timing import Timing
 from simoffload.workload import Inference
@@ -75,9 +76,10 @@ class ZeroInference(BaseModel):
             raise InputError(
                 one._replace(key=f"strategy.ds_config.{one.key}") for one in error.problems
             ) from None
-        tier, more = _tier(self.weights, settings, machine)
-        kind = machine.tiers[tier].kind
-        device: Literal["none", "cpu", "nvme"] = {"hbm": "none", "dram": "cpu"}.get(kind, "nvme")  # type: ignore[assignment]
+        tier, more = offload_tier(
+            "weights", self.weights, section="offload_param", configured=settings.device, machine=machine
+        )
+        device = device_of(tier, machine)
         plan = ZeroInferencePlan(
             model=model,
             workload=workload,
@@ -86,29 +88,7 @@ class ZeroInference(BaseModel):
             warnings=(*warnings, *more),
         )
         plan.check()
-        return replace(plan, warnings=(*plan.warnings, *plan.remarks(kind)))
-
-
-def _problem(key: str, message: str) -> InputError:
-    return InputError((Problem("", None, None, key, message),))
-
-
-def _tier(weights: str | None, settings: OffloadSettings, machine: Machine) -> tuple[str, tuple[str, ...]]:
-    """The tier of the weights; the scenario's word counts more than the configuration's."""
-    by_device = {"none": ("hbm",), "cpu": ("dram",), "nvme": ("nvme", "nvmeof", "nfs", "pfs")}
-    configured = settings.device
-    if weights is None:
-        kinds = by_device[configured or "none"]
-        for kind in kinds:
-            for name, tier in machine.tiers.items():
-                if tier.kind == kind:
-                    return name, ()
-        raise _problem("strategy.weights", f"the platform has no tier for offload device {configured!r}")
-    kind = machine.tiers[weights].kind
-    if configured is not None and kind not in by_device[configured]:
-        said = f'ds_config offload_param.device: "{configured}" does not go with weights: {weights}'
-        return weights, (f"{said}; {weights} is used",)
-    return weights, ()
+        return replace(plan, warnings=(*plan.warnings, *plan.remarks(machine.tiers[tier].kind)))
 
 
 def _visits(segment: str, modules: Sequence[Module]) -> list[Visit]:
@@ -153,7 +133,7 @@ class ZeroInferencePlan:
     @cached_property
     def _parameters(self) -> tuple[tuple[Tensor, ...], tuple[tuple[int, ...], ...]]:
         """All tensors, and per visited module the indices of those that it owns."""
-        settings, ranks = self.placement.settings, self.placement.ranks
+        place = self.placement
         tensors: list[Tensor] = []
         uses: list[tuple[int, ...]] = []
         shared: dict[str, int] = {}
@@ -164,19 +144,18 @@ class ZeroInferencePlan:
                 if parameter.tied:
                     indices.append(shared[parameter.name])
                     continue
-                slice_numel = -(-parameter.numel // ranks)
-                stays = (
-                    parameter.numel <= settings.param_persistence_threshold
-                    and persistent + parameter.numel <= settings.model_persistence_threshold
+                tensor = partitioned_tensor(
+                    parameter.name,
+                    parameter.numel,
+                    persistent=persistent,
+                    settings=place.settings,
+                    ranks=place.ranks,
+                    dtype_bytes=place.dtype_bytes,
                 )
-                persistent += parameter.numel if stays else 0
-                on_nvme = (
-                    settings.device == "nvme"
-                    and slice_numel * self.placement.dtype_bytes >= settings.min_swap_bytes
-                )
+                persistent += parameter.numel if tensor.persistent else 0
                 shared[parameter.name] = len(tensors)
                 indices.append(len(tensors))
-                tensors.append(Tensor(parameter.name, parameter.numel, slice_numel, on_nvme, stays))
+                tensors.append(tensor)
             uses.append(tuple(indices))
         return tuple(tensors), tuple(uses)
 
@@ -204,7 +183,7 @@ class ZeroInferencePlan:
             (tensor for tensor in self.tensors if tensor.on_nvme), key=lambda t: t.slice_numel, default=None
         )
         if largest is not None and largest.slice_numel > settings.buffer_size:
-            raise _problem(
+            raise InputError.at(
                 "strategy.ds_config.zero_optimization.offload_param.buffer_size",
                 f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
                 f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} "
@@ -284,7 +263,7 @@ class ZeroInferencePlan:
 
     def _weights(self) -> list[MemoryTerm]:
         place, settings, size = self.placement, self.placement.settings, self.placement.dtype_bytes
-        per_host = min(place.ranks, self.machine.gpus_per_node)
+        per_host = self.machine.ranks_per_node(place.ranks)
         in_memory = [tensor.slice_numel * size for tensor in self.tensors if not tensor.on_nvme]
         swapped = sum(tensor.slice_numel * size for tensor in self.tensors if tensor.on_nvme)
         if settings.device == "none":
@@ -303,19 +282,3 @@ class ZeroInferencePlan:
                 )
             terms.append(MemoryTerm(place.tier, "weights", swapped * place.ranks))
         return terms
-
-
-class Idle:
-    """Actions that do nothing, to walk a pass for its peaks."""
-
-    def enter(self, _step: int, /) -> None: ...
-    def read(self, _tensors: Sequence[Tensor], /) -> None: ...
-    def wait_reads(self) -> None: ...
-    def gather(self, _tensors: Sequence[Tensor], /, **_how: bool) -> int:
-        return 0
-
-    def wait(self, _handle: int, /) -> None: ...
-    def throttle(self, _event: int, /) -> None: ...
-    def fetch_event(self) -> None: ...
-    def compute(self, _step: int, /) -> None: ...
-    def release(self, _count: int, /) -> None: ...

@@ -45,7 +45,7 @@ def _space(scenario: LoadedScenario) -> float:
 
 def _adam(scenario: LoadedScenario, numel: float, implementation: Implementation = "deepspeed") -> float:
     """[s] on one rank's threads, as many ranks working on a host as the scenario has."""
-    ranks = min(scenario.scenario.strategy.ranks, scenario.machine.gpus_per_node)
+    ranks = scenario.machine.ranks_per_node(scenario.scenario.strategy.ranks)
     threads = _plan(scenario).places.threads
     return cpu_adam_s(
         scenario.machine.host, numel, threads=threads, processes=ranks, implementation=implementation

@@ -75,18 +75,16 @@ class Drawing:
         x, y = map(_number, at)
         self._mark(f"<circle cx='{x}' cy='{y}' r='{_number(radius)}'", color, filled, title)
 
-    def square(
-        self, at: Point, *, color: str, radius: float = 3.6, filled: bool = True, title: str = ""
-    ) -> None:
+    def square(self, at: Point, *, color: str, filled: bool = True, title: str = "") -> None:
         """A square around a point."""
-        x, y, side = (_number(value) for value in (at[0] - radius, at[1] - radius, 2 * radius))
+        x, y, side = (_number(value) for value in (at[0] - 3.6, at[1] - 3.6, 7.2))
         self._mark(f"<rect x='{x}' y='{y}' width='{side}' height='{side}'", color, filled, title)
 
-    def cross(self, at: Point, *, color: str, radius: float = 3.0) -> None:
+    def cross(self, at: Point, *, color: str) -> None:
         """Two short lines."""
         x, y = at
-        for way in (1, -1):
-            start, end = (x - radius, y - way * radius), (x + radius, y + way * radius)
+        for way in (3.0, -3.0):
+            start, end = (x - 3.0, y - way), (x + 3.0, y + way)
             self.line(start, end, color=color, width=1.2)
 
     def text(
@@ -96,14 +94,13 @@ class Drawing:
         *,
         size: int = 12,
         anchor: str = "start",
-        color: str = "#333",
         turned: bool = False,
     ) -> None:
         """A line of text; ``anchor`` is start, middle or end; ``turned`` = read from below."""
         x, y = map(_number, at)
         turn = f" transform='rotate(-90 {x} {y})'" if turned else ""
         self._shapes.append(
-            f"<text x='{x}' y='{y}' {_FONT} font-size='{size}' text-anchor='{anchor}' fill='{color}'{turn}>"
+            f"<text x='{x}' y='{y}' {_FONT} font-size='{size}' text-anchor='{anchor}' fill='#333'{turn}>"
             f"{escape(words)}</text>"
         )
 

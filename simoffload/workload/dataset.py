@@ -8,25 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simoffload.units import PositiveBytes, Seconds
 
-__all__ = ["Dataset", "token_sample_size"]
+__all__ = ["READ_AHEAD", "Dataset"]
 
 PAGE = 4096
 """[B] of the page cache."""
 READ_AHEAD = 128 * 1024
-"""[B] Linux's default (VM_READAHEAD_PAGES, include/linux/pagemap.h)."""
+"""[B] that Linux reads ahead of a reader by default (read_ahead_kb; VM_READAHEAD_PAGES,
+include/linux/pagemap.h)."""
 
 Count = Annotated[int, Field(strict=True, ge=1, le=10**15)]
-
-
-def token_sample_size(sequence_length: int, bytes_per_token: Literal[2, 4]) -> int:
-    """[B] of one sequence of token ids: 2 B each for vocabularies up to 65 536, else 4.
-
-    Readers that take the labels from the same ids read one id more, which is left out here.
-    Raises ValueError for other widths.
-    """
-    if bytes_per_token not in {2, 4} or sequence_length < 1:
-        raise ValueError(f"no sequence of {sequence_length} ids of {bytes_per_token} B; ids have 2 or 4 B")
-    return sequence_length * bytes_per_token
 
 
 class Dataset(BaseModel):

@@ -63,3 +63,15 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(
         "generated", ranks, tuple(f"stream{i}" for i in range(streams)), links, tuple(routes), tuple(blocks)
     )
+
+
+def slowed(schedule: Schedule, factor: int) -> Schedule:
+    """All rates divided by ``factor``, all fixed times multiplied by it."""
+    return schedule._replace(
+        links=tuple(link._replace(capacity=link.capacity // factor) for link in schedule.links),
+        routes=tuple(route._replace(cap=route.cap // factor) for route in schedule.routes),
+        blocks=tuple(
+            block._replace(ops=tuple(op._replace(fixed=op.fixed * factor) for op in block.ops))
+            for block in schedule.blocks
+        ),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from simoffload.engine import execute
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
 from simoffload.schedule.bounds import alone_rate, link_times, lower_bound, serial_time, stream_times
+from tests.engine.generated import slowed
 
 SECOND = 10**12
 
@@ -70,13 +71,6 @@ def test_streams_that_do_not_wait_take_the_lower_bound() -> None:
 
 def test_halving_rates_and_doubling_times_doubles_to_the_picosecond() -> None:
     schedule = story(WAIT, READ, COPY, repeat=5)
-    slow = Schedule(
-        "slow",
-        schedule.ranks,
-        schedule.streams,
-        tuple(link._replace(capacity=link.capacity // 2) for link in schedule.links),
-        tuple(route._replace(cap=route.cap // 2) for route in schedule.routes),
-        (Block("layer", tuple(op._replace(fixed=2 * op.fixed) for op in (WAIT, READ, COPY)), 5),),
-    )
+    slow = slowed(schedule, 2)
     for measure in (lower_bound, serial_time, lambda schedule: execute(schedule).makespan):
         assert measure(slow) == 2 * measure(schedule)

@@ -13,7 +13,7 @@ from simoffload.results.timeline import Timeline
 from simoffload.schedule import Block, Link, Route, Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from tests.engine import reference
-from tests.engine.generated import schedules
+from tests.engine.generated import schedules, slowed
 
 
 def rows(timeline: Timeline) -> list[tuple[int, ...]]:
@@ -64,18 +64,6 @@ def test_repeating_a_block_is_writing_it_again(schedule: Schedule) -> None:
         assert again.start == timeline.start
         assert again.end == timeline.end
         assert again.link_saturated == timeline.link_saturated
-
-
-def slowed(schedule: Schedule, factor: int) -> Schedule:
-    """All rates divided by ``factor``, all fixed times multiplied by it."""
-    return schedule._replace(
-        links=tuple(link._replace(capacity=link.capacity // factor) for link in schedule.links),
-        routes=tuple(route._replace(cap=route.cap // factor) for route in schedule.routes),
-        blocks=tuple(
-            block._replace(ops=tuple(op._replace(fixed=op.fixed * factor) for op in block.ops))
-            for block in schedule.blocks
-        ),
-    )
 
 
 @given(schedules())

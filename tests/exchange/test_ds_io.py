@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from simoffload.errors import InputError
 from simoffload.exchange.ds_io import read_ds_io
+from tests.exchange.refusals import refusal_by
 
 MIB, GIB = 1024**2, 1024**3
 LOG = """\
@@ -36,10 +37,7 @@ def written(folder: Path, text: str, name: str = "log.txt") -> Path:
     return path
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        read_ds_io(path)
-    return str(caught.value).removeprefix(str(path))
+refusal = partial(refusal_by, read_ds_io)
 
 
 def test_a_gigabyte_is_binary_and_all_tasks_count(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from simoffload.errors import InputError
 from simoffload.exchange.elbencho import read_elbencho
+from tests.exchange.refusals import refusal_by
 
 MIB = 1024**2
 HEADER = (
@@ -32,10 +33,7 @@ def written(folder: Path, *lines: str) -> Path:
     return path
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        read_elbencho(path)
-    return str(caught.value).removeprefix(str(path))
+refusal = partial(refusal_by, read_elbencho)
 
 
 def test_the_rate_when_all_threads_had_ended(tmp_path: Path) -> None:

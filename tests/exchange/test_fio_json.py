@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simoffload.errors import InputError
 from simoffload.exchange.fio_json import read_fio_json
+from tests.exchange.refusals import refusal_by
 
 DATA = Path(__file__).parent / "data" / "fio_seqread.json"
 MIB = 1024**2
@@ -33,10 +34,7 @@ def written(folder: Path, *jobs: dict[str, Any], **top: Any) -> Path:
     return path
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        read_fio_json(path)
-    return str(caught.value).removeprefix(str(path))
+refusal = partial(refusal_by, read_fio_json)
 
 
 def test_a_real_file() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simoffload.errors import InputError
 from simoffload.exchange.nvbandwidth import read_nvbandwidth
+from tests.exchange.refusals import refusal_by
 
 TEXT = """\
 nvbandwidth Version: v0.10
@@ -52,10 +53,7 @@ def written(folder: Path, *cases: dict[str, Any], **more: Any) -> Path:
     return path
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        read_nvbandwidth(path)
-    return str(caught.value).removeprefix(str(path))
+refusal = partial(refusal_by, read_nvbandwidth)
 
 
 def test_plain_matrices(tmp_path: Path) -> None:

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simoffload.models import ModelShape, ModuleCost, forward_cost, load_model, module_cost
-
-LLAMA = {
-    "family": "llama",
-    "num_hidden_layers": 3,
-    "hidden_size": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 20,
-    "vocab_size": 100,
-}
+from tests.models.small import LLAMA
 
 
 def cost(shape: ModelShape, name: str, *, batch: int, new_tokens: int, context: int) -> ModuleCost:

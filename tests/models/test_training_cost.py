@@ -14,16 +14,7 @@ from simoffload.models.training_cost import (
     training_cost,
     training_forward_flops,
 )
-
-LLAMA = {
-    "family": "llama",
-    "num_hidden_layers": 3,
-    "hidden_size": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 20,
-    "vocab_size": 100,
-}
+from tests.models.small import LLAMA
 
 
 def modules(shape: ModelShape) -> list[Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
 from simoffload.engine import execute
+from simoffload.report.chart import Figure
 from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import LinkUse, PassResult, Share, summarize_pass
@@ -20,6 +23,15 @@ from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
 HOST, COPY, COMPUTE, IO = range(4)
 MS = 10**9  # [ps]
 GB = 10**9  # [B]
+ANSI = re.compile("\x1b\\[\\d+m")
+EVIL = '"><img src=x onerror="document.title=1"></script><script>document.title=2</script>\u202e&amp;'
+"""A name that no page may take for more than text."""
+
+
+def checked(figure: Figure) -> Figure:
+    """The figure, after plotly has looked at every property and value."""
+    go.Figure(figure)
+    return figure
 
 
 def small_schedule(

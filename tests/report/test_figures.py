@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import plotly.graph_objects as go
 import pytest
 
-from simoffload.report.chart import Figure, plain
+from simoffload.report.chart import plain
 from simoffload.report.comparison import Published, groups
 from simoffload.report.comparison_figures import causes_compared, times_compared
 from simoffload.report.figures import bounds, capacity, causes, schedule
@@ -15,14 +14,9 @@ from simoffload.report.window import windows
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline
+from tests.report.conftest import checked
 
 Make = Callable[..., SimulationResult]
-
-
-def checked(figure: Figure) -> Figure:
-    """The figure, after plotly has looked at every property and value."""
-    go.Figure(figure)
-    return figure
 
 
 def step_of(result: SimulationResult) -> PassResult:

@@ -14,9 +14,9 @@ from simoffload.documents import parse_yaml
 from simoffload.report.comparison import Published
 from simoffload.report.page import write_comparison, write_report
 from simoffload.results.result import Provenance, SimulationResult
+from tests.report.conftest import EVIL
 
 Make = Callable[..., SimulationResult]
-EVIL = '"><img src=x onerror="document.title=1"></script><script>document.title=2</script>\u202e&amp;'
 LOADING = {"src", "href", "srcset", "action", "formaction", "data", "poster", "background", "ping"}
 
 

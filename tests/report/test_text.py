@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -11,9 +10,9 @@ from simoffload.report.comparison import Published
 from simoffload.report.comparison_text import compare_text
 from simoffload.report.text import result_text
 from simoffload.results.result import SimulationResult
+from tests.report.conftest import ANSI
 
 Make = Callable[..., SimulationResult]
-ANSI = re.compile("\x1b\\[\\d+m")
 
 RESULT = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import plotly.graph_objects as go
 import pytest
 
 from simoffload.report.chart import BLUE, Figure, cause_colour
@@ -12,14 +11,9 @@ from simoffload.report.comparison import groups
 from simoffload.report.comparison_figures import causes_compared, phases_compared
 from simoffload.report.training_figures import memory, phases
 from simoffload.results.training import TrainingResult
+from tests.report.conftest import checked
 
 Make = Callable[..., TrainingResult]
-
-
-def checked(figure: Figure) -> Figure:
-    """The figure, after plotly has looked at every property and value."""
-    go.Figure(figure)
-    return figure
 
 
 def stacked(figure: Figure) -> list[float]:

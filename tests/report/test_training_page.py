@@ -13,9 +13,9 @@ from simoffload.report.page import write_comparison, write_report
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import StorageTraffic, TrainingResult
+from tests.report.conftest import EVIL
 
 Make = Callable[..., TrainingResult]
-EVIL = '"><img src=x onerror="document.title=1"></script><script>document.title=2</script>\u202e&amp;'
 
 
 def text_of(page: str) -> str:

@@ -12,9 +12,9 @@ from simoffload.report.kinds import words
 from simoffload.report.text import result_text
 from simoffload.report.training_tables import causes_by_phase, moments, storage
 from simoffload.results.training import Phase, StorageTraffic, TrainingResult
+from tests.report.conftest import ANSI
 
 Make = Callable[..., TrainingResult]
-ANSI = re.compile("\x1b\\[\\d+m")
 
 RESULT = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100

@@ -9,14 +9,7 @@ from pydantic import ValidationError
 
 from simoffload.hardware import list_profiles, load_profile
 from simoffload.hardware.storage import Drive, Endurance, Raid
-from simoffload.results.wear import (
-    SMART_DATA_UNIT,
-    TierWear,
-    bytes_per_step,
-    drive_share,
-    phrase,
-    wear,
-)
+from simoffload.results.wear import TierWear, drive_share, phrase, wear
 
 GB, TB = 10**9, 10**12
 ORIGIN = {"origin": "spec", "source": "made up", "date": "2026-11-21"}
@@ -46,9 +39,7 @@ def array(level: int, count: int) -> Raid:
 
 def test_optimizer_on_three_consumer_drives() -> None:
     """16 B x 14.22e9 = 227.52 GB; 86400 / 49.66 = 1739.83 steps a day; 1200 TB last 9.1 days."""
-    per_step = bytes_per_step(PARAMETERS, 16)
-    assert per_step == 227_520_000_000
-    worn = wear(per_step, STEP, rated(), array=array(0, 3))
+    worn = wear(16 * PARAMETERS, STEP, rated(), array=array(0, 3))
     assert worn.per_day == pytest.approx(395.846 * TB, rel=1e-5)
     assert worn.per_drive_day == pytest.approx(131.949 * TB, rel=1e-5)
     assert worn.drive_writes_per_day == pytest.approx(65.974, rel=1e-4)
@@ -64,30 +55,22 @@ def test_optimizer_on_three_consumer_drives() -> None:
 
 def test_what_that_run_wrote_by_its_own_table() -> None:
     """The table says 317.87 GiB written per step, 24 B per parameter: 1.5 times the wear of 16 B."""
-    per_step = bytes_per_step(PARAMETERS, 24)
+    per_step = 24 * PARAMETERS
     assert per_step == pytest.approx(317.87 * 2**30, rel=1e-3)
     worn = wear(per_step, STEP, rated(), array=array(0, 3))
     assert worn.days == pytest.approx(9.0944 / 1.5, rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("level", "count", "whole", "partial"),
-    [
-        (0, 4, 1 / 4, 1 / 4),
-        (5, 4, 1 / 3, 2 / 4),
-        (6, 8, 1 / 6, 3 / 8),
-        (10, 8, 1 / 4, 1 / 4),
-        (5, 9, 1 / 8, 2 / 9),
-    ],
+    ("level", "count", "share"),
+    [(0, 4, 1 / 4), (5, 4, 1 / 3), (6, 8, 1 / 6), (10, 8, 1 / 4), (5, 9, 1 / 8)],
 )
-def test_share_of_each_drive_of_an_array(level: int, count: int, whole: float, partial: float) -> None:
-    raid = array(level, count)
-    assert drive_share(raid) == pytest.approx(whole)
-    assert drive_share(raid, full_stripes=False) == pytest.approx(partial)
+def test_share_of_each_drive_of_an_array(level: int, count: int, share: float) -> None:
+    assert drive_share(array(level, count)) == pytest.approx(share)
 
 
 def test_a_drive_alone_takes_everything() -> None:
-    assert drive_share(None) == drive_share(None, full_stripes=False) == 1
+    assert drive_share(None) == 1
 
 
 @given(
@@ -96,16 +79,15 @@ def test_a_drive_alone_takes_everything() -> None:
     st.floats(1e6, 1e12),
     st.floats(1e-3, 1e4),
     st.integers(1, 8),
-    st.floats(0.05, 1),
 )
 def test_bytes_of_all_drives_are_the_jobs_and_their_parity(
-    level: int, count: int, per_step: float, step: float, hosts: int, duty: float
+    level: int, count: int, per_step: float, step: float, hosts: int
 ) -> None:
     raid = array(level, count)
-    worn = wear(per_step, step, rated(), array=raid, hosts=hosts, duty=duty)
+    worn = wear(per_step, step, rated(), array=raid, hosts=hosts)
     amplification = {0: 1, 5: count / (count - 1), 6: count / (count - 2), 10: 2}[level]
     assert worn.per_drive_day * worn.drives == pytest.approx(worn.per_day * amplification)
-    assert worn.per_day == pytest.approx(per_step * duty * 86_400 / step)
+    assert worn.per_day == pytest.approx(per_step * 86_400 / step)
     assert worn.days is not None
     assert worn.days * worn.per_drive_day == pytest.approx(1200 * TB)
 
@@ -148,19 +130,6 @@ def test_a_drive_without_a_warranty_in_years() -> None:
     assert phrase(worn).endswith("(0.5 drive writes); its 1.2 PB are used up in 3.3 years")
 
 
-def test_what_is_already_written_counts() -> None:
-    """1 171 875 000 data units of 512 000 B are 600 TB: half of the rating."""
-    used = 1_171_875_000 * SMART_DATA_UNIT
-    assert used == 600 * TB
-    fresh, old = (wear(1 * TB, 86_400, rated(), already_written=bytes_) for bytes_ in (0, used))
-    assert (fresh.days, old.days) == (pytest.approx(1200), pytest.approx(600))
-    assert wear(1 * TB, 86_400, rated(), already_written=1201 * TB).years == 0
-
-
-def test_a_checkpoint_is_spread_over_its_steps() -> None:
-    assert bytes_per_step(0, 12, checkpoint=140 * GB, steps_per_checkpoint=100) == pytest.approx(1.4 * GB)
-
-
 def test_no_rating_and_nothing_written() -> None:
     unrated = wear(1 * GB, 1, drive())
     assert (unrated.verdict, unrated.years, unrated.rated_bytes) == ("unrated", None, None)
@@ -169,9 +138,7 @@ def test_no_rating_and_nothing_written() -> None:
     assert (idle.verdict, idle.years, phrase(idle)) == ("ok", None, "nothing is written to the drives")
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"step_time": 0}, {"per_step": -1}, {"duty": 0}, {"duty": 1.1}, {"hosts": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"step_time": 0}, {"per_step": -1}, {"hosts": 0}])
 def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
     arguments = {"per_step": 1e9, "step_time": 1.0, "drive": rated()} | wrong
     with pytest.raises(ValueError, match="no wear"):

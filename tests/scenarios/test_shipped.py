@@ -45,8 +45,10 @@ def test_it_says_what_it_is_and_gives_no_cause_for_warnings(name: str) -> None:
     scenario = load_scenario(name)
     assert len(scenario.scenario.description) > 100
     warnings = scenario.plan().warnings
-    assert len(warnings) == (1 if name in OWN_CHECKPOINTS else 0), warnings
-    assert all("cpu_checkpointing" in text for text in warnings)
+    expected = ["cpu_checkpointing"] * (name in OWN_CHECKPOINTS)
+    expected += ["ratio 0.9 of 32"] * (name == "superoffload/qwen3-14b")  # as in its source
+    assert len(warnings) == len(expected), warnings
+    assert all(text in warning for text, warning in zip(expected, warnings, strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in INFERENCE if name not in LARGE])

@@ -15,8 +15,8 @@ from simoffload.planning import compare, compare_scenarios
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import fit, simulate
+from tests.strategies.checkpoint.cases import FAST
 
-FAST = {"type": "fast", "patched_torch": True, "checkpoint_serialization": False}
 HOUR = 3600.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Metric, Place, Words
+from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of
 from simoffload.report.phrases import percent, plural
 from simoffload.results.checkpoint import CheckpointPhase, CheckpointResult
 from simoffload.units import format_bytes, format_rate, format_seconds
@@ -37,7 +37,7 @@ def checkpoint(result: CheckpointResult) -> Words:
         places=(Place("checkpoints", result.target),),
         labels=(tier, name, f"{name}, {tier}"),
         exact=f"{result.name}@{result.target}",
-        metrics=_metrics(result),
+        metrics=metrics_of(result.metrics(), _SHOWN),
         cells=_cells(result),
         legend=_LEGEND,
         formulas=("save_s", "stall_s", "restore_s", "bytes_per_s"),
@@ -88,7 +88,7 @@ def _rate(value: float) -> str:
     return format_rate(round(value))
 
 
-_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+_SHOWN: Shown = {
     "checkpoint_bytes": ("size", _size),
     "save_s": ("until saved", format_seconds),
     "blocking_s": ("until the call returns", format_seconds),
@@ -105,15 +105,6 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "best_efficiency": ("efficiency at the best interval", _fraction),
     "lost_work_s": ("lost with a failure", format_seconds),
 }
-
-
-def _metrics(result: CheckpointResult) -> tuple[Metric, ...]:
-    metrics = result.metrics()
-    return tuple(
-        Metric(key, words, show(value))
-        for key, (words, show) in _SHOWN.items()
-        if (value := metrics[key]) is not None
-    )
 
 
 def _cells(result: CheckpointResult) -> tuple[Cell, ...]:

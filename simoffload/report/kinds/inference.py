@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Metric, Place, Words
+from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of
 from simoffload.report.phrases import milliseconds, per_second, plural
 from simoffload.results.inference import InferenceResult
 from simoffload.units import format_seconds
@@ -31,7 +29,7 @@ def inference(result: InferenceResult) -> Words:
         places=(Place("weights", result.target),),
         labels=tuple(map(printable, (result.target, result.name, f"{result.name}, {result.target}"))),
         exact=f"{result.name}@{result.target}",
-        metrics=_metrics(result),
+        metrics=metrics_of(result.metrics(), _SHOWN),
         cells=_cells(result),
         legend=_LEGEND,
         formulas=("per_token_s", "tpot_s", "tokens_per_s"),
@@ -41,7 +39,7 @@ def inference(result: InferenceResult) -> Words:
     )
 
 
-_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+_SHOWN: Shown = {
     "ttft_s": ("time to first token", format_seconds),
     "first_pass_s": ("first pass after loading", format_seconds),
     "tpot_s": ("time per output token", format_seconds),
@@ -50,15 +48,6 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "decode_tokens_per_s": ("throughput of decode", per_second),
     "per_token_s": ("time per token", format_seconds),
 }
-
-
-def _metrics(result: InferenceResult) -> tuple[Metric, ...]:
-    metrics = result.metrics()
-    return tuple(
-        Metric(key, words, show(value))
-        for key, (words, show) in _SHOWN.items()
-        if (value := metrics[key]) is not None
-    )
 
 
 def _cells(result: InferenceResult) -> tuple[Cell, ...]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Metric, Place, Words
-from simoffload.report.phrases import per_second, percent, place, plural
+from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of
+from simoffload.report.phrases import per_second, place, plural
 from simoffload.results.training import Phase, TrainingResult
 from simoffload.units import format_seconds
 
@@ -33,7 +31,7 @@ def training(result: TrainingResult) -> Words:
         places=(Place("weights", result.target), Place("optimizer", result.optimizer_target)),
         labels=(weights, optimizer, both, name, f"{name}, {weights}", f"{name}, {both}"),
         exact=f"{result.name}@{result.target}+{result.optimizer_target}",
-        metrics=_metrics(result),
+        metrics=metrics_of(result.metrics(), _SHOWN, parts=_PARTS, whole=result.step_s),
         cells=_cells(result),
         legend=_LEGEND,
         formulas=("step_s", "optimizer_s", "tokens_per_s", "per_token_s"),
@@ -63,7 +61,7 @@ def _samples(rate: float) -> str:
     return per_second(rate, " samples/s")
 
 
-_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
+_SHOWN: Shown = {
     "step_s": ("one step", format_seconds),
     "forward_s": ("forward passes", format_seconds),
     "backward_s": ("backward passes", format_seconds),
@@ -73,15 +71,6 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "tflops_per_gpu": ("model FLOP/s of each GPU", _tflops),
     "hardware_tflops_per_gpu": ("FLOP/s of each GPU, with recomputation", _tflops),
 }
-
-
-def _metrics(result: TrainingResult) -> tuple[Metric, ...]:
-    metrics, step = result.metrics(), result.step_s
-    return tuple(
-        Metric(key, words, show(value), percent(value / step) if step and key in _PARTS else "")
-        for key, (words, show) in _SHOWN.items()
-        if (value := metrics[key]) is not None
-    )
 
 
 def _cells(result: TrainingResult) -> tuple[Cell, ...]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
+from simoffload.report.phrases import percent
 from simoffload.results.passes import PassResult
 
-__all__ = ["Cell", "Metric", "Place", "Words"]
+__all__ = ["Cell", "Metric", "Place", "Shown", "Words", "metrics_of"]
+
+Shown = Mapping[str, tuple[str, Callable[[float], str]]]
+"""What metrics are called, by their keys, and how their values are written."""
 
 
 class Metric(NamedTuple):
@@ -17,6 +22,21 @@ class Metric(NamedTuple):
     value: str
     share: str = ""
     """Of the step, for what is a part of it."""
+
+
+def metrics_of(
+    values: Mapping[str, float | None],
+    shown: Shown,
+    *,
+    parts: Collection[str] = (),
+    whole: float | None = None,
+) -> tuple[Metric, ...]:
+    """All of ``shown`` that have a value; ``parts`` with their shares of the ``whole``, if that is known."""
+    return tuple(
+        Metric(key, words, show(value), percent(value / whole) if whole and key in parts else "")
+        for key, (words, show) in shown.items()
+        if (value := values[key]) is not None
+    )
 
 
 class Cell(NamedTuple):

@@ -10,15 +10,13 @@ from simoffload.hardware import Machine
 from simoffload.results.reading import Epoch, Limit, Reading
 from simoffload.simulation.data_loading.loader import Host, Step, loader_pace
 from simoffload.simulation.data_loading.page_cache import random_hit_ratio, sequential_hit_ratio
-from simoffload.simulation.data_loading.supply import Supply, Ways, storage_ways
+from simoffload.simulation.data_loading.supply import ROUNDING, Supply, Ways, storage_ways
 from simoffload.workload.dataset import Dataset
 
 __all__ = ["look_ahead_bytes", "predict_reading", "stored_bytes"]
 
 MOST_WORKERS = 1024
 """Per rank: no more are proposed."""
-ROUNDING = 1e-6
-"""Rates are whole [B/s]: a step that is longer by less than this waits for nothing."""
 
 
 def _ceil_divide(number: int, by: int) -> int:
@@ -39,7 +37,7 @@ class _Run:
 
     @property
     def host(self) -> Host:
-        ranks = min(self.ranks, self.machine.gpus_per_node)
+        ranks = self.machine.ranks_per_node(self.ranks)
         return Host(ranks, self.machine.host.memcpy_rate.value, self.cores)
 
     @property
@@ -135,14 +133,14 @@ def _check(dataset: Dataset, machine: Machine, ranks: int, batch: int, step: Ste
 
 def look_ahead_bytes(dataset: Dataset, machine: Machine, *, ranks: int, batch_size: int) -> int:
     """[B] of each host's memory in batches made ahead."""
-    here = min(ranks, machine.gpus_per_node)
+    here = machine.ranks_per_node(ranks)
     ahead = max(1, dataset.workers * dataset.prefetch_factor)
     return here * ahead * batch_size * (dataset.decoded_size or dataset.sample_size)
 
 
 def stored_bytes(dataset: Dataset, machine: Machine, *, ranks: int) -> int:
     """[B] that the tier must hold: a copy in every host where drives are local and the order changes."""
-    hosts = _ceil_divide(ranks, machine.gpus_per_node)
+    hosts = machine.nodes_of(ranks)
     local = machine.wiring.targets[dataset.tier].drives > 0
     return dataset.size * (hosts if local and dataset.shuffle != "none" else 1)
 

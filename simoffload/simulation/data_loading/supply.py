@@ -15,7 +15,8 @@ from simoffload.workload.dataset import Dataset
 __all__ = ["Supply", "Ways", "storage_ways"]
 
 ROUNDING = 1e-6
-"""Rates are whole [B/s]: a link that lacks less than this fraction is full."""
+"""Rates are whole [B/s]: a link that lacks less than this fraction is full, a step longer by less waits for
+nothing."""
 
 
 class Supply(NamedTuple):

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.models import ModelShape, Module
+from simoffload.models.shape import SINGLE
 from simoffload.strategies.checkpoint.host_costs import fresh_share
+from simoffload.strategies.partition import flat_part
 from simoffload.workload.checkpointing import Checkpointing, Optimizer
 
 __all__ = [
@@ -25,10 +27,8 @@ __all__ = [
     "written_bytes",
 ]
 
-_MASTER = 4
-_STATES: dict[Optimizer, int] = {"adam": 8, "momentum": 4, "sgd": 0, "adam_8bit": 2}
+_STATES: dict[Optimizer, int] = {"adam": 2 * SINGLE, "momentum": SINGLE, "sgd": 0, "adam_8bit": 2}
 _SOCKETS = 2  # SOCKETS_PER_MACHINE of DeepSpeed's model_checkpointing/utils.py, whatever the machine has
-_FLAT_ALIGNMENT = 2  # elements, times the ranks: nccl_start_alignment_factor of zero/stage_1_and_2.py
 _WEIGHTS, _OPTIMIZER = "weights", "optimizer states"
 
 Device = Literal["hbm", "dram", "nvme"]
@@ -67,7 +67,7 @@ class File(NamedTuple):
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
     """[B] per parameter of fp32 master weights and optimizer states."""
-    return _MASTER + _STATES[optimizer]
+    return SINGLE + _STATES[optimizer]
 
 
 def checkpoint_parts(
@@ -135,7 +135,7 @@ def _writers(workload: Checkpointing, ranks: int, nodes: int) -> tuple[int, ...]
     count = nodes if unit == "machine" or ranks == nodes else nodes * _SOCKETS
     if ranks < count:
         message = f"DeepSpeed divides {ranks} ranks by {count} sockets; use data_parallel: machine or replica"
-        raise InputError((Problem("", None, None, "workload.writer.data_parallel", message),))
+        raise InputError.at("workload.writer.data_parallel", message)
     return tuple(range(0, ranks, ranks // count))[:count]
 
 
@@ -154,8 +154,8 @@ def _optimizer(
         numel * optimizer_bytes(workload.optimizer),
         writers,
         devices[workload.offload_optimizer],
-        fresh_share(_MASTER * one for one in tensors),
-        _MASTER * max(tensors),
+        fresh_share(SINGLE * one for one in tensors),
+        SINGLE * max(tensors),
         name,
     )
 
@@ -168,8 +168,8 @@ def _optimizer_numel(model: ModelShape, workload: Checkpointing, pieces: int) ->
     of each tensor.
     """
     if workload.contents == "zero" and workload.stage < 3:
-        unit = _FLAT_ALIGNMENT * pieces if workload.stage else pieces
-        numel = -(-model.num_parameters // unit) * (unit // pieces)
+        whole = model.num_parameters
+        numel = flat_part(whole, pieces) if workload.stage else -(-whole // pieces)
         return numel, [numel]
     shards = [-(-one // pieces) for one in _tensor_sizes(model)]
     numel = sum(shards)

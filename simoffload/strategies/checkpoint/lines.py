@@ -10,8 +10,8 @@ from simoffload.hardware import Machine, Path
 from simoffload.hardware.curve import Curve
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import Hops, ScheduleBuilder
-from simoffload.strategies.checkpoint.host_costs import READ_AHEAD
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.timing import copy_name, picoseconds
+from simoffload.workload.dataset import READ_AHEAD
 
 __all__ = ["COMM", "COPY", "HOST", "IO", "READ", "STREAMS", "Crew", "PhaseWriter", "blocks"]
 
@@ -113,7 +113,7 @@ class PhaseWriter:
         """Copy to host memory, ``each`` [B] at a time with ``call_s`` [s] for every call."""
         machine = self.crew.machine
         ways = self._way("from GPU", lambda rank: machine.device_to_host(rank, pinned=pinned), pinned)
-        name = "GPU to host" if pinned else "GPU to host, pageable"
+        name = copy_name(to_device=False, pinned=pinned)
         one = min(each or size, size)
         fixed = -(-size // one) * (call_s + ways.first.latency)
         self._transfer(COPY, name, ways, size, ways.first.curve.rate(one), fixed, after)
@@ -122,7 +122,7 @@ class PhaseWriter:
         """Copy to the GPU."""
         machine = self.crew.machine
         ways = self._way("to GPU", lambda rank: machine.host_to_device(rank, pinned=pinned), pinned)
-        name = "host to GPU" if pinned else "host to GPU, pageable"
+        name = copy_name(to_device=True, pinned=pinned)
         rate, latency = ways.first.curve.rate(size), ways.first.latency
         self._transfer(COPY, name, ways, size, rate, latency, after, kind="copy")
 
@@ -158,7 +158,7 @@ class PhaseWriter:
         fixed = -(-size // one) * path.latency
         self._transfer(IO, f"{tier} write", ways, size, rate, fixed, after)
 
-    def read(self, size: int, *, tier: str, after: tuple[Dependency, ...] = ()) -> None:
+    def read(self, size: int, *, tier: str) -> None:
         """Read from a tier into the page cache; the kernel has so much in flight as it reads ahead.
 
         On an array these are two stripes (disk_update_readahead of Linux), for a Lustre client 64 MiB of a
@@ -171,7 +171,7 @@ class PhaseWriter:
         if machine.tiers[tier].kind == "pfs":
             ahead = _LUSTRE_READ_AHEAD
         rate = min(path.curve.rate(size), path.outstanding_rate(ahead, block=ahead))
-        self._transfer(READ, f"{tier} read", ways, size, rate, path.latency, after)
+        self._transfer(READ, f"{tier} read", ways, size, rate, path.latency)
 
     def collective(
         self, name: str, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
@@ -187,7 +187,7 @@ class PhaseWriter:
         path = self.crew.machine.device_to_host(self.crew.ranks[0], pinned=False)
         none: Hops = ()
         ways = _Ways(path, (path.hops, *(none for _ in self.crew.ranks[1:])))
-        rate, name = path.curve.rate(size), "GPU to host, pageable"
+        rate, name = path.curve.rate(size), copy_name(to_device=False, pinned=False)
         self._transfer(COPY, name, self._ways.setdefault(("first",), ways), size, rate, path.latency, after)
 
     def _way(self, what: str, path: Callable[[int], Path], *how: object) -> _Ways:
@@ -206,7 +206,7 @@ class PhaseWriter:
         size: int,
         rate: int,
         fixed_s: float,
-        after: tuple[Dependency, ...],
+        after: tuple[Dependency, ...] = (),
         *,
         together: bool = False,
         kind: str = "",

@@ -7,8 +7,8 @@ from typing import Any
 from simoffload.errors import InputError, Problem
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.sections import unread
 from simoffload.strategies.ds_config.training import OptimizerKind, TrainingSettings
+from simoffload.strategies.ds_config.unread import unread
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
 from simoffload.workload.checkpointing import Optimizer
@@ -50,7 +50,7 @@ def plan_of_training(
             swap=plan.optimizer_target if workload.offload_optimizer == "nvme" else None,
         )
     except ValueError as error:
-        raise InputError((Problem("", None, None, "checkpoint", str(error)),)) from None
+        raise InputError.at("checkpoint", str(error)) from None
     except InputError as error:
         raise InputError(_below_checkpoint(one) for one in error.problems) from None
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm, Moment
@@ -58,7 +58,7 @@ class CheckpointPlan:
     @property
     def nodes(self) -> int:
         """Hosts that take part."""
-        return -(-self.ranks // self.machine.gpus_per_node)
+        return self.machine.nodes_of(self.ranks)
 
     @property
     def crew(self) -> Crew:
@@ -267,12 +267,14 @@ def plan_checkpoint(
     InputError for ranks or tiers that the machine lacks, and for writers that DeepSpeed cannot assign.
     """
     if not 1 <= ranks <= machine.gpus:
-        raise _problem("strategy.ranks", f"{ranks} ranks, but the platform has {machine.gpus} GPU(s)")
+        raise InputError.at("strategy.ranks", f"{ranks} ranks, but the platform has {machine.gpus} GPU(s)")
     tier = _storage(machine, tier, "strategy.tier")
     if workload.offload_optimizer == "nvme":
         local = [name for name, one in machine.tiers.items() if one.kind == "nvme"]
         if swap is None and not local:
-            raise _problem("workload.offload_optimizer", "nvme, but the platform has no tier of local drives")
+            raise InputError.at(
+                "workload.offload_optimizer", "nvme, but the platform has no tier of local drives"
+            )
         swap = _storage(machine, swap or local[0], "strategy.swap")
     plan = CheckpointPlan(model, workload, machine, ranks, tier, swap or "")
     _ = plan.parts  # writers that cannot be
@@ -283,9 +285,5 @@ def _storage(machine: Machine, tier: str, key: str) -> str:
     storage = [name for name, one in machine.tiers.items() if one.kind not in {"hbm", "dram"}]
     if tier not in storage:
         has = ", ".join(storage) or "none"
-        raise _problem(key, f'no storage tier "{tier}" on platform "{machine.platform}" (has: {has})')
+        raise InputError.at(key, f'no storage tier "{tier}" on platform "{machine.platform}" (has: {has})')
     return tier
-
-
-def _problem(key: str, message: str) -> InputError:
-    return InputError((Problem("", None, None, key, message),))

@@ -22,7 +22,7 @@ def restore_phases(model: ModelShape, workload: Checkpointing, crew: Crew) -> tu
 
     Raises InputError for writers that DeepSpeed cannot assign.
     """
-    nodes = -(-len(crew.ranks) // crew.machine.gpus_per_node)
+    nodes = crew.machine.nodes_of(len(crew.ranks))
     phases = []
     for part in checkpoint_parts(model, workload, ranks=len(crew.ranks), nodes=nodes):
         if part.device == "nvme":

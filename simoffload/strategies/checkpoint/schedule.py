@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from simoffload.models import ModelShape
-from simoffload.schedule import Schedule
+from simoffload.schedule import Dependency, Schedule
 from simoffload.strategies.checkpoint.bytes import Part, checkpoint_parts
 from simoffload.strategies.checkpoint.host_costs import (
     CRC32_S,
@@ -24,7 +24,7 @@ from simoffload.strategies.checkpoint.host_costs import (
     fresh_share,
 )
 from simoffload.strategies.checkpoint.lines import COMM, COPY, HOST, IO, READ, Crew, PhaseWriter, blocks
-from simoffload.workload.checkpointing import Checkpointing
+from simoffload.workload.checkpointing import Checkpointing, Writer
 
 __all__ = ["Phase", "copied_files", "save_phases"]
 
@@ -53,7 +53,7 @@ def save_phases(model: ModelShape, workload: Checkpointing, crew: Crew) -> tuple
 
     ``crew`` are all ranks. Raises InputError for writers that DeepSpeed cannot assign.
     """
-    nodes = -(-len(crew.ranks) // crew.machine.gpus_per_node)
+    nodes = crew.machine.nodes_of(len(crew.ranks))
     parts = checkpoint_parts(model, workload, ranks=len(crew.ranks), nodes=nodes)
     before: list[Phase] = []
     if workload.contents == "consolidated" and workload.stage == 3:
@@ -93,7 +93,6 @@ def _direct(name: str, part: Part, workload: Checkpointing, crew: Crew) -> Sched
     writer, costs = workload.writer, crew.machine.host.deepspeed
     back = 1 if writer.io_buffer_double else 0
     phase = PhaseWriter(name, crew)
-    outstanding = writer.block_size * writer.queue_depth * writer.intra_op_parallelism
     for size in blocks(part.size, writer.portion, most=_MOST_PORTIONS):
         phase.segment()
         free = phase.earlier(IO, back)
@@ -105,14 +104,7 @@ def _direct(name: str, part: Part, workload: Checkpointing, crew: Crew) -> Sched
             phase.from_gpu(size, pinned=True, each=writer.portion, call_s=call, after=free)
         else:
             phase.in_host("into the I/O buffer", size, after=free)
-        phase.write(
-            size,
-            each=writer.portion,
-            outstanding=outstanding,
-            block=writer.block_size,
-            gds=writer.use_gds,
-            after=phase.so_far(HOST, COPY),
-        )
+        _from_buffer(phase, writer, size, after=phase.so_far(HOST, COPY))
     return phase.finish()
 
 
@@ -122,7 +114,6 @@ def _through_python(name: str, part: Part, workload: Checkpointing, crew: Crew) 
     writer = workload.writer
     back = 1 if writer.io_buffer_double else 0
     phase = PhaseWriter(name, crew)
-    outstanding = writer.block_size * writer.queue_depth * writer.intra_op_parallelism
     for size in blocks(part.size, writer.portion, most=_MOST_PORTIONS):
         phase.segment()
         _to_host(phase, part, size)
@@ -130,14 +121,20 @@ def _through_python(name: str, part: Part, workload: Checkpointing, crew: Crew) 
         phase.work(size * FRESH_COPY_S, label="new pages", after=phase.so_far(COPY))
         phase.in_host("into a NumPy array", size)
         phase.in_host("into the I/O buffer", size, after=phase.earlier(IO, back))
-        phase.write(
-            size,
-            each=writer.portion,
-            outstanding=outstanding,
-            block=writer.block_size,
-            after=phase.so_far(HOST),
-        )
+        _from_buffer(phase, writer, size, after=phase.so_far(HOST))
     return phase.finish()
+
+
+def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[Dependency, ...]) -> None:
+    """The aio library writes what is in the buffer, a portion at a time."""
+    phase.write(
+        size,
+        each=writer.portion,
+        outstanding=writer.block_size * writer.queue_depth * writer.intra_op_parallelism,
+        block=writer.block_size,
+        gds=writer.use_gds,
+        after=after,
+    )
 
 
 # -- buffered writes -----------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.timing import effective_rate, picoseconds
 from simoffload.strategies.training.cpu_work import CpuWork
 from simoffload.strategies.training.facts import StepFacts
 from simoffload.strategies.training.writer import MicroStepWriter
@@ -159,12 +158,11 @@ class ColumnWork:
 
     def _broadcast(self, sizes: list[int]) -> None:
         """Each parameter's part by itself, from the rank that owns it."""
-        out, machine, ranks = self._out, self._facts.timing.machine, self._facts.places.ranks
+        out, ranks = self._out, self._facts.places.ranks
         shared = sum(sizes) * (ranks - 1) // ranks
         if not shared:
             return
         out.spend(out.costs.collective_call.value * len(sizes))
         out.flush()
-        paths = [machine.gather(rank, ranks) for rank in range(ranks)]
-        route = out.route("broadcast of selected columns", paths, effective_rate(paths[0], [shared]))
-        out.collective("update", fixed=picoseconds(paths[0].latency) * len(sizes), size=shared, route=route)
+        route, latency = out.received("broadcast of selected columns", shared)
+        out.collective("update", fixed=latency * len(sizes), size=shared, route=route)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from simoffload.hardware.profiles import Host
+from simoffload.models.shape import SINGLE
 
 __all__ = ["DEEPSPEED_ADAM", "TORCH_ADAM", "TORCH_WEIGHT_DECAY", "Implementation", "cpu_adam_s"]
 
 Implementation = Literal["deepspeed", "torch"]
-
-_SINGLE = 4
 
 
 class _Operation(NamedTuple):
@@ -28,7 +27,7 @@ class _Operation(NamedTuple):
     @property
     def traffic(self) -> int:
         """[B] of one element."""
-        return (self.read + self.written) * _SINGLE
+        return (self.read + self.written) * SINGLE
 
 
 DEEPSPEED_ADAM = _Operation(read=4, written=3).traffic

@@ -51,7 +51,7 @@ class StepFacts(NamedTuple):
     @property
     def processes(self) -> int:
         """Ranks on one host."""
-        return min(self.places.ranks, self.timing.machine.gpus_per_node)
+        return self.timing.machine.ranks_per_node(self.places.ranks)
 
     @property
     def version(self) -> tuple[int, ...]:

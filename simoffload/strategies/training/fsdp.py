@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.models.training_cost import training_backward_flops, training_forward_flops
+from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import Estimate, MemoryTerm, Moment
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
@@ -30,13 +30,12 @@ from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.activations import activations_of
 from simoffload.strategies.training.memory.moments import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import OPTIMIZER, micro_steps
+from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.timing import TrainingTiming
-from simoffload.strategies.training.trace import MicroStep, micro_step
 from simoffload.workload import Training
 
 __all__ = ["Fsdp", "FsdpPlan"]
 
-_SINGLE = 4
 _LIMITED = 3
 """Layers whose parameters are on the GPU at most with ``limit_all_gathers``: one at work, one waiting for it,
 one being gathered."""
@@ -74,14 +73,13 @@ class Fsdp(BaseModel):
         modules = (*model.modules_before, *model.layer, *model.modules_after)
         if not all(one.trainable for module in modules for one in module.parameters):
             text = "fsdp trains all parameters; frozen ones are modelled under zero_training"
-            raise InputError((Problem("", None, None, "strategy.kind", text),))
-        here = min(self.ranks, machine.gpus_per_node)
-        threads = self.cpu_threads or max(1, machine.host.cpu_optimizer.cores.value // here)
+            raise InputError.at("strategy.kind", text)
+        threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
         return FsdpPlan(model=model, workload=workload, machine=machine, strategy=self, threads=threads)
 
 
 @dataclass(frozen=True)
-class FsdpPlan:
+class FsdpPlan(StepWork):
     """FSDP training of one model on one machine."""
 
     model: ModelShape
@@ -120,28 +118,6 @@ class FsdpPlan:
         return (_UNMEASURED, *ranks_beyond(self.strategy.ranks, self.machine))
 
     @property
-    def forward_flops(self) -> float:
-        """[FLOP] of the forward passes of one step on one GPU."""
-        return self._micro_steps * sum(self._flops)
-
-    @property
-    def backward_flops(self) -> float:
-        """[FLOP] of the backward passes of one step on one GPU, without recomputation."""
-        work = self.workload
-        once = training_backward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
-        return self._micro_steps * once
-
-    @property
-    def recomputed_flops(self) -> float:
-        """[FLOP] that checkpointing computes again in one step on one GPU."""
-        return self._micro_steps * self._flops[0] if self.workload.gradient_checkpointing else 0.0
-
-    @property
-    def _flops(self) -> tuple[float, float]:
-        work = self.workload
-        return training_forward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
-
-    @property
     def _micro_steps(self) -> int:
         return self.workload.gradient_accumulation_steps
 
@@ -164,14 +140,8 @@ class FsdpPlan:
             limit_all_gathers=said.limit_all_gathers,
             reshard_after_forward=said.reshard_after_forward,
             element=element,
-            shard_element=_SINGLE if said.mixed_precision else element,
+            shard_element=SINGLE if said.mixed_precision else element,
         )
-
-    @cached_property
-    def trace(self) -> MicroStep:
-        """The order of kernels."""
-        work = self.workload
-        return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
@@ -227,7 +197,7 @@ class FsdpPlan:
     @property
     def _sharing(self) -> int:
         """Ranks that share the tier of the states."""
-        return min(self.strategy.ranks, self.machine.gpus_per_node) if self.strategy.cpu_offload else 1
+        return self.machine.ranks_per_node(self.strategy.ranks) if self.strategy.cpu_offload else 1
 
     @property
     def _states(self) -> tuple[MemoryTerm, ...]:

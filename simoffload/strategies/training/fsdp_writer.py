@@ -12,13 +12,12 @@ does, and one that reduces what ZeRO-3's does; both come once for a layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from simoffload.hardware import Path
 from simoffload.models import Module
+from simoffload.models.shape import SINGLE
 from simoffload.strategies.stream_writer import HOST, StreamWriter
-from simoffload.strategies.timing import effective_rate, picoseconds
 from simoffload.strategies.training.cpu_adam import TORCH_ADAM, TORCH_WEIGHT_DECAY
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
 from simoffload.strategies.training.timing import TrainingTiming
@@ -29,7 +28,6 @@ __all__ = ["ADAMW", "FsdpWriter", "Units"]
 _STREAMS = ("host", "copy", "comm", "compute", "reduce")
 _, _COPY, _COMM, _COMPUTE, _REDUCE = range(5)
 ADAMW = "CPU AdamW of PyTorch"
-_SINGLE = 4
 _ADAM_OPERATIONS = 8
 """PyTorch operations of AdamW on one tensor (torch/optim/adam.py, ``_single_tensor_adam``)."""
 
@@ -68,7 +66,6 @@ class FsdpWriter(StreamWriter):
         """What a unit is awaited by, as a stream and an operation on it."""
         self._awaited_by_compute: list[tuple[int, int]] = []
         self._element = knobs.element
-        self._routes: dict[tuple[str, int], tuple[int, int]] = {}
 
     # -- passes ---------------------------------------------------------------------------------
 
@@ -123,16 +120,15 @@ class FsdpWriter(StreamWriter):
         machine, units = self.timing.machine, self._units
         self.builder.segment("optimizer")
         self.spend(self._more.step_call.value)
-        per_element = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * self._knobs.shard_element // _SINGLE
-        processes = min(self.ranks, machine.gpus_per_node)
+        per_element = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * self._knobs.shard_element // SINGLE
+        processes = machine.ranks_per_node(self.ranks)
         rate = machine.host.elementwise_rate(threads, processes=processes)
-        paths = [machine.cpu_work(rank, rate) for rank in range(self.ranks)]
         for unit in units.numels:
             traffic = per_element * units.slice(unit)
             self.spend(_ADAM_OPERATIONS * self.costs.operation.value)
             self.flush()
             if self._knobs.cpu_offload:
-                self.add("cpu", HOST, size=traffic, route=self.route(ADAMW, paths, rate), label=ADAMW)
+                self.add("cpu", HOST, size=traffic, route=self.cpu_work(ADAMW, rate), label=ADAMW)
             else:
                 fixed = self._time.hbm_traffic(traffic)
                 self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.host_so_far())
@@ -233,28 +229,17 @@ class FsdpWriter(StreamWriter):
 
     def _copy(self, size: int, *, stream: int, to_device: bool) -> int:
         """An asynchronous copy between the GPU and page-locked memory."""
-        machine = self.timing.machine
-        name = "host to GPU" if to_device else "GPU to host"
-        go = machine.host_to_device if to_device else machine.device_to_host
-        route, fixed = self._transfer(name, size, [go(rank, pinned=True) for rank in range(self.ranks)])
+        route, fixed = self.copies([size], to_device=to_device, pinned=True)
         self.flush()
         return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.host_so_far())
 
     def _collective(self, name: str, kind: str, numel: int, *, behind: int) -> int:
         """An all-gather or reduce-scatter in which every rank has ``numel`` elements of the result."""
         size = numel * (self.ranks - 1) * self._element
-        machine = self.timing.machine
-        paths = [machine.gather(rank, self.ranks) for rank in range(self.ranks)]
-        route, fixed = self._transfer(name, size, paths)
+        route, fixed = self.received(name, size)
         self.flush()
         after = (*self.host_so_far(), *self.so_far(behind))
         return self.add(kind, _COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
-
-    def _transfer(self, name: str, size: int, paths: Sequence[Path]) -> tuple[int, int]:
-        if (name, size) not in self._routes:
-            route = self.route(name, paths, effective_rate(paths[0], [size]))
-            self._routes[name, size] = route, picoseconds(paths[0].latency)
-        return self._routes[name, size]
 
 
 def _name(unit: int) -> str:

@@ -7,18 +7,15 @@ other; only a pipelined swapper reads one sub-group ahead and writes one behind.
 
 from __future__ import annotations
 
+from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
-from simoffload.strategies.timing import effective_rate, picoseconds
 from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.cpu_work import CpuWork
 from simoffload.strategies.training.facts import StepFacts, Update
 from simoffload.strategies.training.writer import PARAMETERS, WRITE, MicroStepWriter
 
-__all__ = ["SINGLE", "OptimizerStep"]
-
-SINGLE = 4
-"""[B] an element in single precision."""
+__all__ = ["OptimizerStep"]
 
 
 class OptimizerStep:
@@ -82,7 +79,7 @@ class OptimizerStep:
         """Gradients to single precision, scaled, Adam, and cast back, all in HBM."""
         numel = update.group.numel
         out = self._out
-        casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 + 8 + 4 + self._size) * numel)
+        casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)
         out.flush()
         fixed = casts + self._timing.gpu_adam(numel)
         out.add("update", COMPUTE, fixed=fixed, label="Adam", after=out.host_so_far())
@@ -126,23 +123,22 @@ class OptimizerStep:
 
     def _gather_all(self) -> None:
         """Every rank gets the others' updated parameters."""
-        out, machine = self._out, self._timing.machine
+        out = self._out
         if out.ranks == 1:
             return
         left = sum(update.group.numel for update in self._facts.updates)
         bucket = max(1, self._settings.allgather_bucket_size // out.ranks)
-        paths = [machine.gather(rank, out.ranks) for rank in range(out.ranks)]
         while left > 0:
             part = min(left, bucket)
             left -= part
             size = part * self._size * (out.ranks - 1)
-            route = out.route("all-gather", paths, effective_rate(paths[0], [size]))
+            route, latency = out.received("all-gather", size)
             out.spend(out.costs.collective_call.value)
             out.flush()
             out.add(
                 "gather",
                 COMM,
-                fixed=picoseconds(paths[0].latency),
+                fixed=latency,
                 size=size,
                 route=route,
                 after=(*out.host_so_far(), *out.so_far(COMPUTE), *out.so_far(COPY)),

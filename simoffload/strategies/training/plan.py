@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TypedDict
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.models.training_cost import training_backward_flops, training_forward_flops
+from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import Estimate, Moment
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
+from simoffload.strategies.aio import aio_unit
 from simoffload.strategies.calibrated import ranks_beyond
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
@@ -25,29 +25,24 @@ from simoffload.strategies.training.facts import Places, StepFacts, Update
 from simoffload.strategies.training.memory import estimates_for, training_moments
 from simoffload.strategies.training.modes import step_of
 from simoffload.strategies.training.step import Step
+from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.storage_io import (
+    RankFiles,
     StorageStage,
+    Transfer,
     full_requests,
+    rank_files,
     stages_until_first_step,
     steady_stages,
 )
 from simoffload.strategies.training.swap import GradientSwapper, SubGroup, sub_groups
 from simoffload.strategies.training.tensors import partitioned
 from simoffload.strategies.training.timing import TrainingTiming
-from simoffload.strategies.training.trace import MicroStep, micro_step
 from simoffload.strategies.training.walk import Parameters, Peak, Walk, buckets, gathered_peak
 from simoffload.strategies.training.writer import MicroStepWriter, Stage
 from simoffload.workload import Training
 
 __all__ = ["Places", "ZeroTrainingPlan"]
-
-_SINGLE = 4
-
-
-class _IoFacts(TypedDict):
-    dtype_bytes: int
-    alignment: int
-    tiers: tuple[str, str]
 
 
 class _NoSink:
@@ -61,7 +56,7 @@ class _NoSink:
 
 
 @dataclass(frozen=True)
-class ZeroTrainingPlan:
+class ZeroTrainingPlan(StepWork):
     """ZeRO training of one model on one machine."""
 
     model: ModelShape
@@ -108,39 +103,7 @@ class ZeroTrainingPlan:
         """One step of the steady state."""
         return self.step.parts
 
-    @property
-    def forward_flops(self) -> float:
-        """[FLOP] of the forward passes of one step on one GPU."""
-        return self.workload.gradient_accumulation_steps * sum(self._flops)
-
-    @property
-    def backward_flops(self) -> float:
-        """[FLOP] of the backward passes of one step on one GPU, without recomputation."""
-        work = self.workload
-        once = training_backward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
-        return work.gradient_accumulation_steps * once
-
-    @property
-    def recomputed_flops(self) -> float:
-        """[FLOP] that checkpointing computes again in one step on one GPU."""
-        again = self._flops[0] if self.workload.gradient_checkpointing else 0.0
-        return self.workload.gradient_accumulation_steps * again
-
-    @property
-    def _flops(self) -> tuple[float, float]:
-        work = self.workload
-        return training_forward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
-
     # -- tensors --------------------------------------------------------------------------------
-
-    @cached_property
-    def trace(self) -> MicroStep:
-        """Every hook, kernel and gradient of a micro-step."""
-        return micro_step(
-            self.model,
-            checkpointing=self.workload.gradient_checkpointing,
-            reentrant=self.workload.use_reentrant,
-        )
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -170,7 +133,7 @@ class ZeroTrainingPlan:
             on_gpu = settings.optimizer_device == "none" or index < on_cpu_from
             swapped = (
                 settings.optimizer_device == "nvme"  # whatever ``ratio`` says (_swappable_optimizer_subgroup)
-                and group.numel * _SINGLE >= settings.params.min_swap_bytes
+                and group.numel * SINGLE >= settings.params.min_swap_bytes
             )
             updates.append(Update(group, on_gpu, swapped, self._place(group)))
         return tuple(updates)
@@ -196,7 +159,7 @@ class ZeroTrainingPlan:
                 f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
                 f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel}"
             )
-            raise InputError((Problem("", None, None, key, text),))
+            raise InputError.at(key, text)
         at_once = min(
             sum(update.swapped for update in self.updates),
             1 + self.settings.pipeline_read + self.settings.pipeline_write,
@@ -207,7 +170,7 @@ class ZeroTrainingPlan:
                 f"{self.settings.buffer_count} buffers; DeepSpeed needs {4 * at_once}, for master, moments "
                 f"and gradient of {at_once} sub-group(s) at work, read ahead, written behind; it would stop"
             )
-            raise InputError((Problem("", None, None, key, text),))
+            raise InputError.at(key, text)
 
     # -- schedules ------------------------------------------------------------------------------
 
@@ -235,7 +198,7 @@ class ZeroTrainingPlan:
             tier=self.places.optimizer,
             buffers=self.settings.buffer_count,
             buffer_numel=max(update.group.numel for update in self.updates),
-            alignment=1024 * settings.threads,
+            alignment=aio_unit(settings.threads),
             smallest=settings.min_swap_bytes,
         )
 
@@ -304,11 +267,7 @@ class ZeroTrainingPlan:
     @cached_property
     def traffic(self) -> tuple[StorageTraffic, ...]:
         """What one step moves to and from storage, all ranks together."""
-        moved: dict[str, list[int]] = {}
-        for stage in self.steady_io:
-            for transfer in stage.transfers:
-                sums = moved.setdefault(transfer.tier, [0, 0])
-                sums[transfer.written] += transfer.size * self.places.ranks
+        moved = _by_tier(self.steady_io, lambda transfer: transfer.size * self.places.ranks)
         cycles = Fraction(self.workload.gradient_accumulation_steps, self.step.cycle)
         return tuple(
             StorageTraffic(tier, round(read * cycles), round(written * cycles))
@@ -318,13 +277,8 @@ class ZeroTrainingPlan:
     @cached_property
     def steady_io(self) -> tuple[StorageStage, ...]:
         """What one rank moves to and from storage from update to update of the steady state."""
-        return steady_stages(
-            self.updates,
-            self.swapper(),
-            read_in_pass=self.peak.read if self.peak else (),
-            accumulation=self.step.cycle,
-            **self._io_facts,
-        )
+        read = self.peak.read if self.peak else ()
+        return steady_stages(self._files(read * self.step.cycle))
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
@@ -335,26 +289,27 @@ class ZeroTrainingPlan:
             later = self.peak.read if self.peak else ()
             first = gathered_peak(*walked, warm=False).read
             passed = (*first, *later * (self.workload.gradient_accumulation_steps - 1))
-        return stages_until_first_step(self.updates, self.swapper(), read_in_pass=passed, **self._io_facts)
+        return stages_until_first_step(self._files(passed))
 
     @property
     def requests(self) -> tuple[StorageRequests, ...]:
         """Whole requests of one rank from the start of the run to the end of its first step."""
         block, threads = self.settings.params.block_size, self.settings.params.threads
-        counts: dict[str, list[int]] = {}
-        for stage in self.first_io:
-            for transfer in stage.transfers:
-                sums = counts.setdefault(transfer.tier, [0, 0])
-                sums[transfer.written] += full_requests(transfer.sizes, block=block, threads=threads)
+        counts = _by_tier(
+            self.first_io, lambda transfer: full_requests(transfer.sizes, block=block, threads=threads)
+        )
         return tuple(StorageRequests(tier, block, *sums) for tier, sums in counts.items())
 
-    @property
-    def _io_facts(self) -> _IoFacts:
-        return {
-            "dtype_bytes": self.model.dtype_bytes,
-            "alignment": 1024 * self.settings.params.threads,
-            "tiers": (self.places.weights, self.places.optimizer),
-        }
+    def _files(self, passed: Sequence[Tensor]) -> RankFiles:
+        """One rank's files, with the partitions that forward and backward read."""
+        return rank_files(
+            self.updates,
+            self.swapper(),
+            passed=passed,
+            dtype_bytes=self.model.dtype_bytes,
+            alignment=aio_unit(self.settings.params.threads),
+            tiers=(self.places.weights, self.places.optimizer),
+        )
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
@@ -382,7 +337,19 @@ class ZeroTrainingPlan:
             self.model,
             stage=settings.stage,
             ranks=self.places.ranks,
-            nodes=-(-self.places.ranks // machine.gpus_per_node),
+            nodes=machine.nodes_of(self.places.ranks),
             offload_optimizer=settings.optimizer_device != "none",
             offload_params=settings.params.device not in (None, "none"),
         )
+
+
+def _by_tier(
+    stages: Sequence[StorageStage], measure: Callable[[Transfer], int]
+) -> dict[str, tuple[int, int]]:
+    """Sums over what is read from each tier, and over what is written to it."""
+    sums: dict[str, tuple[int, int]] = {}
+    for transfer in (one for stage in stages for one in stage.transfers):
+        read, written = sums.get(transfer.tier, (0, 0))
+        size = measure(transfer)
+        sums[transfer.tier] = (read, written + size) if transfer.written else (read + size, written)
+    return sums

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.facts import StepFacts
 from simoffload.strategies.training.optimizer import OptimizerStep
@@ -65,4 +65,4 @@ class Step:
 
 def refused(key: str, message: str) -> InputError:
     """A setting that DeepSpeed stops at, or that is not modelled; ``key`` is within zero_optimization."""
-    return InputError((Problem("", None, None, f"strategy.ds_config.zero_optimization.{key}", message),))
+    return InputError.at(f"strategy.ds_config.zero_optimization.{key}", message)

@@ -10,13 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from simoffload.models.shape import SINGLE
+from simoffload.strategies.aio import round_up
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.training.facts import Update
 from simoffload.strategies.training.swap import GradientSwapper
 
-__all__ = ["StorageStage", "Transfer", "full_requests", "stages_until_first_step", "steady_stages"]
+__all__ = [
+    "RankFiles",
+    "StorageStage",
+    "Transfer",
+    "full_requests",
+    "rank_files",
+    "stages_until_first_step",
+    "steady_stages",
+]
 
-_SINGLE = 4
+_PARAMS = "16-bit parameters"
 
 
 class Transfer(NamedTuple):
@@ -49,121 +59,106 @@ def full_requests(sizes: Iterable[int], *, block: int, threads: int) -> int:
     return sum(threads * ((size // threads) // block) for size in sizes)
 
 
-class _Files(NamedTuple):
-    """Sizes of the files of one rank."""
+class RankFiles(NamedTuple):
+    """Sizes of the files of one rank: of optimizer states, of gradients, of parameters."""
 
     states: tuple[int, ...]
     """One of single precision for each swapped sub-group."""
     gradients: tuple[int, ...]
     params: tuple[int, ...]
+    passed: tuple[int, ...]
+    """Parameters that forward and backward read."""
     optimizer_tier: str
     weights_tier: str
 
     def read_states(self, times: int, what: str) -> Transfer:
+        """Of every swapped sub-group so many states are read."""
         return Transfer(self.optimizer_tier, what, False, self.states * times)
 
     def write_states(self, times: int, what: str) -> Transfer:
+        """Of every swapped sub-group so many states are written."""
         return Transfer(self.optimizer_tier, what, True, self.states * times)
 
-    def params_of(self, *, written: bool, sizes: tuple[int, ...] | None = None) -> Transfer:
-        return Transfer(
-            self.weights_tier, "16-bit parameters", written, self.params if sizes is None else sizes
-        )
+    def move_gradients(self, *, written: bool) -> Transfer:
+        """All gradients that go to storage."""
+        return Transfer(self.optimizer_tier, "gradients", written, self.gradients)
+
+    def move_params(self, *, written: bool) -> Transfer:
+        """All parameters that lie on storage."""
+        return Transfer(self.weights_tier, _PARAMS, written, self.params)
+
+    def pass_through(self) -> tuple[Transfer, ...]:
+        """What forward and backward move."""
+        read = Transfer(self.weights_tier, _PARAMS, False, self.passed)
+        return read, self.move_gradients(written=True)
 
 
-def _files(
+def rank_files(
     updates: Sequence[Update],
     swapper: GradientSwapper | None,
     *,
+    passed: Sequence[Tensor],
     dtype_bytes: int,
     alignment: int,
     tiers: tuple[str, str],
-) -> _Files:
-    def aligned(size: int) -> int:
-        return -(-size // alignment) * alignment
+) -> RankFiles:
+    """The files of one rank; ``passed`` = partitions read by forward and backward, ``tiers`` = of weights and
+    optimizer."""
+
+    def params(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+        return tuple(round_up(tensor.slice_numel * dtype_bytes, alignment) for tensor in tensors)
 
     swapped = [update for update in updates if update.swapped]
     tensors = [tensor for update in swapped for tensor in update.group.tensors]
-    return _Files(
-        states=tuple(aligned(update.group.numel * _SINGLE) for update in swapped),
+    return RankFiles(
+        states=tuple(round_up(update.group.numel * SINGLE, alignment) for update in swapped),
         gradients=tuple(size for tensor in tensors if swapper is not None and (size := swapper.size(tensor))),
-        params=tuple(
-            aligned(tensor.slice_numel * dtype_bytes)
-            for update in updates
-            for tensor in update.group.tensors
-            if tensor.on_nvme
-        ),
+        params=params(one for update in updates for one in update.group.tensors if one.on_nvme),
+        passed=params(passed),
         optimizer_tier=tiers[1],
         weights_tier=tiers[0],
     )
 
 
-def stages_until_first_step(
-    updates: Sequence[Update],
-    swapper: GradientSwapper | None,
-    *,
-    read_in_pass: Sequence[Tensor],
-    dtype_bytes: int,
-    alignment: int,
-    tiers: tuple[str, str],
-) -> tuple[StorageStage, ...]:
-    """Start-up and the first step of one rank; ``read_in_pass`` = partitions read by forward and backward
-    while the trace is recorded, ``tiers`` = of weights and optimizer."""
-    files = _files(updates, swapper, dtype_bytes=dtype_bytes, alignment=alignment, tiers=tiers)
-    passed = tuple(-(-tensor.slice_numel * dtype_bytes // alignment) * alignment for tensor in read_in_pass)
-    gradients = Transfer(files.optimizer_tier, "gradients", True, files.gradients)
+def stages_until_first_step(files: RankFiles) -> tuple[StorageStage, ...]:
+    """Start-up and the first step of one rank, in which the trace is recorded."""
     return _without_empty(
         StorageStage(
             "initialisation",
             (
-                files.params_of(written=True),
-                files.params_of(written=False),  # as the source of the master weights
+                files.move_params(written=True),
+                files.move_params(written=False),  # as the source of the master weights
                 files.write_states(1, "master weights"),
-                files.params_of(written=False),  # gathered once while gradient hooks are made
+                files.move_params(written=False),  # gathered once while gradient hooks are made
                 files.read_states(1, "master weights"),
                 files.write_states(1, "master weights"),
-                files.params_of(written=True),
+                files.move_params(written=True),
             ),
         ),
-        StorageStage("first forward and backward", (files.params_of(written=False, sizes=passed), gradients)),
+        StorageStage("first forward and backward", files.pass_through()),
         StorageStage(
             "first optimizer step",
             (
                 files.read_states(1, "master weights"),
-                gradients._replace(written=False),
+                files.move_gradients(written=False),
                 files.write_states(3, "master weights and moments"),
-                files.params_of(written=True),
+                files.move_params(written=True),
             ),
         ),
     )
 
 
-def steady_stages(
-    updates: Sequence[Update],
-    swapper: GradientSwapper | None,
-    *,
-    read_in_pass: Sequence[Tensor],
-    accumulation: int,
-    dtype_bytes: int,
-    alignment: int,
-    tiers: tuple[str, str],
-) -> tuple[StorageStage, ...]:
-    """One later step of one rank; ``read_in_pass`` = partitions read by one forward and backward."""
-    files = _files(updates, swapper, dtype_bytes=dtype_bytes, alignment=alignment, tiers=tiers)
-    passed = tuple(-(-tensor.slice_numel * dtype_bytes // alignment) * alignment for tensor in read_in_pass)
-    gradients = Transfer(files.optimizer_tier, "gradients", True, files.gradients)
+def steady_stages(files: RankFiles) -> tuple[StorageStage, ...]:
+    """One later step of one rank."""
     return _without_empty(
-        StorageStage(
-            "forward and backward",
-            (files.params_of(written=False, sizes=passed * accumulation), gradients),
-        ),
+        StorageStage("forward and backward", files.pass_through()),
         StorageStage(
             "optimizer step",
             (
                 files.read_states(3, "master weights and moments"),
-                gradients._replace(written=False),
+                files.move_gradients(written=False),
                 files.write_states(3, "master weights and moments"),
-                files.params_of(written=True),
+                files.move_params(written=True),
             ),
         ),
     )

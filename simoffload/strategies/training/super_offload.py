@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from simoffload.models.shape import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
 from simoffload.strategies.training.cpu_work import CpuWork
 from simoffload.strategies.training.facts import StepFacts
-from simoffload.strategies.training.optimizer import SINGLE, OptimizerStep
+from simoffload.strategies.training.optimizer import OptimizerStep
 from simoffload.strategies.training.step import OPTIMIZER, PartWriter, Step
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from simoffload.models.shape import SINGLE
+from simoffload.strategies.aio import round_up
 from simoffload.strategies.coordinator import Tensor
 
 __all__ = ["GradientSink", "GradientSwapper", "SubGroup", "sub_groups"]
-
-_SINGLE = 4  # [B] optimizer states and their gradients are in single precision
 
 
 class SubGroup(NamedTuple):
@@ -70,17 +70,15 @@ class GradientSwapper:
     def __init__(self, *, tier: str, buffers: int, buffer_numel: int, alignment: int, smallest: int) -> None:
         self._tier = tier
         self._buffers = buffers
-        self._capacity = -(-buffer_numel * _SINGLE // alignment) * alignment
+        self._capacity = round_up(buffer_numel * SINGLE, alignment)
         self._alignment = alignment
         self._smallest = smallest
         self._free = buffers
         self._filled: int | None = None
-        self.submitted = 0
-        """[B] given to the aio handle so far."""
 
     def size(self, tensor: Tensor) -> int:
         """[B] of the tensor's gradient that go to storage."""
-        whole = tensor.slice_numel * _SINGLE // self._alignment * self._alignment
+        whole = tensor.slice_numel * SINGLE // self._alignment * self._alignment
         return whole if whole >= self._smallest else 0
 
     def insert(self, sink: GradientSink, tensors: Sequence[Tensor]) -> None:
@@ -115,5 +113,4 @@ class GradientSwapper:
     def _submit(self, sink: GradientSink) -> None:
         if self._filled:
             sink.write(self._filled, tier=self._tier, label="gradients")
-            self.submitted += self._filled
         self._filled = None

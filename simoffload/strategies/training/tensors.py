@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.partition import partitioned_tensor
 from simoffload.strategies.training.swap import sub_groups
 from simoffload.strategies.training.trace import Instance, MicroStep
 from simoffload.strategies.training.walk import Parameters
@@ -46,15 +47,15 @@ def partitioned(trace: MicroStep, settings: TrainingSettings, *, ranks: int, dty
 def _tensor(
     name: str, numel: int, persistent: int, settings: TrainingSettings, ranks: int, dtype_bytes: int
 ) -> Tensor:
-    params = settings.params
-    slice_numel = -(-numel // (ranks if settings.stage > 0 else 1))
-    stays = (
-        settings.stage == 3
-        and numel <= params.param_persistence_threshold
-        and persistent + numel <= params.model_persistence_threshold
+    tensor = partitioned_tensor(
+        name,
+        numel,
+        persistent=persistent,
+        settings=settings.params,
+        ranks=ranks if settings.stage > 0 else 1,
+        dtype_bytes=dtype_bytes,
     )
-    swapped = params.device == "nvme" and slice_numel * dtype_bytes >= params.min_swap_bytes
-    return Tensor(name, numel, slice_numel, swapped, stays)
+    return tensor if settings.stage == 3 else tensor._replace(persistent=False)
 
 
 def _kept_in_memory(tensors: Sequence[Tensor], settings: TrainingSettings) -> list[Tensor]:

@@ -7,6 +7,7 @@ from simoffload.models import ModelShape, Module
 from simoffload.models.cost import ModuleCost
 from simoffload.models.training_cost import backward_cost, backward_products, training_cost
 from simoffload.strategies.timing import Timing, operations, picoseconds
+from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
 
 __all__ = ["TrainingTiming"]
 
@@ -14,9 +15,6 @@ _MOST_KERNELS = 16  # as in forward
 _BACKWARD_KERNELS = 2
 """Kernels of backward for each of forward: one for the input's gradient and one for the weight's or a saved
 mask (an estimate)."""
-_OPTIMIZER_TRAFFIC = 28
-"""[B] of a parameter in Adam's step: weight, gradient, two moments read, three written,
-in single precision."""
 
 
 class TrainingTiming(Timing):
@@ -57,5 +55,5 @@ class TrainingTiming(Timing):
         return picoseconds(size / self.machine.accelerator.hbm_rate)
 
     def gpu_adam(self, numel: int) -> int:
-        """[ps] of Adam in single precision on the GPU."""
-        return self.hbm_traffic(_OPTIMIZER_TRAFFIC * numel)
+        """[ps] of Adam in single precision on the GPU: the same bytes as DeepSpeed's on the CPU."""
+        return self.hbm_traffic(DEEPSPEED_ADAM * numel)

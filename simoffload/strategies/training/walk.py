@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from simoffload.strategies.coordinator import Actions, Coordinator, Tensor
+from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.training.trace import Event, Instance, MicroStep
 from simoffload.strategies.training.writer import MicroStepWriter
 
-__all__ = ["Parameters", "Walk", "bucketed", "buckets", "gathered_peak"]
+__all__ = ["Parameters", "Walk", "buckets", "gathered_peak"]
 
 
 class Parameters(NamedTuple):
@@ -21,6 +21,12 @@ class Parameters(NamedTuple):
     """Indices of the tensors that a module needs, a tied one included."""
     trained: Mapping[Instance, tuple[int, ...]]
     """Indices of the tensors whose gradients are complete after the module's backward pass."""
+
+    def completed(self, event: Event) -> list[Tensor]:
+        """Tensors whose gradients are complete with ``event``."""
+        if event.kind != "gradients":
+            return []
+        return [self.tensors[index] for index in self.trained[event.instance]]
 
 
 class _Reducer(Protocol):
@@ -45,6 +51,11 @@ class Bucket:
         self._held.append(tensor)
         self._numel += tensor.numel
 
+    def add_all(self, tensors: Sequence[Tensor]) -> None:
+        """Several gradients are complete, one after the other."""
+        for tensor in tensors:
+            self.add(tensor)
+
     def flush(self) -> None:
         """Reduce what is held."""
         if self._held:
@@ -60,7 +71,6 @@ class _Switch:
         self.on = False
         self._events_before = 0
         self._handles: dict[int, int] = {}
-        self._reads_before = False
 
     def enter(self, _step: int, /) -> None: ...
 
@@ -99,7 +109,7 @@ class _Switch:
 
 
 class Walk:
-    """One micro-step under the settings; ``warm`` once its trace is known."""
+    """One micro-step under the settings, whose trace is known."""
 
     def __init__(
         self,
@@ -109,7 +119,6 @@ class Walk:
         settings: TrainingSettings,
         ranks: int,
         out: MicroStepWriter,
-        warm: bool = True,
     ) -> None:
         self._trace = trace
         self._parameters = parameters
@@ -118,7 +127,7 @@ class Walk:
         self._backward = False
         self._switch = _Switch(out)
         self._coordinator = (
-            _coordinator(trace, parameters, settings, ranks, self._switch, warm=warm)
+            _coordinator(trace, parameters, settings, ranks, self._switch, warm=True)
             if settings.stage == 3
             else None
         )
@@ -134,22 +143,15 @@ class Walk:
         """Write the backward pass; forward is gone through without writing."""
         if self._coordinator is not None:
             for event in self._trace.forward:
-                self._hook(event, self._coordinator)
+                _hook(event, self._coordinator, self._parameters)
         self._switch.on = self._backward = True
         bucket = Bucket(self._out, self._settings.reduce_bucket_size)
         for event in self._trace.backward:
             self._happen(event)
-            if event.kind == "gradients" and self._out.reduces:
-                for index in self._parameters.trained[event.instance]:
-                    bucket.add(self._parameters.tensors[index])
+            if self._out.reduces:
+                bucket.add_all(self._parameters.completed(event))
         bucket.flush()
         self._out.end_backward()
-
-    def _hook(self, event: Event, coordinator: Coordinator) -> None:
-        if event.kind == "fetch":
-            coordinator.fetch()
-        elif event.kind == "release":
-            coordinator.release(self._parameters.owned[event.instance])
 
     def _happen(self, event: Event) -> None:
         out, module = self._out, event.instance.module
@@ -158,13 +160,20 @@ class Walk:
         elif event.segment:
             out.part(event.segment)
         if self._coordinator is not None:
-            self._hook(event, self._coordinator)
+            _hook(event, self._coordinator, self._parameters)
         if event.kind == "launch":
             out.launch_forward(module)
         elif event.kind == "back":
             out.launch_backward(module)
         elif event.kind == "checkpoint":
             out.checkpoint(event.instance.layer, again=self._backward)
+
+
+def _hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None:
+    if event.kind == "fetch":
+        coordinator.fetch()
+    elif event.kind == "release":
+        coordinator.release(parameters.owned[event.instance])
 
 
 def _coordinator(
@@ -187,21 +196,7 @@ def _coordinator(
     )
 
 
-class _Nothing:
-    def enter(self, _step: int, /) -> None: ...
-    def read(self, _tensors: Sequence[Tensor], /) -> None: ...
-    def wait_reads(self) -> None: ...
-    def gather(self, _tensors: Sequence[Tensor], /, **_how: bool) -> int:
-        return 0
-
-    def wait(self, _handle: int, /) -> None: ...
-    def throttle(self, _event: int, /) -> None: ...
-    def fetch_event(self) -> None: ...
-    def compute(self, _step: int, /) -> None: ...
-    def release(self, _count: int, /) -> None: ...
-
-
-class _Reads(_Nothing):
+class _Reads(Idle):
     """Counts what is read."""
 
     def __init__(self) -> None:
@@ -246,13 +241,8 @@ def gathered_peak(
     held = _Held(coordinator)
     bucket = Bucket(held, settings.reduce_bucket_size)
     for event in (*trace.forward, *trace.backward):
-        if event.kind == "fetch":
-            coordinator.fetch()
-        elif event.kind == "release":
-            coordinator.release(parameters.owned[event.instance])
-        elif event.kind == "gradients":
-            for index in parameters.trained[event.instance]:
-                bucket.add(parameters.tensors[index])
+        _hook(event, coordinator, parameters)
+        bucket.add_all(parameters.completed(event))
     bucket.flush()
     return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.slices), held.most)
 
@@ -269,13 +259,6 @@ def buckets(trace: MicroStep, parameters: Parameters, size: int) -> list[list[Te
 
     bucket = Bucket(_Seen(), size)
     for event in trace.backward:
-        if event.kind == "gradients":
-            for index in parameters.trained[event.instance]:
-                bucket.add(parameters.tensors[index])
+        bucket.add_all(parameters.completed(event))
     bucket.flush()
     return seen
-
-
-def bucketed(trace: MicroStep, parameters: Parameters, size: int) -> list[list[str]]:
-    """Names of the tensors of every bucket that a micro-step reduces, in order."""
-    return [[tensor.name for tensor in tensors] for tensors in buckets(trace, parameters, size)]

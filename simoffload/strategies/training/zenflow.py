@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import ceil
 
+from simoffload.models.shape import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMPUTE, COPY
 from simoffload.strategies.plan import StepPart
@@ -27,7 +28,7 @@ from simoffload.strategies.training.columns import ColumnWork, SelectedColumns
 from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
 from simoffload.strategies.training.cpu_work import CpuWork
 from simoffload.strategies.training.facts import StepFacts, Update
-from simoffload.strategies.training.optimizer import SINGLE, OptimizerStep
+from simoffload.strategies.training.optimizer import OptimizerStep
 from simoffload.strategies.training.step import OPTIMIZER, PartWriter, Step, micro_steps, refused
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
 

@@ -9,6 +9,7 @@ arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857; the mecha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -19,15 +20,13 @@ from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, parse_version
 from simoffload.strategies.ds_config.training import TrainingSettings, batch_problems, resolve_training
+from simoffload.strategies.offload_devices import device_of, offload_tier
 from simoffload.strategies.training.facts import Places
-from simoffload.strategies.training.modes import interval_warnings, mode_warnings
+from simoffload.strategies.training.modes import interval_warnings, mode_warnings, share_warnings
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.workload import Training
 
 __all__ = ["Lora", "ZeroTraining"]
-
-_KINDS = {"none": ("hbm",), "cpu": ("dram",), "nvme": ("nvme", "nvmeof", "nfs", "pfs")}
-_DEVICES: dict[str, Literal["none", "cpu", "nvme"]] = {"hbm": "none", "dram": "cpu"}
 
 
 class Lora(BaseModel):
@@ -77,19 +76,16 @@ class ZeroTraining(BaseModel):
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
         model, weight_bits = self._adapted(model)
         settings, warnings = self._settings(model, workload)
-        params = settings.params.device or "none"
-        weights, more = _tier("weights", "offload_param", self.weights, params, machine)
+        weights, more = _tier("weights", self.weights, "offload_param", settings.params.device, machine)
         optimizer, others = _tier(
-            "optimizer", "offload_optimizer", self.optimizer, settings.optimizer_device, machine
+            "optimizer", self.optimizer, "offload_optimizer", settings.optimizer_device, machine
         )
-        kinds = [machine.tiers[tier].kind for tier in (weights, optimizer)]
         settings = settings._replace(
-            params=settings.params._replace(device=_DEVICES.get(kinds[0], "nvme")),
-            optimizer_device=_DEVICES.get(kinds[1], "nvme"),
+            params=settings.params._replace(device=device_of(weights, machine)),
+            optimizer_device=device_of(optimizer, machine),
         )
         _check_places(settings)
-        ranks_here = min(self.ranks, machine.gpus_per_node)
-        threads = self.cpu_threads or max(1, machine.host.cpu_optimizer.cores.value // ranks_here)
+        threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
         plan = ZeroTrainingPlan(
             model=model,
             workload=workload,
@@ -107,7 +103,9 @@ class ZeroTraining(BaseModel):
             weight_bits=weight_bits,
         )
         plan.check()
-        return plan
+        if settings.ratio == 1.0:
+            return plan
+        return replace(plan, warnings=(*plan.warnings, *share_warnings(settings, plan.updates)))
 
     def _adapted(self, model: ModelShape) -> tuple[ModelShape, float | None]:
         """The model with its adapters, and the bits of a frozen weight."""
@@ -152,21 +150,11 @@ def _within(problems: Sequence[Problem]) -> InputError:
 
 
 def _tier(
-    key: str, section: str, named: str | None, device: str, machine: Machine
+    key: str, named: str | None, section: str, device: str | None, machine: Machine
 ) -> tuple[str, tuple[str, ...]]:
-    """A tier of the machine; the scenario's word counts more than the configuration's."""
-    if named is not None:
-        kind = machine.tiers[named].kind
-        if device != "none" and kind not in _KINDS[device]:
-            said = f'ds_config {section}.device: "{device}" does not go with {key}: {named}'
-            return named, (f"{said}; {named} is used",)
-        return named, ()
-    for wanted in _KINDS[device]:
-        for name, tier in machine.tiers.items():
-            if tier.kind == wanted:
-                return name, ()
-    text = f"the platform has no tier for offload device {device!r}"
-    raise InputError((Problem("", None, None, f"strategy.{key}", text),))
+    """A tier and what to warn of; a device of "none" goes with any tier that is named."""
+    configured = None if device == "none" else device
+    return offload_tier(key, named, section=section, configured=configured, machine=machine)
 
 
 def _check_places(settings: TrainingSettings) -> None:
@@ -174,18 +162,18 @@ def _check_places(settings: TrainingSettings) -> None:
     params, optimizer = settings.params.device, settings.optimizer_device
     if settings.stage < 3 and params != "none":
         text = f"parameters leave the GPU only in stage 3, not {settings.stage}"
-        raise InputError((Problem("", None, None, "strategy.weights", text),))
+        raise InputError.at("strategy.weights", text)
     if settings.stage < 3 and optimizer == "nvme":
         text = f"the optimizer goes to storage only in stage 3, not {settings.stage}"
-        raise InputError((Problem("", None, None, "strategy.optimizer", text),))
+        raise InputError.at("strategy.optimizer", text)
     if settings.stage == 0 and optimizer != "none":
-        raise InputError((Problem("", None, None, "strategy.optimizer", "stage 0 offloads nothing"),))
+        raise InputError.at("strategy.optimizer", "stage 0 offloads nothing")
     if settings.zenflow is not None and optimizer == "none":
         text = "ZenFlow needs the optimizer in host memory or on storage, not on the GPU"
-        raise InputError((Problem("", None, None, "strategy.optimizer", text),))
+        raise InputError.at("strategy.optimizer", text)
     if settings.super_offload and optimizer != "cpu":
         text = "SuperOffload needs the optimizer in host memory"
-        raise InputError((Problem("", None, None, "strategy.optimizer", text),))
+        raise InputError.at("strategy.optimizer", text)
     if params == "nvme" and optimizer == "none":
         text = "DeepSpeed refuses parameters on storage with the optimizer on the GPU; name a tier"
-        raise InputError((Problem("", None, None, "strategy.optimizer", text),))
+        raise InputError.at("strategy.optimizer", text)

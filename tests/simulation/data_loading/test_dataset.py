@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.workload.dataset import Dataset, token_sample_size
+from simoffload.workload.dataset import Dataset
 from tests.simulation.data_loading.conftest import KIB, dataset
-
-
-def test_token_samples() -> None:
-    """8192 ids of two bytes are 16 KiB."""
-    assert token_sample_size(8192, 2) == 16 * KIB
-    assert token_sample_size(2048, 4) == 8 * KIB
-    for sequence, width in ((2048, 3), (0, 2)):
-        with pytest.raises(ValueError, match="ids"):
-            token_sample_size(sequence, width)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [1, 100, 4095, 4096, 4097, 10_000, 16_384])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simoffload.results.checkpoint import Outlook
 from simoffload.strategies.checkpoint import (
     daly_interval,
     efficiency,
@@ -104,16 +105,15 @@ def test_nodes_add_their_failure_rates() -> None:
     assert run_mtbf(node_mtbf_s=5000 * HOUR, nodes=100) == 50 * HOUR
 
 
+def look(blocking_s: float, **known: float | None) -> Outlook:
+    """What is not given takes no time, or is not known."""
+    times = {"background_s": 0.0, "restore_s": 0.0, "restart_s": 0.0}
+    unknown = dict.fromkeys(("overlap_s", "interval_s", "mtbf_s"))
+    return outlook(blocking_s=blocking_s, **{**times, **unknown, **known})
+
+
 def test_outlook_of_a_blocking_checkpoint() -> None:
-    seen = outlook(
-        blocking_s=30.0,
-        background_s=0.0,
-        restore_s=20.0,
-        overlap_s=None,
-        interval_s=570.0,
-        mtbf_s=60_000.0,
-        restart_s=100.0,
-    )
+    seen = look(30.0, restore_s=20.0, interval_s=570.0, mtbf_s=60_000.0, restart_s=100.0)
     assert seen.stall_s == 30.0
     assert seen.share == pytest.approx(0.05)
     assert seen.restart_s == 120.0
@@ -125,49 +125,21 @@ def test_outlook_of_a_blocking_checkpoint() -> None:
 
 
 def test_outlook_of_a_snapshot_waits_for_the_one_before_and_loses_its_latency() -> None:
-    def look(interval: float) -> tuple[float, float | None]:
-        seen = outlook(
-            blocking_s=1.0,
-            background_s=50.0,
-            restore_s=0.0,
-            overlap_s=None,
-            interval_s=interval,
-            mtbf_s=1e7,
-            restart_s=0.0,
-        )
-        return seen.stall_s, seen.lost_work_s
-
-    assert look(40.0)[0] == 11.0
-    stall, lost = look(99.0)
-    assert stall == 1.0
-    assert lost == pytest.approx(50.0 + 50.0, rel=1e-3)
+    often, seldom = (look(1.0, background_s=50.0, interval_s=each, mtbf_s=1e7) for each in (40.0, 99.0))
+    assert often.stall_s == 11.0
+    assert seldom.stall_s == 1.0
+    assert seldom.lost_work_s == pytest.approx(50.0 + 50.0, rel=1e-3)
 
 
 def test_outlook_of_a_decoupled_checkpoint_hides_one_step_only() -> None:
-    seen = outlook(
-        blocking_s=0.0,
-        background_s=12.0,
-        restore_s=5.0,
-        overlap_s=9.0,
-        interval_s=1000.0,
-        mtbf_s=None,
-        restart_s=0.0,
-    )
+    seen = look(0.0, background_s=12.0, restore_s=5.0, overlap_s=9.0, interval_s=1000.0)
     assert seen.stall_s == 3.0
     assert seen.commit_s == 12.0
     assert seen.daly_s is None
 
 
 def test_outlook_without_an_interval_has_no_share() -> None:
-    seen = outlook(
-        blocking_s=1.0,
-        background_s=2.0,
-        restore_s=3.0,
-        overlap_s=None,
-        interval_s=None,
-        mtbf_s=1e6,
-        restart_s=0.0,
-    )
+    seen = look(1.0, background_s=2.0, restore_s=3.0, mtbf_s=1e6)
     assert seen.stall_s == 1.0
     assert seen.share is None
     assert seen.efficiency is None

@@ -12,6 +12,7 @@ from simoffload.documents import Document
 from simoffload.engine import execute
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, load_model
+from simoffload.results.passes import PassResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import resolve
@@ -38,6 +39,18 @@ LAYER = 4 * 256 * 256 + 3 * 256 * 512
 MATRICES = 3 * LAYER + 2 * 1000 * 256
 NUMEL = MATRICES + 7 * 256
 CPU = {"device": "cpu", "pin_memory": True}
+LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12, "vocab_size": 32_000}
+LARGE_NUMEL = 12 * (4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024) + 2 * 32_000 * 1024 + 1024
+BIG: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 2048, "vocab_size": 2048}
+"""Its matrices are large enough to be swapped."""
+BIG_OUTSIDE = 2 * 2048 * 1024
+BIG_LAYERS = 3 * (4 * 1024**2 + 3 * 1024 * 2048)
+BIG_MATRICES = BIG_OUTSIDE + BIG_LAYERS
+BIG_NUMEL = BIG_MATRICES + 7 * 1024
+"""Norms are too small to be swapped; the optimizer's states of their sub-group are not."""
+FIRST = "backward, first micro-step"
+MIDDLE = "backward, middle micro-steps"
+LAST = "backward, last micro-step"
 
 
 @cache
@@ -115,14 +128,18 @@ def operations(schedule: Schedule) -> list[tuple[Op, int]]:
     return [(op, block.repeat) for block in schedule.blocks for op in block.ops]
 
 
-def moved(plan: ZeroTrainingPlan, one: StepPart) -> Counter[str]:
-    """[B] that a rank moves in one part, by the name of the route."""
-    schedule = plan.schedule(one)
+def carried(schedule: Schedule) -> Counter[str]:
+    """[B] that a rank moves, by the name of the route."""
     sizes: Counter[str] = Counter()
     for op, times in operations(schedule):
         if op.size:
             sizes[schedule.routes[op.route].name] += op.size * times
     return sizes
+
+
+def moved(plan: ZeroTrainingPlan, one: StepPart) -> Counter[str]:
+    """[B] that a rank moves in one part, by the name of the route."""
+    return carried(plan.schedule(one))
 
 
 def moved_in_cycle(plan: ZeroTrainingPlan) -> dict[str, Fraction]:
@@ -144,6 +161,11 @@ def host_and_gpu(sizes: Mapping[str, Any]) -> dict[str, Any]:
         elif name.startswith("GPU to host"):
             total["up"] += size
     return total
+
+
+def waited(one: PassResult) -> float:
+    """[s] in which a pass waits for an update on the CPU."""
+    return {share.cause: share.exposed_s for share in one.shares}["waiting for the CPU update"]
 
 
 def timeline(plan: ZeroTrainingPlan, one: StepPart) -> Timeline:

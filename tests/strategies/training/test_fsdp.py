@@ -25,6 +25,7 @@ from simoffload.strategies.training.fsdp import Fsdp, FsdpPlan
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
 from simoffload.workload import Training
 from tests.strategies.training.make_fsdp_traces import CASES, LAYERS, Case
+from tests.strategies.training.mode_cases import carried
 
 DATA = Path(__file__).parent / "data"
 SMALL = {
@@ -123,20 +124,10 @@ def slices(ranks: int) -> list[int]:
     return [-(-numel // ranks) for numel in (*[LAYER] * 6, REST)]
 
 
-def moved(schedule: Schedule) -> Counter[str]:
-    """[B] that each kind of transfer moves on one rank."""
-    sizes: Counter[str] = Counter()
-    for block in schedule.blocks:
-        for op in block.ops:
-            if op.size:
-                sizes[schedule.routes[op.route].name] += op.size * block.repeat
-    return sizes
-
-
 def moved_in_step(plan: FsdpPlan) -> Counter[str]:
     total: Counter[str] = Counter()
     for part in plan.parts:
-        for name, size in moved(plan.schedule(part)).items():
+        for name, size in carried(plan.schedule(part)).items():
             total[name] += int(part.times * size)
     return total
 

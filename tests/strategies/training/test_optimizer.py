@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from simoffload.results.timeline import Timeline
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from tests.strategies.training.mode_cases import (
+    BIG,
+    BIG_NUMEL,
     CPU,
     NUMEL,
     machine,
@@ -23,8 +25,6 @@ from tests.strategies.training.mode_cases import (
     timeline,
 )
 
-BIG: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 2048, "vocab_size": 2048}
-BIG_NUMEL = 2 * 2048 * 1024 + 3 * (4 * 1024**2 + 3 * 1024 * 2048 + 2 * 1024) + 1024
 NVME = {"device": "nvme", "pin_memory": True}
 
 

@@ -15,14 +15,17 @@ from simoffload.errors import InputError
 from simoffload.scenario import load_scenario
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.storage_io import StorageStage, full_requests
-from tests.strategies.training.mode_cases import CPU, NUMEL, operations, part, plan_of
-
-BIG: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 2048, "vocab_size": 2048}
-OUTSIDE = 2 * 2048 * 1024
-LAYERS = 3 * (4 * 1024**2 + 3 * 1024 * 2048)
-MATRICES = OUTSIDE + LAYERS
-BIG_NUMEL = MATRICES + 7 * 1024
-"""Norms are too small to be swapped; the optimizer's states of their sub-group are not."""
+from tests.strategies.training.mode_cases import (
+    BIG,
+    BIG_LAYERS,
+    BIG_MATRICES,
+    BIG_NUMEL,
+    CPU,
+    NUMEL,
+    operations,
+    part,
+    plan_of,
+)
 
 
 def storage(*, params: bool, **more: Any) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def test_bytes_per_parameter_of_the_optimizer_on_storage() -> None:
     """Start to end of the first step 12 B read and 24 B written, every later step 16 B each way; measured
     with DeepSpeed 0.18.3 and the reason for the request counts of Xinnor's table."""
     plan = plan_of(storage(params=False), model=BIG)
-    states, gradients = 4 * BIG_NUMEL, 4 * MATRICES
+    states, gradients = 4 * BIG_NUMEL, 4 * BIG_MATRICES
     first, steady = plan.first_io, plan.steady_io
     assert bytes_of(first, "initialisation") == (states, 2 * states)
     assert bytes_of(first, "first forward and backward") == (0, gradients)
@@ -60,8 +63,8 @@ def test_bytes_per_parameter_with_parameters_on_storage(reentrant: bool) -> None
     """While the trace is recorded nothing is kept: 2 B in forward, backward, and again in recomputation, all
     but the last projection where that is not reentrant."""
     plan = plan_of(storage(params=True), model=BIG, gradient_checkpointing=True, use_reentrant=reentrant)
-    states, params, gradients = 4 * BIG_NUMEL, 2 * MATRICES, 4 * MATRICES
-    again = 2 * (LAYERS - (0 if reentrant else 3 * 1024 * 2048))
+    states, params, gradients = 4 * BIG_NUMEL, 2 * BIG_MATRICES, 4 * BIG_MATRICES
+    again = 2 * (BIG_LAYERS - (0 if reentrant else 3 * 1024 * 2048))
     first = plan.first_io
     assert bytes_of(first, "initialisation") == (2 * params + states, 2 * params + 2 * states)
     assert bytes_of(first, "first forward and backward") == (2 * params + again, gradients)

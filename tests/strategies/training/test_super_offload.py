@@ -12,6 +12,11 @@ from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.super_offload import update_threads
 from tests.strategies.training.mode_cases import (
     CPU,
+    FIRST,
+    LARGE,
+    LARGE_NUMEL,
+    LAST,
+    MIDDLE,
     NUMEL,
     facts,
     host_and_gpu,
@@ -23,14 +28,12 @@ from tests.strategies.training.mode_cases import (
     plan_of,
     simulated,
     timeline,
+    waited,
 )
 
 GROUPS = 300_000
 """[elements] of a sub-group; some are larger by a tensor."""
-LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12, "vocab_size": 32_000}
-LARGE_NUMEL = 12 * (4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024) + 2 * 32_000 * 1024 + 1024
 CLIPPED = {"gradient_clipping": 1.0}
-LAST = "backward, last micro-step"
 
 
 def zero(*, super_offload: bool = True, groups: int = GROUPS, **offload: Any) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def test_with_clipping_they_are_updated_after_backward_in_order() -> None:
 
 def test_only_the_last_micro_step_updates() -> None:
     plan = plan_of(zero(), gradient_accumulation_steps=3)
-    for title in ("backward, first micro-step", "backward, middle micro-steps"):
+    for title in (FIRST, MIDDLE):
         assert updated(plan, title) == []
     assert len(updated(plan, LAST)) == len(plan.updates)
     assert [one.title for one in plan.parts if one.leaves_update] == [LAST]
@@ -130,8 +133,7 @@ def test_one_sub_group_is_waited_for_from_the_end_of_backward() -> None:
     )
     backward, optimizer = result.phases[-2].result, result.phases[-1].result
     assert backward.unfinished_s == pytest.approx(left, rel=1e-6)
-    causes = {share.cause: share.exposed_s for share in optimizer.shares}
-    assert causes["waiting for the CPU update"] == pytest.approx(left, rel=1e-6)
+    assert waited(optimizer) == pytest.approx(left, rel=1e-6)
     assert optimizer.time_s > left
 
 

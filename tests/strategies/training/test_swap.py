@@ -78,7 +78,6 @@ def test_a_buffer_is_written_when_the_next_gradient_finds_no_room() -> None:
     assert log.calls == [("copy", 320), ("write", 320), ("copy", 160)]
     swap.flush(log)
     assert log.calls[3:] == [("write", 160), ("wait", 0)]
-    assert swap.submitted == 480
 
 
 def test_when_every_buffer_is_being_written_the_host_waits_for_all_of_them() -> None:
@@ -105,7 +104,6 @@ def test_nothing_is_written_of_nothing() -> None:
     swap.insert(log, tensors([1, 2, 3]))
     swap.flush(log)
     assert log.calls == [("wait", 0)]
-    assert swap.submitted == 0
 
 
 @given(
@@ -123,7 +121,6 @@ def test_every_large_gradient_is_written_once_in_buffers_that_hold_it(
     large = [4 * numel for bucket in buckets for numel in bucket if 4 * numel >= smallest]
     sums = {name: sum(size for call, size in log.calls if call == name) for name in ("copy", "write")}
     assert sums == {"copy": sum(large), "write": sum(large)}
-    assert swap.submitted == sum(large)
     assert all(size <= 4 * 64 for call, size in log.calls if call == "write")
     waiting = 0
     for call, _ in log.calls:
@@ -137,7 +134,7 @@ def test_what_is_no_whole_unit_stays_in_memory() -> None:
     log, swap = Log(), swapper(alignment=64)
     swap.insert(log, tensors([70]))
     swap.flush(log)
-    assert swap.submitted == 4 * 64
+    assert log.calls == [("copy", 4 * 64), ("write", 4 * 64), ("wait", 0)]
 
 
 def test_buffers_are_rounded_up_to_the_alignment() -> None:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.models import ModelShape, Module
+from simoffload.models.shape import SINGLE
 from simoffload.workload import Training
 
 __all__ = ["Activations", "activations_of", "saved_by_layer"]
 
-_SINGLE = 4
 _LOSS = 12
 """[B] per logit at the start of the backward pass: log-softmax, its gradient and that of the loss, all in
 single precision (transformers casts logits; ``ForCausalLMLoss``). The forward pass needs no more: logits in
@@ -137,10 +137,10 @@ def _attention(model: ModelShape, *, batch: int, length: int) -> int:
     size, tokens = model.dtype_bytes, batch * length
     key_width = model.num_key_value_heads * model.head_dim
     if model.attention == "sdpa":
-        sums = _SINGLE * tokens * model.num_attention_heads
+        sums = SINGLE * tokens * model.num_attention_heads
         return tokens * size * 2 * (_query_width(model) + key_width) + sums
     # Keys and values are repeated for every query head. Softmax is in single precision, then cast.
-    copies = _SINGLE + (size if size < _SINGLE else 0)
+    copies = SINGLE + (size if size < SINGLE else 0)
     return (
         3 * tokens * size * _query_width(model) + batch * model.num_attention_heads * length * length * copies
     )
@@ -174,14 +174,14 @@ def _norm(module: Module, size: int, *, keeps_output: bool) -> int:
     width = _width(module)
     output = width * size if keeps_output else 0
     if _is_layer_norm(module):
-        return width * size + 2 * _SINGLE + output
+        return width * size + 2 * SINGLE + output
     scaled = width * size if _trains(module) else 0
-    return width * _SINGLE + _SINGLE + scaled + output
+    return width * SINGLE + SINGLE + scaled + output
 
 
 def _norm_gradients(module: Module, size: int) -> int:
     """[B] per token in a norm's backward pass; RMSNorm's is made of four single-precision tensors."""
-    return _width(module) * (size if _is_layer_norm(module) else _RMS_GRADIENTS * _SINGLE)
+    return _width(module) * (size if _is_layer_norm(module) else _RMS_GRADIENTS * SINGLE)
 
 
 def _is_layer_norm(module: Module) -> bool:

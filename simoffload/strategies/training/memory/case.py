@@ -7,10 +7,12 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
+from simoffload.models.shape import SINGLE
+from simoffload.strategies.aio import aio_unit, round_up
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.training.memory.activations import Activations, activations_of
-from simoffload.strategies.training.memory.states import SINGLE, StateBytes, state_bytes
+from simoffload.strategies.training.memory.states import StateBytes, state_bytes
 from simoffload.strategies.training.memory.weights import (
     Weight,
     partition_numel,
@@ -21,9 +23,6 @@ from simoffload.strategies.training.swap import SubGroup, sub_groups
 from simoffload.workload import Training
 
 __all__ = ["Case"]
-
-_ALIGNMENT = 1024
-"""[B] to which each aio thread's part of a file is padded (``AIO_ALIGNED_BYTES``, swap_tensor/utils.py)."""
 
 _FLATTENS_ON_GPU = (0, 19, 0)
 _ALL_REDUCE_BUCKET = 500_000_000
@@ -47,7 +46,7 @@ class Case:
     @property
     def per_host(self) -> int:
         """Ranks on one host."""
-        return min(self.ranks, self.machine.gpus_per_node)
+        return self.machine.ranks_per_node(self.ranks)
 
     @property
     def stage(self) -> int:
@@ -202,8 +201,7 @@ class Case:
 
     def aligned(self, size: int) -> int:
         """[B] of a file or swap buffer, padded for every aio thread."""
-        unit = _ALIGNMENT * self.settings.params.threads
-        return -(-size // unit) * unit
+        return round_up(size, aio_unit(self.settings.params.threads))
 
     def parameter_partitions(self) -> list[int]:
         """[B] of one rank's partition of every tensor (stage 3)."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm
 from simoffload.strategies.training.memory.case import Case
 from simoffload.strategies.training.memory.estimators import largest_module_numel
-from simoffload.strategies.training.memory.states import SINGLE, moment_bytes
+from simoffload.strategies.training.memory.states import moment_bytes
 from simoffload.strategies.training.memory.weights import Weight
 
 __all__ = ["Gathered", "gpu_initialisation", "gpu_micro_step", "gpu_optimizer_step"]

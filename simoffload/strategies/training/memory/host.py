@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm
 from simoffload.strategies.training.memory.case import Case
 from simoffload.strategies.training.memory.ledger import Ledger, rounded
-from simoffload.strategies.training.memory.states import SINGLE, moment_bytes
+from simoffload.strategies.training.memory.states import moment_bytes
 from simoffload.strategies.training.swap import SubGroup
 
 __all__ = ["host_initialisation", "host_micro_step", "host_optimizer_step"]

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from simoffload.models.shape import SINGLE
 from simoffload.strategies.ds_config.training import OptimizerKind
 from simoffload.strategies.training.memory.weights import (
     Weight,
     partition_numel,
     stored_bytes,
-    weights_of,
 )
 
-__all__ = ["SINGLE", "StateBytes", "moment_bytes", "state_bytes", "weights_of"]
+__all__ = ["StateBytes", "moment_bytes", "state_bytes"]
 
-SINGLE = 4
-"""[B] of an element in single precision: master weights, their gradients, moments."""
 _BLOCK = 256
 """Elements that share a scale in bitsandbytes' 8-bit states (2048 before 0.45; from memory, unverified)."""
 _SMALLEST_8BIT = 4096

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm
 from simoffload.strategies.training.memory.case import Case
-from simoffload.strategies.training.memory.states import SINGLE
 
 __all__ = ["storage_terms"]
 

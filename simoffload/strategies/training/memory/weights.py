@@ -6,13 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module, Parameter
+from simoffload.strategies.partition import flat_part
 
 __all__ = ["Place", "Weight", "partition_numel", "stored_bytes", "weights_of"]
-
-_FLAT_ALIGNMENT = 2
-"""Elements to which ZeRO-1 and 2 pad one rank's part (``nccl_start_alignment_factor``,
-deepspeed/runtime/zero/stage_1_and_2.py)."""
-
 
 Place = Literal["before", "layer", "after"]
 """Where a tensor's module stands; gradients come in the opposite order."""
@@ -80,7 +76,7 @@ def partition_numel(weights: Sequence[Weight], *, stage: int, ranks: int) -> int
         return sum(trained)
     if stage == 3:
         return sum(-(-numel // ranks) for numel in trained)
-    return -(-sum(trained) // (_FLAT_ALIGNMENT * ranks)) * _FLAT_ALIGNMENT
+    return flat_part(sum(trained), ranks)
 
 
 def stored_bytes(weight: Weight, numel: int, *, dtype_bytes: int, weight_bits: float | None = None) -> int:
