@@ -86,13 +86,23 @@ def small_cases(ranks: int) -> tuple[Case, ...]:
     return (*cases, _case(f"tiny llama not offloaded r{ranks}", _MODELS["llama"], ranks, "none", in_hbm))
 
 
-def small_training_cases(ranks: int) -> tuple[Case, ...]:
-    """Training steps of every family, with and without offload, checkpointing and gradient accumulation."""
-    return tuple(_training_case(ranks, *choice) for choice in _TRAINED)
+def small_training_cases(ranks: int, *, deep: bool = True) -> tuple[Case, ...]:
+    """Training steps of every family, with and without offload, checkpointing and gradient accumulation.
+
+    ``deep`` = with as many layers as real models; else as few as for inference, which takes a third of the time.
+    """
+    layers = _TRAINED_LAYERS if deep else _LAYERS
+    return tuple(_training_case(ranks, layers, *choice) for choice in _TRAINED)
 
 
 def _training_case(
-    ranks: int, family: str, offloaded: tuple[str, ...], knobs: str, checkpointing: bool, micro_steps: int
+    ranks: int,
+    layers: int,
+    family: str,
+    offloaded: tuple[str, ...],
+    knobs: str,
+    checkpointing: bool,
+    micro_steps: int,
 ) -> Case:
     work = _TRAINING | {
         "gradient_accumulation_steps": micro_steps,
@@ -107,7 +117,7 @@ def _training_case(
     zero |= {part: {"device": "cpu", "pin_memory": True} for part in offloaded}
     strategy = {"ranks": ranks, "ds_config": {"zero_optimization": zero}}
     depth = "n_layer" if family == "bloom" else "num_hidden_layers"
-    model = _MODELS[family] | {"dtype": "bfloat16", depth: _TRAINED_LAYERS}
+    model = _MODELS[family] | {"dtype": "bfloat16", depth: layers}
     return request({"name": name, "model": model, "workload": work, "strategy": strategy})
 
 

@@ -44,6 +44,17 @@ def test_some_optimizers_have_several_sub_groups() -> None:
     assert all(case.num_parameters > 4 * 10**6 for case in small_training_cases(1))
 
 
+def test_trained_models_are_as_deep_as_real_ones_unless_it_must_be_quick() -> None:
+    layers = {
+        deep: {
+            case.hf_config.get("num_hidden_layers", case.hf_config.get("n_layer"))
+            for case in small_training_cases(1, deep=deep)
+        }
+        for deep in (True, False)
+    }
+    assert layers == {True: {24}, False: {8}}
+
+
 def test_names_differ() -> None:
     cases = [case for ranks in (1, 2) for case in (*small_cases(ranks), *small_training_cases(ranks))]
     assert len({case.request.name for case in cases}) == len(cases)

@@ -22,10 +22,12 @@ _STEADY = 2
 _TIMES = ("module", "fetch", "fetched", "launched", "released")
 
 
-def measure_hooks(ranks: Sequence[int], *, seconds: float, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure_hooks(
+    ranks: Sequence[int], *, deep: bool, seconds: float, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """Run the small models on each number of ranks; what the fit needs of their records.
 
-    Decode steps stand in "runs"; training steps, on one rank and on the most ranks, in "training". Each of
+    ``deep`` = train models with as many layers as real ones. Decode steps stand in "runs"; training steps, on one rank and on the most ranks, in "training". Each of
     the two may take ``seconds``. Raises LookupError, with the reason, where DeepSpeed is missing or no run of
     inference came to its end.
     """
@@ -33,7 +35,7 @@ def measure_hooks(ranks: Sequence[int], *, seconds: float, progress: Callable[[s
     if missing:
         raise LookupError(f"{', '.join(missing)} not installed")
     cases = [case for number in ranks for case in small_cases(number)]
-    trained = [case for number in sorted({1, max(ranks)}) for case in small_training_cases(number)]
+    trained = [case for number in sorted({1, max(ranks)}) for case in small_training_cases(number, deep=deep)]
     runs, failed = _carry_out(cases, seconds, progress)
     if not runs:
         raise LookupError(f"no run came to its end: {failed[0]['error']}")

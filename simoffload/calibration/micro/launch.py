@@ -132,15 +132,17 @@ def measure(request: Request, *, progress: Callable[[str], None]) -> dict[str, A
         for stage in stages(sections, gpus):
             _Stage(stage, job, folder / f"ranks-{stage.ranks}", progress).carry_out(raw)
         if "hooks" in sections:
-            _hooks(raw, [number for number in RANKS if number <= gpus], progress)
+            # Without a GPU kernels run on the host thread, and its costs say nothing about depth.
+            deep = device == "cuda" and not request.quick
+            _hooks(raw, [number for number in RANKS if number <= gpus], progress, deep=deep)
         return raw
 
 
-def _hooks(raw: dict[str, Any], ranks: Sequence[int], progress: Callable[[str], None]) -> None:
+def _hooks(raw: dict[str, Any], ranks: Sequence[int], progress: Callable[[str], None], *, deep: bool) -> None:
     """The section that runs DeepSpeed itself."""
     begin = time.monotonic()
     try:
-        found = measure_hooks(ranks, seconds=SECTIONS["hooks"].limit, progress=progress)
+        found = measure_hooks(ranks, deep=deep, seconds=SECTIONS["hooks"].limit, progress=progress)
         if any(run["ranks"] == 1 for run in found["runs"]):
             raw["sections"]["hooks"] = found
         else:

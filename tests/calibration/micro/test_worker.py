@@ -72,6 +72,17 @@ def test_the_parts_of_an_optimizer_step() -> None:
         {count for count in (1, 2, 4, 8, 16) if count <= cores} | {cores}
     )
     keys = {"threads", "parameters", "seconds", "busy_threads", "scale_seconds", "round_seconds"}
-    pinned = {"round_pinned_seconds"} if raw["machine"]["gpu"] else set()
+    keys |= {"round_fresh_seconds"}
+    pinned = {"round_pinned_seconds", "to_gpu_seconds"} if raw["machine"]["gpu"] else set()
     assert all(set(row) == keys | pinned for row in found["steps"])
     assert found["torch_adamw"]["threads"] == cores
+
+
+@pytest.mark.slow
+def test_adam_in_two_processes_at_once() -> None:
+    pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
+    raw = measure(request("cpu_adam")._replace(gpus=2), progress=ignore)
+    (row,) = raw["sections"]["cpu_adam_together"]["2"]["together"]
+    assert (row["processes"], row["threads"]) == (2, max(1, len(os.sched_getaffinity(0)) // 2))
+    assert [len(row[name]) for name in ("seconds", "scale_seconds", "round_fresh_seconds")] == [2, 2, 2]
+    assert all(seconds > 0 for seconds in row["seconds"])
