@@ -89,7 +89,7 @@ def small_cases(ranks: int) -> tuple[Case, ...]:
 def small_training_cases(ranks: int, *, deep: bool = True) -> tuple[Case, ...]:
     """Training steps of every family, with and without offload, checkpointing and gradient accumulation.
 
-    ``deep`` = with as many layers as real models; else as few as for inference, which takes a third of the time.
+    ``deep`` = with as many layers as real models; else as few as for inference, in a third of the time.
     """
     layers = _TRAINED_LAYERS if deep else _LAYERS
     return tuple(_training_case(ranks, layers, *choice) for choice in _TRAINED)

@@ -27,9 +27,9 @@ def measure_hooks(
 ) -> dict[str, Any]:
     """Run the small models on each number of ranks; what the fit needs of their records.
 
-    ``deep`` = train models with as many layers as real ones. Decode steps stand in "runs"; training steps, on one rank and on the most ranks, in "training". Each of
-    the two may take ``seconds``. Raises LookupError, with the reason, where DeepSpeed is missing or no run of
-    inference came to its end.
+    ``deep`` = train models with as many layers as real ones. Decode steps stand in "runs"; training steps, on
+    one rank and on the most ranks, in "training". Each of the two may take ``seconds``. Raises LookupError,
+    with the reason, where DeepSpeed is missing or no run of inference came to its end.
     """
     missing = missing_packages(NEEDED)
     if missing:
