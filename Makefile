@@ -60,6 +60,7 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_engine.py
 	$(BIN)/python benchmarks/bench_scenarios.py
+	$(BIN)/python benchmarks/bench_sweep.py
 
 # ---- environment: each stamp is written last, so that an interrupted run starts its step again ----
 
@@ -120,7 +121,7 @@ COMPILE := $(UV) pip compile pyproject.toml --quiet --universal --fork-strategy 
 
 lock:
 	$(COMPILE) --group build -o requirements/runtime.txt
-	$(COMPILE) --group dev --extra notebook -c requirements/runtime.txt -o requirements/dev.txt
+	$(COMPILE) --group dev --extra cluster --extra notebook --extra parquet -c requirements/runtime.txt -o requirements/dev.txt
 	printf '%s\n' $(CUDA) | $(COMPILE) --group build --group test --extra calibrate --excludes - \
 	  --no-emit-package torch -c requirements/dev.txt -o requirements/calibrate.txt
 

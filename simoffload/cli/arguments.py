@@ -19,6 +19,7 @@ from simoffload.cli import (
     comparing,
     importing,
     running,
+    sweeping,
 )
 from simoffload.cli.option_types import listed, size
 from simoffload.errors import InputError, Problem
@@ -80,6 +81,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     _add_profiles(commands)
     _add_scenarios(commands)
     _add_models(commands)
+    sweeping.add(commands, set_help=_SET, json_help=_JSON)
     _add_calibrate(commands)
     arguments = parser.parse_args(words)
     arguments.line = shlex.join(["simoffload", *words])

@@ -76,7 +76,12 @@ def _kind(document: Document) -> str:
 
 def _check_scenario(document: Document) -> Warnings:
     from simoffload.scenario import resolve
+    from simoffload.scenario.loading import SWEEP
 
+    if SWEEP in document.data:
+        from simoffload.planning.sweep import define_sweep
+
+        define_sweep(document)
     scenario = resolve(document)
     plan = scenario.plan()
     return (*scenario.warnings, *plan.warnings)

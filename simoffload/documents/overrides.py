@@ -12,7 +12,7 @@ from simoffload.documents.tree import DEEPEST, Document, Location, Mark, key_pat
 from simoffload.documents.yaml_reader import read_yaml
 from simoffload.errors import InputError, Problem
 
-__all__ = ["set_value"]
+__all__ = ["parse_path", "set_value", "with_value"]
 
 _PART = re.compile(r'(?:^|\.)(?:"([^"]+)"|([^.\[\]"]+))|\[([0-9]{1,6})\]')
 
@@ -26,19 +26,19 @@ def set_value(document: Document, assignment: str) -> Document:
     path, equals, text = assignment.partition("=")
     path = path.strip()
     if not equals:
-        raise _refusal("", f"{quoted(assignment)} has no value; write e.g. workload.batch_size=16")
+        raise _refusal((), f"{quoted(assignment)} has no value; write e.g. workload.batch_size=16")
     try:
         value = read_yaml(text, name="--set")
     except InputError as error:
         raise InputError(p._replace(line=None, column=None, key=path) for p in error.problems) from None
-    data, location, changed = _with_value(document.data, _parse_path(path), value.data)
+    data, location, changed = with_value(document.data, parse_path(path), value.data)
     marks = {place: mark for place, mark in document.marks.items() if place[: len(changed)] != changed}
     marks |= {(*location, *place): Mark(None, text=mark.text) for place, mark in value.marks.items()}
     return replace(document, data=data, marks=marks, overrides=document.overrides | {changed})
 
 
-def _parse_path(path: str) -> Location:
-    """Split ``a.b[0]`` into keys and indices."""
+def parse_path(path: str) -> Location:
+    """Split ``a.b[0]`` into keys and indices. Raises InputError."""
     parts: list[str | int] = []
     end = 0
     while match := _PART.match(path, end):
@@ -46,12 +46,15 @@ def _parse_path(path: str) -> Location:
         parts.append(int(index) if index else in_quotes or name)
         end = match.end()
     if not parts or end < len(path) or len(parts) > DEEPEST:
-        raise _refusal("", f"{quoted(path)} is not the path of a key; write e.g. tiers[1].capacity=40 GB")
+        raise _refusal((), f"{quoted(path)} is not the path of a key; write e.g. tiers[1].capacity=40 GB")
     return tuple(parts)
 
 
-def _with_value(tree: Any, parts: Location, value: Any) -> tuple[Any, Location, Location]:
-    """The tree with the value in it, where the value lies, and the outermost entry that changed."""
+def with_value(tree: Any, parts: Location, value: Any) -> tuple[Any, Location, Location]:
+    """The tree with the value in it, where the value lies, and the outermost entry that changed.
+
+    Raises InputError where the parts lead nowhere.
+    """
     location: list[str | int] = []
     changed: Location | None = None
     top = {"": tree}
@@ -77,21 +80,20 @@ def _with_value(tree: Any, parts: Location, value: Any) -> tuple[Any, Location, 
 
 def _slot(node: Any, part: str | int, location: Sequence[str | int]) -> str | int:
     """Where in a node the part of a path leads: a key of a mapping, an index of a list."""
-    place = key_path(tuple(location))
     if isinstance(node, dict):
         if isinstance(part, int):
-            raise _refusal(place, f"this has keys and is not a list, so [{part}] leads nowhere")
+            raise _refusal(location, f"this has keys and is not a list, so [{part}] leads nowhere")
         return part
     if not isinstance(node, list):
-        raise _refusal(place, f"this is a single value, so {quoted(str(part))} leads nowhere")
+        raise _refusal(location, f"this is a single value, so {quoted(str(part))} leads nowhere")
     if isinstance(part, str) and not re.fullmatch("[0-9]{1,6}", part):
         raise _refusal(
-            place, f"this is a list, so its entries have numbers and not names such as {quoted(part)}"
+            location, f"this is a list, so its entries have numbers and not names such as {quoted(part)}"
         )
     if int(part) >= len(node):
-        raise _refusal(place, f"entry [{part}] does not exist; the list has {len(node)}, counted from 0")
+        raise _refusal(location, f"entry [{part}] does not exist; the list has {len(node)}, counted from 0")
     return int(part)
 
 
-def _refusal(key: str, message: str) -> InputError:
-    return InputError([Problem("--set", None, None, key, message)])
+def _refusal(location: Sequence[str | int], message: str) -> InputError:
+    return InputError([Problem("--set", None, None, key_path(tuple(location)), message)])

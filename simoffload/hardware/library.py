@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from simoffload.documents import SUFFIXES, Document, read_document, suggest, validate
 from simoffload.errors import InputError, Problem
+from simoffload.hardware.changes import Changes
 from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
@@ -116,14 +118,60 @@ def _statements(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from _statements(child, f"{key}[{index}]")
 
 
+@dataclass
+class _Files:
+    """What was found on disk, so that nothing is looked for or read twice."""
+
+    found: dict[tuple[str, tuple[str, ...], str], Path] = field(default_factory=dict)
+    """(reference, kinds, file in which it is written) → file."""
+    real: dict[Path, Path] = field(default_factory=dict)
+    """File → the same without links."""
+    entries: dict[Path, Entry] = field(default_factory=dict)
+
+
 class Library:
     """The shipped profiles and those in the user's folder, which come first."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
         """The user's folder: laid out like ``hardware_profiles``, and no path may leave it."""
-        self._folders = [*((root,) if root else ()), shipped_folder("hardware_profiles")]
+        self._folders: list[Path] = [*((root,) if root else ()), shipped_folder("hardware_profiles")]
+        self._files = _Files()
+        self._changes: Changes | None = None
         self._read: dict[Path, Entry] = {}
+
+    def view(self, changes: Changes | None = None) -> Library:
+        """A library of the same files in which nothing was used yet and ``changes`` are made to what is."""
+        other = Library(self.root)
+        other._files, other._changes = self._files, changes
+        return other
+
+    def uses(self) -> Iterator[ProfileUse]:
+        """Everything that was read, here or in another view."""
+        return (entry.use for entry in self._files.entries.values())
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that was read, as plain values; :meth:`restored` makes a library of it that needs no file."""
+        return {
+            "found": [(*key, str(path)) for key, path in self._files.found.items()],
+            "real": {str(path): str(where) for path, where in self._files.real.items()},
+            "entries": {
+                str(where): (entry.document.path, entry.document.data, tuple(entry.use))
+                for where, entry in self._files.entries.items()
+            },
+        }
+
+    @classmethod
+    def restored(cls, snapshot: dict[str, Any], root: Path | None) -> Library:
+        """The library of a snapshot; what is not in it is looked for on disk."""
+        library = cls(root)
+        files = library._files
+        files.found = {(name, tuple(kinds), at): Path(path) for name, kinds, at, path in snapshot["found"]}
+        files.real = {Path(path): Path(where) for path, where in snapshot["real"].items()}
+        for where, (path, data, parts) in snapshot["entries"].items():
+            document, use = Document(path, data), ProfileUse(*parts)
+            files.entries[Path(where)] = Entry(validate(document, KINDS[use.kind]), document, use)
+        return library
 
     def summaries(self, kind: str | None = None) -> Iterator[ProfileSummary]:
         """What there is of one kind or of all; of equal ids only the one that would be used.
@@ -133,7 +181,7 @@ class Library:
         if kind is not None and kind not in KINDS:
             raise InputError.at("kind", _unknown_kind(kind))
         for each in KINDS if kind is None else (kind,):
-            found = {path.stem: path for path in self._files(each)}
+            found = {path.stem: path for path in self._files_of(each)}
             for path in (found[name] for name in sorted(found)):
                 entry = self.read(path, (each,))
                 yield ProfileSummary(each, entry.profile.id, entry.profile.name, entry.use.path)
@@ -145,23 +193,33 @@ class Library:
         to the user's folder. Raises InputError if there is no such profile, it is of another kind, it lies
         outside of the user's folder or something in it is wrong.
         """
+        key = (reference, kinds, written.document.path if written and is_path(reference) else "")
+        if key not in self._files.found:
+            self._files.found[key] = self._locate(reference, kinds, written)
+        return self.read(self._files.found[key], kinds, written)
+
+    def _locate(self, reference: str, kinds: tuple[str, ...], written: Place | None) -> Path:
         if is_path(reference):
-            return self.read(self._within(reference, written), kinds, written)
+            return self._within(reference, written)
         if _ID.fullmatch(reference):
             for folder in self._folders:
                 for kind in kinds:
                     for path in (folder / kind / f"{reference}{suffix}" for suffix in SUFFIXES):
                         if path.is_file() and self._inside(path, folder):
-                            return self.read(path, kinds, written)
-        known = sorted({path.stem for kind in kinds for path in self._files(kind)})
+                            return path
+        known = sorted({path.stem for kind in kinds for path in self._files_of(kind)})
         hint = suggest(reference, known) or f"; known: {', '.join(known)}"
         raise _error(f'there is no {_either(kinds)} "{reference[:80]}"{hint}', written)
 
     def read(self, path: Path, kinds: tuple[str, ...], written: Place | None = None) -> Entry:
         """Read and check one file, which must hold a profile of one of ``kinds``."""
-        where = path.resolve()
+        if path not in self._files.real:
+            self._files.real[path] = path.resolve()
+        where = self._files.real[path]
         if where not in self._read:
-            self._read[where] = self._open(path)
+            if where not in self._files.entries:
+                self._files.entries[where] = self._open(path)
+            self._read[where] = self._changed(self._files.entries[where])
         entry = self._read[where]
         if entry.use.kind not in kinds:
             message = f"{entry.use.path} is a profile of kind {entry.use.kind}, not {_either(kinds)}"
@@ -169,8 +227,30 @@ class Library:
         return entry
 
     def entries(self) -> tuple[Entry, ...]:
-        """Everything read so far, in that order."""
+        """Everything used so far, in that order."""
         return tuple(self._read.values())
+
+    def check_changes(self) -> None:
+        """Refuse changes to profiles that were not used, or that two of different kinds could mean.
+
+        Raises InputError.
+        """
+        if self._changes is not None:
+            self._changes.check_all_meant([(entry.use.kind, entry.use.id) for entry in self._read.values()])
+
+    def _changed(self, entry: Entry) -> Entry:
+        """The entry with the changes in it that name it."""
+        if self._changes is None:
+            return entry
+        kind = entry.use.kind
+        document = self._changes.made_to(entry.document, kind, entry.use.id)
+        if document is entry.document:
+            return entry
+        try:
+            profile = validate(document, KINDS[kind])
+        except InputError as error:
+            raise self._changes.placed(error, kind, entry.use.id) from None
+        return entry._replace(profile=profile, document=document)
 
     def _open(self, path: Path) -> Entry:
         document = read_document(path)
@@ -181,7 +261,7 @@ class Library:
         use = ProfileUse(profile.id, kind, self._name(path), hashlib.sha256(path.read_bytes()).hexdigest())
         return Entry(profile, document, use)
 
-    def _files(self, kind: str) -> list[Path]:
+    def _files_of(self, kind: str) -> list[Path]:
         """The files of a kind; of equal names the one that counts comes last."""
         return [
             path

@@ -8,13 +8,14 @@ from typing import TypeVar
 
 from simoffload.documents import suggest
 from simoffload.errors import InputError, Problem
+from simoffload.hardware.changes import Changes
 from simoffload.hardware.library import Entry, Library, Place, ProfileSummary, is_path
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, Plug, Target, plug, resolve_target
 from simoffload.hardware.topology import Platform
 
-__all__ = ["list_profiles", "load_platform", "load_profile"]
+__all__ = ["list_profiles", "load_platform", "load_profile", "platform_from"]
 
 T = TypeVar("T")
 
@@ -32,21 +33,29 @@ def load_profile(kind: str, name: str, *, root: FilePath | None = None) -> Profi
     return Library(root).find(name, (kind,)).profile
 
 
-def load_platform(name_or_path: str | FilePath, *, root: FilePath | None = None) -> Platform:
+def load_platform(
+    name_or_path: str | FilePath, *, root: FilePath | None = None, changes: Changes | None = None
+) -> Platform:
     """Load a shipped platform by id, or a platform file of your own.
 
     ``root`` is the user's folder: paths are relative to it and may not leave it, and ids are looked up in
     it first if it is laid out like ``hardware_profiles``. Without ``root`` it is the folder of the platform
-    file, or the one around it if that is called ``platform``. Raises InputError with every problem found.
+    file, or the one around it if that is called ``platform``. ``changes`` are made to the profiles it is
+    built from. Raises InputError with every problem found.
     """
     text = str(name_or_path)
     if root is None and (isinstance(name_or_path, FilePath) or is_path(text)):
         path = FilePath(name_or_path)
         folder = path.parent
-        library = Library(folder.parent if folder.name == "platform" else folder)
+        library = Library(folder.parent if folder.name == "platform" else folder).view(changes)
         return _Loader(library, library.read(path, ("platform",))).load()
-    library = Library(root)
-    return _Loader(library, library.find(text, ("platform",))).load()
+    return platform_from(Library(root), text, changes=changes)
+
+
+def platform_from(library: Library, reference: str, *, changes: Changes | None = None) -> Platform:
+    """The same from a library that keeps what it reads for the next platform."""
+    view = library.view(changes)
+    return _Loader(view, view.find(reference, ("platform",))).load()
 
 
 class _Loader:
@@ -68,6 +77,8 @@ class _Loader:
         nics = {name: self._nic(name) for name in platform.nics}
         targets = {name: self._target(name, tier) for name, tier in platform.tiers.items()}
         self._check_wiring()
+        if not self._problems:
+            self._try(self._library.check_changes)
         accelerator = accelerator_entry.profile if accelerator_entry else None
         if self._problems or host is None or gpu_plug is None or not isinstance(accelerator, Accelerator):
             raise InputError(sorted(self._problems, key=self._order))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.loading import find_scenario, list_scenarios, load_scenario, resolve
 from simoffload.scenario.schema import EngineOptions, Scenario
+from simoffload.scenario.shelf import Shelf
 
 __all__ = [
     "EngineOptions",
     "LoadedScenario",
     "Scenario",
+    "Shelf",
     "find_scenario",
     "list_scenarios",
     "load_scenario",

@@ -12,20 +12,22 @@ from pydantic import BaseModel
 
 from simoffload.documents import SUFFIXES, Document, read_document, set_value, suggest, validate
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import Machine, load_platform
-from simoffload.models import load_model
+from simoffload.hardware import Machine
+from simoffload.hardware.changes import Changes
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.schema import Scenario
+from simoffload.scenario.shelf import Shelf
 from simoffload.scenario.tiers import storage_name, tier_name
 from simoffload.shipped import shipped_folder
-from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.workload import Training
 
-__all__ = ["find_scenario", "list_scenarios", "load_scenario", "resolve"]
+__all__ = ["SWEEP", "completed", "find_scenario", "list_scenarios", "load_scenario", "locate", "resolve"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
+SWEEP = "sweep"
+"""Section of a scenario file that says what to vary; one simulation does without it."""
 _OF_TRAINING = ("checkpoint", "dataset")
 _KINDS = {"training": "zero_training", "checkpoint": "checkpoint"}
 """Kinds of strategy by kind of workload, where the strategy names none; else zero_inference."""
@@ -49,26 +51,36 @@ def load_scenario(source: str | Path, *, overrides: Sequence[str] = ()) -> Loade
 
     Raises InputError with every problem found, each with file, line, key and what is valid.
     """
-    return resolve(read_document(_locate(source)), overrides=overrides)
+    return resolve(read_document(locate(source)), overrides=overrides)
 
 
-def resolve(document: Document, *, overrides: Sequence[str] = ()) -> LoadedScenario:
-    """Check a document and load all that it refers to. Raises InputError."""
+def resolve(
+    document: Document, *, overrides: Sequence[str] = (), shelf: Shelf | None = None
+) -> LoadedScenario:
+    """Check a document and load all that it refers to. Raises InputError.
+
+    Scenarios that share a ``shelf`` read what they have in common once.
+    """
     for assignment in overrides:
         document = set_value(document, assignment)
+    shelf = Shelf() if shelf is None else shelf
     problems: list[Problem] = []
-    document = _complete(document, problems)
+    document = completed(document, shelf, problems)
     try:
         scenario = validate(document, Scenario)
     except InputError as error:
         raise InputError((*error.problems, *problems)) from None
-    model = _try(document, problems, "model", lambda: load_model(scenario.model, root=document.root))
+    model = _try(document, problems, "model", lambda: shelf.model(scenario.model, root=document.root))
+    changes = Changes(document, ("profiles",)) if scenario.profiles else None
     platform = _try(
-        document, problems, "platform", lambda: load_platform(scenario.platform, root=document.root)
+        document,
+        problems,
+        "platform",
+        lambda: shelf.platform(scenario.platform, root=document.root, changes=changes),
     )
     if problems or model is None or platform is None:
         raise InputError(problems)
-    machine = _try(document, problems, "nodes", lambda: platform.machine(nodes=scenario.nodes))
+    machine = _try(document, problems, "nodes", lambda: shelf.machine(platform, nodes=scenario.nodes))
     if machine is None:
         raise InputError(problems)
     scenario = _with_tiers(document, scenario, machine, problems)
@@ -112,7 +124,8 @@ def _with_tiers(
     return scenario.model_copy(update=changes)
 
 
-def _locate(source: str | Path) -> Path:
+def locate(source: str | Path) -> Path:
+    """The file of a scenario, which may be a shipped one's name. Raises InputError if there is none."""
     path = Path(source)
     if path.suffix in SUFFIXES or path.exists():
         return path
@@ -123,8 +136,14 @@ def _locate(source: str | Path) -> Path:
     raise InputError([Problem(str(source), None, None, "", message)])
 
 
-def _complete(document: Document, problems: list[Problem]) -> Document:
-    """Fill in the strategy's kind where it is left out, and the content of a ds_config file for its path."""
+def completed(document: Document, shelf: Shelf, problems: list[Problem]) -> Document:
+    """The document with the kinds that were left out, and a ds_config in place of its path.
+
+    What is wrong is added to ``problems``.
+    """
+    if SWEEP in document.data:
+        rest = {key: value for key, value in document.data.items() if key != SWEEP}
+        document = replace(document, data=rest)
     strategy = document.data.get("strategy")
     if not isinstance(strategy, dict):
         return document
@@ -140,19 +159,11 @@ def _complete(document: Document, problems: list[Problem]) -> Document:
             problems.append(document.problem(("strategy", key), text))
     path = strategy.get("ds_config")
     if isinstance(path, str):
-        config = _try(document, problems, "strategy.ds_config", lambda: _ds_config(document, path))
+        config = _try(
+            document, problems, "strategy.ds_config", lambda: shelf.ds_config(path, root=document.root)
+        )
         strategy["ds_config"] = config if config is not None else {}
     return replace(document, data={**document.data, "strategy": strategy})
-
-
-def _ds_config(document: Document, name: str) -> Any:
-    root = document.root or Path()
-    path = root / name
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise InputError.at("", f'"{name}" is outside the folder of the scenario')
-    read = read_document(path)
-    validate(read, DeepSpeedConfig)
-    return read.data
 
 
 def _try(document: Document, problems: list[Problem], key: str, action: Callable[[], T]) -> T | None:
@@ -162,7 +173,7 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
     except InputError as error:
         location = tuple(key.split("."))
         for problem in error.problems:
-            if problem.line is not None:
+            if problem.line is not None or problem.path in ("--set", document.path):
                 problems.append(problem)
             else:  # about a file as a whole, or no file at all: what matters is where it is referred to
                 text = f"{problem.path}: {problem.message}" if problem.path else problem.message

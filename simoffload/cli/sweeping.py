@@ -1,0 +1,248 @@
+"""``simoffload sweep``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simoffload.cli.console import Console
+from simoffload.cli.exits import Exit
+from simoffload.cli.option_types import Actions
+from simoffload.cli.sources import STDIN, read
+from simoffload.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simoffload.planning.sweep import Counts, Points, Summary, Sweep
+
+__all__ = ["add", "sweep"]
+
+SCHEMA = "simoffload/sweep/1"
+_LINES = 10  # of progress where there is no terminal
+
+
+def add(commands: Actions, *, set_help: str, json_help: str) -> None:
+    """Register the command."""
+    text = "simulate a scenario at many points: axes, constraints, a table"
+    parser = commands.add_parser(
+        "sweep",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    option = parser.add_argument
+    option("scenario", metavar="SCENARIO", help="with a section sweep, unless --axis is given")
+    option("--axis", action="append", default=[], metavar="PATH=…", dest="axes", help=_AXIS)
+    option("--constraint", action="append", default=[], metavar="EXPR", dest="constraints", help=_CONSTRAINT)
+    option("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=set_help)
+    option("-o", "--output", action="append", type=Path, metavar="FILE", dest="outputs", help=_OUTPUT)
+    option("--resume", action="store_true", help="go on where an earlier run of the same sweep ended")
+    option("--overwrite", action="store_true", help="replace FILE and its journal if they exist")
+    option("--workers", type=_count, metavar="N", help="processes (default: one for each core)")
+    option("--chunk", type=_count, metavar="N", help="points that a worker is given at once")
+    option("--cluster", metavar="tcp://…", help='Dask scheduler to use, or "local" to try it')
+    option("--max-points", type=_count, default=None, metavar="N", help="refuse more (default: 1,000,000)")
+    option("--dry-run", action="store_true", help="only say how many points there are, with an example")
+    option("--quiet", action="store_true", help="no progress")
+    option("--json", action="store_true", help=json_help)
+    parser.set_defaults(command=sweep)
+
+
+_AXIS = "what to vary: PATH=1,2,4 or PATH=range(min=1, max=64, n=7, scale=log); may be repeated"
+_CONSTRAINT = 'points to keep, as "batch_size * ranks <= 256"; may be repeated'
+_OUTPUT = "result.csv, .json or .parquet; may be repeated (default: the scenario's name with -sweep.csv)"
+_EPILOG = """\
+example:
+  simoffload sweep ddn/bloom-7b1 --axis workload.batch_size=1,4,16 --axis strategy.weights=dram,raid,ai400x2
+
+What is done stands in FILE.journal at once; after an interruption the same command with --resume goes on.
+"""
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) < 10**9):
+        raise argparse.ArgumentTypeError(f'"{text}" is no whole number above 0')
+    return int(text)
+
+
+def sweep(arguments: Namespace, console: Console) -> Exit:
+    """Simulate all points of a sweep and write them as a table."""
+    from simoffload.planning.sweep import MOST_POINTS, check_files, define_sweep, find_points, run_sweep
+
+    if arguments.resume and arguments.overwrite:
+        raise _refusal("--resume keeps what --overwrite would replace; give one of them")
+    outputs = arguments.outputs or [_default_output(arguments.scenario)]
+    if not arguments.dry_run:
+        check_files(outputs, resume=arguments.resume, overwrite=arguments.overwrite)
+    document = _document(arguments)
+    defined = define_sweep(
+        document,
+        axes=arguments.axes,
+        constraints=arguments.constraints,
+        most=arguments.max_points or MOST_POINTS,
+    )
+    points = find_points(defined)
+    if arguments.dry_run:
+        return _dry_run(defined, points, console)
+    bar = Bar(console, quiet=arguments.quiet)
+    try:
+        summary = run_sweep(
+            defined,
+            points,
+            outputs,
+            workers=arguments.workers,
+            chunk=arguments.chunk,
+            cluster=arguments.cluster,
+            resume=arguments.resume,
+            overwrite=arguments.overwrite,
+            progress=bar,
+        )
+    except BaseException as error:
+        bar.end()
+        if bar.counts is not None and not isinstance(error, InputError):
+            _how_to_resume(arguments, bar.counts, console)
+        raise
+    bar.end()
+    return _answer(summary, console)
+
+
+def _document(arguments: Namespace) -> Any:
+    from simoffload.documents import read_document, set_value
+    from simoffload.scenario.loading import locate
+
+    source = arguments.scenario
+    document = read(source) if source == STDIN else read_document(locate(source))
+    for assignment in arguments.overrides:
+        document = set_value(document, assignment)
+    return document
+
+
+def _default_output(source: str) -> Path:
+    return Path("sweep.csv" if source == STDIN else f"{Path(source).stem}-sweep.csv")
+
+
+def _dry_run(sweep: Sweep, points: Points, console: Console) -> Exit:
+    example = sweep.described(points.combination[0])
+    grid = sweep.grid
+    names = [axis.name for axis in grid.axes]
+    sizes = " x ".join(f"{len(axis.values):,} {axis.name}" for axis in grid.axes)
+    lines = [
+        f"{len(points):,} points of {grid.size:,} combinations ({sizes})",
+        f"{points.duplicates:,} of them are the same scenario as another; {len(points.unique):,} simulations",
+        f"first point: {example}",
+    ]
+    data = {
+        "schema": "simoffload/sweep-plan/1",
+        "combinations": grid.size,
+        "points": len(points),
+        "duplicates": points.duplicates,
+        "example": dict(zip(names, grid.values(points.combination[0]), strict=True)),
+        "sweep": points.sweep_hash,
+    }
+    console.answer("\n".join(lines), data)
+    return Exit.OK
+
+
+def _answer(summary: Summary, console: Console) -> Exit:
+    told = [f"{summary.points:,} points"]
+    told += [f"{number:,} {what}" for number, what in _particulars(summary) if number]
+    data = {
+        "schema": SCHEMA,
+        "points": summary.points,
+        "duplicates": summary.duplicates,
+        "resumed": summary.resumed,
+        "failed": summary.failed,
+        "does_not_fit": summary.too_large,
+        "outputs": [str(path) for path in summary.outputs],
+        "journal": str(summary.journal),
+    }
+    console.answer(", ".join(told), data)
+    console.say("wrote " + ", ".join(map(str, summary.outputs)))
+    if summary.failed == summary.points:
+        console.note("no point has a result; the column error says why")
+        return Exit.FAILED
+    return Exit.DOES_NOT_FIT if summary.failed + summary.too_large == summary.points else Exit.OK
+
+
+def _particulars(summary: Summary) -> tuple[tuple[int, str], ...]:
+    return (
+        (summary.duplicates, "the same scenario as another"),
+        (summary.resumed, "simulations taken from the journal"),
+        (summary.too_large, "do not fit"),
+        (summary.failed, "failed (see the column error)"),
+    )
+
+
+def _how_to_resume(arguments: Namespace, counts: Counts, console: Console) -> None:
+    words = [word for word in shlex.split(arguments.line) if word not in ("--resume", "--overwrite")]
+    console.note(f"{counts.done:,} of {counts.total:,} simulations are kept; to go on:")
+    console.note("  " + shlex.join([*words, "--resume"]))
+
+
+def _refusal(message: str) -> InputError:
+    return InputError((Problem("simoffload sweep", None, None, "", message),))
+
+
+class Bar:
+    """Shows how far a sweep is: a bar on a terminal, some lines elsewhere."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        self.counts: Counts | None = None
+        self._console, self._quiet = console, quiet
+        self._terminal = sys.stderr.isatty()
+        self._began = self._drawn = time.monotonic()
+        self._told = 0
+        self._visible = False
+
+    def __call__(self, counts: Counts) -> None:
+        """Show the counts."""
+        if self.counts is None:
+            self._began = time.monotonic()
+            self._told = counts.done * _LINES // max(1, counts.total)
+        self.counts = counts
+        if self._quiet:
+            return
+        if self._terminal:
+            self._draw(counts)
+        else:
+            self._tell(counts)
+
+    def _tell(self, counts: Counts) -> None:
+        tenths = counts.done * _LINES // max(1, counts.total)
+        if tenths > self._told:
+            self._told = tenths
+            self._console.note(progress_line(counts, time.monotonic() - self._began))
+
+    def _draw(self, counts: Counts) -> None:
+        now = time.monotonic()
+        if now - self._drawn < 0.1 and counts.done < counts.total:
+            return
+        self._drawn, self._visible = now, True
+        filled = 24 * counts.done // max(1, counts.total)
+        line = progress_line(counts, now - self._began)
+        sys.stderr.write(f"\r[{'#' * filled}{'.' * (24 - filled)}] {line}\x1b[K")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the line of the bar."""
+        if self._visible:
+            sys.stderr.write("\n")
+            self._visible = False
+
+
+def progress_line(counts: Counts, elapsed: float) -> str:
+    """How many of how many, how fast [1/s], and how long it will still take."""
+    line = f"{counts.done:,}/{counts.total:,}"
+    rate = (counts.done - counts.resumed) / elapsed if elapsed > 0 else 0.0
+    if rate:
+        left = round((counts.total - counts.done) / rate)
+        hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
+        clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+        line += f"  {rate:.3g}/s" + (f"  {clock} left" if left else "")
+    return line + (f"  {counts.failed:,} failed" if counts.failed else "")

@@ -1,0 +1,127 @@
+"""Numbers that a scenario puts in place of those of the profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from simoffload.documents import Document, suggest
+from simoffload.errors import InputError, Problem
+
+__all__ = ["Changes"]
+
+_SOURCE = "set by the scenario; the profile says {}"
+
+
+class Changes(NamedTuple):
+    """A section of a scenario that changes numbers of profiles, by ``id`` or ``kind/id``."""
+
+    document: Document
+    keys: tuple[str, ...]
+    """Where the section is in the document."""
+
+    @property
+    def by_profile(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the section says."""
+        node = self.document.data
+        for key in self.keys:
+            node = node[key]
+        found: Mapping[str, Mapping[str, Any]] = node
+        return found
+
+    def made_to(self, document: Document, kind: str, identifier: str) -> Document:
+        """The profile's document with the changes that name it; itself where there are none.
+
+        Raises InputError for a change of anything but a number.
+        """
+        for name in self._names(kind, identifier):
+            place = (*self.keys, name)
+            if kind == "platform":
+                raise self._refusal(place, "is the platform itself, whose file is its wiring; write another")
+            problems: list[Problem] = []
+            data = self._merged(document.data, self.by_profile[name], place, problems)
+            if problems:
+                raise InputError(problems)
+            document = replace(document, data=data, marks={})
+        return document
+
+    def placed(self, error: InputError, kind: str, identifier: str) -> InputError:
+        """What is wrong with a changed profile, at the change in the scenario."""
+        (name, *_) = self._names(kind, identifier)
+        return InputError(
+            self.document.problem(self._nearest(name, problem.key), problem.message)
+            for problem in error.problems
+        )
+
+    def check_all_meant(self, used: list[tuple[str, str]]) -> None:
+        """Raise InputError for names that none of the ``used`` (kind, id) has, or several have."""
+        problems = []
+        for name in self.by_profile:
+            meant = [kind for kind, identifier in used if name in {identifier, f"{kind}/{identifier}"}]
+            if len(meant) == 1:
+                continue
+            known = [identifier for kind, identifier in used if kind != "platform"]
+            text = f"no profile of that name in this platform{suggest(name, known) or _has(known)}"
+            if meant:
+                text = "several profiles have that name: " + ", ".join(f"{kind}/{name}" for kind in meant)
+            problems.append(self.document.problem((*self.keys, name), text, at_key=True))
+        if problems:
+            raise InputError(problems)
+
+    def _names(self, kind: str, identifier: str) -> Iterator[str]:
+        return (name for name in (identifier, f"{kind}/{identifier}") if name in self.by_profile)
+
+    def _nearest(self, name: str, key: str) -> tuple[str | int, ...]:
+        """The change within which ``key`` of the profile lies."""
+        place: tuple[str | int, ...] = (*self.keys, name)
+        node: Any = self.by_profile[name]
+        for part in key.split("."):
+            if not isinstance(node, Mapping) or part not in node:
+                break
+            place, node = (*place, part), node[part]
+        return place
+
+    def _merged(self, node: Any, change: Any, place: tuple[str | int, ...], problems: list[Problem]) -> Any:
+        if isinstance(node, dict) and "origin" in node:
+            return self._sourced(node, change, place, problems)
+        if isinstance(node, dict) and isinstance(change, Mapping):
+            changed = {
+                key: self._merged(node.get(key), value, (*place, key), problems)
+                for key, value in change.items()
+            }
+            return {**node, **changed}
+        if node is None or (_is_number(node) and _is_number(change)):
+            return change
+        text = "is no number; only numbers can be changed here, other things in a profile of your own"
+        if isinstance(node, dict):
+            text = f"holds several numbers; name one of {', '.join(node)}"
+        elif _is_number(node):
+            text = "must be a number"
+        problems.append(self.document.problem(place, text))
+        return node
+
+    def _sourced(
+        self, node: dict[str, Any], change: Any, place: tuple[str | int, ...], problems: list[Problem]
+    ) -> Any:
+        """A number with its origin: the new one is an estimate unless the change says more about itself."""
+        if not isinstance(change, Mapping):
+            if "points" in node:
+                text = "is a curve; write {points: [[1 MiB, 3 GB/s], …]}"
+                problems.append(self.document.problem(place, text))
+                return node
+            change = {"value": change}
+        old = node.get("value", "a curve")
+        mine = {"origin": "estimate", "source": _SOURCE.format(old), "date": node.get("date")}
+        return {**mine, **change}
+
+    def _refusal(self, place: tuple[str, ...], message: str) -> InputError:
+        return InputError((self.document.problem(place, message, at_key=True),))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _has(names: list[str]) -> str:
+    return f" (has: {', '.join(names)})"

@@ -1,0 +1,286 @@
+"""A sweep: a scenario, what is varied in it, and which combinations count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simoffload import __version__
+from simoffload.documents import Document, suggest
+from simoffload.documents.overrides import with_value
+from simoffload.documents.tree import key_path
+from simoffload.errors import InputError, Problem
+from simoffload.planning.sweep.axes import Axis, axes_of, parse_axis, same_names
+from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
+from simoffload.scenario import Shelf
+from simoffload.scenario.loading import SWEEP, completed, resolve
+
+__all__ = ["MOST_POINTS", "Grid", "Sweep", "define_sweep"]
+
+MOST_POINTS = 1_000_000
+_SECTION = ("axes", "constraints")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A scenario and its axes: all combinations, the last axis changing fastest."""
+
+    base: Document
+    """The scenario without its section ``sweep``."""
+    axes: tuple[Axis, ...]
+
+    @property
+    def size(self) -> int:
+        """How many combinations there are, constraints aside."""
+        return math.prod(len(axis.values) for axis in self.axes)
+
+    def choice(self, index: int) -> Choice:
+        """Which value of each axis a combination has."""
+        digits = []
+        for axis in reversed(self.axes):
+            index, digit = divmod(index, len(axis.values))
+            digits.append(digit)
+        return tuple(reversed(digits))
+
+    def values(self, index: int) -> tuple[Any, ...]:
+        """The values of a combination, by axis."""
+        return tuple(axis.values[i] for axis, i in zip(self.axes, self.choice(index), strict=True))
+
+    def document(self, index: int) -> Document:
+        """The scenario of a combination. Raises InputError for an axis that leads nowhere."""
+        data = self.base.data
+        for axis, value in zip(self.axes, self.values(index), strict=True):
+            data = with_value(data, axis.location, value)[0]
+        return replace(self.base, data=data, marks={})
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Everything that decides what a sweep computes."""
+
+    grid: Grid
+    constraints: tuple[str, ...]
+    holds: tuple[Callable[[Choice], bool], ...]
+    """The constraints as functions."""
+    shelf: Shelf
+    """What the scenarios have in common."""
+
+    def combinations(self) -> Iterator[int]:
+        """The combinations that the constraints leave. Raises InputError for one that cannot be decided."""
+        for index in range(self.grid.size):
+            choice = self.grid.choice(index) if self.holds else ()
+            for text, holds in zip(self.constraints, self.holds, strict=True):
+                try:
+                    if not holds(choice):
+                        break
+                except ConstraintError as error:
+                    raise _constraint_error(text, f"{error} ({self.described(index)})") from None
+            else:
+                yield index
+
+    def described(self, index: int) -> str:
+        """A combination in words."""
+        texts = (axis.texts[i] for axis, i in zip(self.grid.axes, self.grid.choice(index), strict=True))
+        return ", ".join(f"{axis.name} = {text}" for axis, text in zip(self.grid.axes, texts, strict=True))
+
+    def identity(self, index: int) -> str:
+        """The hash of a combination's scenario: the same for what cannot differ in its result."""
+        document = completed(self.grid.document(index), self.shelf, [])
+        return self.shelf.identity(document.data, root=document.root)
+
+    def description(self) -> dict[str, Any]:
+        """What is computed, as plain values; with the content of files it is what the sweep's hash is of."""
+        data = completed(self.grid.base, self.shelf, []).data
+        return {
+            "version": __version__,
+            "scenario": data,
+            "axes": [
+                {"name": axis.name, "path": key_path(axis.location), "values": list(axis.values)}
+                for axis in self.grid.axes
+            ],
+            "constraints": list(self.constraints),
+        }
+
+
+def define_sweep(
+    document: Document,
+    *,
+    axes: Sequence[str] = (),
+    constraints: Sequence[str] = (),
+    most: int = MOST_POINTS,
+) -> Sweep:
+    """Read the section ``sweep`` of a scenario, and more axes and constraints as the command line has them.
+
+    An axis of the command line takes the place of one of the section with the same path. Raises InputError
+    for a section or an axis with something wrong in it, and for more than ``most`` combinations.
+    """
+    section = document.data.get(SWEEP)
+    written = _section_of(document, section)
+    found = {
+        axis.location: axis for axis in axes_of(document, (SWEEP, "axes"), written.get("axes", {}), most=most)
+    }
+    own = [parse_axis(text, most=most) for text in axes]
+    _refuse_twice(own)
+    found |= {axis.location: axis for axis in own}
+    if not found:
+        text = "nothing to vary: write axes into the section sweep, or give --axis workload.batch_size=1,2,4"
+        raise InputError((Problem(document.path, None, None, "", text),))
+    grid = Grid(_without_section(document), tuple(found.values()))
+    _check_names(grid, most)
+    shelf = Shelf()
+    grid = replace(grid, base=_with_config(grid, shelf))
+    _check_paths(grid, shelf)
+    texts = (*_constraints_of(document, written), *constraints)
+    return Sweep(grid, texts, tuple(_constraint(text, grid) for text in texts), shelf)
+
+
+def _section_of(document: Document, section: Any) -> dict[str, Any]:
+    if section is None:
+        return {}
+    if not isinstance(section, dict):
+        raise InputError((document.problem((SWEEP,), "must be a mapping with axes"),))
+    for key in section:
+        if key not in _SECTION:
+            text = f"unknown field{suggest(key, _SECTION)} (known here: {', '.join(_SECTION)})"
+            raise InputError((document.problem((SWEEP, key), text, at_key=True),))
+    return section
+
+
+def _constraints_of(document: Document, section: dict[str, Any]) -> tuple[str, ...]:
+    written = section.get("constraints", [])
+    if not isinstance(written, list) or not all(isinstance(one, str) for one in written):
+        text = 'must be a list of texts such as "workload.batch_size * strategy.ranks <= 256"'
+        raise InputError((document.problem((SWEEP, "constraints"), text),))
+    return tuple(written)
+
+
+def _without_section(document: Document) -> Document:
+    return replace(document, data={key: value for key, value in document.data.items() if key != SWEEP})
+
+
+def _refuse_twice(axes: Sequence[Axis]) -> None:
+    locations = [axis.location for axis in axes]
+    for location in locations:
+        if locations.count(location) > 1:
+            raise InputError((Problem("--axis", None, None, key_path(location), "is given twice"),))
+
+
+def _check_names(grid: Grid, most: int) -> None:
+    twice = same_names(grid.axes)
+    if twice is not None:
+        raise InputError.at("sweep.axes", f'two axes are called "{twice}"')
+    for one in grid.axes:
+        for other in grid.axes:
+            if one is not other and one.location == other.location[: len(one.location)]:
+                raise InputError.at("sweep.axes", f"{other.name} lies within {one.name}; vary one of them")
+    if grid.size > most:
+        sizes = " x ".join(f"{len(axis.values):,}" for axis in grid.axes)
+        text = f"{sizes} = {grid.size:,} points are more than {most:,}; take fewer values, or --max-points"
+        raise InputError.at("sweep.axes", text)
+
+
+def _with_config(grid: Grid, shelf: Shelf) -> Document:
+    """The base with its ds_config in place of the path where an axis reaches into it."""
+    strategy = grid.base.data.get("strategy")
+    reached = any(len(axis.location) > 2 and axis.location[1] == "ds_config" for axis in grid.axes)
+    if not reached or not isinstance(strategy, dict) or not isinstance(strategy.get("ds_config"), str):
+        return grid.base
+    config = shelf.ds_config(strategy["ds_config"], root=grid.base.root)
+    return replace(grid.base, data={**grid.base.data, "strategy": {**strategy, "ds_config": config}})
+
+
+# ---- paths that lead nowhere are found before anything runs ----
+
+
+def _check_paths(grid: Grid, shelf: Shelf) -> None:
+    """Raise InputError for an axis of which no value is possible, or a scenario that cannot be at all."""
+    problems = _problems(grid, 0, shelf)
+    if not problems:
+        return
+    for axis in grid.axes:
+        if _impossible(axis, grid, shelf):
+            raise InputError(_placed(one, axis) for one in problems if _concerns(one, axis))
+    elsewhere = [one for one in problems if not any(_concerns(one, axis) for axis in grid.axes)]
+    if elsewhere and _problems(grid, grid.size - 1, shelf):
+        raise InputError(elsewhere)
+
+
+def _impossible(axis: Axis, grid: Grid, shelf: Shelf) -> bool:
+    position = grid.axes.index(axis)
+    stride = math.prod(len(other.values) for other in grid.axes[position + 1 :])
+    return all(
+        any(_concerns(one, axis) for one in _problems(grid, stride * i, shelf))
+        for i in range(len(axis.values))
+    )
+
+
+def _problems(grid: Grid, index: int, shelf: Shelf) -> tuple[Problem, ...]:
+    try:
+        resolve(grid.document(index), shelf=shelf)
+    except InputError as error:
+        return error.problems
+    return ()
+
+
+def _concerns(problem: Problem, axis: Axis) -> bool:
+    """Whether a problem lies at an axis, within its values or right around it."""
+    path, key = key_path(axis.location), problem.key
+    return bool(key) and (f"{key}.".startswith(f"{path}.") or f"{path}.".startswith(f"{key}."))
+
+
+def _placed(problem: Problem, axis: Axis) -> Problem:
+    about = problem.key if problem.key != key_path(axis.location) else ""
+    return axis.written._replace(message=f"{about}: {problem.message}" if about else problem.message)
+
+
+# ---- names in constraints ----
+
+
+def _constraint(text: str, grid: Grid) -> Callable[[Choice], bool]:
+    try:
+        return compile_constraint(text, lambda name: _find(name, grid))
+    except ConstraintError as error:
+        raise _constraint_error(text, str(error)) from None
+
+
+def _constraint_error(text: str, message: str) -> InputError:
+    return InputError((Problem("sweep constraint", None, None, f'"{text[:80]}"', message),))
+
+
+def _find(name: str, grid: Grid) -> Term:
+    """What a name stands for: an axis, something in its values, or a value of the scenario."""
+    for field in ("name", "short"):
+        meant = [i for i, axis in enumerate(grid.axes) if getattr(axis, field) == name]
+        if len(meant) > 1:
+            paths = " or ".join(key_path(grid.axes[i].location) for i in meant)
+            raise ConstraintError(f'"{name}" may be {paths}; write the path, or give the axes a name each')
+        if meant:
+            return _axis_value(meant[0], grid.axes[meant[0]], ())
+    parts = tuple(name.split("."))
+    for i, axis in enumerate(grid.axes):
+        place = tuple(map(str, axis.location))
+        if parts[: len(place)] == place:
+            return _axis_value(i, axis, parts[len(place) :])
+    node: Any = grid.base.data
+    for part in parts:
+        if not isinstance(node, dict) or part not in node:
+            known = [axis.name for axis in grid.axes] + [axis.short for axis in grid.axes]
+            listed = ", ".join(axis.name for axis in grid.axes)
+            raise ConstraintError(f'there is no "{name}"{suggest(name, known) or f"; the axes are {listed}"}')
+        node = node[part]
+    fixed = operand(node)
+    return lambda _choice: fixed
+
+
+def _axis_value(position: int, axis: Axis, within: tuple[str, ...]) -> Term:
+    """The value of an axis, or what its values hold below a path."""
+
+    def inner(node: Any) -> Any:
+        for part in within:
+            node = node.get(part) if isinstance(node, dict) else None
+        return operand(node)
+
+    table = [inner(value) for value in axis.values]
+    return lambda choice: table[choice[position]]

@@ -1,0 +1,139 @@
+"""Simulating points: the part of a sweep that runs in workers."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pickle
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from simoffload import __version__
+from simoffload.documents import Document
+from simoffload.errors import InputError, SimulationError
+from simoffload.planning.sweep.definition import Grid, Sweep
+from simoffload.planning.sweep.points import Points
+from simoffload.results.result import SimulationResult
+from simoffload.scenario import Shelf
+from simoffload.scenario.loading import resolve
+from simoffload.simulation import simulate
+
+__all__ = ["Job", "Row", "Task", "failed_row", "job_of", "rest_of", "run_task", "tasks_of"]
+
+Row = dict[str, Any]
+"""What is known of a simulated point, as plain values."""
+_PATIENCE = 2.0  # [s] after which a task hands over what it has
+
+
+class Task(NamedTuple):
+    """Points of which a worker simulates as many as it can in a while."""
+
+    points: tuple[tuple[int, int], ...]
+    """(number, combination)"""
+    deaths: int = 0
+    """Workers that ended while they had it."""
+
+
+class Job(NamedTuple):
+    """What all tasks of a sweep share, in a form that can be sent to another machine."""
+
+    content: bytes
+    digest: str
+
+
+class _Setting(NamedTuple):
+    digest: str
+    grid: Grid
+    shelf: Shelf
+
+
+_local = threading.local()
+"""The setting of the job that a thread works on; a shelf is not for several threads."""
+
+
+def job_of(sweep: Sweep) -> Job:
+    """Pack a sweep with the content of all files that its points were found to need."""
+    grid = sweep.grid
+    base = (grid.base.path, grid.base.data, grid.base.root)
+    packed = pickle.dumps((__version__, base, grid.axes, sweep.shelf.snapshot()))
+    content = zlib.compress(packed)
+    return Job(content, hashlib.sha256(content).hexdigest())
+
+
+def _setting(job: Job) -> _Setting:
+    setting: _Setting | None = getattr(_local, "setting", None)
+    if setting is None or setting.digest != job.digest:
+        version, (path, data, root), axes, snapshot = pickle.loads(zlib.decompress(job.content))
+        if version != __version__:
+            raise RuntimeError(f"the worker has simoffload {__version__}, the sweep is of {version}")
+        grid = Grid(Document(path, data, root), axes)
+        setting = _local.setting = _Setting(job.digest, grid, Shelf.restored(snapshot))
+    return setting
+
+
+def run_task(job: Job, task: Task) -> list[Row]:
+    """Simulate points for some seconds, at least one; the rows of those that were reached."""
+    setting = _setting(job)
+    rows: list[Row] = []
+    started = time.monotonic()
+    for number, combination in task.points:
+        rows.append(_row(number, combination, setting))
+        if time.monotonic() - started > _PATIENCE:
+            break
+    return rows
+
+
+def rest_of(task: Task, rows: Sequence[Row]) -> Task | None:
+    """The points that a worker did not reach."""
+    left = task.points[len(rows) :]
+    return Task(left) if left else None
+
+
+def _row(number: int, combination: int, setting: _Setting) -> Row:
+    """A point that fails in any way is a row that says so."""
+    try:
+        document = setting.grid.document(combination)
+        return _row_of(number, simulate(resolve(document, shelf=setting.shelf)))
+    except InputError as error:
+        return failed_row(number, "; ".join(_told(*one) for one in error.problems))
+    except SimulationError as error:
+        return failed_row(number, str(error))
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".rstrip(": ")
+        return failed_row(number, f"internal error: {what} (please report)")
+
+
+def _told(_path: str, _line: int | None, _column: int | None, key: str, message: str) -> str:
+    return f"{key}: {message}" if key else message
+
+
+def failed_row(number: int, error: str) -> Row:
+    """The row of a point that has no result."""
+    return {"point": number, "error": " ".join(error.split())[:2000]}
+
+
+def _row_of(number: int, result: SimulationResult) -> Row:
+    return {
+        "point": number,
+        "metrics": {name: _finite(value) for name, value in result.metrics().items()},
+        "bottleneck": result.bottleneck,
+        "bound_fraction": _finite(result.bound_fraction),
+        "fits": result.fits,
+        "extrapolates": bool(result.extrapolations),
+        "advice": "; ".join(result.advice) or None,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def tasks_of(points: Points, numbers: Sequence[int], *, size: int) -> list[Task]:
+    """Points in tasks of ``size``, in order."""
+    return [
+        Task(tuple((number, points.combination[number]) for number in numbers[start : start + size]))
+        for start in range(0, len(numbers), size)
+    ]

@@ -1,0 +1,160 @@
+"""What scenarios have in common, each read and built once: files, platforms, machines, models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from simoffload.documents import read_document, validate
+from simoffload.errors import InputError
+from simoffload.hardware import Machine, load_platform
+from simoffload.hardware.changes import Changes
+from simoffload.hardware.library import Library
+from simoffload.hardware.platforms import platform_from
+from simoffload.hardware.topology import Platform
+from simoffload.models import ModelShape, ModelSpec, load_model
+from simoffload.strategies.ds_config import DeepSpeedConfig
+
+__all__ = ["Shelf", "canonical"]
+
+T = TypeVar("T")
+_MODELS, _PLATFORMS = 64, 256
+
+
+def canonical(data: Any) -> str:
+    """Plain values as JSON in which equal values have equal text."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+class _Recent(Generic[T]):
+    """The values asked for last."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key]
+        value = self._values[key] = make()
+        if len(self._values) > self._size:
+            self._values.popitem(last=False)
+        return value
+
+
+class Shelf:
+    """Keeps what is read and built for the next scenario that asks for the same.
+
+    A file is read once: what changes on disk afterwards is not seen. Not for several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._libraries: dict[Path | None, Library] = {}
+        self._configs: dict[tuple[str, str], Any] = {}
+        self._shapes: dict[tuple[str, str], tuple[ModelShape, str]] = {}
+        self._models: _Recent[ModelShape] = _Recent(_MODELS)
+        self._platforms: _Recent[Platform] = _Recent(_PLATFORMS)
+        self._machines: _Recent[tuple[Platform, Machine]] = _Recent(_PLATFORMS)
+
+    def model(self, spec: ModelSpec, *, root: Path | None) -> ModelShape:
+        """The shape of a model; raises what ``load_model`` raises."""
+        if spec.config is not None:
+            return self._from_config(spec, root)[0]
+        return self._models.get(canonical(spec.model_dump()), lambda: load_model(spec, root=root))
+
+    def _from_config(self, spec: ModelSpec, root: Path | None) -> tuple[ModelShape, str]:
+        key = (str(root), canonical(spec.model_dump()))
+        if key not in self._shapes:
+            shape = load_model(spec, root=root)
+            self._shapes[key] = (shape, _digest(canonical([shape.name, spec.hf_config(root=root)])))
+        return self._shapes[key]
+
+    def platform(self, reference: str, *, root: Path | None, changes: Changes | None = None) -> Platform:
+        """A platform with ``changes`` to its profiles; raises what ``load_platform`` raises."""
+        if root is None:
+            return load_platform(reference, changes=changes)
+        if root not in self._libraries:
+            self._libraries[root] = Library(root)
+        library = self._libraries[root]
+        written = canonical(changes.by_profile) if changes else ""
+        return self._platforms.get(
+            (root, reference, written), lambda: platform_from(library, reference, changes=changes)
+        )
+
+    def machine(self, platform: Platform, *, nodes: int) -> Machine:
+        """``nodes`` hosts of a platform; raises what ``Platform.machine`` raises."""
+        # The platform is kept beside its machine: no other can then have its identity.
+        made = self._machines.get((id(platform), nodes), lambda: (platform, platform.machine(nodes=nodes)))
+        return made[1]
+
+    def ds_config(self, name: str, *, root: Path | None) -> Any:
+        """The content of a ds_config file in the folder of a scenario. Raises InputError."""
+        key = (str(root), name)
+        if key not in self._configs:
+            self._configs[key] = _read_ds_config(root or Path(), name)
+        return self._configs[key]
+
+    def identity(self, data: dict[str, Any], *, root: Path | None) -> str:
+        """A hash of what a complete scenario says, its files by their content, its name left out.
+
+        Files that cannot be read count by their names.
+        """
+        said = {key: value for key, value in data.items() if key not in {"name", "description"}}
+        platform, model = said.get("platform"), said.get("model")
+        if isinstance(platform, str):
+            said["platform"] = self._platforms_content(platform, root)
+        if isinstance(model, dict) and "config" in model:
+            said["model"] = self._models_content(model, root)
+        return _digest(canonical(said))
+
+    def _platforms_content(self, reference: str, root: Path | None) -> Any:
+        try:
+            platform = self.platform(reference, root=root)
+        except InputError:
+            return reference
+        return [use.sha256 for use in platform.profiles]
+
+    def _models_content(self, model: dict[str, Any], root: Path | None) -> Any:
+        try:
+            spec = ModelSpec.model_validate(model)
+            return self._from_config(spec, root)[1] + canonical(spec.model_dump())
+        except (InputError, ValueError):
+            return model
+
+    def profiles(self) -> tuple[tuple[str, str, str], ...]:
+        """(kind, id, sha256) of all profiles that were read."""
+        uses = (use for library in self._libraries.values() for use in library.uses())
+        return tuple(sorted({(use.kind, use.id, use.sha256) for use in uses}))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that was read from files, to be sent where those files are not."""
+        libraries = {root: library.snapshot() for root, library in self._libraries.items()}
+        return {"libraries": libraries, "configs": self._configs, "shapes": self._shapes}
+
+    @classmethod
+    def restored(cls, snapshot: dict[str, Any]) -> Shelf:
+        """The shelf of a snapshot."""
+        shelf = cls()
+        shelf._libraries = {
+            root: Library.restored(library, root) for root, library in snapshot["libraries"].items()
+        }
+        shelf._configs, shelf._shapes = dict(snapshot["configs"]), dict(snapshot["shapes"])
+        return shelf
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _read_ds_config(root: Path, name: str) -> Any:
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise InputError.at("", f'"{name}" is outside the folder of the scenario')
+    read = read_document(path)
+    validate(read, DeepSpeedConfig)
+    return read.data

@@ -1,0 +1,85 @@
+"""A sweep of a few points that take no time, and the program that runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simoffload.documents import parse_yaml
+from simoffload.planning.sweep import Sweep, define_sweep
+
+SCENARIO = """\
+name: small
+model: bloom-560m
+platform: dgx-a100
+workload: {batch_size: 2, prompt_length: 8, output_length: 2}
+strategy:
+  ranks: 2
+  weights: raid
+  ds_config:
+    zero_optimization: {offload_param: {buffer_size: 4e9}}
+"""
+
+
+@pytest.fixture
+def scenario_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+Define = Callable[..., Sweep]
+
+
+@pytest.fixture
+def define(tmp_path: Path) -> Define:
+    """A sweep of the small scenario with the given text after it and options of ``define_sweep``."""
+
+    def made(text: str = "", **options: Any) -> Sweep:
+        return define_sweep(parse_yaml(SCENARIO + text, name="small.yaml", root=tmp_path), **options)
+
+    return made
+
+
+Process = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, repository: Path) -> Iterator[Process]:
+    """Start ``simoffload sweep`` in the folder of the scenario, as a process of its own."""
+    all_of_them: list[subprocess.Popen[str]] = []
+
+    def started(*words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "simoffload", "sweep", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(repository)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        all_of_them.append(process)
+        return process
+
+    yield started
+    for process in all_of_them:
+        process.kill()
+        process.communicate()
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a process that ends well says."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out, err
+
+
+def simulated(journal: Path) -> list[str]:
+    """The rows of a journal, each of which ended with a line."""
+    return [line for line in journal.read_text().split("\n")[1:-1] if line] if journal.exists() else []

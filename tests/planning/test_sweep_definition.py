@@ -1,0 +1,152 @@
+"""From a scenario with axes to its points."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simoffload.documents import parse_yaml
+from simoffload.errors import InputError
+from simoffload.planning.sweep import Sweep, define_sweep, find_points
+from tests.planning.conftest import SCENARIO, Define
+
+SECTION = """\
+sweep:
+  axes:
+    workload.batch_size: {choices: [1, 2, 4]}
+    strategy.ranks: {range: {min: 1, max: 4, step: 1}}
+  constraints: ["batch_size * strategy.ranks <= 4"]
+"""
+
+
+def values(sweep: Sweep) -> list[tuple[object, ...]]:
+    return [sweep.grid.values(index) for index in find_points(sweep).combination]
+
+
+def test_the_last_axis_changes_fastest_and_constraints_leave_points_out(define: Define) -> None:
+    assert values(define(SECTION)) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (4, 1)]
+
+
+def test_an_axis_of_the_command_line_replaces_that_of_the_file(define: Define) -> None:
+    sweep = define(SECTION, axes=["strategy.ranks=2", "workload.output_length=1,2"])
+    assert values(sweep) == [(1, 2, 1), (1, 2, 2), (2, 2, 1), (2, 2, 2)]
+
+
+def test_constraints_see_names_short_names_and_the_scenario(define: Define) -> None:
+    axes = ["workload.batch_size=1,2,3"]
+    assert values(define(axes=axes, constraints=["workload.batch_size > strategy.ranks"])) == [(3,)]
+    named = "sweep: {axes: {workload.batch_size: {name: b, choices: [1, 2, 3]}}, constraints: [b != 2]}\n"
+    assert values(define(named)) == [(1,), (3,)]
+    lengths = "prompt_length: 8, output_length: 2"
+    whole = [f"workload=[{{batch_size: 1, {lengths}}}, {{batch_size: 9, {lengths}}}]"]
+    assert len(values(define(axes=whole, constraints=["workload.batch_size == 9"]))) == 1
+
+
+def test_equal_scenarios_are_simulated_once_and_stay_points(define: Define) -> None:
+    sweep = define(axes=["workload.batch_size=2,1,2", "description=a,b", "engine.tokens=on,off"])
+    points = find_points(sweep)
+    assert len(points) == 12
+    # batch 2 comes twice; a description decides nothing
+    assert list(points.first) == [0, 1, 0, 1, 4, 5, 4, 5, 0, 1, 0, 1]
+    assert (points.unique, points.duplicates) == ([0, 1, 4, 5], 8)
+
+
+def test_files_count_by_their_content(define: Define, tmp_path: Path) -> None:
+    config = {"zero_optimization": {"offload_param": {"buffer_size": 4e9}}}
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    (tmp_path / "c.json").write_text(json.dumps({**config, "aio": {"queue_depth": 8}}))
+    sweep = define(axes=["strategy.ds_config=a.json,b.json,c.json"])
+    assert list(find_points(sweep).first) == [0, 0, 2]
+    model = {"model_type": "opt", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    for name, layers in (("one", 2), ("two", 2), ("three", 3)):
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({**model, "num_hidden_layers": layers, "ffn_dim": 256, "vocab_size": 100})
+        )
+    sweep = define(axes=["model=[{config: one.json}, {config: one.json}, {config: three.json}]"])
+    assert list(find_points(sweep).first) == [0, 0, 2]
+
+
+def test_the_hash_of_a_sweep_sees_what_results_depend_on(define: Define, tmp_path: Path) -> None:
+    def hashed(**options: object) -> str:
+        return find_points(define(**options)).sweep_hash
+
+    config = tmp_path / "ds.json"
+    config.write_text('{"aio": {"queue_depth": 8}}')
+    axes = ["strategy.ds_config=ds.json", "workload.batch_size=1,2"]
+    before = hashed(axes=axes)
+    assert hashed(axes=axes) == before
+    assert hashed(axes=[*axes[:1], "workload.batch_size=2,1"]) != before
+    assert hashed(axes=axes, constraints=["batch_size < 9"]) != before
+    config.write_text('{"aio": {"queue_depth": 9}}')
+    assert hashed(axes=axes) != before
+
+
+def test_an_axis_reaches_into_a_ds_config_file(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"aio": {"queue_depth": 8}, "zero_optimization": {"stage": 3}}')
+    scenario = SCENARIO.partition("  ds_config")[0] + "  ds_config: ds.json\n"
+    document = parse_yaml(scenario, name="s.yaml", root=tmp_path)
+    sweep = define_sweep(document, axes=["strategy.ds_config.aio.queue_depth=4,16"])
+    found = [sweep.grid.document(index).data["strategy"]["ds_config"] for index in (0, 1)]
+    assert [one["aio"]["queue_depth"] for one in found] == [4, 16]
+    assert found[0]["zero_optimization"] == {"stage": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "place", "message"),
+    [
+        ("", {}, "small.yaml", "nothing to vary"),
+        ("sweep: 3\n", {}, "small.yaml:10:8: sweep", "must be a mapping with axes"),
+        ("sweep: {axis: {}}\n", {}, "small.yaml:10:9: sweep.axis", 'did you mean "axes"?'),
+        ("sweep: {axes: [1]}\n", {}, "small.yaml:10:15: sweep.axes", "must be a mapping of paths to values"),
+        (
+            "sweep: {axes: {workload.batch: {choices: [1]}}}\n",
+            {},
+            "small.yaml:10:",
+            'did you mean "batch_size"?',
+        ),
+        ("sweep: {axes: {model.a.b: {choices: [1]}}}\n", {}, "small.yaml:10:", "this is a single value"),
+        ("sweep: {constraints: 3}\n", {"axes": ["nodes=1"]}, "small.yaml:10:22", "must be a list of texts"),
+        ("", {"axes": ["workload.batch=1,2"]}, "--axis: workload.batch", 'did you mean "batch_size"?'),
+        ("", {"axes": ["workload.batch_size=0,-1"]}, "--axis: workload.batch_size", "at least 1, got 0"),
+        ("", {"axes": ["profiles.hdr201.achieved=1 GB/s"]}, "--axis: profiles.hdr201.achieved", '"hdr200"?'),
+        ("", {"axes": ["nodes=1", "nodes=1"]}, "--axis: nodes", "is given twice"),
+        ("", {"axes": ["workload.batch_size=1", "workload=[{}]"]}, "sweep.axes", "lies within workload"),
+        ("", {"axes": ["workload.batch_size=1,2", "nodes=1,1"], "most": 3}, "sweep.axes", "2 x 2 = 4 points"),
+        ("", {"axes": ["nodes=1"], "constraints": ["node < 3"]}, "sweep constraint", 'did you mean "nodes"?'),
+        (
+            "",
+            {"axes": ["nodes=1"], "constraints": ["batch_size < 3"]},
+            "sweep constraint",
+            "the axes are nodes",
+        ),
+        (
+            "",
+            {
+                "axes": ["profiles.gen4.latency=1 us", "profiles.hdr200.latency=1 us"],
+                "constraints": ["latency < 3"],
+            },
+            "sweep constraint",
+            '"latency" may be profiles.gen4.latency or profiles.hdr200.latency',
+        ),
+    ],
+)
+def test_slips(define: Define, text: str, options: dict[str, object], place: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        define(text, **options)
+    told = str(caught.value.problems[0])
+    assert told.startswith(place), told
+    assert message in told
+
+
+def test_what_the_constraints_say_of_points_is_said_with_the_point(define: Define) -> None:
+    with pytest.raises(InputError, match=r"divides by zero .*batch_size = 2"):
+        find_points(define(axes=["workload.batch_size=1,2"], constraints=["1 / (batch_size - 2) < 0"]))
+    with pytest.raises(InputError, match="none of 2 combinations meets the constraints"):
+        find_points(define(axes=["workload.batch_size=1,2"], constraints=["batch_size > 2"]))
+
+
+def test_a_value_that_is_wrong_in_some_points_is_no_reason_to_refuse(define: Define) -> None:
+    assert len(find_points(define(axes=["strategy.weights=nosuch,raid"]))) == 2
