@@ -1,15 +1,18 @@
-"""Operations per second of the engine, beside those of a bare SimPy timeout loop.
+"""What folding and jumping save: full, folded, jumped and both, by layers and by ranks.
 
-    python benchmarks/bench_engine.py [--iterations 4800] [--ranks 8]
+    python benchmarks/bench_engine.py [--runs 5] [--layers 480 4800] [--ranks 1 8 64]
 
 The schedule has the size of one decode step of BLOOM-mod-2 at module granularity: 35 operations a
-layer, 14 of them transfers and 5 of those collective.
+layer, 14 of them transfers and 5 of those collective. Times are medians of this process's CPU time, so that
+other work on the machine disturbs them less; ratios say more than times. All ways end at the same
+picosecond, which is checked. Beside it: ranks of which no two are alike, which cannot be folded.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import statistics
 import time
 from collections.abc import Generator, Sequence
 
@@ -17,11 +20,14 @@ from simpy import Environment
 from simpy.events import Timeout
 
 from simoffload.engine import execute
+from simoffload.results.timeline import Timeline
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
 
 HOST, READ, COPY, GATHER, COMPUTE = range(5)
 MICROSECOND = 10**6  # [ps]
 MODULES = 5
+MOST = 40_000
+"""Layers x ranks that are run in full."""
 
 
 def decode_step(*, iterations: int, ranks: int, uneven: bool) -> Schedule:
@@ -84,25 +90,46 @@ def timeouts_per_second(count: int = 500_000) -> float:
     return count / (time.perf_counter() - started)
 
 
+def median_s(schedule: Schedule, *, fold: bool, jump: bool, runs: int) -> tuple[float, Timeline]:
+    """Median CPU time [s] of some runs, and the timeline."""
+    times = []
+    for _ in range(runs):
+        started = time.process_time()
+        timeline = execute(schedule, fold=fold, jump=jump)
+        times.append(time.process_time() - started)
+    return statistics.median(times), timeline
+
+
+def line(layers: int, ranks: int, *, uneven: bool, runs: int) -> str:
+    """One line of the table: each way's time, and how many times less than in full."""
+    schedule = decode_step(iterations=layers, ranks=ranks, uneven=uneven)
+    full, timeline = median_s(schedule, fold=False, jump=False, runs=1)
+    cells = [f"{layers:7,} {ranks:6} {len(timeline):10,} {full * 1e3:10,.1f}"]
+    for fold, jump in ((True, False), (False, True), (True, True)):
+        seconds, short = median_s(schedule, fold=fold, jump=jump, runs=runs if jump else 1)
+        if short.makespan != timeline.makespan or short.events != timeline.events:
+            raise SystemExit(f"fold={fold}, jump={jump} differs from the full run")
+        cells.append(f"{seconds * 1e3:10,.1f} {full / seconds:8,.1f}x")
+    jumps = ", ".join(f"period {one.period} at {one.iteration}" for one in short.how.jumps)
+    return " ".join(cells) + f"  {jumps or '; '.join(short.how.not_jumped)}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--iterations", type=int, default=4800)
-    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--layers", type=int, nargs="+", default=[480, 4800])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args(arguments)
-    bare = timeouts_per_second()
-    print(f"bare SimPy: {bare:,.0f} timeouts/s")
-    for name, uneven in (("ranks in step", False), ("ranks out of step", True)):
-        schedule = decode_step(iterations=options.iterations, ranks=options.ranks, uneven=uneven)
-        started = time.perf_counter()
-        timeline = execute(schedule)
-        seconds = time.perf_counter() - started
-        rate = len(timeline) / seconds
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-        print(
-            f"{name}: {len(timeline):,} operations in {seconds:.1f} s, {rate:,.0f}/s "
-            f"({bare / rate:.1f} bare timeouts each), {timeline.events:,} clock events, "
-            f"peak {peak:.0f} MB, makespan {timeline.makespan / 1e12:.6f} s"
-        )
+    print(f"bare SimPy: {timeouts_per_second():,.0f} timeouts/s")
+    for what, uneven in (("ranks that are alike", False), ("ranks of which no two are alike", True)):
+        print(f"\n{what}")
+        print(f" layers  ranks operations  full [ms] {'fold':>13} {'':>6} {'jump':>13} {'':>6} {'both':>13}")
+        for layers in options.layers:
+            for ranks in options.ranks[: 2 if uneven else None]:
+                if layers * ranks <= MOST:
+                    print(line(layers, ranks, uneven=uneven, runs=options.runs), flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    print(f"\npeak memory {peak:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ then waits for ever for moments that have already passed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, TypeVar
 
 from simpy import Environment
@@ -21,19 +22,27 @@ T = TypeVar("T")
 _PATIENCE = 1_000_000
 """Events without time advancing after which a run counts as stuck; a sound run needs about two."""
 
-_LAST = EventPriority(2)
+_BETWEEN_LOOKS = 1024
+"""Events between two looks at the time of day."""
+
+_END = EventPriority(2)
 """After every ordinary event of the same time stamp (SimPy's NORMAL is 1)."""
+
+_OVER = EventPriority(3)
+"""After the end of the instant, when nothing more can happen in it."""
 
 
 class _EndOfInstant(Event):
     """An event that SimPy processes after all ordinary ones of the current time stamp."""
 
-    def __init__(self, env: Environment, callback: Callable[[Event], None]) -> None:
+    def __init__(
+        self, env: Environment, callback: Callable[[Event], None], priority: EventPriority = _END
+    ) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
         self.callbacks.append(callback)
-        env.schedule(self, priority=_LAST)
+        env.schedule(self, priority=priority)
 
 
 class Clock:
@@ -46,17 +55,23 @@ class Clock:
         self,
         *,
         max_events: int | None = None,
+        deadline: float | None = None,
         patience: int = _PATIENCE,
         running: Callable[[], str] = lambda: "nothing that it knows of",
     ) -> None:
         self.now = 0
-        """[ps] simulated time."""
+        """[ps] simulated time, without what was skipped."""
+        self.skipped = 0
+        """[ps] simulated time that was skipped."""
         self.events = 0
-        """SimPy events processed so far."""
+        """SimPy events processed so far, and those that would have been in what was skipped."""
         self._environment = Environment(initial_time=0)
         self._due: dict[int, list[tuple[Callable[[Any], object], Any]]] = {}
         self._at_end: list[Callable[[], object]] = []
+        self._when_over: list[Callable[[], object]] = []
+        self._ringing = False
         self._max_events = max_events
+        self._deadline = deadline
         self._patience = patience
         self._running = running
         self._events_before_now = 0
@@ -79,14 +94,31 @@ class Clock:
 
     def call_at_end_of_instant(self, action: Callable[[], object]) -> None:
         """Call ``action()`` once everything else that is due now has been called."""
-        if not self._at_end:
+        if not self._at_end and not self._ringing:
             _EndOfInstant(self._environment, self._close)
         self._at_end.append(action)
+
+    def call_when_over(self, action: Callable[[], object]) -> None:
+        """Call ``action()`` once nothing more happens now; it must ask for nothing that is due now."""
+        if not self._when_over and not self._ringing:
+            _EndOfInstant(self._environment, self._end, _OVER)
+        self._when_over.append(action)
+
+    def pending(self) -> list[tuple[int, list[tuple[Callable[[Any], object], Any]]]]:
+        """What is due and when [ps], the earliest first."""
+        return sorted(self._due.items(), key=_time)
+
+    def skip(self, time: int, *, events: int) -> None:
+        """Count ``time`` [ps] and ``events`` as passed; what is due stays as far ahead as it is."""
+        self.skipped += time
+        self.events += events
+        self._events_before_now += events
 
     def run(self) -> None:
         """Let time pass until nothing is due any more.
 
-        Raises StalledClockError if events pass and time does not, WorkLimitError after ``max_events``.
+        Raises StalledClockError if events pass and time does not, WorkLimitError after ``max_events`` or
+        ``deadline``.
         """
         self._environment.run()
 
@@ -96,23 +128,57 @@ class Clock:
             self.now = int(now)
             self._events_before_now = self.events
         self._count()
+        self._ringing = True
         for action, argument in self._due.pop(self.now):
             action(argument)
+        self._ringing = False
+        # What is due now shares this event, so that the end of the instant needs none of its own; unless
+        # more has been asked for now.
+        if self._at_end and self.now not in self._due:
+            self._close(_event)
+        if self._at_end:
+            _EndOfInstant(self._environment, self._close)
+        if not self._when_over:
+            return
+        if self._at_end or self.now in self._due:
+            _EndOfInstant(self._environment, self._end, _OVER)
+        else:
+            self._end(_event)
 
     def _close(self, _event: Event) -> None:
+        if not self._at_end:
+            return  # done by what else was due now
         self._count()
         actions, self._at_end = self._at_end, []
         for action in actions:
             action()
 
+    def _end(self, _event: Event) -> None:
+        actions, self._when_over = self._when_over, []
+        for action in actions:
+            action()
+
     def _count(self) -> None:
         self.events += 1
+        if self._deadline is not None and self.events % _BETWEEN_LOOKS == 0:
+            self._look_at_the_time(self._deadline)
         if self._max_events is not None and self.events > self._max_events:
             raise WorkLimitError(
-                f"stopped after {self._max_events} clock events at {self.now} ps; running: {self._running()}"
+                f"stopped after {self._max_events} clock events at {self.now + self.skipped} ps; "
+                f"running: {self._running()}"
             )
         if self.events - self._events_before_now > self._patience:
             raise StalledClockError(
-                f"{self._patience} events passed and time did not, at {self.now} ps; "
+                f"{self._patience} events passed and time did not, at {self.now + self.skipped} ps; "
                 f"running: {self._running()}"
             )
+
+    def _look_at_the_time(self, deadline: float) -> None:
+        if monotonic() > deadline:
+            raise WorkLimitError(
+                f"stopped by engine.timeout after {self.events} clock events, {self.now} ps of simulated time"
+            )
+
+
+def _time(item: tuple[int, object]) -> int:
+    return item[0]

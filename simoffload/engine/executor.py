@@ -7,14 +7,18 @@ is collective, for the other ranks), it lasts its fixed time, it moves its bytes
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from simoffload.engine.clock import Clock
+from simoffload.engine.folding import fold_ranks
+from simoffload.engine.lane import Lane
 from simoffload.engine.network import Network
-from simoffload.engine.program import Segment, Step, compile_streams
+from simoffload.engine.program import Step, compile_streams
 from simoffload.engine.recorder import Recorder
+from simoffload.engine.steady import SteadyState
 from simoffload.errors import DeadlockError, WorkLimitError
-from simoffload.results.timeline import Timeline
+from simoffload.results.timeline import How, Timeline
 from simoffload.schedule import Schedule
 from simoffload.schedule.checks import check_schedule
 
@@ -24,95 +28,94 @@ _NAMED = 8
 """Operations that an error message names."""
 
 
-def execute(schedule: Schedule, *, record: bool = True, max_events: int | None = None) -> Timeline:
+def execute(
+    schedule: Schedule,
+    *,
+    record: bool = True,
+    fold: bool = True,
+    jump: bool = True,
+    max_events: int | None = None,
+    deadline: float | None = None,
+) -> Timeline:
     """Replay ``schedule`` and return when everything happened.
 
-    With ``record`` off the timeline has totals but no operations. Raises SimulationError if the
-    schedule is not sound or its end does not fit into the columns, WorkLimitError if the run has more
-    than ``max_events`` operations or takes more than ``max_events`` clock events.
+    With ``record`` off the timeline has totals but no operations. ``fold`` runs ranks that are alike as one,
+    ``jump`` counts what repeats in a steady state instead of running it; neither changes a picosecond.
+    Raises SimulationError if the schedule is not sound or its end does not fit into the columns,
+    WorkLimitError if the run has more than ``max_events`` operations or takes more than ``max_events`` clock
+    events, skipped ones included, or is not done at ``deadline`` (of ``time.monotonic``).
     """
     check_schedule(schedule)
     operations = schedule.ranks * sum(len(block.ops) * block.repeat for block in schedule.blocks)
     if max_events is not None and operations > max_events:
         raise WorkLimitError(f"the schedule has {operations} operations; the limit is {max_events}")
-    return Executor(schedule, record=record, max_events=max_events).run()
-
-
-class _Lane:
-    """One stream of one rank and how far it has got."""
-
-    __slots__ = (
-        "done",
-        "index",
-        "iteration",
-        "rank",
-        "segment",
-        "segments",
-        "siblings",
-        "start",
-        "step",
-        "stream",
-        "waiters",
-    )
-
-    def __init__(self, rank: int, stream: int, segments: tuple[Segment, ...]) -> None:
-        self.rank = rank
-        self.stream = stream
-        self.segments = iter(segments)
-        self.segment = next(self.segments, None)
-        self.iteration = 0
-        self.index = 0
-        self.step = None if self.segment is None else self.segment.steps[0]
-        self.start = -1  # [ps] of the operation under way; -1 = it waits
-        self.done = 0
-        self.siblings: tuple[_Lane, ...] = ()  # the lanes of this rank, by stream
-        self.waiters: list[tuple[int, _Lane]] = []  # (value of `done` that is awaited, by whom)
-
-    def advance(self) -> None:
-        """Go on to the next operation; ``step`` is None after the last."""
-        segment = self.segment
-        assert segment is not None
-        self.index += 1
-        if self.index == len(segment.steps):
-            self.index = 0
-            self.iteration += 1
-            if self.iteration == segment.repeat:
-                self.iteration = 0
-                self.segment = segment = next(self.segments, None)
-                if segment is None:
-                    self.step = None
-                    return
-        self.step = segment.steps[self.index]
-
-    def unmet(self, step: Step) -> tuple[_Lane, int] | None:
-        """Return a lane that has not got far enough for ``step``, and how far it has to get."""
-        for stream, per_iteration, offset in step.needs:
-            needed = offset + self.iteration * per_iteration
-            other = self.siblings[stream]
-            if other.done < needed:
-                return other, needed
-        return None
+    folding = fold_ranks(schedule) if fold and schedule.ranks > 1 else None
+    if folding is None or len(folding.classes) == schedule.ranks:
+        timeline = Executor(
+            schedule, record=record, jump=jump, max_events=max_events, deadline=deadline
+        ).run()
+        why = "" if schedule.ranks == 1 else "no two ranks are alike" if fold else "switched off"
+    else:
+        one = Executor(
+            folding.schedule,
+            record=record,
+            jump=jump,
+            max_events=max_events,
+            deadline=deadline,
+            standing_for=folding.classes,
+        )
+        timeline = folding.unfold(one.run(), schedule)
+        why = ""
+    how = timeline.how if jump else How(not_jumped=("switched off",))
+    return replace(timeline, how=how._replace(not_folded=why))
 
 
 class Executor:
     """One run of one schedule, which is taken to be sound."""
 
-    def __init__(self, schedule: Schedule, *, record: bool = True, max_events: int | None = None) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        record: bool = True,
+        jump: bool = False,
+        max_events: int | None = None,
+        deadline: float | None = None,
+        standing_for: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self._schedule = schedule
-        self._clock = Clock(max_events=max_events, running=self._running)
-        self._network: Network[_Lane] = Network(schedule, self._clock, self._finish_transfers)
+        self._ranks = standing_for or [(rank,) for rank in range(schedule.ranks)]
+        self._clock = Clock(max_events=max_events, deadline=deadline, running=self._running)
+        self._network: Network[Lane] = Network(
+            schedule, self._clock, self._finish_transfers, flows=[len(ranks) for ranks in self._ranks]
+        )
         self._recorder = Recorder(schedule, record=record)
         streams = compile_streams(schedule)
-        self._lanes: list[_Lane] = []
+        self._lanes: list[Lane] = []
         for rank in range(schedule.ranks):
-            own = tuple(_Lane(rank, stream, segments) for stream, segments in enumerate(streams))
+            own = tuple(
+                Lane(number=len(self._lanes) + stream, rank=rank, stream=stream, segments=segments)
+                for stream, segments in enumerate(streams)
+            )
             for lane in own:
                 lane.siblings = own
             self._lanes.extend(own)
         # Zero-length operations go through this queue and not through recursion or the clock.
-        self._ready: deque[_Lane] = deque(lane for lane in self._lanes if lane.step is not None)
+        self._ready: deque[Lane] = deque(lane for lane in self._lanes if lane.step is not None)
         # Lanes whose next operation is ready and collective, until those of all ranks are.
-        self._gathered: list[list[_Lane]] = [[] for _ in streams]
+        self._gathered: list[list[Lane]] = [[] for _ in streams]
+        self._steady = (
+            SteadyState(
+                schedule=schedule,
+                lanes=self._lanes,
+                gathered=self._gathered,
+                clock=self._clock,
+                network=self._network,
+                recorder=self._recorder,
+            )
+            if jump
+            else None
+        )
 
     def run(self) -> Timeline:
         """Run to the end.
@@ -123,7 +126,11 @@ class Executor:
         self._clock.run()
         if any(lane.step is not None for lane in self._lanes):
             raise DeadlockError(self._deadlock())
-        return self._recorder.finish(self._network.use(), events=self._clock.events)
+        timeline = self._recorder.finish(self._network.use(), events=self._clock.events)
+        timeline.constant_rates = self._network.constant_rates
+        if self._steady is not None:
+            timeline.how = How(tuple(self._steady.jumps), not_jumped=self._steady.misses())
+        return timeline
 
     def _start_ready(self) -> None:
         """Start what can start, until every lane is under way, waits or is through."""
@@ -146,7 +153,7 @@ class Executor:
             else:
                 self._start(lane, step)
 
-    def _start(self, lane: _Lane, step: Step) -> None:
+    def _start(self, lane: Lane, step: Step) -> None:
         now = self._clock.now
         lane.start = now
         if step.fixed:
@@ -156,7 +163,7 @@ class Executor:
         else:
             self._finish(lane, step)
 
-    def _finish_fixed(self, lane: _Lane) -> None:
+    def _finish_fixed(self, lane: Lane) -> None:
         step = lane.step
         assert step is not None
         if step.size:
@@ -165,13 +172,13 @@ class Executor:
             self._finish(lane, step)
             self._start_ready()
 
-    def _finish_transfers(self, lanes: Iterable[_Lane]) -> None:
+    def _finish_transfers(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
             assert lane.step is not None
             self._finish(lane, lane.step)
         self._start_ready()
 
-    def _finish(self, lane: _Lane, step: Step) -> None:
+    def _finish(self, lane: Lane, step: Step) -> None:
         assert lane.segment is not None
         self._recorder.add(
             lane.rank, lane.segment.block, lane.iteration, step.position, lane.start, self._clock.now
@@ -179,6 +186,8 @@ class Executor:
         lane.start = -1
         lane.done += 1
         lane.advance()
+        if not lane.index and not lane.rank and self._steady is not None:
+            self._steady.passed(lane)
         ready = self._ready
         if lane.waiters:
             still_waiting = []
@@ -200,19 +209,20 @@ class Executor:
             for lane in self._lanes
             if lane.step is not None
         ]
-        return f"nothing can go on at {self._clock.now} ps: {self._list(waiting)}"
+        return f"nothing can go on at {self._clock.now + self._clock.skipped} ps: {self._list(waiting)}"
 
-    def _name(self, lane: _Lane) -> str:
+    def _name(self, lane: Lane) -> str:
         assert lane.segment is not None
         assert lane.step is not None
         block = self._schedule.blocks[lane.segment.block]
         op = block.ops[lane.step.position]
+        rank, stream = self._ranks[lane.rank][0], self._schedule.streams[lane.stream]
         return (
-            f"rank {lane.rank}, stream {self._schedule.streams[lane.stream]!r}: {op.kind} {op.label!r} "
+            f"rank {rank}, stream {stream!r}: {op.kind} {op.label!r} "
             f"(block {block.name!r}, iteration {lane.iteration})"
         )
 
-    def _reason(self, lane: _Lane, step: Step) -> str:
+    def _reason(self, lane: Lane, step: Step) -> str:
         unmet = lane.unmet(step)
         if unmet is None:
             return f"{self._schedule.ranks - len(self._gathered[lane.stream])} other ranks"

@@ -7,7 +7,7 @@ often the rate changes; a flow ends at the first picosecond at which nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from simoffload.engine.clock import Clock
@@ -15,12 +15,15 @@ from simoffload.engine.sharing import Demand, fair_rates, loads
 from simoffload.errors import SimulationError
 from simoffload.schedule import Schedule
 
-__all__ = ["LinkUse", "Network"]
+__all__ = ["LinkUse", "Mark", "Network"]
 
 Owner = TypeVar("Owner")
 
 _PARTS = 10**12
 """Parts of a byte in which work is counted: one per [B/s x ps]."""
+
+_HELD = 100_000
+"""Changes of rates after which the time of each allocation is summed up."""
 
 _REMEMBERED = 200_000
 """Flows in the solved sets that are kept (about 100 B each): identical layers meet the same sets again."""
@@ -62,19 +65,36 @@ class _Allocation:
         self.duration = 0
 
 
+class Mark(NamedTuple):
+    """What the links had carried at some moment."""
+
+    carried: tuple[int, ...]
+    held: int
+    summed: int
+
+
 class Network(Generic[Owner]):
     """The links of a schedule and the flows on them.
 
     A path is a route on one rank, numbered ``route * ranks + rank``. ``finished`` is called with the
-    owners of the flows that end at the current time, in the order in which they joined.
+    owners of the flows that end at the current time, in the order in which they joined. A flow of a rank
+    stands for as many ``flows`` as there are ranks of its class.
     """
 
-    def __init__(self, schedule: Schedule, clock: Clock, finished: Callable[[list[Owner]], object]) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        clock: Clock,
+        finished: Callable[[list[Owner]], object],
+        *,
+        flows: Sequence[int] | None = None,
+    ) -> None:
         self._links = schedule.links
         self._capacities = tuple(link.capacity for link in schedule.links)
         self._paths = tuple(
             Demand(hops, route.cap, route.weight) for route in schedule.routes for hops in route.hops
         )
+        self._flows = flows or [1] * schedule.ranks
         self._clock = clock
         self._finished = finished
         self._active: list[_Flow[Owner]] = []
@@ -85,10 +105,14 @@ class Network(Generic[Owner]):
         self._remembered = 0
         self._current = _Allocation({}, (), ())
         self._current_since = 0
+        self._held: list[tuple[_Allocation, int]] = []  # and for how long [ps], in order of time
+        self._summed = 0  # times that these were summed up
         self._settling = False
         self._next_end: int | None = None
         self.solves = 0
         """Systems solved, as opposed to remembered."""
+        self.constant_rates = True
+        """Whether every flow has kept the rate with which it began."""
 
     def join(self, path: int, size: int, owner: Owner) -> None:
         """Start a flow of ``size`` [B] > 0 over ``path`` now."""
@@ -107,6 +131,41 @@ class Network(Generic[Owner]):
             for i, link in enumerate(self._links)
         )
 
+    def in_flight(self) -> list[tuple[Owner, int]]:
+        """Who moves bytes, in the order in which they joined, and what is left of each [10^-12 B]."""
+        now = self._clock.now
+        return [(flow.owner, flow.left - flow.rate * (now - flow.since)) for flow in self._active]
+
+    def mark(self) -> Mark:
+        """Remember what the links have carried until now, once rates are settled."""
+        self._book(self._clock.now)
+        if len(self._held) > _HELD:
+            self._sum_up()
+        return Mark(tuple(self._carried), len(self._held), self._summed)
+
+    def counts_since(self, mark: Mark) -> bool:
+        """Whether everything since ``mark`` is still known in detail."""
+        return mark.summed == self._summed
+
+    def repeat(self, mark: Mark, times: int) -> None:
+        """Carry what was carried since ``mark`` that many times more."""
+        self._book(self._clock.now)
+        for path, (before, now) in enumerate(zip(mark.carried, self._carried, strict=True)):
+            self._carried[path] = now + times * (now - before)
+        for allocation, duration in self._held[mark.held :]:
+            allocation.duration += times * duration
+
+    def _book(self, now: int) -> None:
+        """Note for how long the current allocation has held."""
+        self._held.append((self._current, now - self._current_since))
+        self._current_since = now
+
+    def _sum_up(self) -> None:
+        for allocation, duration in self._held:
+            allocation.duration += duration
+        self._held.clear()
+        self._summed += 1
+
     def _settle_later(self) -> None:
         if not self._settling:
             self._settling = True
@@ -116,8 +175,7 @@ class Network(Generic[Owner]):
         """Share the links anew among the flows that are there now."""
         self._settling = False
         now = self._clock.now
-        self._current.duration += now - self._current_since
-        self._current_since = now
+        self._book(now)
         paths = tuple(sorted([flow.path for flow in self._active]))
         self._current = self._solved.get(paths) or self._solve(paths)
         rates = self._current.rates
@@ -125,6 +183,8 @@ class Network(Generic[Owner]):
         for flow in self._active:
             rate = rates[flow.path]
             if rate != flow.rate:
+                if flow.rate:
+                    self.constant_rates = False
                 flow.left -= flow.rate * (now - flow.since)
                 flow.since = now
                 flow.rate = rate
@@ -156,8 +216,9 @@ class Network(Generic[Owner]):
         full = tuple(link for link in above if above[link] > self._capacities[link])
         if 0 in rates:
             names = ", ".join(self._links[link].name for link in full)
+            count = sum(self._flows[path % len(self._flows)] for path in paths)
             raise SimulationError(
-                f"{len(paths)} flows share {names}, which leaves less than 1 B/s for one of them"
+                f"{count} flows share {names}, which leaves less than 1 B/s for one of them"
             )
         if self._remembered > _REMEMBERED:
             self._forget()
@@ -167,7 +228,8 @@ class Network(Generic[Owner]):
         return allocation
 
     def _forget(self) -> None:
-        """Book for how long each allocation held, and drop them."""
+        """Sum up for how long each allocation held, and drop them."""
+        self._sum_up()
         for allocation in self._solved.values():
             for link in allocation.busy:
                 self._busy[link] += allocation.duration

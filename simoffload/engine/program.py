@@ -65,10 +65,13 @@ def _operations_per_stream(block: Block, streams: int) -> list[int]:
 
 def _needs(op: Op, before: list[int], per_iteration: list[int]) -> tuple[Need, ...]:
     """Turn dependencies that count back into counts from the start; ``before`` holds for iteration 0."""
+    if len(op.after) == 1:
+        stream, back = op.after[0]
+        return () if stream == op.stream else (Need(stream, per_iteration[stream], before[stream] - back),)
     nearest: dict[int, int] = {}
     for stream, back in op.after:
         if stream != op.stream:  # a stream keeps its own order anyway
             nearest[stream] = min(back, nearest.get(stream, back))
     return tuple(
-        Need(stream, per_iteration[stream], before[stream] - back) for stream, back in nearest.items()
+        [Need(stream, per_iteration[stream], before[stream] - back) for stream, back in nearest.items()]
     )

@@ -26,7 +26,7 @@ def write_trace(timeline: Timeline, path: str | Path, *, max_events: int = 200_0
     Operations without duration are left out. Raises OSError if the file cannot be written.
     """
     # The limit is a moment, so that no rank is cut off earlier than another.
-    until = timeline.end[max_events - 1] if len(timeline) > max_events else timeline.makespan
+    until = timeline.end_of(max_events - 1) if len(timeline) > max_events else timeline.makespan
     with replacing(path) as file:
         file.write('{"displayTimeUnit":"ns","otherData":')
         file.write(_dump(_about(timeline, until)))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from simoffload.errors import printable
-from simoffload.results.timeline import Timeline
+from simoffload.results.timeline import Interval, Timeline
+from simoffload.schedule import Schedule
 
 __all__ = ["Bar", "Window", "windows"]
 
@@ -77,24 +76,21 @@ def _middle(timeline: Timeline, parts: Sequence[_Part]) -> int:
 
 
 class _RankZero:
-    """The entries of rank 0 in a timeline, as columns."""
+    """What rank 0 did; what the timeline repeats is looked at only where it is shown."""
 
     def __init__(self, timeline: Timeline, most: int) -> None:
         self._timeline, self._most = timeline, most
-        self._entries = np.flatnonzero(np.asarray(timeline.rank) == 0)
-        columns = (timeline.block, timeline.iteration, timeline.position, timeline.start, timeline.end)
-        self._block, self._iteration, self._position, self._starts, self._ends = (
-            np.asarray(column)[self._entries] for column in columns
-        )
 
     def busiest_stream(self, block: int) -> int:
         """The stream on which operations of the block take longest: it sets the pace of the others."""
         times: Counter[int] = Counter()
-        mine = self._block == block
-        for position, op in enumerate(self._timeline.schedule.blocks[block].ops):
-            at = mine & (self._position == position)
-            times[op.stream] += int((self._ends[at] - self._starts[at]).sum())
-        return max(times, key=times.__getitem__)
+        recorded, ops = self._timeline.recorded, self._timeline.schedule.blocks[block].ops
+        for piece in self._timeline.pieces():
+            for entry in range(piece.first, piece.last):
+                if recorded.block[entry] == block and not recorded.rank[entry]:
+                    duration = recorded.end[entry] - recorded.start[entry]
+                    times[ops[recorded.position[entry]].stream] += piece.times * duration
+        return max(times, key=lambda stream: (times[stream], -stream))
 
     def begin(self, parts: Sequence[_Part], stream: int) -> int:
         """[ps] when the first operation of the parts started on a stream; the end of the pass if none did."""
@@ -102,37 +98,35 @@ class _RankZero:
             ops = self._timeline.schedule.blocks[block].ops
             position = next((index for index, op in enumerate(ops) if op.stream == stream), None)
             if position is not None:
-                found = (self._block == block) & (self._iteration == iteration) & (self._position == position)
-                return int(self._starts[found][0])
+                return self._timeline.start_of(block, iteration, position)
         return self._timeline.makespan
 
     def window(self, title: str, shown: Sequence[_Part], *, start: int, end: int) -> Window:
         """Everything that happened between two moments [ps]."""
-        lengths = self._ends - self._starts
-        inside = np.flatnonzero((self._starts < end) & (self._ends > start) & (lengths > 0))
-        longest = inside[np.argsort(-lengths[inside], kind="stable")][: self._most]
+        inside = self._timeline.during(start, end)
+        longest = sorted(range(len(inside)), key=lambda index: inside[index].start - inside[index].end)
         return Window(
             title=title,
             streams=tuple(map(printable, self._timeline.schedule.streams)),
             start_s=start * _PICO,
             end_s=end * _PICO,
-            bars=tuple(_bars(self._timeline, self._entries[np.sort(longest)].tolist(), set(shown))),
-            omitted=len(inside) - len(longest),
+            bars=tuple(
+                _bar(inside[index], self._timeline.schedule, set(shown))
+                for index in sorted(longest[: self._most])
+            ),
+            omitted=max(0, len(inside) - self._most),
         )
 
 
-def _bars(timeline: Timeline, entries: Sequence[int], shown: set[_Part]) -> Iterator[Bar]:
-    schedule = timeline.schedule
-    for entry in entries:
-        block, iteration = timeline.block[entry], timeline.iteration[entry]
-        op = schedule.blocks[block].ops[timeline.position[entry]]
-        yield Bar(
-            stream=printable(schedule.streams[op.stream]),
-            kind=printable(op.kind),
-            label=printable(op.label),
-            route=printable(schedule.routes[op.route].name) if op.size else "",
-            size=op.size,
-            start_s=timeline.start[entry] * _PICO,
-            duration_s=(timeline.end[entry] - timeline.start[entry]) * _PICO,
-            own=(block, iteration) in shown,
-        )
+def _bar(done: Interval, schedule: Schedule, shown: set[_Part]) -> Bar:
+    op = done.op
+    return Bar(
+        stream=printable(schedule.streams[op.stream]),
+        kind=printable(op.kind),
+        label=printable(op.label),
+        route=printable(schedule.routes[op.route].name) if op.size else "",
+        size=op.size,
+        start_s=done.start * _PICO,
+        duration_s=(done.end - done.start) * _PICO,
+        own=(done.block, done.iteration) in shown,
+    )

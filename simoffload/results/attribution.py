@@ -6,10 +6,10 @@ overlaps, so the times along it sum to the makespan exactly and nothing is count
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from typing import NamedTuple
 
+from simoffload.results.chain import Chain
 from simoffload.results.timeline import Timeline
 from simoffload.schedule import Op, Schedule
 
@@ -34,8 +34,10 @@ _NAMES = {
 class Attribution(NamedTuple):
     """Time by cause on the deciding rank."""
 
+    end: int
+    """[ps] end of the deciding chain."""
     exposed: dict[str, int]
-    """[ps] on the deciding chain, largest first; sums to the makespan."""
+    """[ps] on the deciding chain, largest first; sums to its end."""
     busy: dict[str, int]
     """[ps] spent on each cause in all, hidden or not, on the rank that has most of it."""
     exposed_streams: dict[str, int]
@@ -46,82 +48,31 @@ class Attribution(NamedTuple):
     """[ps] on the deciding chain that transfers over each link took."""
 
 
-class _Ranks:
-    """Finds an operation of a rank by its stream and ordinal."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._base, self._prefix = _counts(timeline.schedule)
-        streams = len(timeline.schedule.streams)
-        self.entries: list[list[list[int]]] = [
-            [[] for _ in range(streams)] for _ in range(timeline.schedule.ranks)
-        ]
-        blocks = timeline.schedule.blocks
-        positions = zip(timeline.rank, timeline.block, timeline.position, strict=True)
-        for entry, (rank, block, position) in enumerate(positions):
-            self.entries[rank][blocks[block].ops[position].stream].append(entry)
-
-    def op(self, entry: int) -> Op:
-        return self._timeline.schedule.blocks[self._timeline.block[entry]].ops[self._timeline.position[entry]]
-
-    def predecessors(self, entry: int, rank: int) -> list[int]:
-        timeline = self._timeline
-        block, iteration, position = (
-            timeline.block[entry],
-            timeline.iteration[entry],
-            timeline.position[entry],
-        )
-        first, per_iteration = self._base[block]
-        written = self._prefix[block][position]
-        op = self.op(entry)
-        found = []
-        for stream, back in ((op.stream, 0), *op.after):
-            ordinal = first[stream] + iteration * per_iteration[stream] + written[stream] - 1 - back
-            if ordinal >= 0:
-                found.append(self.entries[rank][stream][ordinal])
-        return found
-
-
-def _counts(schedule: Schedule) -> tuple[list[tuple[list[int], list[int]]], list[list[list[int]]]]:
-    """Per block: operations written before it and per iteration; per operation: written before it inside."""
-    running = [0] * len(schedule.streams)
-    base, prefix = [], []
-    for block in schedule.blocks:
-        inside = [0] * len(schedule.streams)
-        rows = []
-        for op in block.ops:
-            rows.append(inside.copy())
-            inside[op.stream] += 1
-        base.append((running.copy(), inside))
-        prefix.append(rows)
-        running = [count + block.repeat * more for count, more in zip(running, inside, strict=True)]
-    return base, prefix
-
-
 def _cause(op: Op, schedule: Schedule) -> str:
     return schedule.routes[op.route].name if op.route >= 0 else _NAMES[op.kind]
 
 
-def attribute(timeline: Timeline, *, last: int | None = None) -> Attribution:
-    """Split the makespan of a recorded run by cause, by stream and by link; that of what ends with ``last``,
-    if an entry is named."""
+def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attribution:
+    """Split the makespan of a recorded run by cause, by stream and by link; or the time until the last
+    operation of the stream ``ends_with`` is done."""
     schedule = timeline.schedule
-    ranks = _Ranks(timeline)
-    if last is None:
-        last = max(range(len(timeline)), key=timeline.end.__getitem__)
-    rank = timeline.rank[last]
+    chain = Chain(timeline)
+    last = chain.last(None if ends_with is None else schedule.streams.index(ends_with))
     exposed, exposed_streams, exposed_links = Counter[str](), Counter[str](), Counter[str]()
-    entry: int | None = last
-    while entry is not None:
-        op, duration = ranks.op(entry), timeline.end[entry] - timeline.start[entry]
+    recorded = timeline.recorded
+    moved = Counter[tuple[int, int]]()
+    for entry, times in chain.walk(last):
+        op, duration = chain.op(entry), times * (recorded.end[entry] - recorded.start[entry])
         exposed[_cause(op, schedule)] += duration
         exposed_streams[schedule.streams[op.stream]] += duration
         if op.route >= 0:
-            for link, _ in schedule.routes[op.route].hops[rank]:
-                exposed_links[schedule.links[link].name] += duration
-        entry, rank = _before(timeline, ranks, entry, rank)
-    busy, busy_streams = _busy(timeline, ranks, exposed, exposed_streams)
+            moved[op.route, recorded.rank[entry]] += duration
+    for (route, number), duration in moved.items():
+        for link, _ in schedule.routes[route].hops[timeline.ranks_by_class[number][0]]:
+            exposed_links[schedule.links[link].name] += duration
+    busy, busy_streams = _busy(timeline, exposed, exposed_streams)
     return Attribution(
+        last.end,
         _largest_first(exposed),
         _largest_first(busy),
         dict(exposed_streams),
@@ -131,43 +82,43 @@ def attribute(timeline: Timeline, *, last: int | None = None) -> Attribution:
 
 
 def _busy(
-    timeline: Timeline, ranks: _Ranks, exposed: Counter[str], exposed_streams: Counter[str]
+    timeline: Timeline, exposed: Counter[str], exposed_streams: Counter[str]
 ) -> tuple[Counter[str], Counter[str]]:
     """Work by cause and by stream on the rank that has most of it; at least what was exposed.
 
     Before a collective the deciding chain goes through the rank that came last, so that it can hold more of
     a cause than any single rank.
     """
-    schedule = timeline.schedule
-    causes = [[_cause(op, schedule) for op in block.ops] for block in schedule.blocks]
+    by_cause, by_stream = _work(timeline)
     busy, busy_streams = Counter(exposed), Counter(exposed_streams)
-    for streams in ranks.entries:
-        mine: Counter[str] = Counter()
-        for stream, entries in zip(schedule.streams, streams, strict=True):
-            total = 0
-            for done in entries:
-                duration = timeline.end[done] - timeline.start[done]
-                mine[causes[timeline.block[done]][timeline.position[done]]] += duration
-                total += duration
-            if entries:
-                busy_streams[stream] = max(busy_streams[stream], total)
+    for own in by_stream:
+        for stream in timeline.schedule.streams:
+            if stream in own:
+                busy_streams[stream] = max(busy_streams[stream], own[stream])
+    for mine in by_cause:
         for cause, total in mine.items():
             busy[cause] = max(busy[cause], total)
     return busy, busy_streams
 
 
+def _work(timeline: Timeline) -> tuple[list[Counter[str]], list[Counter[str]]]:
+    """[ps] by cause and by stream on each class of ranks."""
+    schedule, recorded = timeline.schedule, timeline.recorded
+    classes = len(timeline.ranks_by_class)
+    by_cause = [Counter[str]() for _ in range(classes)]
+    by_stream = [Counter[str]() for _ in range(classes)]
+    names = [
+        [(_cause(op, schedule), schedule.streams[op.stream]) for op in block.ops] for block in schedule.blocks
+    ]
+    for first, last, times, _, _ in timeline.pieces():
+        for entry in range(first, last):
+            duration = times * (recorded.end[entry] - recorded.start[entry])
+            cause, stream = names[recorded.block[entry]][recorded.position[entry]]
+            rank = recorded.rank[entry]
+            by_cause[rank][cause] += duration
+            by_stream[rank][stream] += duration
+    return by_cause, by_stream
+
+
 def _largest_first(times: Counter[str]) -> dict[str, int]:
     return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _before(timeline: Timeline, ranks: _Ranks, entry: int, rank: int) -> tuple[int | None, int]:
-    """The predecessor that ended when ``entry`` started; for a collective, on whichever rank came last."""
-    candidates = [(candidate, rank) for candidate in ranks.predecessors(entry, rank)]
-    if ranks.op(entry).collective:
-        stream = ranks.op(entry).stream
-        ordinal = bisect_left(ranks.entries[rank][stream], entry)
-        for other in range(timeline.schedule.ranks):
-            twin = ranks.entries[other][stream][ordinal]
-            candidates += [(candidate, other) for candidate in ranks.predecessors(twin, other)]
-    best = max(candidates, key=lambda found: timeline.end[found[0]], default=None)
-    return best if best is not None else (None, rank)

@@ -37,9 +37,10 @@ class InferenceResult(SimulationResult):
     """The decode steps that were simulated, in order of context."""
     decode_total_s: float = 0.0
     """[s] of all decode steps."""
-    decode_spread: float = 0.0
-    """Relative distance of the middle decode step from the straight line between first and last, or of the
-    last from the first where the middle was not simulated; 0 when every step was simulated."""
+    decode_bound: float = 0.0
+    """Relative to its time, how far a decode step that was interpolated may be off; 0 = all are exact."""
+    decode_estimated: int = 0
+    """Decode steps that were interpolated without being known exactly."""
 
     @property
     def workload(self) -> dict[str, Any]:
@@ -101,5 +102,9 @@ class InferenceResult(SimulationResult):
         return tuple(one for one in (self.first_pass, self.prefill, *self.decode) if one)
 
     def particulars(self) -> dict[str, Any]:
-        """How far the interpolation of decode steps may be off."""
-        return {"decode_interpolation_residual": self.decode_spread}
+        """How many decode steps were simulated, and how far the others may be off."""
+        return {
+            "decode_steps_simulated": len(self.decode),
+            "decode_steps_estimated": self.decode_estimated,
+            "decode_bound": self.decode_bound,
+        }

@@ -101,9 +101,8 @@ def summarize_pass(
     ``ends_with`` names a stream with whose last operation the pass ends, whatever goes on elsewhere; what
     goes on counts as busy time and traffic of this pass.
     """
-    last = None if ends_with is None else _last_of(timeline, ends_with)
-    end = timeline.makespan if last is None else timeline.end[last]
-    attribution = attribute(timeline, last=last)
+    attribution = attribute(timeline, ends_with=ends_with)
+    end = attribution.end
     return PassResult(
         name=timeline.schedule.name,
         new_tokens=new_tokens,
@@ -120,19 +119,6 @@ def summarize_pass(
         ),
         unfinished_s=(timeline.makespan - end) * _PICO,
     )
-
-
-def _last_of(timeline: Timeline, stream: str) -> int:
-    """The entry of a stream that ends last."""
-    schedule = timeline.schedule
-    number = schedule.streams.index(stream)
-    positions = zip(timeline.block, timeline.position, strict=True)
-    mine = [
-        entry
-        for entry, (block, position) in enumerate(positions)
-        if schedule.blocks[block].ops[position].stream == number
-    ]
-    return max(mine, key=timeline.end.__getitem__)
 
 
 def _shares(timeline: Timeline, attribution: Attribution) -> tuple[Share, ...]:

@@ -39,26 +39,36 @@ def serial_time(schedule: Schedule) -> int:
 
 def stream_times(schedule: Schedule) -> Counter[tuple[int, int]]:
     """Return the time [ps] that each stream of each rank, (rank, stream), is occupied at least."""
-    rates = [
-        [alone_rate(schedule, route=route, rank=rank) for rank in range(schedule.ranks)]
-        for route in range(len(schedule.routes))
-    ]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(schedule.ranks):
+        rates = tuple(alone_rate(schedule, route=route, rank=rank) for route in range(len(schedule.routes)))
+        alike.setdefault(rates, []).append(rank)
     times: Counter[tuple[int, int]] = Counter()
-    for op, count in _operations(schedule).items():
-        for rank in range(schedule.ranks):
-            transfer = -(-op.size * _PICO // rates[op.route][rank]) if op.size else 0
-            times[rank, op.stream] += count * (op.fixed + transfer)
+    operations = _operations(schedule)
+    for rates, ranks in alike.items():
+        own: Counter[int] = Counter()
+        for op, count in operations.items():
+            transfer = -(-op.size * _PICO // rates[op.route]) if op.size else 0
+            own[op.stream] += count * (op.fixed + transfer)
+        for rank in ranks:
+            for stream, time in own.items():
+                times[rank, stream] = time
     return times
 
 
 def link_times(schedule: Schedule) -> list[int]:
     """Return the time [ps] that each link takes for all that crosses it."""
+    sizes = [0] * len(schedule.routes)
+    for block in schedule.blocks:
+        for op in block.ops:
+            if op.size:
+                sizes[op.route] += block.repeat * op.size
     moved = [0] * len(schedule.links)
-    for op, count in _operations(schedule).items():
-        if op.size:
-            for hops in schedule.routes[op.route].hops:
+    for route, size in zip(schedule.routes, sizes, strict=True):
+        if size:
+            for hops in route.hops:
                 for link, coefficient in hops:
-                    moved[link] += count * op.size * coefficient
+                    moved[link] += size * coefficient
     return [-(-size * _PICO // link.capacity) for size, link in zip(moved, schedule.links, strict=True)]
 
 

@@ -12,13 +12,16 @@ from simoffload.schedule.ir import Block, Dependency, Link, Op, Route, Schedule
 __all__ = ["ScheduleBuilder", "fold"]
 
 _LONGEST_PERIOD = 8  # segments; prefetch patterns that take several layers to come round are short
+_MANY = 200  # blocks
+_LONGEST_OF_MANY = 500  # segments; buffers that fill up over many layers take longer to come round
 
 Hops = tuple[tuple[int, Fraction], ...]
 
 
 class _RouteKey(NamedTuple):
     name: str
-    hops: tuple[Hops, ...]
+    way: int
+    """Index of its hops among those of all routes."""
     cap: int
 
 
@@ -30,17 +33,45 @@ class ScheduleBuilder:
         self._ranks = ranks
         self._streams = tuple(streams)
         self._routes: dict[_RouteKey, int] = {}
-        self._segments: list[tuple[str, list[Op]]] = []
+        self._ways: dict[tuple[Hops, ...], int] = {}
+        self._known: dict[int, tuple[tuple[Hops, ...], int]] = {}  # by identity: fractions take long to hash
+        self._name_now = ""
+        self._ops: list[Op] = []
+        self._unlike: dict[tuple[str, tuple[Op, ...]], int] = {}  # segments, each once
+        self._numbers: list[int] = []  # of those that are closed
+        self._repeated: tuple[int, int, int] | None = None
         self.written = [0] * len(streams)
         """Operations written so far, per stream."""
 
     def segment(self, name: str) -> None:
         """Begin a new segment (a layer, the head, the tail)."""
-        self._segments.append((name, []))
+        self._close()
+        self._name_now = name
+
+    def _close(self) -> None:
+        if self._ops:
+            self._numbers.append(
+                self._unlike.setdefault((self._name_now, tuple(self._ops)), len(self._unlike))
+            )
+            self._ops = []
+
+    @property
+    def segments(self) -> int:
+        """Segments so far in which there is anything."""
+        return len(self._numbers) + bool(self._ops)
+
+    def repeat(self, first: int, times: int) -> None:
+        """Let the segments from number ``first`` on, all of them written, follow themselves ``times`` times
+        more; once in a schedule."""
+        self._close()
+        self._repeated = first, len(self._numbers), times
 
     def route(self, *, name: str, hops: tuple[Hops, ...], cap: int) -> int:
         """Index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s]."""
-        return self._routes.setdefault(_RouteKey(name, hops, cap), len(self._routes))
+        known = self._known.get(id(hops))
+        if known is None:
+            known = self._known[id(hops)] = hops, self._ways.setdefault(hops, len(self._ways))
+        return self._routes.setdefault(_RouteKey(name, known[1], cap), len(self._routes))
 
     def cap(self, route: int) -> int:
         """[B/s] at most on a route."""
@@ -48,7 +79,7 @@ class ScheduleBuilder:
 
     def add(self, op: Op) -> int:
         """Append an operation to the segment; returns its ordinal on its stream."""
-        self._segments[-1][1].append(op)
+        self._ops.append(op)
         self.written[op.stream] += 1
         return self.written[op.stream] - 1
 
@@ -58,46 +89,86 @@ class ScheduleBuilder:
 
     def build(self, resources: Sequence[tuple[str, int]]) -> Schedule:
         """Close the schedule over ``resources``, pairs (name, capacity [B/s]) that the hops index."""
-        keys = list(self._routes)
         scales = [1] * len(resources)
-        for key in keys:
-            for hops in key.hops:
+        for way in self._ways:
+            for hops in way:
                 for link, share in hops:
                     scales[link] = lcm(scales[link], share.denominator)
         links = tuple(
             Link(name, capacity * scale, scale)
             for (name, capacity), scale in zip(resources, scales, strict=True)
         )
-        routes = tuple(
-            Route(
-                key.name,
-                tuple(tuple((link, int(share * scales[link])) for link, share in hops) for hops in key.hops),
-                key.cap,
+        ways = [
+            tuple(
+                tuple((link, share.numerator * (scales[link] // share.denominator)) for link, share in hops)
+                for hops in way
             )
-            for key in keys
-        )
-        blocks = fold([(name, tuple(ops)) for name, ops in self._segments if ops])
+            for way in self._ways
+        ]
+        routes = tuple(Route(key.name, ways[key.way], key.cap) for key in self._routes)
+        blocks = self._blocks()
         return Schedule(self._name, self._ranks, self._streams, links, routes, blocks)
+
+    def _blocks(self) -> tuple[Block, ...]:
+        self._close()
+        numbers, unlike = self._numbers, list(self._unlike)
+        if self._repeated is None:
+            return _folded(numbers, unlike)
+        first, last, times = self._repeated
+        before, period, after = numbers[:first], numbers[first:last], numbers[last:]
+        # As many periods as it takes to find the shortest group, the rest is counted.
+        few = min(times, 2 * _LONGEST_PERIOD)
+        blocks = list(_folded(before + period * (1 + few) + after, unlike))
+        longest = max(range(len(blocks)), key=lambda index: blocks[index].repeat)
+        block, size = blocks[longest], sum(len(unlike[number][1]) for number in period)
+        more, rest = divmod((times - few) * size, len(block.ops))
+        if rest or block.repeat * len(block.ops) < few * size:
+            return _folded(before + period * (1 + times) + after, unlike)
+        blocks[longest] = block._replace(repeat=block.repeat + more)
+        return tuple(blocks)
 
 
 def fold(segments: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
-    """Merge runs of equal segments, or of equal groups of up to eight segments, into blocks."""
+    """Merge runs of equal segments, or of equal groups of up to eight segments, into blocks.
+
+    Where that leaves very many blocks, groups may be longer.
+    """
     identity: dict[tuple[str, tuple[Op, ...]], int] = {}
     numbers = [identity.setdefault(segment, len(identity)) for segment in segments]
-    blocks: list[Block] = []
+    return _folded(numbers, list(identity))
+
+
+def _folded(numbers: Sequence[int], unlike: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
+    groups = _groups(numbers, _LONGEST_PERIOD)
+    if len(groups) > _MANY:
+        groups = _groups(numbers, _LONGEST_OF_MANY)
+    return tuple(
+        Block(
+            unlike[numbers[start]][0],
+            tuple(op for number in numbers[start : start + period] for op in unlike[number][1]),
+            repeat,
+        )
+        for start, period, repeat in groups
+    )
+
+
+def _groups(numbers: Sequence[int], longest: int) -> list[tuple[int, int, int]]:
+    """(first, length, repeat count) of the groups that cover all segments."""
+    groups = []
     position = 0
-    while position < len(segments):
-        period, repeat = _best_period(numbers, position)
-        group = segments[position : position + period]
-        blocks.append(Block(group[0][0], tuple(op for _, ops in group for op in ops), repeat))
+    while position < len(numbers):
+        period, repeat = _best_period(numbers, position, longest)
+        groups.append((position, period, repeat))
         position += period * repeat
-    return tuple(blocks)
+    return groups
 
 
-def _best_period(numbers: Sequence[int], start: int) -> tuple[int, int]:
+def _best_period(numbers: Sequence[int], start: int, longest: int) -> tuple[int, int]:
     """The group length and repeat count that cover most segments from ``start`` on; short groups first."""
     best = (1, 1)
-    for period in range(1, _LONGEST_PERIOD + 1):
+    for period in range(1, longest + 1):
+        if 2 * best[0] * best[1] > len(numbers) - start and period > _LONGEST_PERIOD:
+            break
         end = start + period
         while end < len(numbers) and numbers[end] == numbers[end - period]:
             end += 1

@@ -37,6 +37,8 @@ def _problems(schedule: Schedule) -> Iterator[str]:
     for route in schedule.routes:
         for problem in _route_problems(schedule, route):
             yield f"route {route.name!r}: {problem}"
+    if schedule.distinct and len(schedule.distinct) != schedule.ranks:
+        yield f"it tells {len(schedule.distinct)} ranks apart; the schedule has {schedule.ranks}"
     for index, block in enumerate(schedule.blocks):
         yield from _block_problems(schedule, index, block)
 
@@ -82,8 +84,26 @@ def _block_problems(schedule: Schedule, index: int, block: Block) -> Iterator[st
     where = f"block {index} ({block.name!r})"
     yield from _check_count(f"{where}: repeat", block.repeat, least=1, most=_MOST_REPEATS)
     for position, op in enumerate(block.ops):
+        if _is_sound(schedule, op):
+            continue
         for problem in _op_problems(schedule, op):
             yield f"{where}, operation {position} ({op.kind} {op.label!r}): {problem}"
+
+
+def _is_sound(schedule: Schedule, op: Op) -> bool:
+    """Whether nothing is wrong with an operation, found out in a moment."""
+    streams = len(schedule.streams)
+    return (
+        type(op.stream) is type(op.fixed) is type(op.size) is type(op.route) is int
+        and 0 <= op.stream < streams
+        and op.fixed >= 0
+        and (0 <= op.route < len(schedule.routes) or (op.route == -1 and not op.size))
+        and op.size >= 0
+        and all(
+            type(stream) is type(back) is int and 0 <= stream < streams and back >= 0
+            for stream, back in op.after
+        )
+    )
 
 
 def _op_problems(schedule: Schedule, op: Op) -> Iterator[str]:

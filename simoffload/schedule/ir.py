@@ -86,3 +86,6 @@ class Schedule(NamedTuple):
     links: tuple[Link, ...]
     routes: tuple[Route, ...]
     blocks: tuple[Block, ...]
+    distinct: tuple[int, ...] = ()
+    """A number for each rank where something sets ranks apart that their routes do not show (a turn in a
+    queue, a seed of noise); ranks of equal numbers may be alike. () = nothing does."""

@@ -16,10 +16,12 @@ from typing import NamedTuple, Protocol
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config import OffloadSettings
 
-__all__ = ["Actions", "Coordinator", "Tensor"]
+__all__ = ["RECENT_EVENTS", "Actions", "Coordinator", "Layers", "Tensor"]
 
 _ABSENT, _IN_FLIGHT, _AVAILABLE = range(3)
 _MAX_FETCH_EVENTS = 2  # __max_ongoing_fetch_events, hard-coded in DeepSpeed
+RECENT_EVENTS = 1 + _MAX_FETCH_EVENTS
+"""Fetch events that the next ones may wait for."""
 
 
 class Tensor(NamedTuple):
@@ -80,12 +82,38 @@ class Idle:
     def release(self, _count: int, /) -> None: ...
 
 
+class Layers(NamedTuple):
+    """Where a walk goes through layers that are alike, and how many of them it leaves out."""
+
+    first_step: int
+    steps: int
+    """Modules of a layer."""
+    first_tensor: int
+    tensors: tuple[Tensor, ...]
+    """Of a layer."""
+    walked: int
+    """Layers that are walked through."""
+    left_out: int = 0
+    """Layers more that the model has."""
+
+    @property
+    def tail_tensor(self) -> int:
+        """Index of the first tensor after the layers."""
+        return self.first_tensor + self.walked * len(self.tensors)
+
+    @property
+    def tail_step(self) -> int:
+        """The first step after the layers."""
+        return self.first_step + self.walked * self.steps
+
+
 class Coordinator:
     """State of one rank's coordinator in one forward pass, or forward and backward.
 
     ``uses`` holds for every module, in the order of the hooks before forward and backward, the indices into
     ``tensors`` of the parameters that it owns. ``warm`` = after the passes in which the trace was
     recorded and the persistent parameters came to the GPU for good; otherwise the first pass after loading.
+    ``layers`` says which modules are layers, of which some may be left out: memory and distances count them.
     """
 
     def __init__(
@@ -97,6 +125,7 @@ class Coordinator:
         ranks: int,
         warm: bool,
         actions: Actions,
+        layers: Layers | None = None,
     ) -> None:
         self._tensors = tensors
         self._uses = uses
@@ -105,15 +134,28 @@ class Coordinator:
         self._warm = warm
         self._status = [_AVAILABLE if warm and tensor.persistent else _ABSENT for tensor in tensors]
         self._swapped_out = [tensor.on_nvme and not (warm and tensor.persistent) for tensor in tensors]
+        self._live: set[int] = set()  # fetched since, and not yet released
+        self._buffered: set[int] = set()  # read since into a swap buffer
         self._reading: list[int] = []
         self._free_buffers = settings.buffer_count
         if warm and settings.prefetch_bucket_size > 0:
             # The first prefetching pass reads persistent tensors once more and keeps their buffers.
             self._free_buffers -= sum(tensor.on_nvme and tensor.persistent for tensor in tensors)
+            if layers is not None:
+                kept = sum(tensor.on_nvme and tensor.persistent for tensor in layers.tensors)
+                self._free_buffers -= layers.left_out * kept
         self._queue = [(index, step) for step, used in enumerate(uses) for index in sorted(used)]
-        self._before = [0, *accumulate(sum(tensors[i].numel for i in used) for used in uses)]
+        numels = [sum(tensors[i].numel for i in used) for used in uses]
+        if layers is not None and layers.left_out:
+            numels[layers.tail_step - 1] += layers.left_out * sum(tensor.numel for tensor in layers.tensors)
+        self._before = [0, *accumulate(numels)]
         self._last_use = dict(self._queue)
+        self._layers = layers
+        self._looked = 0  # entries of the queue that have mattered, its end included
         self.on_gpu = sum(tensor.numel for tensor in tensors if warm and tensor.persistent)
+        if layers is not None and warm:
+            kept = sum(tensor.numel for tensor in layers.tensors if tensor.persistent)
+            self.on_gpu += layers.left_out * kept
         """[elements] that gathered parameters occupy now."""
         self.peak_on_gpu = self.on_gpu
         """[elements] most that gathered parameters occupied at once."""
@@ -131,11 +173,74 @@ class Coordinator:
 
     def run(self) -> None:
         """Walk a forward pass; InputError where DeepSpeed would stop with "Not enough buffers"."""
-        for step, used in enumerate(self._uses):
-            self._actions.enter(step)
-            self.fetch()
-            self._actions.compute(step)
-            self.release(used)
+        while self._step < len(self._uses):
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Walk through the next module; raises what :meth:`run` raises."""
+        step = self._step
+        self._actions.enter(step)
+        self.fetch()
+        self._actions.compute(step)
+        self.release(self._uses[step])
+
+    def go_to_layer(self, layer: int) -> None:
+        """Walk until ``layer``, or what follows the last, is about to begin; raises what ``run`` raises."""
+        assert self._layers is not None
+        while self._step < self._layers.first_step + layer * self._layers.steps:
+            self.go_on()
+
+    @property
+    def reach(self) -> int:
+        """Layers, from the first one, of which anything has mattered; more than there are after a look
+        behind them."""
+        layers, first, each = self._queued()
+        if self._looked > first + layers.walked * each:
+            return layers.walked + 1
+        return -(-(self._looked - first) // each) if each else 0
+
+    def handles(self) -> list[int]:
+        """Gathers that are yet to be waited for."""
+        return sorted(set(self._registry.values()))
+
+    def state(self, layer: int) -> tuple[object, ...]:
+        """Everything that decides what follows once ``layer`` is about to begin, told relative to it.
+
+        It holds as long as nothing behind the layers has mattered (see ``reach``).
+        """
+        layers, first, each = self._queued()
+        begin, step = layers.first_tensor + layer * len(layers.tensors), self._step
+
+        def place(index: int) -> tuple[int, int]:
+            return (0, index) if index < layers.first_tensor else (1, index - begin)
+
+        handles = {handle: number for number, handle in enumerate(self.handles())}
+        gathers = [
+            (place(index), handles[handle], handle in self._awaited)
+            for index, handle in self._registry.items()
+        ]
+        # Without a trace nothing is fetched ahead: neither the queue, nor what persists, nor how much it
+        # is, decides anything.
+        live = self._live if self._warm else {i for i in self._live if not self._tensors[i].persistent}
+        return (
+            self._free_buffers,
+            self._n_available if self._warm else 0,
+            min(self._events, RECENT_EVENTS),
+            self._head - first - layer * each if self._warm else 0,
+            tuple(sorted((place(index), self._status[index]) for index in live)),
+            tuple(sorted(map(place, self._buffered))),
+            tuple(map(place, self._reading)),
+            tuple(sorted(gathers)),
+            tuple(sorted((place(i), use - step) for i, use in self._fetched_for.items() if use >= step)),
+        )
+
+    def _queued(self) -> tuple[Layers, int, int]:
+        """The layers, and the entries of the queue before them and of each."""
+        layers = self._layers
+        assert layers is not None
+        before = sum(map(len, self._uses[: layers.first_step]))
+        of_first = self._uses[layers.first_step : layers.first_step + layers.steps]
+        return layers, before, sum(map(len, of_first))
 
     def fetch(self) -> None:
         """The hook before the next module, forward or backward; raises what :meth:`run` raises."""
@@ -181,6 +286,7 @@ class Coordinator:
         self.largest_gather = max(self.largest_gather, numel)
         for index in indices:
             self._status[index] = _IN_FLIGHT
+            self._live.add(index)
             self._registry[index] = handle
             if self._tensors[index].persistent:
                 self._return_buffer(index)
@@ -207,6 +313,7 @@ class Coordinator:
         self._free_buffers -= len(indices)
         for index in indices:
             self._swapped_out[index] = False
+            self._buffered.add(index)
         self._reading.extend(indices)
         self._actions.read([self._tensors[index] for index in indices])
 
@@ -216,6 +323,7 @@ class Coordinator:
         for index, use in self._queue[self._head : self._head + expected]:
             self._fetched_for[index] = use
         self._head += expected
+        self._look(self._head - 1)
 
     def _prefetch_gathers(self) -> None:
         settings = self._settings
@@ -231,6 +339,7 @@ class Coordinator:
             if self._status[index] == _ABSENT and index not in batch:
                 batch.append(index)
                 numel += self._tensors[index].numel
+        self._look(self._head)
         if batch:
             self._gather(batch, prefetch=True)
 
@@ -243,12 +352,19 @@ class Coordinator:
         for position in range(self._head, len(self._queue)):
             index = self._queue[position][0]
             if considered > 2 * in_flight or len(batch) >= max(0, self._free_buffers):
+                self._look(position)
                 break
             if self._swapped_out[index] and index not in batch:
                 batch.append(index)
             considered += self._tensors[index].numel
+        else:
+            self._look(len(self._queue))
         if batch:
             self._read(batch)
+
+    def _look(self, position: int) -> None:
+        """Note that an entry of the queue, or its end, has mattered."""
+        self._looked = max(self._looked, position + 1)
 
     def _release(self, next_step: int, used: Sequence[int]) -> None:
         released = 0
@@ -256,6 +372,7 @@ class Coordinator:
             if self._status[index] != _AVAILABLE or (self._warm and self._keeps(index, next_step)):
                 continue
             self._status[index] = _ABSENT
+            self._live.discard(index)
             self._n_available -= self._tensors[index].numel
             self.on_gpu -= self._tensors[index].numel
             self._return_buffer(index)
@@ -276,4 +393,5 @@ class Coordinator:
     def _return_buffer(self, index: int) -> None:
         if self._tensors[index].on_nvme and not self._swapped_out[index]:
             self._swapped_out[index] = True
+            self._buffered.discard(index)
             self._free_buffers += 1

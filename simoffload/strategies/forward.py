@@ -14,7 +14,7 @@ from typing import NamedTuple
 from simoffload.models import Module
 from simoffload.schedule import Schedule
 from simoffload.strategies.aio import aio_unit, round_up
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.coordinator import RECENT_EVENTS, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.stream_writer import StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
@@ -75,6 +75,24 @@ class ForwardWriter(StreamWriter):
         self._fetched_until: int | None = None
         self._waited = False
         self._reading = 0.0
+
+    def state(self, handles: Sequence[int]) -> tuple[object, ...]:
+        """Everything that decides how what follows is written down, told relative to what is written.
+
+        ``handles`` are the gathers that are yet to be waited for.
+        """
+        written = self.builder.written
+        return (
+            self._pending,
+            self._reading,
+            tuple(map(bool, written)),
+            tuple((stream, written[stream] - ordinal) for stream, ordinal in self._awaited),
+            tuple(written[self._copies] - ordinal for ordinal in self._fetch_events[-RECENT_EVENTS:]),
+            tuple(
+                gather._replace(ordinal=written[COMM] - gather.ordinal if gather.ordinal >= 0 else -1)
+                for gather in map(self._gathers.__getitem__, handles)
+            ),
+        )
 
     def finish(self) -> Schedule:
         """Close the pass: the host waits for the last kernel, then picks the next token."""
@@ -243,10 +261,11 @@ class ForwardWriter(StreamWriter):
         if key not in self._known:
             machine, settings = self.timing.machine, self._place.settings
             way = machine.storage_write if written else machine.storage_read
-            paths = [way(tier, rank, gds=gds) for rank in range(self.ranks)]
-            path, block = paths[0], min(settings.block_size, size)
+            path, hops = self.way((tier, written, gds), lambda rank: way(tier, rank, gds=gds))
+            block = min(settings.block_size, size)
             in_flight = path.outstanding_rate(min(settings.outstanding_bytes, size), block=block)
             name = f"{tier} write" if written else f"{tier} read"
-            route = self.route(name, paths, min(path.curve.rate(size), in_flight))
+            rate = min(path.curve.rate(size), in_flight)
+            route = self.builder.route(name=name, hops=hops, cap=rate)
             self._known[key] = route, picoseconds(path.latency)
         return self._known[key]

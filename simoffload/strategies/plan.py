@@ -76,6 +76,9 @@ class Plan(AnyPlan, Protocol):
     def schedule(self, forward: ForwardPass, /) -> Schedule:
         """The operations of one forward pass."""
 
+    def durations(self, forward: ForwardPass, /) -> tuple[int, ...]:
+        """[ps] of the GPU's work, module by module: passes of one kind differ in nothing else."""
+
 
 @runtime_checkable
 class TrainingPlan(AnyPlan, Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +17,7 @@ from simoffload.strategies.calibrated import arithmetic_beyond
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.timing import Timing, picoseconds
+from simoffload.strategies.timing import PassTimings, picoseconds
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Inference, Training
@@ -68,26 +69,31 @@ class ResidentPlan:
         """What lies outside of the range in which the machine was measured."""
         return tuple(arithmetic_beyond(self.model, self.workload, self.machine))
 
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """[ps] that the GPU is busy with each module: all that tells passes apart."""
+        return self._timings.durations(new_tokens=forward.new_tokens, context=forward.context)
+
+    @cached_property
+    def _timings(self) -> PassTimings:
+        model = self.model
+        modules = (*model.modules_before, *model.layer, *model.modules_after)
+        return PassTimings(machine=self.machine, model=model, batch=self.workload.batch_size, modules=modules)
+
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The host launches module after module; the GPU follows."""
         model, costs = self.model, self.machine.host.deepspeed
-        timing = Timing(
-            machine=self.machine,
-            model=model,
-            batch=self.workload.batch_size,
-            new_tokens=forward.new_tokens,
-            context=forward.context,
-        )
+        timing = self._timings.timing(new_tokens=forward.new_tokens, context=forward.context)
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute"))
         parts = (("head", model.modules_before, 1), ("layer", model.layer, model.num_hidden_layers))
         for name, modules, repeat in (*parts, ("tail", model.modules_after, 1)):
-            for _ in range(repeat):
-                builder.segment(name)
-                for module in modules:
-                    if duration := timing.compute(module):
-                        launch = picoseconds(timing.launch_s(module, zero=False))
-                        builder.add(Op("launch", module.name, HOST, launch))
-                        builder.add(Op("compute", module.name, COMPUTE, duration, after=(Dependency(HOST),)))
+            builder.segment(name)
+            for module in modules:
+                if duration := timing.compute(module):
+                    launch = picoseconds(timing.launch_s(module, zero=False))
+                    builder.add(Op("launch", module.name, HOST, launch))
+                    builder.add(Op("compute", module.name, COMPUTE, duration, after=(Dependency(HOST),)))
+            if repeat > 1:
+                builder.repeat(builder.segments - 1, repeat - 1)
         builder.add(
             Op(
                 "hook",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial
 
 from simoffload.hardware import Path
@@ -27,6 +28,7 @@ class StreamWriter:
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
         self._known: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._ways: dict[tuple[object, ...], tuple[Path, tuple[tuple[tuple[int, Fraction], ...], ...]]] = {}
 
     def build(self) -> Schedule:
         """Close the schedule over the machine's resources."""
@@ -34,9 +36,14 @@ class StreamWriter:
         resources = self.timing.machine.resources
         return self.builder.build([(resource.name, resource.capacity) for resource in resources])
 
-    def route(self, name: str, paths: Sequence[Path], cap: int) -> int:
-        """Index of a route over one path per rank at no more than ``cap`` [B/s]."""
-        return self.builder.route(name=name, hops=shares(paths), cap=cap)
+    def way(
+        self, key: tuple[object, ...], path: Callable[[int], Path]
+    ) -> tuple[Path, tuple[tuple[tuple[int, Fraction], ...], ...]]:
+        """The first rank's path, and all ranks' hops; ``path`` gives each rank's, the same for a key."""
+        if key not in self._ways:
+            paths = [path(rank) for rank in range(self.ranks)]
+            self._ways[key] = paths[0], shares(paths)
+        return self._ways[key]
 
     def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
         """Route and latency [ps] of transfers one after the other, each at the rate of its own size.
@@ -45,9 +52,9 @@ class StreamWriter:
         """
         key = name, tuple(sizes)
         if key not in self._known:
-            paths = [path(rank) for rank in range(self.ranks)]
-            route = self.route(name, paths, effective_rate(paths[0], sizes))
-            self._known[key] = route, picoseconds(paths[0].latency * len(sizes))
+            first, hops = self.way((name,), path)
+            route = self.builder.route(name=name, hops=hops, cap=effective_rate(first, sizes))
+            self._known[key] = route, picoseconds(first.latency * len(sizes))
         return self._known[key]
 
     def copies(self, sizes: Sequence[int], *, to_device: bool, pinned: bool) -> tuple[int, int]:
@@ -63,8 +70,8 @@ class StreamWriter:
 
     def cpu_work(self, name: str, rate: int) -> int:
         """Route of work on host memory at ``rate`` [B/s]."""
-        paths = [self.timing.machine.cpu_work(rank, rate) for rank in range(self.ranks)]
-        return self.route(name, paths, rate)
+        _, hops = self.way((name, rate), lambda rank: self.timing.machine.cpu_work(rank, rate))
+        return self.builder.route(name=name, hops=hops, cap=rate)
 
     def spend(self, seconds: float) -> None:
         """The thread works for [s]."""

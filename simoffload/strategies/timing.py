@@ -8,7 +8,7 @@ from fractions import Fraction
 from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, Module, ModuleCost, module_cost
 
-__all__ = ["Timing", "copy_name", "effective_rate", "operations", "picoseconds", "shares"]
+__all__ = ["PassTimings", "Timing", "copy_name", "effective_rate", "operations", "picoseconds", "shares"]
 
 _OPERATIONS = {
     "container": 0,
@@ -113,3 +113,34 @@ def operations(model: ModelShape, module: Module) -> int:
 def shares(paths: Sequence[Path]) -> tuple[tuple[tuple[int, Fraction], ...], ...]:
     """The hops of one path per rank, as the schedule wants them."""
     return tuple(path.hops for path in paths)
+
+
+class PassTimings:
+    """Durations of one model's modules on one machine, pass by pass; what does not depend on the context is
+    computed once."""
+
+    def __init__(self, *, machine: Machine, model: ModelShape, batch: int, modules: Sequence[Module]) -> None:
+        self._machine, self._model, self._batch = machine, model, batch
+        self._modules = tuple(modules)
+        self._known: dict[int, tuple[int, ...]] = {}
+
+    def timing(self, *, new_tokens: int, context: int) -> Timing:
+        """Durations in one pass."""
+        return Timing(
+            machine=self._machine,
+            model=self._model,
+            batch=self._batch,
+            new_tokens=new_tokens,
+            context=context,
+        )
+
+    def durations(self, *, new_tokens: int, context: int) -> tuple[int, ...]:
+        """[ps] that the GPU is busy with each of the modules."""
+        timing = self.timing(new_tokens=new_tokens, context=context)
+        known = self._known.get(new_tokens)
+        if known is None:
+            known = self._known[new_tokens] = tuple(map(timing.compute, self._modules))
+        return tuple(
+            timing.compute(module) if module.kind == "attention" else duration
+            for module, duration in zip(self._modules, known, strict=True)
+        )

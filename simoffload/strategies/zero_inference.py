@@ -19,7 +19,7 @@ from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
 from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Tensor
+from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers, Tensor
 from simoffload.strategies.ds_config import (
     LATEST,
     DeepSpeedConfig,
@@ -27,11 +27,12 @@ from simoffload.strategies.ds_config import (
     resolve_settings,
 )
 from simoffload.strategies.forward import ForwardWriter, Placement, Visit
+from simoffload.strategies.layered import LayeredModel, Walkable
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.offload_devices import device_of, offload_tier
-from simoffload.strategies.partition import partitioned_tensor
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.timing import Timing
+from simoffload.strategies.short_walk import Period, find_period
+from simoffload.strategies.timing import PassTimings, Timing
 from simoffload.workload import Inference
 
 __all__ = ["ZeroInference", "ZeroInferencePlan"]
@@ -91,15 +92,29 @@ class ZeroInference(BaseModel):
         return replace(plan, warnings=(*plan.warnings, *plan.remarks(machine.tiers[tier].kind)))
 
 
-def _visits(segment: str, modules: Sequence[Module]) -> list[Visit]:
-    """Give work without hooks (attention between its projections) to the module called before it."""
-    visits: list[Visit] = []
-    for module in modules:
-        if module.hooked:
-            visits.append(Visit("" if visits else segment, module))
-        else:
-            visits[-1] = visits[-1]._replace(unhooked=(*visits[-1].unhooked, module))
-    return visits
+class _Numbered(Timing):
+    """Stands in for a timing: modules that take time get numbers in place of durations."""
+
+    def __init__(self, timing: Timing, modules: Sequence[Module]) -> None:
+        self.__dict__.update(timing.__dict__)
+        self._numbers = {
+            module: -1 - number if timing.compute(module) else 0 for number, module in enumerate(modules)
+        }
+
+    def compute(self, module: Module) -> int:
+        """The number of ``module``; 0 if it takes no time."""
+        return self._numbers[module]
+
+
+class _Periods(dict[bool, Period | None]):
+    """By whether the pass is warm, found when asked for."""
+
+    def __init__(self, plan: ZeroInferencePlan) -> None:
+        self._plan = plan
+
+    def __missing__(self, warm: bool) -> Period | None:
+        self[warm] = self._plan.period(warm=warm)
+        return self[warm]
 
 
 @dataclass(frozen=True)
@@ -123,46 +138,19 @@ class ZeroInferencePlan:
         return True
 
     @cached_property
+    def layered(self) -> LayeredModel:
+        """The model as the coordinator walks through it."""
+        return LayeredModel(self.model, self.placement)
+
+    @property
     def visits(self) -> tuple[Visit, ...]:
         """Every hooked module in the order of its pre-forward hook."""
-        model = self.model
-        layer = _visits("layer", model.layer)
-        head, tail = _visits("head", model.modules_before), _visits("tail", model.modules_after)
-        return (*head, *(layer * model.num_hidden_layers), *tail)
-
-    @cached_property
-    def _parameters(self) -> tuple[tuple[Tensor, ...], tuple[tuple[int, ...], ...]]:
-        """All tensors, and per visited module the indices of those that it owns."""
-        place = self.placement
-        tensors: list[Tensor] = []
-        uses: list[tuple[int, ...]] = []
-        shared: dict[str, int] = {}
-        persistent = 0
-        for visit in self.visits:
-            indices = []
-            for parameter in visit.module.parameters:
-                if parameter.tied:
-                    indices.append(shared[parameter.name])
-                    continue
-                tensor = partitioned_tensor(
-                    parameter.name,
-                    parameter.numel,
-                    persistent=persistent,
-                    settings=place.settings,
-                    ranks=place.ranks,
-                    dtype_bytes=place.dtype_bytes,
-                )
-                persistent += parameter.numel if tensor.persistent else 0
-                shared[parameter.name] = len(tensors)
-                indices.append(len(tensors))
-                tensors.append(tensor)
-            uses.append(tuple(indices))
-        return tuple(tensors), tuple(uses)
+        return self.layered.visits
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Every parameter tensor with its partition."""
-        return self._parameters[0]
+        return self.layered.tensors
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
@@ -170,7 +158,13 @@ class ZeroInferencePlan:
         place = self.placement
         return (
             *ranks_beyond(place.ranks, self.machine),
-            *transfers_beyond(self.tensors, place.dtype_bytes, place.settings, self.machine, tier=place.tier),
+            *transfers_beyond(
+                [tensor for tensor, _ in self.layered.counted],
+                place.dtype_bytes,
+                place.settings,
+                self.machine,
+                tier=place.tier,
+            ),
             *arithmetic_beyond(self.model, self.workload, self.machine),
         )
 
@@ -180,7 +174,9 @@ class ZeroInferencePlan:
         if settings.device != "nvme":
             return
         largest = max(
-            (tensor for tensor in self.tensors if tensor.on_nvme), key=lambda t: t.slice_numel, default=None
+            (tensor for tensor, _ in self.layered.counted if tensor.on_nvme),
+            key=lambda t: t.slice_numel,
+            default=None,
         )
         if largest is not None and largest.slice_numel > settings.buffer_size:
             raise InputError.at(
@@ -195,8 +191,8 @@ class ZeroInferencePlan:
         settings = self.placement.settings
         remarks = []
         if settings.device == "nvme":
-            size = sum(tensor.slice_numel for tensor in self.tensors)
-            there = sum(tensor.slice_numel for tensor in self.tensors if tensor.on_nvme) / size
+            sizes = [(count * tensor.slice_numel, tensor.on_nvme) for tensor, count in self.layered.counted]
+            there = sum(size for size, swapped in sizes if swapped) / sum(size for size, _ in sizes)
             if there < _MOSTLY:
                 remarks.append(
                     f"only {there:.0%} of the weights lie on {self.target}: slices below the larger of 1 MiB "
@@ -213,30 +209,99 @@ class ZeroInferencePlan:
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The operations of one pass."""
-        timing = Timing(
-            machine=self.machine,
-            model=self.model,
-            batch=self.workload.batch_size,
-            new_tokens=forward.new_tokens,
-            context=forward.context,
+        timing = self._timings.timing(new_tokens=forward.new_tokens, context=forward.context)
+        durations = self.durations(forward)
+        key = not forward.first, tuple(map(bool, durations))
+        if key not in self._programs:
+            self._programs[key] = self._written(timing, warm=not forward.first)
+        program = self._programs[key]
+        blocks = tuple(
+            block._replace(
+                ops=tuple(
+                    op if op.fixed >= 0 else op._replace(fixed=durations[-1 - op.fixed]) for op in block.ops
+                )
+            )
+            for block in program.blocks
         )
-        writer = ForwardWriter(name=forward.name, placement=self.placement, timing=timing, visits=self.visits)
-        self._coordinator(writer, warm=not forward.first).run()
+        return program._replace(name=forward.name, blocks=blocks)
+
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """[ps] that the GPU is busy with each module that launches kernels: all that tells passes apart."""
+        return self._timings.durations(new_tokens=forward.new_tokens, context=forward.context)
+
+    @cached_property
+    def _timings(self) -> PassTimings:
+        return PassTimings(
+            machine=self.machine, model=self.model, batch=self.workload.batch_size, modules=self._modules
+        )
+
+    @cached_property
+    def _programs(self) -> dict[tuple[bool, tuple[bool, ...]], Schedule]:
+        """Schedules in which the durations of kernels, all that tells passes apart, are yet to be put in."""
+        return {}
+
+    @cached_property
+    def _modules(self) -> tuple[Module, ...]:
+        """Every module that launches kernels, once."""
+        visits = (visit for part in self.layered.parts for visit in part)
+        return tuple(dict.fromkeys(module for one in visits for module in (one.module, *one.unhooked)))
+
+    def _written(self, timing: Timing, *, warm: bool) -> Schedule:
+        """A pass with number -1 - n for the duration of the kernels of module n."""
+        numbered = _Numbered(timing, self._modules)
+        period = self._periods[warm]
+        if period is not None:
+            model = self.layered.walkable(period.walked)
+            writer = ForwardWriter(name="", placement=self.placement, timing=numbered, visits=model.visits)
+            walk = self._coordinator(writer, model, warm=warm)
+            if self._repeats(walk, writer, model.layers, period.layers):
+                walk.run()
+                return writer.finish()
+        model = self.layered.walkable(self.model.num_hidden_layers)
+        writer = ForwardWriter(name="", placement=self.placement, timing=numbered, visits=model.visits)
+        self._coordinator(writer, model, warm=warm).run()
         return writer.finish()
+
+    def _repeats(self, walk: Coordinator, writer: ForwardWriter, layers: Layers, period: int) -> bool:
+        """Walk until a state comes again, and let what was written since then stand for what is left out."""
+        met: dict[tuple[object, ...], tuple[int, int]] = {}
+        for layer in range(layers.walked):
+            walk.go_to_layer(layer)
+            if walk.reach > layers.walked:
+                return False
+            state = walk.state(layer), writer.state(walk.handles())
+            if state in met and met[state][0] == layer - period:
+                writer.builder.repeat(met[state][1], layers.left_out // period)
+                return True
+            met[state] = layer, writer.builder.segments
+        return False
 
     def walk(self, actions: Actions) -> None:
         """Call ``actions`` as DeepSpeed would in a pass whose trace is known."""
-        self._coordinator(actions, warm=True).run()
+        self._coordinator(actions, self.layered.walkable(self.model.num_hidden_layers), warm=True).run()
 
-    def _coordinator(self, actions: Actions, *, warm: bool) -> Coordinator:
-        tensors, uses = self._parameters
+    @cached_property
+    def _periods(self) -> _Periods:
+        return _Periods(self)
+
+    def period(self, *, warm: bool) -> Period | None:
+        """How many layers stand for all of them; None if each has to be walked through."""
+        if not self.layered.alike:
+            return None
+        return find_period(
+            self.model.num_hidden_layers,
+            lambda count: self._coordinator(Idle(), self.layered.walkable(count), warm=warm),
+        )
+
+    def _coordinator(self, actions: Actions, model: Walkable, *, warm: bool) -> Coordinator:
         return Coordinator(
-            tensors=tensors,
-            uses=uses,
+            tensors=model.tensors,
+            uses=model.uses,
             settings=self.placement.settings,
             ranks=self.placement.ranks,
             warm=warm,
             actions=actions,
+            layers=model.layers,
         )
 
     @property
@@ -249,7 +314,9 @@ class ZeroInferencePlan:
         """What each tier must hold at its peak, pinned buffers apart."""
         place, size = self.placement, self.placement.dtype_bytes
         direct = place.settings.copies_directly(place.ranks)
-        peak = self._coordinator(Idle(), warm=True)
+        period = self._periods[True]
+        count = self.model.num_hidden_layers if period is None else period.walked
+        peak = self._coordinator(Idle(), self.layered.walkable(count), warm=True)
         peak.run()
         terms = []
         if not (direct and place.settings.device == "none"):  # else the parameter is the partition itself
@@ -264,13 +331,15 @@ class ZeroInferencePlan:
     def _weights(self) -> list[MemoryTerm]:
         place, settings, size = self.placement, self.placement.settings, self.placement.dtype_bytes
         per_host = self.machine.ranks_per_node(place.ranks)
-        in_memory = [tensor.slice_numel * size for tensor in self.tensors if not tensor.on_nvme]
-        swapped = sum(tensor.slice_numel * size for tensor in self.tensors if tensor.on_nvme)
+        counted = self.layered.counted
+        in_memory = [(tensor.slice_numel * size, count) for tensor, count in counted if not tensor.on_nvme]
+        whole = sum(part * count for part, count in in_memory)
+        swapped = sum(tensor.slice_numel * size * count for tensor, count in counted if tensor.on_nvme)
         if settings.device == "none":
-            return [MemoryTerm("hbm", "weight partition", sum(in_memory))]
-        terms = [MemoryTerm("dram", "weights", sum(in_memory) * per_host, pinned=settings.pin_memory)]
+            return [MemoryTerm("hbm", "weight partition", whole)]
+        terms = [MemoryTerm("dram", "weights", whole * per_host, pinned=settings.pin_memory)]
         if settings.pin_memory:
-            rounding = pinned_rounding(in_memory) * per_host
+            rounding = sum(count * pinned_rounding([part]) for part, count in in_memory) * per_host
             terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))
         if settings.device == "nvme":
             pool = settings.buffer_count * settings.buffer_size * size

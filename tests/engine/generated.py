@@ -65,6 +65,54 @@ def schedules(draw: st.DrawFn) -> Schedule:
     )
 
 
+@st.composite
+def long_schedules(draw: st.DrawFn, *, most: int = 40) -> Schedule:
+    """Like ``schedules``, with up to 5 ranks of which some are alike, and with blocks that repeat often.
+
+    Ranks share some links and have copies of others, which may be of different capacities (skewed nodes) or
+    be crossed with different coefficients (skewed shards).
+    """
+    ranks = draw(st.integers(1, 5))
+    streams = draw(st.integers(1, 4))
+    kinds = [draw(st.integers(0, 1)) for _ in range(ranks)]
+    own = [10**9, draw(st.sampled_from([10**9, 10**9, 7 * 10**8 + 1]))]
+    skew = [1, draw(st.sampled_from([1, 1, 2]))]
+    shared = draw(st.sampled_from([10**9, 3 * 10**9 + 7, 10**10]))
+    links = (
+        Link("shared", shared),
+        Link("other", draw(CAPACITIES)),
+        *(Link(f"own{rank}", own[kind]) for rank, kind in enumerate(kinds)),
+    )
+    routes = []
+    for _ in range(draw(st.integers(1, 3))):
+        crossed = draw(st.sampled_from([(0,), (0, 2), (2,), (0, 1, 2), (1,), ()]))
+        per_rank = tuple(
+            tuple((link if link < 2 else 2 + rank, skew[kind] if link == 0 else 1) for link in crossed)
+            for rank, kind in enumerate(kinds)
+        )
+        routes.append(Route("route", per_rank, draw(st.sampled_from([10**8, 10**9, 10**10]))))
+    times = st.sampled_from([0, 10**6, 3 * 10**6, 10**9]) | st.integers(0, 10**7)
+    sizes = st.sampled_from([0, 1000, 10**6]) | st.integers(0, 10**6)
+    op = st.builds(
+        Op,
+        kind=st.just("op"),
+        label=st.just(""),
+        stream=st.integers(0, streams - 1),
+        fixed=times,
+        size=sizes,
+        route=st.integers(0, len(routes) - 1),
+        after=st.lists(st.builds(Dependency, st.integers(0, streams - 1), st.integers(0, 9)), max_size=2).map(
+            tuple
+        ),
+        collective=st.sampled_from([False, False, False, True]),
+    )
+    ops = st.lists(op, min_size=1, max_size=6).map(tuple)
+    block = st.builds(Block, st.just("block"), ops, st.integers(1, 3) | st.integers(4, most))
+    blocks = tuple(draw(st.lists(block, min_size=1, max_size=4)))
+    names = tuple(f"stream{i}" for i in range(streams))
+    return Schedule("generated", ranks, names, links, tuple(routes), blocks)
+
+
 def slowed(schedule: Schedule, factor: int) -> Schedule:
     """All rates divided by ``factor``, all fixed times multiplied by it."""
     return schedule._replace(

@@ -1,0 +1,136 @@
+"""Folding: ranks that are alike are run as one, with multiplicities on the links that they share.
+
+Ranks run the same program, so what tells them apart are the links that they cross. Colour refinement of the
+graph of ranks and links (start with one colour for all ranks and one for each kind of link; give nodes with
+different neighbourhoods different colours, until nothing changes) finds the coarsest equitable partition:
+every link of a class is crossed by equally many ranks of each class in the same way, and every rank of a
+class crosses equally many links of each class. Max-min fair rates are unique, so on such classes they are
+equal, and one link with the coefficients of all its flows added up stands for its class: n flows of rate x
+and coefficient c load a link, pull at it and round like one flow of coefficient n c.
+
+Nothing in the engine looks at a rank's number: no queue is served in the order of ranks, no time is drawn at
+random. A schedule in which something does says so with ``Schedule.distinct``, which colours its ranks to
+begin with, and ranks of different colours are never folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from simoffload.results.timeline import Timeline
+from simoffload.schedule import Link, Schedule
+
+__all__ = ["Folding", "fold_ranks"]
+
+_Hops = tuple[tuple[int, int], ...]
+
+
+class Folding(NamedTuple):
+    """A schedule whose ranks and links stand for classes of them."""
+
+    schedule: Schedule
+    classes: tuple[tuple[int, ...], ...]
+    """The ranks of each class, the lowest first; classes in the order of their lowest."""
+    links: tuple[int, ...]
+    """The class of every link."""
+
+    def unfold(self, timeline: Timeline, schedule: Schedule) -> Timeline:
+        """The timeline of the ``schedule`` that was folded."""
+        return replace(
+            timeline,
+            schedule=schedule,
+            classes=self.classes,
+            link_bytes=tuple(map(timeline.link_bytes.__getitem__, self.links)),
+            link_busy=tuple(map(timeline.link_busy.__getitem__, self.links)),
+            link_saturated=tuple(map(timeline.link_saturated.__getitem__, self.links)),
+        )
+
+
+def fold_ranks(schedule: Schedule) -> Folding:
+    """Fold ``schedule``, which is taken to be sound, as far as it goes; at worst every rank is a class."""
+    shape = tuple(route.hops for route in schedule.routes)
+    classes, links, hops = _quotient(schedule.ranks, schedule.links, shape, schedule.distinct)
+    firsts: dict[int, Link] = {}
+    for number, link in zip(links, schedule.links, strict=True):
+        firsts.setdefault(number, link)
+    folded = schedule._replace(
+        ranks=len(classes),
+        links=tuple(firsts.values()),
+        routes=tuple(route._replace(hops=own) for route, own in zip(schedule.routes, hops, strict=True)),
+        distinct=(),
+    )
+    return Folding(folded, classes, links)
+
+
+@lru_cache(maxsize=64)
+def _quotient(
+    ranks: int, links: tuple[Link, ...], shape: tuple[tuple[_Hops, ...], ...], distinct: tuple[int, ...]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[_Hops, ...], ...]]:
+    """Classes of ranks, the class of every link, and the hops of each route by class of ranks."""
+    own = [tuple(hops[rank] for hops in shape) for rank in range(ranks)]
+    rank_colours, link_colours = _refined(own, links, distinct)
+    classes = _members(rank_colours)
+    first_links = [members[0] for members in _members(link_colours)]
+    folded = tuple(
+        tuple(_added(hops, members, link_colours, first_links) for members in classes) for hops in shape
+    )
+    return classes, tuple(link_colours), folded
+
+
+def _refined(
+    own: Sequence[tuple[_Hops, ...]], links: Sequence[Link], distinct: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Colours of ranks and of links that no neighbourhood tells further apart, numbered in order."""
+    rank_colours = _numbered(distinct or [0] * len(own))
+    link_colours = _numbered([(link.capacity, link.scale) for link in links])
+    while True:
+        found = max(rank_colours, default=0), max(link_colours, default=0)
+        rank_colours = _numbered(
+            [
+                (colour, tuple([_sorted((link_colours[link], c) for link, c in hops) for hops in routes]))
+                for colour, routes in zip(rank_colours, own, strict=True)
+            ]
+        )
+        crossing: list[list[tuple[int, int, int]]] = [[] for _ in links]
+        for colour, routes in zip(rank_colours, own, strict=True):
+            for route, hops in enumerate(routes):
+                for link, coefficient in hops:
+                    crossing[link].append((route, colour, coefficient))
+        link_colours = _numbered(
+            [(colour, _sorted(flows)) for colour, flows in zip(link_colours, crossing, strict=True)]
+        )
+        if (max(rank_colours, default=0), max(link_colours, default=0)) == found:
+            return rank_colours, link_colours
+
+
+def _sorted(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(sorted(pairs))
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
+    """Equal keys get equal numbers, from 0 in the order in which they first come."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _members(colours: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    members: dict[int, list[int]] = {}
+    for number, colour in enumerate(colours):
+        members.setdefault(colour, []).append(number)
+    return tuple(tuple(one) for one in members.values())
+
+
+def _added(
+    hops: tuple[_Hops, ...], members: Sequence[int], colours: Sequence[int], first_links: Sequence[int]
+) -> _Hops:
+    """The coefficients of all members of a class of ranks on the first link of each class of links."""
+    total: dict[int, int] = {}
+    for rank in members:
+        for link, coefficient in hops[rank]:
+            colour = colours[link]
+            if first_links[colour] == link:
+                total[colour] = total.get(colour, 0) + coefficient
+    return tuple(total.items())

@@ -1,0 +1,198 @@
+"""The jump: where a repeating block has reached a steady state, whole periods are counted, not run.
+
+The engine's state is what every lane is about to do, whom it waits for, what is due and what is left of
+every flow. A run has a cycle if, at the end of some iteration of a block, that state is the same as after
+an earlier iteration, but for the time and the number of the iteration. As everything is an integer, "the
+same" is equality, and all that happens until a lane nears the end of the block is a copy of what
+happened in between.
+
+What makes the state comparable: lanes inside of the block are told by how many iterations they are ahead.
+Lanes elsewhere must stand still, and may not be awaited by the block (a lane before the block that has work
+in it) nor reached by it (a lane behind the block that waits for a count).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simoffload.engine.clock import Clock
+from simoffload.engine.lane import Lane
+from simoffload.engine.network import Mark, Network
+from simoffload.engine.recorder import Recorder
+from simoffload.results.timeline import Jump
+from simoffload.schedule import Schedule
+
+__all__ = ["SteadyState"]
+
+_LEAST = 3
+"""Iterations of a block below which there is nothing to skip."""
+_PATIENCE = 256
+"""Iterations in each of which a cycle is looked for; after that it is looked for in windows of"""
+_WINDOW = 64
+"""iterations, at 256, 512, 1024, …: a run without a cycle shall hardly take longer for the search."""
+
+_State = tuple[object, ...]
+
+
+class _Moment(NamedTuple):
+    """What had happened when a state was met."""
+
+    iteration: int
+    time: int
+    events: int
+    entries: int
+    carried: Mark
+
+
+class SteadyState:
+    """Watches the lanes of the first rank and jumps when a state comes back."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule,
+        lanes: Sequence[Lane],
+        gathered: Sequence[Sequence[Lane]],
+        clock: Clock,
+        network: Network[Lane],
+        recorder: Recorder,
+    ) -> None:
+        self._blocks = schedule.blocks
+        self._lanes = lanes
+        self._gathered = gathered
+        self._clock = clock
+        self._network = network
+        self._recorder = recorder
+        self._streams = [{op.stream for op in block.ops} for block in schedule.blocks]
+        self._met: dict[_State, _Moment] = {}
+        self._block = -1
+        self._seen = 0
+        self._asked = False
+        self.jumps: list[Jump] = []
+        self.searched: dict[int, int] = {}
+        """Iterations after which a cycle was looked for, by block."""
+
+    def passed(self, lane: Lane) -> None:
+        """Take note that a lane of the first rank has begun another iteration or another block."""
+        segment = lane.segment
+        if segment is None or segment.repeat < _LEAST or self._asked:
+            return
+        for other in lane.siblings:
+            if (
+                other.segment is not None
+                and other.segment.block == segment.block
+                and other.iteration < lane.iteration
+            ):
+                return  # an iteration is over when the last lane is through with it
+        if segment.block != self._block:
+            self._block, self._seen = segment.block, 0
+            self._met.clear()
+        self._seen += 1
+        if self._seen < _PATIENCE or self._seen - (1 << self._seen.bit_length() - 1) < _WINDOW:
+            self._asked = True
+            self._clock.call_when_over(self._look)
+
+    def misses(self) -> tuple[str, ...]:
+        """Why blocks that repeat were run iteration by iteration."""
+        jumped = {jump.block for jump in self.jumps}
+        return tuple(
+            f"block {block.name!r}: {self._why(index)}"
+            for index, block in enumerate(self._blocks)
+            if block.repeat >= _LEAST and index not in jumped
+        )
+
+    def _why(self, block: int) -> str:
+        searched = self.searched.get(block, 0)
+        if not searched:
+            return f"no moment in its {self._blocks[block].repeat} iterations at which all ranks are in it"
+        return f"no cycle in {self._blocks[block].repeat} iterations ({searched} states compared)"
+
+    def _look(self) -> None:
+        self._asked = False
+        block = self._block
+        inside = [lane for lane in self._lanes if lane.segment is not None and lane.segment.block == block]
+        iteration = min((lane.iteration for lane in inside if lane.rank == inside[0].rank), default=0)
+        state = self._state(block, iteration) if inside else None
+        self.searched[block] = self.searched.get(block, 0) + 1
+        if state is None:
+            return
+        before = self._met.get(state)
+        if before is not None and self._network.counts_since(before.carried):
+            self._jump(inside, before, iteration)
+            return
+        clock = self._clock
+        mark = self._network.mark()
+        self._met[state] = _Moment(iteration, clock.now, clock.events, self._recorder.entries, mark)
+
+    def _state(self, block: int, iteration: int) -> _State | None:
+        """Everything that decides what happens next, relative to now; None if it cannot come back."""
+        now, streams = self._clock.now, self._streams[block]
+        state: list[object] = []
+        for lane in self._lanes:
+            segment = lane.segment
+            if segment is not None and segment.block == block:
+                started = now - lane.start if lane.start >= 0 else -1
+                state += (lane.iteration - iteration, lane.index, started)
+            elif lane.start >= 0 or (
+                segment is not None and segment.block < block and lane.stream in streams
+            ):
+                return None
+            elif segment is None:
+                state.append(None)
+            else:
+                state.append((segment.block, lane.iteration, lane.index))
+            if lane.waiters:
+                state.append(tuple([waiter.number for _, waiter in lane.waiters]))
+        state += [tuple([lane.number for lane in lanes]) for lanes in self._gathered if lanes]
+        for time, calls in self._clock.pending():
+            state.append(time - now)
+            state += [one.number if isinstance(one, Lane) else -1 for _, one in calls]
+            state.append(None)
+        state += [(lane.number, left) for lane, left in self._network.in_flight()]
+        return tuple(state)
+
+    def _jump(self, inside: Sequence[Lane], before: _Moment, iteration: int) -> None:
+        clock, period = self._clock, iteration - before.iteration
+        times = min(_periods(lane, period, self._block) for lane in inside)
+        if times < 1:
+            return
+        iterations = times * period
+        for lane in inside:
+            assert lane.segment is not None
+            ahead = iterations * len(lane.segment.steps)
+            lane.skip(iterations)
+            lane.waiters = [
+                (needed + ahead if _is_in(waiter, self._block) else needed, waiter)
+                for needed, waiter in lane.waiters
+            ]
+        length = clock.now - before.time
+        self._network.repeat(before.carried, times)
+        self._recorder.repeat(before.entries, times=times, iterations=period, length=length)
+        clock.skip(times * length, events=times * (clock.events - before.events))
+        self.jumps.append(
+            Jump(
+                block=self._block,
+                name=self._blocks[self._block].name,
+                iteration=iteration,
+                period=period,
+                length=length,
+                times=times,
+            )
+        )
+        self._met.clear()
+
+
+def _is_in(lane: Lane, block: int) -> bool:
+    return lane.segment is not None and lane.segment.block == block
+
+
+def _periods(lane: Lane, period: int, block: int) -> int:
+    """Periods that ``lane`` can go on before it leaves the block or reaches what waits behind it."""
+    segment = lane.segment
+    assert segment is not None
+    times = (segment.repeat - 1 - lane.iteration) // period
+    for needed, waiter in lane.waiters:
+        if not _is_in(waiter, block):
+            times = min(times, (needed - 1 - lane.done) // (period * len(segment.steps)))
+    return times

@@ -1,0 +1,135 @@
+"""A model whose layers are alike, as ZeRO-3 cuts it and a coordinator walks through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from simoffload.models import ModelShape, Module
+from simoffload.strategies.coordinator import Layers, Tensor
+from simoffload.strategies.forward import Placement, Visit
+from simoffload.strategies.partition import partitioned_tensor
+
+__all__ = ["LayeredModel", "Walkable"]
+
+
+def _visits(segment: str, modules: Sequence[Module]) -> list[Visit]:
+    """Give work without hooks (attention between its projections) to the module called before it."""
+    visits: list[Visit] = []
+    for module in modules:
+        if module.hooked:
+            visits.append(Visit("" if visits else segment, module))
+        else:
+            visits[-1] = visits[-1]._replace(unhooked=(*visits[-1].unhooked, module))
+    return visits
+
+
+class Walkable(NamedTuple):
+    """A model, perhaps of fewer layers, as the coordinator walks through it."""
+
+    visits: tuple[Visit, ...]
+    tensors: tuple[Tensor, ...]
+    uses: tuple[tuple[int, ...], ...]
+    """Per visited module the indices of the tensors that it owns."""
+    layers: Layers
+
+
+@dataclass(frozen=True)
+class LayeredModel:
+    """The modules and tensors of a model, with as many layers as one wants of it."""
+
+    model: ModelShape
+    placement: Placement
+
+    @cached_property
+    def parts(self) -> tuple[tuple[Visit, ...], tuple[Visit, ...], tuple[Visit, ...]]:
+        """Hooked modules before the layers, of a layer, and after the layers."""
+        model = self.model
+        parts = (("head", model.modules_before), ("layer", model.layer), ("tail", model.modules_after))
+        head, layer, tail = (tuple(_visits(name, modules)) for name, modules in parts)
+        return head, layer, tail
+
+    @property
+    def visits(self) -> tuple[Visit, ...]:
+        """Every hooked module in the order of its pre-forward hook."""
+        head, layer, tail = self.parts
+        return (*head, *(layer * self.model.num_hidden_layers), *tail)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all layers' tensors are kept in the same places."""
+        settings, (head, layer, tail) = self.placement.settings, self.parts
+        if any(parameter.tied for visit in layer for parameter in visit.module.parameters):
+            return False
+        count = self.model.num_hidden_layers
+        small = sum(
+            times * parameter.numel
+            for visits, times in ((head, 1), (layer, count), (tail, 1))
+            for visit in visits
+            for parameter in visit.module.parameters
+            if parameter.numel <= settings.param_persistence_threshold and not parameter.tied
+        )
+        return small <= settings.model_persistence_threshold
+
+    def walkable(self, count: int) -> Walkable:
+        """The model with ``count`` layers: tensors, and per visited module the indices of what it owns."""
+        place, (head, layer, tail) = self.placement, self.parts
+        visits = (*head, *(layer * count), *tail)
+        tensors: list[Tensor] = []
+        uses: list[tuple[int, ...]] = []
+        shared: dict[str, int] = {}
+        persistent = 0
+        for visit in visits:
+            indices = []
+            for parameter in visit.module.parameters:
+                if parameter.tied:
+                    indices.append(shared[parameter.name])
+                    continue
+                tensor = partitioned_tensor(
+                    parameter.name,
+                    parameter.numel,
+                    persistent=persistent,
+                    settings=place.settings,
+                    ranks=place.ranks,
+                    dtype_bytes=place.dtype_bytes,
+                )
+                persistent += parameter.numel if tensor.persistent else 0
+                shared[parameter.name] = len(tensors)
+                indices.append(len(tensors))
+                tensors.append(tensor)
+            uses.append(tuple(indices))
+        first = sum(not parameter.tied for visit in head for parameter in visit.module.parameters)
+        each = sum(not parameter.tied for visit in layer for parameter in visit.module.parameters)
+        layers = Layers(
+            first_step=len(head),
+            steps=len(layer),
+            first_tensor=first,
+            tensors=tuple(tensors[first : first + each]),
+            walked=count,
+            left_out=self.model.num_hidden_layers - count,
+        )
+        return Walkable(visits, tuple(tensors), tuple(uses), layers)
+
+    @cached_property
+    def counted(self) -> tuple[tuple[Tensor, int], ...]:
+        """Tensors in the model's order, and how many of each; layers that are alike stand there once."""
+        if not self.alike:
+            return tuple((tensor, 1) for tensor in self.walkable(self.model.num_hidden_layers).tensors)
+        one = self.walkable(1)
+        first, last = one.layers.first_tensor, one.layers.tail_tensor
+        return tuple(
+            (tensor, self.model.num_hidden_layers if first <= index < last else 1)
+            for index, tensor in enumerate(one.tensors)
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every parameter tensor with its partition."""
+        if not self.alike:
+            return tuple(tensor for tensor, _ in self.counted)
+        one = self.walkable(1)
+        first, last = one.layers.first_tensor, one.layers.tail_tensor
+        layers = one.tensors[first:last] * self.model.num_hidden_layers
+        return (*one.tensors[:first], *layers, *one.tensors[last:])

@@ -1,0 +1,194 @@
+"""Folded, jumped and both: the same as the full run in every interval and every counter."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simoffload.engine import execute
+from simoffload.errors import WorkLimitError
+from simoffload.results.attribution import attribute
+from simoffload.results.timeline import Interval, Timeline
+from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from tests.engine.generated import long_schedules, schedules
+
+SECOND = 10**12
+
+WAYS = [(True, False), (False, True), (True, True)]
+
+
+def totals(timeline: Timeline) -> tuple[object, ...]:
+    return (
+        len(timeline),
+        timeline.makespan,
+        timeline.link_bytes,
+        timeline.link_busy,
+        timeline.link_saturated,
+        timeline.events,
+    )
+
+
+def intervals(timeline: Timeline) -> list[Interval]:
+    return sorted(timeline, key=lambda one: (one.rank, one.op.stream, one.block, one.iteration, one.start))
+
+
+def agree(schedule: Schedule) -> list[Timeline]:
+    full = execute(schedule, fold=False, jump=False)
+    found = []
+    for fold, jump in WAYS:
+        short = execute(schedule, fold=fold, jump=jump)
+        assert totals(short) == totals(full)
+        assert sorted(zip(*short.whole, strict=True)) == sorted(zip(*full.whole, strict=True))
+        assert totals(execute(schedule, fold=fold, jump=jump, record=False))[1:] == totals(full)[1:]
+        found.append(short)
+    assert list(found[1]) == list(full), "without folding the order is the same, too"
+    assert intervals(found[2]) == intervals(full)
+    return found
+
+
+@settings(max_examples=2 * settings().max_examples, deadline=None)
+@given(long_schedules())
+def test_on_topologies_and_schedules_with_ranks_that_are_alike(schedule: Schedule) -> None:
+    agree(schedule)
+
+
+@settings(max_examples=2 * settings().max_examples, deadline=None)
+@given(schedules())
+def test_on_topologies_and_schedules_of_any_kind(schedule: Schedule) -> None:
+    agree(schedule)
+
+
+@settings(deadline=None)
+@given(long_schedules())
+def test_what_determined_the_time_is_the_same(schedule: Schedule) -> None:
+    full = attribute(execute(schedule, fold=False, jump=False))
+    for fold, jump in WAYS:
+        assert attribute(execute(schedule, fold=fold, jump=jump)) == full
+
+
+@settings(deadline=None)
+@given(long_schedules(), st.randoms(use_true_random=False))
+def test_ranks_have_no_order(schedule: Schedule, random: Random) -> None:
+    """Ranks under other numbers do the same: nothing breaks ties by rank, which is what folding rests on."""
+    order = list(range(schedule.ranks))
+    random.shuffle(order)
+    routes = tuple(
+        route._replace(hops=tuple(route.hops[rank] for rank in order)) for route in schedule.routes
+    )
+    other = execute(schedule._replace(routes=routes), fold=False, jump=False)
+    renamed = [one._replace(rank=order[one.rank]) for one in other]
+    assert sorted(renamed, key=_place) == sorted(execute(schedule, fold=False, jump=False), key=_place)
+
+
+def _place(one: Interval) -> tuple[int, int, int, int, int]:
+    return one.rank, one.op.stream, one.block, one.iteration, one.start
+
+
+# ---- single stories ----
+
+
+def wait(stream: int, picoseconds: int, *after: Dependency) -> Op:
+    return Op("wait", "", stream, fixed=picoseconds, after=after)
+
+
+def one_rank(*blocks: Block, streams: int = 3) -> Schedule:
+    names = tuple(f"stream{i}" for i in range(streams))
+    return Schedule("story", 1, names, (Link("link", 1000),), (Route("r", (((0, 1),),), 10**9),), blocks)
+
+
+def test_layers_in_a_row_are_one_layer_and_a_count() -> None:
+    """The state after the first layer is the one after the second; the last layer is run."""
+    timeline = execute(one_rank(Block("layer", (wait(0, 7), wait(0, 5)), 1_000_000)))
+    (jump,) = timeline.how.jumps
+    assert (jump.period, jump.length, jump.times) == (1, 12, 1_000_000 - 3)
+    assert timeline.makespan == 12_000_000
+    assert len(timeline.recorded.end) == 6
+    assert len(timeline) == 2_000_000
+    assert next(iter(timeline)).end == 7
+
+
+def test_a_period_of_two_layers() -> None:
+    """Three stages of 3, 3 and 4 ps, of which two layers may be under way: 10 ps for two layers."""
+    ops = (wait(0, 3, Dependency(2, 1)), wait(1, 3, Dependency(0)), wait(2, 4, Dependency(1)))
+    schedule = one_rank(Block("layer", ops, 101))
+    _, jumped, _ = agree(schedule)
+    assert {(jump.period, jump.length) for jump in jumped.how.jumps} == {(2, 10)}
+
+
+def test_what_waits_behind_the_block_begins_in_time() -> None:
+    """A stream with nothing to do in the layers waits for the 40th; a jump ends before it."""
+    layers = Block("layer", (wait(0, 10),), 100)
+    behind = Block("behind", (wait(1, 3, Dependency(0, 60)),))
+    _, jumped, _ = agree(one_rank(layers, behind))
+    assert [one.end for one in jumped if one.block] == [403]
+    assert len(jumped.how.jumps) == 2, "one up to the 40th, one from there on"
+
+
+def test_what_goes_on_from_before_the_block_is_no_steady_state() -> None:
+    before = Block("before", (wait(1, 1005),))
+    layers = Block("layer", (wait(0, 10),), 200)
+    _, jumped, _ = agree(one_rank(before, layers))
+    assert all(jump.iteration > 100 for jump in jumped.how.jumps)
+
+
+def test_a_stream_that_runs_ahead_leaves_no_cycle_until_it_is_through() -> None:
+    layers = Block("layer", (wait(0, 10), wait(1, 17, Dependency(0))), 100)
+    _, jumped, _ = agree(one_rank(layers))
+    assert jumped.how.jumps[0].iteration > 50
+
+
+def test_without_a_cycle_everything_is_run_and_said_to_be() -> None:
+    """Two ranks whose reads take 1000 and 1001 ps less than what they wait for: they drift apart."""
+    links = (Link("a", 10**12), Link("b", 10**12 - 10**9))
+    routes = (Route("read", (((0, 1),), ((1, 1),)), 10**12),)
+    ops = (Op("read", "", 0, size=100_003, route=0), wait(1, 7, Dependency(0)))
+    schedule = Schedule("drift", 2, ("io", "gpu"), links, routes, (Block("layer", ops, 50),))
+    _, jumped, both = agree(schedule)
+    assert not jumped.how.jumps
+    assert both.how.not_folded == "no two ranks are alike"
+    assert both.how.not_jumped == ("block 'layer': no cycle in 50 iterations (49 states compared)",)
+
+
+def test_searching_in_windows_still_finds_a_late_cycle() -> None:
+    """A long operation ends after 700 iterations; from 1024 on a window of 64 looks for a cycle again."""
+    before = Block("before", (wait(1, 7005),))
+    _, jumped, _ = agree(one_rank(before, Block("layer", (wait(0, 10),), 3000)))
+    (jump,) = jumped.how.jumps
+    assert 1000 < jump.iteration < 1100
+
+
+def test_switched_off() -> None:
+    how = execute(one_rank(Block("layer", (wait(0, 7),), 100)), jump=False).how
+    assert how == ((), "", ("switched off",))
+
+
+@pytest.mark.parametrize("times", [10**4, 10**7])
+def test_picoseconds_count_after_weeks_of_jumps(times: int) -> None:
+    """A third of a second each, rounded up to the picosecond."""
+    copy = Op("copy", "", 0, size=1, route=0)
+    links = (Link("link", 3),)
+    schedule = one_rank(Block("copies", (copy,), times))._replace(links=links)
+    timeline = execute(schedule)
+    assert timeline.makespan == times * 333_333_333_334 > 3000 * SECOND
+    assert timeline.link_bytes == (times,)
+    assert timeline.link_busy == (timeline.makespan,)
+    assert timeline.how.jumps
+
+
+def test_more_than_106_days_do_not_fit_into_columns_however_few_are_run() -> None:
+    schedule = one_rank(Block("days", (wait(0, 86_400 * SECOND),), 200))
+    assert execute(schedule, record=False).makespan == 200 * 86_400 * SECOND
+    with pytest.raises(Exception, match="106 days"):
+        execute(schedule)
+
+
+def test_skipped_events_count_against_the_limit() -> None:
+    schedule = one_rank(Block("b", (Op("copy", "", 0, size=100, route=0),), 50))
+    full = execute(schedule, fold=False, jump=False)
+    assert execute(schedule, max_events=full.events).events == full.events
+    for jump in (True, False):
+        with pytest.raises(WorkLimitError, match=f"stopped after {full.events - 1} clock events at 5000000"):
+            execute(schedule, jump=jump, max_events=full.events - 1)

@@ -1,0 +1,97 @@
+"""Walking through few layers in the place of many gives the same operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from simoffload.errors import InputError
+from simoffload.hardware import Machine
+from simoffload.models import load_model
+from simoffload.schedule import Op, Route, Schedule
+from simoffload.strategies import ForwardPass, ZeroInference, zero_inference
+from simoffload.strategies.zero_inference import ZeroInferencePlan
+from tests.simulation.test_properties import WORK, plans, shapes
+
+PASSES = [ForwardPass("first", 8, 8, first=True), ForwardPass("prefill", 8, 8), ForwardPass("decode", 1, 9)]
+
+
+def operations(schedule: Schedule) -> list[tuple[Op, Route | None]]:
+    """All operations in order, with their routes and not the numbers of these."""
+    ops = [op for block in schedule.blocks for _ in range(block.repeat) for op in block.ops]
+    return [(op._replace(route=-1), schedule.routes[op.route] if op.route >= 0 else None) for op in ops]
+
+
+def in_full(plan: ZeroInferencePlan, forward: ForwardPass) -> Schedule:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zero_inference, "find_period", lambda *_: None)
+        return replace(plan).schedule(forward)
+
+
+def outcome(planned: Callable[[], Schedule]) -> Schedule | str:
+    """A schedule, or where DeepSpeed would stop ("Not enough buffers")."""
+    try:
+        return planned()
+    except InputError as error:
+        return str(error)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=shapes(),
+    planned=plans(),
+    layers=st.integers(10, 60),
+    forward=st.sampled_from(PASSES),
+)
+def test_as_walking_through_every_layer(
+    shape: dict[str, object], planned: tuple[ZeroInference, Machine], layers: int, forward: ForwardPass
+) -> None:
+    strategy, there = planned
+    model = load_model(shape | {"num_hidden_layers": layers})
+    plan = strategy.plan(model, WORK, there)
+    expected = outcome(lambda: in_full(plan, forward))
+    found = outcome(lambda: plan.schedule(forward))
+    if isinstance(expected, str) or isinstance(found, str):
+        assert found == expected
+        return
+    assert operations(found) == operations(expected)
+    assert found._replace(blocks=()) == expected._replace(blocks=())
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=shapes(), planned=plans(), layers=st.integers(10, 40))
+def test_memory_as_walking_through_every_layer(
+    shape: dict[str, object], planned: tuple[ZeroInference, Machine], layers: int
+) -> None:
+    strategy, there = planned
+    plan = strategy.plan(load_model(shape | {"num_hidden_layers": layers}), WORK, there)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zero_inference, "find_period", lambda *_: None)
+        try:
+            expected = replace(plan).memory
+        except InputError:
+            assume(False)
+    assert plan.memory == expected
+
+
+def test_thousands_of_layers_are_a_few(shipped_plan: ZeroInferencePlan) -> None:
+    """BLOOM-mod-2: a period of two layers, of which one is read while the other is at work."""
+    period = shipped_plan.period(warm=True)
+    assert period is not None
+    assert period.layers == 2
+    assert period.walked < 12
+    blocks = shipped_plan.schedule(PASSES[2]).blocks
+    assert [(block.name, block.repeat) for block in blocks if block.repeat > 1] == [("layer", 2399)]
+
+
+@pytest.fixture
+def shipped_plan() -> ZeroInferencePlan:
+    import simoffload as so
+
+    plan = so.load_scenario("ddn/bloom-mod-2").plan()
+    assert isinstance(plan, ZeroInferencePlan)
+    return plan
