@@ -5,7 +5,8 @@ SimoffloadError
 └── SimulationError         the engine stopped before the end
     ├── DeadlockError       operations are left and none can start
     ├── StalledClockError   events pass and simulated time does not
-    └── WorkLimitError      the run would cost more events than allowed
+    ├── ShortcutError       a shortcut that was to be verified gives another answer than the whole run
+    └── WorkLimitError      the run would cost more events, or has taken longer, than allowed
 
 An answer such as "does not fit" is a result, not an error.
 
@@ -21,6 +22,7 @@ __all__ = [
     "DeadlockError",
     "InputError",
     "Problem",
+    "ShortcutError",
     "SimoffloadError",
     "SimulationError",
     "StalledClockError",
@@ -89,6 +91,10 @@ class DeadlockError(SimulationError):
 
 class StalledClockError(SimulationError):
     """Events pass and simulated time does not."""
+
+
+class ShortcutError(SimulationError):
+    """Folding, jumping or interpolating changed a result: a mistake in simoffload."""
 
 
 class WorkLimitError(SimulationError):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from simoffload.models import ModelSpec
 from simoffload.strategies import Strategy
+from simoffload.units import Seconds
 from simoffload.workload import Dataset, TrainingCheckpoints, Workload
 
 __all__ = ["EngineOptions", "Scenario"]
+
+
+Shortcut = Literal["on", "off", "verify"]
+"""``verify``: with and without it, and any difference is an error."""
 
 
 class EngineOptions(BaseModel):
@@ -18,10 +23,16 @@ class EngineOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tokens: Literal["on", "off"] = "on"
-    """"on": decode steps between a few simulated ones are interpolated; "off": every step is simulated."""
+    fold: Shortcut = "on"
+    """Ranks that are alike are simulated as one."""
+    jump: Shortcut = "on"
+    """Periods of a steady state are counted instead of being simulated one by one."""
+    tokens: Shortcut = "on"
+    """Of the decode steps a few are simulated; those between follow from them."""
     max_events: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """Stop a pass with an error after so many clock events."""
+    """Refuse a pass of more operations, and stop one after so many clock events, skipped ones included."""
+    timeout: Annotated[Seconds, Field(gt=0)] | None = None
+    """Stop with an error when the simulation has taken so long."""
 
 
 class Scenario(BaseModel):
@@ -35,6 +46,8 @@ class Scenario(BaseModel):
     platform: Annotated[str, Field(min_length=1)]
     """Id of a shipped platform or the path of a platform file, relative to the scenario."""
     nodes: Annotated[int, Field(strict=True, ge=1, le=8192)] = 1
+    profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Numbers in place of those of the platform's profiles, by ``id`` or ``kind/id``."""
     workload: Workload
     strategy: Strategy
     checkpoint: TrainingCheckpoints | None = None

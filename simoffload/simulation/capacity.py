@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform as interpreter
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -40,12 +42,18 @@ def common(
             scenario=scenario.document.data,
             profiles=tuple((use.kind, use.id, use.sha256) for use in machine.profiles),
             inputs=tuple(machine.inputs()),
-            versions={
-                "simoffload": __version__,
-                "simpy": version("simpy"),
-                "python": interpreter.python_version(),
-            },
+            versions=dict(_versions()),
         ),
+    }
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    """Of what the numbers depend on; looking one up reads files."""
+    return {
+        "simoffload": __version__,
+        "simpy": version("simpy"),
+        "python": interpreter.python_version(),
     }
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from simoffload.engine import execute
 from simoffload.results.capacity import peak_uses
 from simoffload.results.inference import InferenceResult
-from simoffload.results.passes import PassResult
+from simoffload.results.passes import PassResult, summarize_pass
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common
+from simoffload.simulation.decoding import Decoding, Simulated, decode, verify_decoding
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import ForwardPass, Plan, Resident
 from simoffload.units import format_bytes, format_seconds
@@ -18,7 +18,7 @@ from simoffload.workload import Inference
 
 __all__ = ["inference_capacity", "simulate_inference"]
 
-_SAME = 1e-3  # first and last decode step closer than this: what lies between is not worth simulating
+_PICO = 1e-12
 
 
 def inference_capacity(scenario: LoadedScenario, plan: Plan, workload: Inference) -> InferenceResult:
@@ -50,48 +50,44 @@ def simulate_inference(
     prompt = workload.prompt_length
     cold = run(ForwardPass("first pass", prompt, prompt, first=True)) if plan.traced else None
     prefill = run(ForwardPass("prefill", prompt, prompt))
-    decode, total, spread = _decode(scenario, workload, run)
+    decoding = _decode(scenario, plan, workload, runner)
     result = replace(
         result,
         first_pass=cold,
         prefill=prefill,
-        decode=decode,
-        decode_total_s=total,
-        decode_spread=spread,
+        decode=tuple(one.result for one in decoding.simulated),
+        decode_total_s=decoding.total * _PICO,
+        decode_bound=decoding.bound,
+        decode_estimated=decoding.estimated,
         timelines=runner.timelines,
     )
     return replace(result, warnings=(*result.warnings, *_hurts(scenario, workload, result)))
 
 
-def _decode(
-    scenario: LoadedScenario, workload: Inference, run_pass: Callable[[ForwardPass], PassResult]
-) -> tuple[tuple[PassResult, ...], float, float]:
-    """Simulate decode steps; return them, the time of all steps [s] and the interpolation's residual."""
-    steps = workload.decode_steps
-    if steps == 0:
-        return (), 0.0, 0.0
+def _decode(scenario: LoadedScenario, plan: Plan, workload: Inference, runner: Runner) -> Decoding:
+    """All decode steps, as the scenario's ``engine.tokens`` says."""
+    steps, tokens = workload.decode_steps, scenario.scenario.engine.tokens
 
-    def run(step: int) -> PassResult:
-        return run_pass(ForwardPass(f"decode {step}", 1, workload.prompt_length + step))
+    def forward(step: int) -> ForwardPass:
+        return ForwardPass(f"decode {step}", 1, workload.prompt_length + step)
 
-    if scenario.scenario.engine.tokens == "off" or steps <= 2:
-        every = tuple(run(step) for step in range(1, steps + 1))
-        return every, sum(one.time_s for one in every), 0.0
-    first, last = run(1), run(steps)
-    if abs(last.time_s - first.time_s) <= _SAME * first.time_s:
-        return (first, last), steps * (first.time_s + last.time_s) / 2, abs(last.time_s / first.time_s - 1)
-    halfway = (1 + steps) // 2
-    middle = run(halfway)
-    chord = first.time_s + (last.time_s - first.time_s) * (halfway - 1) / (steps - 1)
-    total = _trapezoid(first.time_s, middle.time_s, halfway) + _trapezoid(
-        middle.time_s, last.time_s, steps - halfway + 1
-    )
-    return (first, middle, last), total - middle.time_s, abs(middle.time_s / chord - 1)
+    def durations(step: int) -> tuple[int, ...]:
+        return plan.durations(forward(step))
 
+    def run(step: int) -> Simulated:
+        one = forward(step)
+        timeline = runner.execute(one.name, plan.schedule(one))
+        result = summarize_pass(timeline, new_tokens=one.new_tokens, context=one.context)
+        return Simulated(step, durations(step), result, timeline)
 
-def _trapezoid(first: float, last: float, count: int) -> float:
-    """Sum of ``count`` equally spaced values on the straight line from ``first`` to ``last``."""
-    return count * (first + last) / 2
+    if tokens == "on":
+        return decode(steps, durations, run)
+    every = tuple(run(step) for step in range(1, steps + 1))
+    full = Decoding(every, sum(one.time for one in every))
+    if tokens == "verify":
+        known = {one.step: one for one in every}
+        verify_decoding(decode(steps, durations, known.__getitem__), full)
+    return full
 
 
 def _hurts(scenario: LoadedScenario, workload: Inference, result: InferenceResult) -> tuple[str, ...]:

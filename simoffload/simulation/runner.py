@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from simoffload.engine import execute
+from simoffload.errors import ShortcutError
 from simoffload.results.passes import PassResult, summarize_pass
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
 
-__all__ = ["Progress", "Runner"]
+__all__ = ["Progress", "Runner", "verify"]
 
 Progress = Callable[[str], None]
 """Called with a line of text when a pass begins."""
@@ -22,6 +24,9 @@ class Runner:
     def __init__(self, scenario: LoadedScenario, *, keep: bool, progress: Progress | None) -> None:
         self._scenario, self._keep, self._progress = scenario, keep, progress
         self.timelines: dict[str, Timeline] = {}
+        self._options = scenario.scenario.engine
+        limit = self._options.timeout
+        self._deadline = None if limit is None else time.monotonic() + limit
 
     def run(
         self,
@@ -36,9 +41,43 @@ class Runner:
 
         ``ends_with`` names the stream with which the pass ends although others may go on.
         """
+        timeline = self.execute(name, schedule())
+        return summarize_pass(timeline, new_tokens=new_tokens, context=context, ends_with=ends_with)
+
+    def execute(self, name: str, schedule: Schedule) -> Timeline:
+        """Replay a schedule with the shortcuts that the scenario allows.
+
+        Raises SimulationError if the engine cannot finish it, ShortcutError if a shortcut that is to be
+        verified changes anything.
+        """
         if self._progress:
             self._progress(f"{self._scenario.name}: {name}")
-        timeline = execute(schedule(), max_events=self._scenario.scenario.engine.max_events)
+        options = self._options
+        fold, jump = options.fold != "off", options.jump != "off"
+        timeline = self._execute(schedule, fold=fold, jump=jump)
+        if "verify" in (options.fold, options.jump):
+            verify(timeline, self._execute(schedule, fold=False, jump=False))
         if self._keep:
             self.timelines[name] = timeline
-        return summarize_pass(timeline, new_tokens=new_tokens, context=context, ends_with=ends_with)
+        return timeline
+
+    def _execute(self, schedule: Schedule, *, fold: bool, jump: bool) -> Timeline:
+        return execute(
+            schedule, fold=fold, jump=jump, max_events=self._options.max_events, deadline=self._deadline
+        )
+
+
+def verify(timeline: Timeline, full: Timeline) -> None:
+    """Raise ShortcutError unless two timelines say the same, operation by operation and link by link."""
+    for what in ("makespan", "events", "link_bytes", "link_busy", "link_saturated"):
+        mine, other = getattr(timeline, what), getattr(full, what)
+        if mine != other:
+            raise ShortcutError(f"{full.schedule.name}: {what} is {mine} with shortcuts and {other} without")
+    for mine, other in zip(_operations(timeline), _operations(full), strict=True):
+        if mine != other:
+            raise ShortcutError(f"{full.schedule.name}: {mine} with shortcuts and {other} without")
+
+
+def _operations(timeline: Timeline) -> list[tuple[int, ...]]:
+    """(rank, block, iteration, position, start, end) of all operations."""
+    return sorted(zip(*timeline.whole, strict=True))

@@ -11,6 +11,7 @@ from simoffload.errors import (
     DeadlockError,
     InputError,
     Problem,
+    ShortcutError,
     SimoffloadError,
     SimulationError,
     StalledClockError,
@@ -26,6 +27,7 @@ EVERY_ERROR = [
     SimulationError("stop"),
     DeadlockError("2 operations wait for each other"),
     StalledClockError("100000 events at 3 ps"),
+    ShortcutError("2 ps and 3 ps"),
     WorkLimitError("more than 1000 events"),
 ]
 
@@ -47,7 +49,7 @@ def test_the_tree() -> None:
     assert issubclass(InputError, SimoffloadError)
     assert issubclass(SimulationError, SimoffloadError)
     assert not issubclass(InputError, SimulationError)
-    for error in (DeadlockError, StalledClockError, WorkLimitError):
+    for error in (DeadlockError, ShortcutError, StalledClockError, WorkLimitError):
         assert issubclass(error, SimulationError)
 
 

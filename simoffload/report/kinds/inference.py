@@ -61,9 +61,9 @@ def _cells(result: InferenceResult) -> tuple[Cell, ...]:
 
 
 def _note(result: InferenceResult) -> str:
-    if not result.decode_spread:
+    if not result.decode_estimated:
         return ""
     return (
-        "Decode steps between those simulated are interpolated; the one in the middle is "
-        f"{round(result.decode_spread * 100, 3)} % off the straight line."
+        f"{result.decode_estimated} of the decode steps are interpolated between simulated ones; "
+        f"each may be off by up to {round(result.decode_bound * 100, 3)} %."
     )

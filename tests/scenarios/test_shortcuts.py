@@ -1,0 +1,59 @@
+"""Folding, jumping and following decode steps change no shipped scenario by a picosecond."""
+
+from __future__ import annotations
+
+import pytest
+
+from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.simulation import simulate
+
+VERIFIED = [f"engine.{shortcut}=verify" for shortcut in ("fold", "jump", "tokens")]
+SHORT = {
+    "ddn/bloom-mod-1": ["model.num_hidden_layers=24", "model.name=null"],
+    "ddn/bloom-mod-2": ["model.num_hidden_layers=24", "model.name=null"],
+}
+"""Fewer layers; the others are run whole."""
+INFERENCE = [name for name in list_scenarios() if name.split("/")[0] in {"ddn", "deepnvme", "storage"}]
+PUBLISHED = [name for name in list_scenarios() if name.startswith("zero-inference-2022/")]
+
+
+@pytest.mark.parametrize("name", [name for name in (*INFERENCE, *PUBLISHED) if name not in SHORT])
+def test_inference(name: str) -> None:
+    scenario = load_scenario(name, overrides=["workload.output_length=6", *VERIFIED])
+    result = simulate(scenario)
+    assert len(result.decode) == 5, "verifying runs every step"
+    quick = simulate(load_scenario(name, overrides=["workload.output_length=6"]))
+    assert quick.decode_total_s == pytest.approx(result.decode_total_s, rel=max(quick.decode_bound, 1e-15))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["dram", "nfs", "ai400x2"])
+def test_many_tokens(target: str) -> None:
+    """A batch whose cache grows to decide: what bounds a step changes on the way."""
+    overrides = [f"strategy.weights={target}", "workload.batch_size=16", "workload.output_length=40"]
+    result = simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, *VERIFIED]))
+    assert len(result.decode) == 39
+
+
+TRAINED = ["xinnor/llama-1b", "zenflow/qwen2.5-1.5b", "zero-offload-2021/gpt2", "superoffload/qwen3-14b"]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training(name: str) -> None:
+    assert simulate(load_scenario(name, overrides=VERIFIED)).step_time_s
+
+
+def test_a_step_that_hides_its_attention_needs_two_runs() -> None:
+    result = simulate(load_scenario("ddn/bloom-176b", overrides=["workload.output_length=101"]))
+    assert [one.name for one in result.decode] == ["decode 1", "decode 100"]
+    assert (result.decode_estimated, result.decode_bound) == (0, 0.0)
+
+
+def test_without_shortcuts_every_step_is_simulated() -> None:
+    off = [f"engine.{shortcut}=off" for shortcut in ("fold", "jump", "tokens")]
+    overrides = ["workload.output_length=5"]
+    full = simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, *off]))
+    quick = simulate(load_scenario("ddn/bloom-7b1", overrides=overrides))
+    assert [len(full.decode), len(quick.decode)] == [4, 2]
+    assert full.metrics() == quick.metrics()
+    assert full.prefill == quick.prefill

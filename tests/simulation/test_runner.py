@@ -1,0 +1,60 @@
+"""Shortcuts that are verified, and limits of work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simoffload.engine import execute
+from simoffload.errors import ShortcutError, WorkLimitError
+from simoffload.results.timeline import Timeline
+from simoffload.scenario import load_scenario
+from simoffload.simulation import simulate
+from simoffload.simulation.decoding import Decoding, verify_decoding
+from simoffload.simulation.runner import verify
+from simoffload.strategies import ForwardPass
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[Timeline, Timeline]:
+    """A decode step with shortcuts and without."""
+    plan = load_scenario("ddn/bloom-7b1").inference_plan()
+    schedule = plan.schedule(ForwardPass("decode 1", 1, 9))
+    return execute(schedule), execute(schedule, fold=False, jump=False)
+
+
+def test_shortcuts_were_taken_and_change_nothing(both: tuple[Timeline, Timeline]) -> None:
+    short, full = both
+    assert short.how.jumps
+    assert len(short.classes) == 1
+    assert len(short.recorded.end) < len(full.recorded.end) / 40
+    verify(short, full)
+
+
+def test_a_picosecond_is_a_difference(both: tuple[Timeline, Timeline]) -> None:
+    short, full = both
+    with pytest.raises(ShortcutError, match=r"decode 1: makespan is \d+ with shortcuts and \d+ without"):
+        verify(replace(short, makespan=short.makespan + 1), full)
+    with pytest.raises(ShortcutError, match="link_busy"):
+        verify(replace(short, link_busy=(short.link_busy[0] + 1, *short.link_busy[1:])), full)
+    moved = replace(full, recorded=full.recorded._replace(start=full.recorded.start[:]), _whole=None)
+    moved.recorded.start[7] += 1
+    with pytest.raises(ShortcutError, match=r"\(7, 0, .* with shortcuts and \(7, 0, .* without"):
+        verify(moved, full)
+
+
+def test_decode_steps_must_agree_to_the_picosecond_or_within_their_bound() -> None:
+    full = Decoding((), 1000)
+    verify_decoding(Decoding((), 1000), full)
+    with pytest.raises(ShortcutError, match="take 1001 ps interpolated and 1000 ps simulated one by one"):
+        verify_decoding(Decoding((), 1001), full)
+
+
+def test_work_is_refused_before_it_begins_and_stopped_when_time_is_up() -> None:
+    overrides = ["workload.output_length=1"]
+    with pytest.raises(WorkLimitError, match=r"the schedule has \d+ operations; the limit is 1000"):
+        simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.max_events=1000"]))
+    slow = ["engine.fold=off", "engine.jump=off", "engine.timeout=1 us"]
+    with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout after 1024 clock events"):
+        simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, *slow]))
