@@ -21,7 +21,7 @@ from simoffload.cli import (
     running,
     sweeping,
 )
-from simoffload.cli.option_types import listed, size
+from simoffload.cli.option_types import add_limits, listed, size
 from simoffload.errors import InputError, Problem
 
 __all__ = ["parse"]
@@ -117,6 +117,7 @@ def _add_run(commands: _Commands) -> None:
     parser = _command(commands, "run", "simulate a scenario: does it fit, how fast, and why not faster")
     parser.add_argument("scenario", metavar="SCENARIO")
     _add_overrides(parser)
+    add_limits(parser)
     _add_output(parser, "result.json and report.html")
     parser.add_argument("--trace", action="store_true", help="also write trace.json, for ui.perfetto.dev")
     parser.set_defaults(command=running.run)
@@ -128,6 +129,7 @@ def _add_compare(commands: _Commands) -> None:
     parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
     parser.add_argument("--baseline", metavar="NAME", help="what ratios refer to (default: the first)")
     _add_overrides(parser)
+    add_limits(parser)
     _add_output(parser, "result.json and report.html")
     parser.set_defaults(command=comparing.compare)
 

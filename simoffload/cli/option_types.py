@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from typing import Any, Protocol
 
-__all__ = ["Actions", "listed", "seconds", "size"]
+__all__ = ["Actions", "Options", "add_limits", "listed", "seconds", "size"]
 
 
 class Actions(Protocol):
@@ -14,6 +15,29 @@ class Actions(Protocol):
 
     def add_parser(self, name: str, **options: Any) -> Any:
         """Make the parser of a command."""
+
+
+class Options(Protocol):
+    """What options are added to."""
+
+    def add_argument(self, *names: str, **options: Any) -> Any:
+        """Add one."""
+
+
+def add_limits(parser: Options) -> None:
+    """Options that are short for ``--set engine.…``."""
+    for name, metavar, about in (
+        ("max_events", "N", "refuse a pass of more operations, and stop after so many clock events"),
+        ("timeout", "TIME", 'stop a simulation that takes longer, as "10 min"'),
+    ):
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            action="append",
+            dest="overrides",
+            metavar=metavar,
+            type=partial("engine.{}={}".format, name),
+            help=about,
+        )
 
 
 def listed(text: str) -> tuple[str, ...]:

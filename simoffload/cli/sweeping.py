@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
 from simoffload.cli.exits import Exit
-from simoffload.cli.option_types import Actions
+from simoffload.cli.option_types import Actions, add_limits
 from simoffload.cli.sources import STDIN, read
 from simoffload.errors import InputError, Problem
 
@@ -41,6 +41,7 @@ def add(commands: Actions, *, set_help: str, json_help: str) -> None:
     option("--axis", action="append", default=[], metavar="PATH=…", dest="axes", help=_AXIS)
     option("--constraint", action="append", default=[], metavar="EXPR", dest="constraints", help=_CONSTRAINT)
     option("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=set_help)
+    add_limits(parser)
     option("-o", "--output", action="append", type=Path, metavar="FILE", dest="outputs", help=_OUTPUT)
     option("--resume", action="store_true", help="go on where an earlier run of the same sweep ended")
     option("--overwrite", action="store_true", help="replace FILE and its journal if they exist")

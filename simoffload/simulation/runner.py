@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from simoffload.engine import execute
-from simoffload.errors import ShortcutError
+from simoffload.errors import ShortcutError, WorkLimitError
 from simoffload.results.passes import PassResult, summarize_pass
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario
@@ -62,6 +62,8 @@ class Runner:
         return timeline
 
     def _execute(self, schedule: Schedule, *, fold: bool, jump: bool) -> Timeline:
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise WorkLimitError(f"stopped by engine.timeout before {schedule.name}")
         return execute(
             schedule, fold=fold, jump=jump, max_events=self._options.max_events, deadline=self._deadline
         )

@@ -56,7 +56,8 @@ def test_interruption(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_a_signal_in_the_middle_leaves_nothing(
     repository: Path, tmp_path: Path, number: signal.Signals, status: int, said: str
 ) -> None:
-    words = ["run", "ddn/bloom-mod-1", "--output-dir", str(tmp_path / "out")]
+    slow = ["--set", "engine.fold=off", "--set", "engine.jump=off"]
+    words = ["run", "ddn/bloom-mod-1", *slow, "--output-dir", str(tmp_path / "out")]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-m", "simoffload", *words], cwd=repository, **options) as running:
         time.sleep(1.5)  # it takes longer than this even where there are no other users
@@ -151,3 +152,15 @@ def test_progress_is_silent_without_a_watcher(
         progress("prefill")
         time.sleep(0.05)
     assert capsys.readouterr().err == ""
+
+
+def test_limits_of_work_are_options(program) -> None:
+    answer = program("run", "small.yaml", "--max-events", "10")
+    assert (answer.status, answer.out) == (1, "")
+    assert answer.err.endswith("operations; the limit is 10\n")
+    assert program("run", "small.yaml", "--timeout", "1 ns").err.startswith(
+        "error: stopped by engine.timeout"
+    )
+    wrong = program("run", "small.yaml", "--timeout", "soon")
+    assert (wrong.status, wrong.err.count("\n")) == (2, 1)
+    assert program("run", "small.yaml", "--timeout", "10 min", "--max-events", "1000000").status == 0

@@ -55,6 +55,11 @@ def test_work_is_refused_before_it_begins_and_stopped_when_time_is_up() -> None:
     overrides = ["workload.output_length=1"]
     with pytest.raises(WorkLimitError, match=r"the schedule has \d+ operations; the limit is 1000"):
         simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.max_events=1000"]))
-    slow = ["engine.fold=off", "engine.jump=off", "engine.timeout=1 us"]
+    with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout before first pass"):
+        simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.timeout=1 ns"]))
+
+
+def test_a_pass_is_stopped_in_the_middle() -> None:
+    schedule = load_scenario("ddn/bloom-7b1").inference_plan().schedule(ForwardPass("decode 1", 1, 9))
     with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout after 1024 clock events"):
-        simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, *slow]))
+        execute(schedule, jump=False, deadline=0.0)
