@@ -32,6 +32,17 @@ _OVER = EventPriority(3)
 """After the end of the instant, when nothing more can happen in it."""
 
 
+class _Due(Event):
+    """SimPy's Timeout for one callback, made in fewer steps."""
+
+    def __init__(self, env: Environment, delay: int, callback: Callable[[Event], None]) -> None:
+        self.env = env
+        self.callbacks = [callback]
+        self._value = None
+        self._ok = True
+        env.schedule(self, delay=delay)
+
+
 class _EndOfInstant(Event):
     """An event that SimPy processes after all ordinary ones of the current time stamp."""
 
@@ -66,6 +77,7 @@ class Clock:
         self.events = 0
         """SimPy events processed so far, and those that would have been in what was skipped."""
         self._environment = Environment(initial_time=0)
+        self._ringer = self._ring
         self._due: dict[int, list[tuple[Callable[[Any], object], Any]]] = {}
         self._at_end: list[Callable[[], object]] = []
         self._when_over: list[Callable[[], object]] = []
@@ -75,6 +87,7 @@ class Clock:
         self._patience = patience
         self._running = running
         self._events_before_now = 0
+        self._next_look = self._latest_look()  # number of events
 
     def call_at(self, time: int, action: Callable[[T], object], argument: T) -> None:
         """Call ``action(argument)`` at ``time`` [ps].
@@ -90,7 +103,7 @@ class Clock:
         if time < self.now:
             raise ValueError(f"{time} ps has passed: it is {self.now} ps")
         self._due[time] = [(action, argument)]
-        self._environment.timeout(time - self.now).callbacks.append(self._ring)
+        _Due(self._environment, time - self.now, self._ringer)
 
     def call_at_end_of_instant(self, action: Callable[[], object]) -> None:
         """Call ``action()`` once everything else that is due now has been called."""
@@ -127,11 +140,15 @@ class Clock:
         if now != self.now:
             self.now = int(now)
             self._events_before_now = self.events
-        self._count()
+        self.events += 1
+        if self.events >= self._next_look:
+            self._look()
         self._ringing = True
         for action, argument in self._due.pop(self.now):
             action(argument)
         self._ringing = False
+        if not self._at_end and not self._when_over:
+            return
         # What is due now shares this event, so that the end of the instant needs none of its own; unless
         # more has been asked for now.
         if self._at_end and self.now not in self._due:
@@ -148,7 +165,9 @@ class Clock:
     def _close(self, _event: Event) -> None:
         if not self._at_end:
             return  # done by what else was due now
-        self._count()
+        self.events += 1
+        if self.events >= self._next_look:
+            self._look()
         actions, self._at_end = self._at_end, []
         for action in actions:
             action()
@@ -158,9 +177,9 @@ class Clock:
         for action in actions:
             action()
 
-    def _count(self) -> None:
-        self.events += 1
-        if self._deadline is not None and self.events % _BETWEEN_LOOKS == 0:
+    def _look(self) -> None:
+        """Raise an error if there were too many events, and settle when to look again."""
+        if self._deadline is not None:
             self._look_at_the_time(self._deadline)
         if self._max_events is not None and self.events > self._max_events:
             raise WorkLimitError(
@@ -172,6 +191,11 @@ class Clock:
                 f"{self._patience} events passed and time did not, at {self.now + self.skipped} ps; "
                 f"running: {self._running()}"
             )
+        self._next_look = self._latest_look()
+
+    def _latest_look(self) -> int:
+        latest = min(self.events + _BETWEEN_LOOKS, self._events_before_now + self._patience + 1)
+        return latest if self._max_events is None else min(latest, self._max_events + 1)
 
     def _look_at_the_time(self, deadline: float) -> None:
         if monotonic() > deadline:

@@ -84,6 +84,7 @@ class Executor:
         standing_for: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._schedule = schedule
+        self._number = schedule.ranks
         self._ranks = standing_for or [(rank,) for rank in range(schedule.ranks)]
         self._clock = Clock(max_events=max_events, deadline=deadline, running=self._running)
         self._network: Network[Lane] = Network(
@@ -139,14 +140,12 @@ class Executor:
             lane = ready.popleft()
             step = lane.step
             assert step is not None
-            unmet = lane.unmet(step)
-            if unmet is not None:
-                other, needed = unmet
-                other.waiters.append((needed, lane))
-            elif step.collective:
+            if step.needs and lane.waits(step):
+                continue
+            if step.collective and self._number > 1:
                 gathered = self._gathered[lane.stream]
                 gathered.append(lane)
-                if len(gathered) == self._schedule.ranks:
+                if len(gathered) == self._number:
                     self._gathered[lane.stream] = []
                     for member in gathered:
                         self._start(member, step)
@@ -154,12 +153,11 @@ class Executor:
                 self._start(lane, step)
 
     def _start(self, lane: Lane, step: Step) -> None:
-        now = self._clock.now
-        lane.start = now
+        lane.start = now = self._clock.now
         if step.fixed:
             self._clock.call_at(now + step.fixed, self._finish_fixed, lane)
         elif step.size:
-            self._network.join(step.route * self._schedule.ranks + lane.rank, step.size, lane)
+            self._network.join(step.route * self._number + lane.rank, step.size, lane)
         else:
             self._finish(lane, step)
 
@@ -167,10 +165,11 @@ class Executor:
         step = lane.step
         assert step is not None
         if step.size:
-            self._network.join(step.route * self._schedule.ranks + lane.rank, step.size, lane)
+            self._network.join(step.route * self._number + lane.rank, step.size, lane)
         else:
             self._finish(lane, step)
-            self._start_ready()
+            if self._ready:
+                self._start_ready()
 
     def _finish_transfers(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
@@ -179,26 +178,25 @@ class Executor:
         self._start_ready()
 
     def _finish(self, lane: Lane, step: Step) -> None:
-        assert lane.segment is not None
-        self._recorder.add(
-            lane.rank, lane.segment.block, lane.iteration, step.position, lane.start, self._clock.now
-        )
+        self._recorder.add(lane.rank, lane.block, lane.iteration, step.position, lane.start, self._clock.now)
         lane.start = -1
-        lane.done += 1
         lane.advance()
         if not lane.index and not lane.rank and self._steady is not None:
             self._steady.passed(lane)
-        ready = self._ready
         if lane.waiters:
-            still_waiting = []
-            for waiter in lane.waiters:
-                if waiter[0] <= lane.done:
-                    ready.append(waiter[1])
-                else:
-                    still_waiting.append(waiter)
-            lane.waiters = still_waiting
+            self._wake(lane)
         if lane.step is not None:
-            ready.append(lane)
+            self._ready.append(lane)
+
+    def _wake(self, lane: Lane) -> None:
+        """Look again at those that waited for what ``lane`` has done now."""
+        still_waiting = []
+        for waiter in lane.waiters:
+            if waiter[0] <= lane.done:
+                self._ready.append(waiter[1])
+            else:
+                still_waiting.append(waiter)
+        lane.waiters = still_waiting
 
     def _running(self) -> str:
         return self._list([self._name(lane) for lane in self._lanes if lane.start >= 0]) or "nothing"

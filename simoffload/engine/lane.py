@@ -11,6 +11,7 @@ class Lane:
     """Works through the segments of its stream, one operation after the other."""
 
     __slots__ = (
+        "block",
         "done",
         "index",
         "iteration",
@@ -21,6 +22,7 @@ class Lane:
         "siblings",
         "start",
         "step",
+        "steps",
         "stream",
         "waiters",
     )
@@ -33,7 +35,9 @@ class Lane:
         self.segment = next(self.segments, None)
         self.iteration = 0
         self.index = 0
-        self.step = None if self.segment is None else self.segment.steps[0]
+        self.block = -1 if self.segment is None else self.segment.block
+        self.steps: tuple[Step, ...] = () if self.segment is None else self.segment.steps
+        self.step: Step | None = None if self.segment is None else self.steps[0]
         self.start = -1  # [ps] of the operation under way; -1 = it waits
         self.done = 0
         self.siblings: tuple[Lane, ...] = ()  # the lanes of this rank, by stream
@@ -41,28 +45,43 @@ class Lane:
 
     def advance(self) -> None:
         """Go on to the next operation; ``step`` is None after the last."""
+        self.done += 1
+        self.index += 1
+        if self.index < len(self.steps):
+            self.step = self.steps[self.index]
+            return
         segment = self.segment
         assert segment is not None
-        self.index += 1
-        if self.index == len(segment.steps):
-            self.index = 0
-            self.iteration += 1
-            if self.iteration == segment.repeat:
-                self.iteration = 0
-                self.segment = segment = next(self.segments, None)
-                if segment is None:
-                    self.step = None
-                    return
-        self.step = segment.steps[self.index]
+        self.index = 0
+        self.iteration += 1
+        if self.iteration == segment.repeat:
+            self.iteration = 0
+            self.segment = segment = next(self.segments, None)
+            if segment is None:
+                self.step = None
+                return
+            self.block, self.steps = segment.block, segment.steps
+        self.step = self.steps[0]
 
     def unmet(self, step: Step) -> tuple[Lane, int] | None:
         """Return a lane that has not got far enough for ``step``, and how far it has to get."""
+        siblings, iteration = self.siblings, self.iteration
         for stream, per_iteration, offset in step.needs:
-            needed = offset + self.iteration * per_iteration
-            other = self.siblings[stream]
+            needed = offset + iteration * per_iteration
+            other = siblings[stream]
             if other.done < needed:
                 return other, needed
         return None
+
+    def waits(self, step: Step) -> bool:
+        """Whether another lane has not got far enough for ``step``; if so, that one knows who waits."""
+        siblings, iteration = self.siblings, self.iteration
+        for stream, per_iteration, offset in step.needs:
+            needed = offset + iteration * per_iteration
+            if siblings[stream].done < needed:
+                siblings[stream].waiters.append((needed, self))
+                return True
+        return False
 
     def skip(self, iterations: int) -> None:
         """Be as far as after so many more iterations of the current segment."""

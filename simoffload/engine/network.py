@@ -174,13 +174,14 @@ class Network(Generic[Owner]):
     def _settle(self) -> None:
         """Share the links anew among the flows that are there now."""
         self._settling = False
-        now = self._clock.now
-        self._book(now)
-        paths = tuple(sorted([flow.path for flow in self._active]))
+        now, active = self._clock.now, self._active
+        self._held.append((self._current, now - self._current_since))
+        self._current_since = now
+        paths = tuple(sorted([flow.path for flow in active]) if len(active) > 1 else [f.path for f in active])
         self._current = self._solved.get(paths) or self._solve(paths)
         rates = self._current.rates
         next_end = None
-        for flow in self._active:
+        for flow in active:
             rate = rates[flow.path]
             if rate != flow.rate:
                 if flow.rate:
@@ -200,8 +201,10 @@ class Network(Generic[Owner]):
         if due != self._next_end:
             return  # rates have changed since this call was asked for
         self._next_end = None
-        ending = [flow for flow in self._active if flow.due == due]
-        self._active = [flow for flow in self._active if flow.due != due]
+        ending, self._active = self._active, []
+        if len(ending) > 1:
+            self._active = [flow for flow in ending if flow.due != due]
+            ending = [flow for flow in ending if flow.due == due]
         for flow in ending:
             self._carried[flow.path] += flow.size
         self._settle_later()

@@ -11,6 +11,11 @@ from simoffload.schedule import Schedule
 
 __all__ = ["Recorder"]
 
+_LATEST = 2**63 - 1
+"""[ps] that a column holds."""
+_ROWS = 4096
+"""Operations that are noted before they become columns, in which they take less memory."""
+
 
 class Recorder:
     """Fills a timeline; with ``record`` off it keeps the totals only."""
@@ -19,12 +24,7 @@ class Recorder:
         self._schedule = schedule
         self._columns = Columns.empty()
         self._record = record
-        self._add_rank = self._columns.rank.append
-        self._add_block = self._columns.block.append
-        self._add_iteration = self._columns.iteration.append
-        self._add_position = self._columns.position.append
-        self._add_start = self._columns.start.append
-        self._add_end = self._columns.end.append
+        self._noted: list[tuple[int, int, int, int, int, int]] = []  # rows that are yet to become columns
         self._skipped = 0
         self._last_end = 0
         self._repeats: list[Repeat] = []
@@ -32,7 +32,7 @@ class Recorder:
     @property
     def entries(self) -> int:
         """Operations noted so far."""
-        return len(self._columns.end)
+        return len(self._columns.end) + len(self._noted)
 
     def add(self, rank: int, block: int, iteration: int, position: int, start: int, end: int) -> None:
         """Note an operation that ends now, at ``end`` [ps], without what was skipped.
@@ -43,18 +43,19 @@ class Recorder:
         if not self._record:
             return
         skipped = self._skipped
-        try:
-            self._add_end(end + skipped)
-        except OverflowError:
+        if end + skipped > _LATEST:
             raise SimulationError(
                 f"an operation ends after {(end + skipped) / 86400e12:.0f} simulated days; a timeline holds "
                 "times up to 2^63 ps (106 days): run with record=False, or simulate less of it"
-            ) from None
-        self._add_start(start + skipped)
-        self._add_rank(rank)
-        self._add_block(block)
-        self._add_iteration(iteration)
-        self._add_position(position)
+            )
+        self._noted.append((rank, block, iteration, position, start + skipped, end + skipped))
+        if len(self._noted) >= _ROWS:
+            self._to_columns()
+
+    def _to_columns(self) -> None:
+        for column, values in zip(self._columns, zip(*self._noted, strict=True), strict=False):
+            column.extend(values)
+        self._noted.clear()
 
     def repeat(self, first: int, *, times: int, iterations: int, length: int) -> None:
         """What was noted from entry ``first`` on happens ``times`` times more, every ``length`` [ps]."""
@@ -64,6 +65,7 @@ class Recorder:
 
     def finish(self, links: Sequence[LinkUse], *, events: int) -> Timeline:
         """Return the timeline with its totals filled in."""
+        self._to_columns()
         return Timeline(
             self._schedule,
             recorded=self._columns,

@@ -12,6 +12,8 @@ __all__ = ["Graph", "Hops", "Load", "Resources"]
 
 Hops = tuple[tuple[int, Fraction], ...]
 
+_WHOLE = Fraction(1)
+
 
 class Resources:
     """The growing list of a machine's resources."""
@@ -35,10 +37,12 @@ class Load:
     def __init__(self) -> None:
         self._on: dict[int, Fraction] = {}
 
-    def put(self, resources: Iterable[int], share: Fraction | int = 1) -> None:
+    def put(self, resources: Iterable[int], share: Fraction | int = _WHOLE) -> None:
         """Add ``share`` bytes to each of ``resources``."""
+        share = share if isinstance(share, Fraction) else Fraction(share)
         for index in resources:
-            self._on[index] = self._on.get(index, Fraction(0)) + share
+            before = self._on.get(index)
+            self._on[index] = share if before is None else before + share
 
     def hops(self) -> Hops:
         """Pairs (resource, bytes per byte of payload), by rising index."""

@@ -7,6 +7,7 @@ overlaps, so the times along it sum to the makespan exactly and nothing is count
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.results.chain import Chain
@@ -52,25 +53,46 @@ def _cause(op: Op, schedule: Schedule) -> str:
     return schedule.routes[op.route].name if op.route >= 0 else _NAMES[op.kind]
 
 
+_Kind = tuple[str, str, int]
+"""Cause, stream and route of an operation."""
+
+
+def _kinds(schedule: Schedule) -> list[list[_Kind]]:
+    """Of every operation of every block; equal kinds are one object."""
+    known: dict[tuple[str, int, int], _Kind] = {}
+    found: list[list[_Kind]] = []
+    for block in schedule.blocks:
+        found.append([])
+        for op in block.ops:
+            key = op.kind, op.stream, op.route
+            kind = known.get(key)
+            if kind is None:
+                kind = known[key] = _cause(op, schedule), schedule.streams[op.stream], op.route
+            found[-1].append(kind)
+    return found
+
+
 def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attribution:
     """Split the makespan of a recorded run by cause, by stream and by link; or the time until the last
     operation of the stream ``ends_with`` is done."""
     schedule = timeline.schedule
     chain = Chain(timeline)
     last = chain.last(None if ends_with is None else schedule.streams.index(ends_with))
-    exposed, exposed_streams, exposed_links = Counter[str](), Counter[str](), Counter[str]()
     recorded = timeline.recorded
-    moved = Counter[tuple[int, int]]()
+    kinds = _kinds(schedule)
+    totals: dict[tuple[_Kind, int], int] = {}
     for entry, times in chain.walk(last):
-        op, duration = chain.op(entry), times * (recorded.end[entry] - recorded.start[entry])
-        exposed[_cause(op, schedule)] += duration
-        exposed_streams[schedule.streams[op.stream]] += duration
-        if op.route >= 0:
-            moved[op.route, recorded.rank[entry]] += duration
-    for (route, number), duration in moved.items():
+        key = kinds[recorded.block[entry]][recorded.position[entry]], recorded.rank[entry]
+        totals[key] = totals.get(key, 0) + times * (recorded.end[entry] - recorded.start[entry])
+    exposed, exposed_streams, exposed_links = Counter[str](), Counter[str](), Counter[str]()
+    for ((cause, stream, route), number), duration in totals.items():
+        exposed[cause] += duration
+        exposed_streams[stream] += duration
+        if route < 0:
+            continue
         for link, _ in schedule.routes[route].hops[timeline.ranks_by_class[number][0]]:
             exposed_links[schedule.links[link].name] += duration
-    busy, busy_streams = _busy(timeline, exposed, exposed_streams)
+    busy, busy_streams = _busy(timeline, kinds, exposed, exposed_streams)
     return Attribution(
         last.end,
         _largest_first(exposed),
@@ -82,14 +104,14 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
 
 
 def _busy(
-    timeline: Timeline, exposed: Counter[str], exposed_streams: Counter[str]
+    timeline: Timeline, kinds: Sequence[Sequence[_Kind]], exposed: Counter[str], exposed_streams: Counter[str]
 ) -> tuple[Counter[str], Counter[str]]:
     """Work by cause and by stream on the rank that has most of it; at least what was exposed.
 
     Before a collective the deciding chain goes through the rank that came last, so that it can hold more of
     a cause than any single rank.
     """
-    by_cause, by_stream = _work(timeline)
+    by_cause, by_stream = _work(timeline, kinds)
     busy, busy_streams = Counter(exposed), Counter(exposed_streams)
     for own in by_stream:
         for stream in timeline.schedule.streams:
@@ -101,22 +123,23 @@ def _busy(
     return busy, busy_streams
 
 
-def _work(timeline: Timeline) -> tuple[list[Counter[str]], list[Counter[str]]]:
+def _work(
+    timeline: Timeline, kinds: Sequence[Sequence[_Kind]]
+) -> tuple[list[Counter[str]], list[Counter[str]]]:
     """[ps] by cause and by stream on each class of ranks."""
-    schedule, recorded = timeline.schedule, timeline.recorded
+    recorded = timeline.recorded
     classes = len(timeline.ranks_by_class)
     by_cause = [Counter[str]() for _ in range(classes)]
     by_stream = [Counter[str]() for _ in range(classes)]
-    names = [
-        [(_cause(op, schedule), schedule.streams[op.stream]) for op in block.ops] for block in schedule.blocks
-    ]
+    totals: dict[tuple[_Kind, int], int] = {}
     for first, last, times, _, _ in timeline.pieces():
-        for entry in range(first, last):
-            duration = times * (recorded.end[entry] - recorded.start[entry])
-            cause, stream = names[recorded.block[entry]][recorded.position[entry]]
-            rank = recorded.rank[entry]
-            by_cause[rank][cause] += duration
-            by_stream[rank][stream] += duration
+        columns = zip(*(column[first:last] for column in recorded), strict=True)
+        for rank, block, _, position, start, end in columns:
+            key = kinds[block][position], rank
+            totals[key] = totals.get(key, 0) + times * (end - start)
+    for ((cause, stream, _), rank), duration in totals.items():
+        by_cause[rank][cause] += duration
+        by_stream[rank][stream] += duration
     return by_cause, by_stream
 
 

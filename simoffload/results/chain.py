@@ -8,7 +8,6 @@ same operation some periods earlier, whole rounds are counted and not walked.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from simoffload.results.timeline import Piece, Timeline
@@ -58,12 +57,14 @@ class Chain:
         self._blocks = timeline.schedule.blocks
         self._classes = len(timeline.ranks_by_class)
         self._base, self._prefix = _counts(timeline.schedule)
+        self._before_op: dict[tuple[int, int], tuple[tuple[int, int, int], ...]] = {}
         self._pieces = list(timeline.pieces())
         streams = len(timeline.schedule.streams)
         self._entries: list[list[list[int]]] = [[[] for _ in range(streams)] for _ in range(self._classes)]
         columns = zip(self._recorded.rank, self._recorded.block, self._recorded.position, strict=True)
+        on = [[op.stream for op in block.ops] for block in self._blocks]
         for entry, (rank, block, position) in enumerate(columns):
-            self._entries[rank][self._blocks[block].ops[position].stream].append(entry)
+            self._entries[rank][on[block][position]].append(entry)
         self._runs = [[self._cut(entries) for entries in lanes] for lanes in self._entries]
         self._reached = [[[run.ordinal for run in runs] for runs in lanes] for lanes in self._runs]
         self._begins = [piece.first for piece in self._pieces]
@@ -78,11 +79,16 @@ class Chain:
         best, least = Place(-1, 0, -1), (0, 0)
         for piece in self._pieces:
             copy = piece.times - 1
-            for entry in range(piece.first, piece.last):
-                end = recorded.end[entry] + copy * piece.length
-                if end < best.end or (stream is not None and self.op(entry).stream != stream):
+            later = copy * piece.length
+            ends = recorded.end[piece.first : piece.last]
+            latest = max(ends) + later if stream is None else 0  # what ends earlier need not be looked at
+            for entry, first_end in enumerate(ends, piece.first):
+                end = first_end + later
+                if end < latest or end < best.end:
                     continue
-                key = recorded.start[entry] + copy * piece.length, recorded.rank[entry]
+                if stream is not None and self.op(entry).stream != stream:
+                    continue
+                key = recorded.start[entry] + later, recorded.rank[entry]
                 if end > best.end or key < least:
                     best, least = Place(entry, copy, end), key
         return best
@@ -133,47 +139,63 @@ class Chain:
 
     def _before(self, place: Place) -> Place | None:
         """The predecessor that ended last; for a collective, on whichever rank came last."""
-        entry = place.entry
-        own = self._recorded.rank[entry]
-        ordinals = list(self._predecessors(place))
-        ranks = [own, *range(self._classes)] if self.op(entry).collective else [own]
-        best: Place | None = None
+        recorded, (entry, copy, _) = self._recorded, place
+        own, block, position = recorded.rank[entry], recorded.block[entry], recorded.position[entry]
+        iteration, start = recorded.iteration[entry], recorded.start[entry]
+        if copy:
+            piece = self._piece(entry)
+            iteration += copy * piece.iterations
+            start += copy * piece.length
+        op = self._blocks[block].ops[position]
+        before = self._before_op.get((block, position))
+        if before is None:
+            before = self._before_op[block, position] = self._predecessors(block, position)
+        ranks = (own, *range(self._classes)) if op.collective and self._classes > 1 else (own,)
+        best: tuple[int, int, int] | None = None
+        ends = recorded.end
         for rank in ranks:
-            for stream, ordinal in ordinals:
-                found = self._find(rank, stream, ordinal)
-                if best is None or found.end > best.end:
+            entries, reached = self._entries[rank], self._reached[rank]
+            for stream, first, step in before:
+                ordinal = first + iteration * step
+                if ordinal < 0:
+                    continue
+                if reached[stream] and ordinal >= reached[stream][0]:
+                    found = self._find(rank, stream, ordinal)
+                else:  # before anything repeats
+                    known = entries[stream][ordinal]
+                    found = known, 0, ends[known]
+                if found[2] == start:  # none ends later
+                    return Place(*found)
+                if best is None or found[2] > best[2]:
                     best = found
-        return best
+        return None if best is None else Place(*best)
 
-    def _predecessors(self, place: Place) -> Iterator[tuple[int, int]]:
-        """Streams and ordinals of what had to be done before."""
-        entry = place.entry
-        block, position = self._recorded.block[entry], self._recorded.position[entry]
-        iteration = self._recorded.iteration[entry] + place.copy * self._piece(entry).iterations
+    def _predecessors(self, block: int, position: int) -> tuple[tuple[int, int, int], ...]:
+        """Streams of what has to be done before, its ordinal for iteration 0 and how it grows from there."""
         first, counts = self._base[block]
         written = self._prefix[block][position]
         op = self._blocks[block].ops[position]
-        for stream, back in ((op.stream, 0), *op.after):
-            ordinal = first[stream] + iteration * counts[stream] + written[stream] - 1 - back
-            if ordinal >= 0:
-                yield stream, ordinal
+        return tuple(
+            [
+                (stream, first[stream] + written[stream] - 1 - back, counts[stream])
+                for stream, back in ((op.stream, 0), *op.after)
+            ]
+        )
 
     def _piece(self, entry: int) -> Piece:
         return self._pieces[bisect_left(self._begins, entry + 1) - 1]
 
-    def _find(self, rank: int, stream: int, ordinal: int) -> Place:
-        """The operation of a lane that was its number ``ordinal``, from 0."""
+    def _find(self, rank: int, stream: int, ordinal: int) -> tuple[int, int, int]:
+        """The place of the operation of a lane that was its number ``ordinal``, from 0, in a run or later."""
         entries, ends = self._entries[rank][stream], self._recorded.end
         number = bisect_right(self._reached[rank][stream], ordinal) - 1
-        copy, index = 0, ordinal
-        if number >= 0:
-            first, size, times, length, begin = self._runs[rank][stream][number]
-            if ordinal < begin + size * times:
-                copy, index = divmod(ordinal - begin, size)
-                entry = entries[first + index]
-                return Place(entry, copy, ends[entry] + copy * length)
-            index = first + size + ordinal - begin - size * times
-        return Place(entries[index], copy, ends[entries[index]])
+        first, size, times, length, begin = self._runs[rank][stream][number]
+        if ordinal < begin + size * times:
+            copy, index = divmod(ordinal - begin, size)
+            entry = entries[first + index]
+            return entry, copy, ends[entry] + copy * length
+        entry = entries[first + size + ordinal - begin - size * times]
+        return entry, 0, ends[entry]
 
     def _cut(self, entries: list[int]) -> list[_Run]:
         runs: list[_Run] = []

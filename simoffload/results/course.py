@@ -29,11 +29,8 @@ class _Place(NamedTuple):
     """What it waits for: stream, number in the first iteration, operations there in each iteration."""
 
 
-class _Times(NamedTuple):
-    """An operation here and there [ps]."""
-
-    start: tuple[int, int]
-    end: tuple[int, int]
+_Timed = tuple[_Key, tuple[int, int], tuple[int, int]]
+"""An operation, and when it starts and ends, here and there [ps]."""
 
 
 def same_course(one: Timeline, other: Timeline) -> bool:
@@ -57,13 +54,33 @@ def same_course(one: Timeline, other: Timeline) -> bool:
     copies = _copies(one, other, places)
     if copies is None and max(len(one), len(other)) > _LARGEST:
         return False
-    here, there = _entries(one, copies), _entries(other, copies)
-    if here.keys() != there.keys():
+    times = _times(one, other, copies)
+    if times is None:
         return False
-    copied = _copied(one, copies)
-    times = {key: _Times((mine[0], there[key][0]), (mine[1], there[key][1])) for key, mine in here.items()}
     constant = one.constant_rates and other.constant_rates
-    return _transfers(one.schedule, times, constant=constant) and _beginnings(times, places, copied)
+    return _transfers(one.schedule, times, constant=constant) and _beginnings(
+        times, places, _copied(one, copies)
+    )
+
+
+def _times(one: Timeline, other: Timeline, copies: int | None) -> list[_Timed] | None:
+    """Operations with their times here and there; None if the two did not do the same."""
+    if one.recorded[:4] == other.recorded[:4] and list(map(_extent, one.pieces())) == list(
+        map(_extent, other.pieces())
+    ):
+        return _side_by_side(one, other, copies)
+    here, there = _entries(one, copies), _entries(other, copies)
+    if [key for key, _, _ in here] != [key for key, _, _ in there]:  # in another order, or others
+        if len(here) != len(there):
+            return None
+        known = {key: (key, start, end) for key, start, end in there}
+        if len(known) != len(there) or not all(key in known for key, _, _ in here):
+            return None
+        there = [known[key] for key, _, _ in here]
+    return [
+        (key, (start, later), (end, later_end))
+        for (key, start, end), (_, later, later_end) in zip(here, there, strict=True)
+    ]
 
 
 def _places(program: Schedule) -> list[list[_Place]]:
@@ -121,18 +138,43 @@ def _reach(places: list[_Place]) -> int:
     )
 
 
-def _entries(run: Timeline, copies: int | None) -> dict[_Key, tuple[int, int]]:
+def _entries(run: Timeline, copies: int | None) -> list[tuple[_Key, int, int]]:
     """Start and end of operations [ps], with what repeats written out so far."""
-    recorded = run.recorded
-    return {
-        _key(run, entry, copy * piece.iterations): (
-            recorded.start[entry] + copy * piece.length,
-            recorded.end[entry] + copy * piece.length,
-        )
-        for piece in run.pieces()
-        for copy in _chosen(piece, copies)
-        for entry in range(piece.first, piece.last)
-    }
+    found: list[tuple[_Key, int, int]] = []
+    for piece in run.pieces():
+        columns = [column[piece.first : piece.last] for column in run.recorded]
+        for copy in _chosen(piece, copies):
+            ahead, later = copy * piece.iterations, copy * piece.length
+            found += [
+                ((rank, block, position, iteration + ahead), start + later, end + later)
+                for rank, block, iteration, position, start, end in zip(*columns, strict=True)
+            ]
+    return found
+
+
+def _extent(piece: Piece) -> tuple[int, int, int, int]:
+    return piece[:4]
+
+
+def _side_by_side(one: Timeline, other: Timeline, copies: int | None) -> list[_Timed]:
+    """Operations with their times, of two that did the same in the same order."""
+    found: list[_Timed] = []
+    for piece, second in zip(one.pieces(), other.pieces(), strict=True):
+        begin, end = piece.first, piece.last
+        columns = [column[begin:end] for column in (*one.recorded, other.recorded.start, other.recorded.end)]
+        for copy in _chosen(piece, copies):
+            ahead, here, there = copy * piece.iterations, copy * piece.length, copy * second.length
+            found += [
+                (
+                    (rank, block, position, iteration + ahead),
+                    (start + here, later + there),
+                    (done + here, done_later + there),
+                )
+                for rank, block, iteration, position, start, done, later, done_later in zip(
+                    *columns, strict=True
+                )
+            ]
+    return found
 
 
 def _copied(run: Timeline, copies: int | None) -> frozenset[_Key]:
@@ -161,18 +203,20 @@ def _chosen(piece: Piece, copies: int | None) -> range | list[int]:
 # -- transfers ----------------------------------------------------------------------------------
 
 
-def _transfers(program: Schedule, times: dict[_Key, _Times], *, constant: bool) -> bool:
+def _transfers(program: Schedule, times: list[_Timed], *, constant: bool) -> bool:
     """Whether transfers take as long, at the same rates, and those that may meet are in one order."""
     group = _meeting(program)
     moments: dict[int, list[tuple[int, int, int]]] = {}
-    for (_, block, position, _), (start, end) in times.items():
-        op = program.blocks[block].ops[position]
-        if not op.size:
+    moving = [[(op.route, op.fixed) if op.size else None for op in block.ops] for block in program.blocks]
+    for (_, block, position, _), start, end in times:
+        move = moving[block][position]
+        if move is None:
             continue
         if end[0] - start[0] != end[1] - start[1]:
             return False
-        mine = moments.setdefault(group[op.route], [])
-        mine += [(start[0] + op.fixed, start[1] + op.fixed, 1), (*end, -1)]
+        route, fixed = move
+        mine = moments.setdefault(group[route], [])
+        mine += [(start[0] + fixed, start[1] + fixed, 1), (*end, -1)]
     return all(_ordered(sorted(found), constant=constant) for found in moments.values())
 
 
@@ -192,7 +236,7 @@ def _ordered(moments: list[tuple[int, int, int]], *, constant: bool) -> bool:
 def _meeting(program: Schedule) -> list[int]:
     """For each route the lowest number of a route that it meets on a link, at one or more removes."""
     group = list(range(len(program.routes)))
-    first: dict[int, int] = {}
+    first: dict[int, int] = {}  # route on each link
 
     def root(route: int) -> int:
         while group[route] != route:
@@ -209,23 +253,24 @@ def _meeting(program: Schedule) -> list[int]:
 # -- beginnings ---------------------------------------------------------------------------------
 
 
-def _beginnings(times: dict[_Key, _Times], places: list[list[_Place]], copied: frozenset[_Key]) -> bool:
+def _beginnings(times: list[_Timed], places: list[list[_Place]], copied: frozenset[_Key]) -> bool:
     """Whether each operation has one that it waited for to the last, here and there."""
     ends: dict[tuple[int, int, int], tuple[int, int]] = {}
-    for (rank, block, position, iteration), (_, end) in times.items():
-        place = places[block][position]
-        ends[rank, place.op.stream, place.first + iteration * place.step] = end
+    for (rank, block, position, iteration), _, end in times:
+        op, first, step, _ = places[block][position]
+        ends[rank, op.stream, first + iteration * step] = end
     late: dict[tuple[int, int, int], bool] = {}  # collective operations: whether any rank's decides
-    for key, (start, _) in times.items():
+    for key, start, _ in times:
         if key in copied:
             continue
         rank, block, position, iteration = key
-        place = places[block][position]
-        met = start == (0, 0) or any(
-            ends.get((rank, stream, number + iteration * step)) == start
-            for stream, number, step in place.awaited
-        )
-        if place.op.collective:
+        op, _, _, awaited = places[block][position]
+        met = start == (0, 0)
+        for stream, number, step in awaited:
+            if met or ends.get((rank, stream, number + iteration * step)) == start:
+                met = True
+                break
+        if op.collective:
             one = block, position, iteration
             late[one] = late.get(one, False) or met
         elif not met:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from simoffload.schedule.ir import Op, Schedule
+from simoffload.schedule.ir import Schedule
 
 __all__ = ["alone_rate", "link_times", "lower_bound", "serial_time", "stream_times"]
 
@@ -43,13 +43,12 @@ def stream_times(schedule: Schedule) -> Counter[tuple[int, int]]:
     for rank in range(schedule.ranks):
         rates = tuple(alone_rate(schedule, route=route, rank=rank) for route in range(len(schedule.routes)))
         alike.setdefault(rates, []).append(rank)
+    fixed, moves = _operations(schedule)
     times: Counter[tuple[int, int]] = Counter()
-    operations = _operations(schedule)
     for rates, ranks in alike.items():
-        own: Counter[int] = Counter()
-        for op, count in operations.items():
-            transfer = -(-op.size * _PICO // rates[op.route]) if op.size else 0
-            own[op.stream] += count * (op.fixed + transfer)
+        own = Counter(fixed)
+        for (stream, route, size), count in moves.items():
+            own[stream] += count * -(-size * _PICO // rates[route])
         for rank in ranks:
             for stream, time in own.items():
                 times[rank, stream] = time
@@ -72,10 +71,13 @@ def link_times(schedule: Schedule) -> list[int]:
     return [-(-size * _PICO // link.capacity) for size, link in zip(moved, schedule.links, strict=True)]
 
 
-def _operations(schedule: Schedule) -> Counter[Op]:
-    """Return how often each operation of the schedule runs on each rank."""
-    counts: Counter[Op] = Counter()
+def _operations(schedule: Schedule) -> tuple[Counter[int], Counter[tuple[int, int, int]]]:
+    """Fixed time [ps] by stream, and how often each stream moves each size over each route, on each rank."""
+    fixed: Counter[int] = Counter()
+    moves: Counter[tuple[int, int, int]] = Counter()
     for block in schedule.blocks:
         for op in block.ops:
-            counts[op] += block.repeat
-    return counts
+            fixed[op.stream] += block.repeat * op.fixed
+            if op.size:
+                moves[op.stream, op.route, op.size] += block.repeat
+    return fixed, moves

@@ -6,7 +6,7 @@ cycle: this is all that has to be checked for it to reach its end.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from simoffload.errors import SimulationError
@@ -18,12 +18,27 @@ _MOST_RANKS = 2**16 - 1
 _MOST_REPEATS = 2**32 - 1
 """What the columns of a timeline can number."""
 
+_FRAMES: deque[Schedule] = deque(maxlen=8)
+"""What was sound the last few times, without blocks: the passes of a plan share their links and routes, and
+looking at those of many ranks takes longer than at the operations."""
+
 
 def check_schedule(schedule: Schedule) -> None:
     """Return if ``schedule`` can be run; otherwise raise SimulationError with its first problem."""
+    if _all_sound(schedule) and any(
+        one.links is schedule.links and one.routes is schedule.routes and _frame(one) == _frame(schedule)
+        for one in _FRAMES
+    ):
+        return
     problem = next(_problems(schedule), None)
     if problem is not None:
         raise SimulationError(f"schedule {schedule.name!r} cannot be run: {problem}")
+    _FRAMES.append(schedule._replace(blocks=()))
+
+
+def _frame(schedule: Schedule) -> tuple[object, ...]:
+    """What else is looked at beside blocks, links and routes; those are compared by identity."""
+    return type(schedule.ranks), schedule.ranks, schedule.streams, schedule.distinct
 
 
 def _problems(schedule: Schedule) -> Iterator[str]:
@@ -63,7 +78,10 @@ def _route_problems(schedule: Schedule, route: Route) -> Iterator[str]:
     yield from _check_count("weight", route.weight, least=1)
     if len(route.hops) != schedule.ranks:
         yield f"it has hops for {len(route.hops)} ranks; the schedule has {schedule.ranks}"
+    most_by_link = [link.capacity for link in schedule.links]
     for rank, hops in enumerate(route.hops):
+        if _are_sound(hops, most_by_link):
+            continue
         crossed = set()
         for link, coefficient in hops:
             problem = next(_check_index(f"on rank {rank}, link", link, len(schedule.links)), None)
@@ -80,30 +98,49 @@ def _route_problems(schedule: Schedule, route: Route) -> Iterator[str]:
             crossed.add(link)
 
 
+def _are_sound(hops: tuple[tuple[int, int], ...], most: list[int]) -> bool:
+    """Whether nothing is wrong with what one rank's transfer crosses, found out in a moment."""
+    links = len(most)
+    for link, coefficient in hops:
+        if not (type(link) is type(coefficient) is int and 0 <= link < links):
+            return False
+        if not 1 <= coefficient <= most[link]:
+            return False
+    return len({link for link, _ in hops}) == len(hops)
+
+
 def _block_problems(schedule: Schedule, index: int, block: Block) -> Iterator[str]:
     where = f"block {index} ({block.name!r})"
     yield from _check_count(f"{where}: repeat", block.repeat, least=1, most=_MOST_REPEATS)
     for position, op in enumerate(block.ops):
-        if _is_sound(schedule, op):
+        if _is_sound(op, len(schedule.streams), len(schedule.routes)):
             continue
         for problem in _op_problems(schedule, op):
             yield f"{where}, operation {position} ({op.kind} {op.label!r}): {problem}"
 
 
-def _is_sound(schedule: Schedule, op: Op) -> bool:
-    """Whether nothing is wrong with an operation, found out in a moment."""
-    streams = len(schedule.streams)
-    return (
-        type(op.stream) is type(op.fixed) is type(op.size) is type(op.route) is int
-        and 0 <= op.stream < streams
-        and op.fixed >= 0
-        and (0 <= op.route < len(schedule.routes) or (op.route == -1 and not op.size))
-        and op.size >= 0
-        and all(
-            type(stream) is type(back) is int and 0 <= stream < streams and back >= 0
-            for stream, back in op.after
-        )
+def _all_sound(schedule: Schedule) -> bool:
+    """Whether nothing is wrong with any block."""
+    streams, routes = len(schedule.streams), len(schedule.routes)
+    return all(
+        type(block.repeat) is int
+        and 1 <= block.repeat <= _MOST_REPEATS
+        and all(_is_sound(op, streams, routes) for op in block.ops)
+        for block in schedule.blocks
     )
+
+
+def _is_sound(op: Op, streams: int, routes: int) -> bool:
+    """Whether nothing is wrong with an operation, found out in a moment."""
+    _, _, on, fixed, size, route, after, _ = op
+    if not (type(on) is type(fixed) is type(size) is type(route) is int):
+        return False
+    if not (0 <= on < streams and fixed >= 0 and size >= 0 and -1 <= route < routes) or (route < 0 < size):
+        return False
+    for stream, back in after:
+        if not (type(stream) is type(back) is int and 0 <= stream < streams and back >= 0):
+            return False
+    return True
 
 
 def _op_problems(schedule: Schedule, op: Op) -> Iterator[str]:

@@ -10,6 +10,7 @@ from the line between their neighbours is the bound that is stated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from simoffload.errors import ShortcutError
@@ -21,6 +22,8 @@ __all__ = ["MOST", "Decoding", "Simulated", "decode", "verify_decoding"]
 
 MOST = 9
 """Steps that are simulated before the rest is interpolated."""
+_REMEMBERED = 4096
+"""Steps whose durations are kept: they are looked at, and then added up."""
 _SAFETY = 2
 """By which the largest distance that was seen is multiplied for the bound: our choice."""
 
@@ -61,6 +64,7 @@ def decode(
     """Times of the decode steps 1 … ``steps``; ``run`` simulates one, ``durations`` says what differs."""
     if steps == 0:
         return Decoding((), 0)
+    durations = lru_cache(maxsize=_REMEMBERED)(durations)
     known = {1: run(1)}
     alike = steps > 1 and durations(steps) == known[1].durations
     if steps > 1:

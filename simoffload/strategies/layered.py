@@ -14,6 +14,9 @@ from simoffload.strategies.partition import partitioned_tensor
 
 __all__ = ["LayeredModel", "Walkable"]
 
+_REMEMBERED = 8
+"""Models of different depth that are kept."""
+
 
 def _visits(segment: str, modules: Sequence[Module]) -> list[Visit]:
     """Give work without hooks (attention between its projections) to the module called before it."""
@@ -75,6 +78,19 @@ class LayeredModel:
 
     def walkable(self, count: int) -> Walkable:
         """The model with ``count`` layers: tensors, and per visited module the indices of what it owns."""
+        known = self._known.get(count)
+        if known is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            known = self._known[count] = self._cut(count)
+        return known
+
+    @cached_property
+    def _known(self) -> dict[int, Walkable]:
+        """By the number of layers: finding a period and both kinds of passes ask for the same few."""
+        return {}
+
+    def _cut(self, count: int) -> Walkable:
         place, (head, layer, tail) = self.placement, self.parts
         visits = (*head, *(layer * count), *tail)
         tensors: list[Tensor] = []

@@ -122,6 +122,7 @@ class PassTimings:
     def __init__(self, *, machine: Machine, model: ModelShape, batch: int, modules: Sequence[Module]) -> None:
         self._machine, self._model, self._batch = machine, model, batch
         self._modules = tuple(modules)
+        self._attention = [index for index, one in enumerate(modules) if one.kind == "attention"]
         self._known: dict[int, tuple[int, ...]] = {}
 
     def timing(self, *, new_tokens: int, context: int) -> Timing:
@@ -140,7 +141,7 @@ class PassTimings:
         known = self._known.get(new_tokens)
         if known is None:
             known = self._known[new_tokens] = tuple(map(timing.compute, self._modules))
-        return tuple(
-            timing.compute(module) if module.kind == "attention" else duration
-            for module, duration in zip(self._modules, known, strict=True)
-        )
+        durations = list(known)
+        for index in self._attention:
+            durations[index] = timing.compute(self._modules[index])
+        return tuple(durations)
