@@ -9,77 +9,20 @@ into operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from simoffload.errors import InputError
+from simoffload.strategies.actions import Actions, Idle, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 
-__all__ = ["RECENT_EVENTS", "Actions", "Coordinator", "Layers", "Tensor"]
+__all__ = ["RECENT_EVENTS", "Actions", "Coordinator", "Idle", "Layers", "Tensor"]
 
 _ABSENT, _IN_FLIGHT, _AVAILABLE = range(3)
 _MAX_FETCH_EVENTS = 2  # __max_ongoing_fetch_events, hard-coded in DeepSpeed
 RECENT_EVENTS = 1 + _MAX_FETCH_EVENTS
 """Fetch events that the next ones may wait for."""
-
-
-class Tensor(NamedTuple):
-    """One parameter tensor of the model and where its slices live."""
-
-    name: str
-    numel: int
-    slice_numel: int
-    """[elements] of one rank's partition, padded to a whole number."""
-    on_nvme: bool
-    persistent: bool
-
-
-class Actions(Protocol):
-    """What the coordinator asks of the machine, in the order in which DeepSpeed's host thread asks it."""
-
-    def enter(self, step: int, /) -> None:
-        """The pre-forward hook of module ``step`` begins."""
-
-    def read(self, tensors: Sequence[Tensor], /) -> None:
-        """Submit asynchronous reads from storage into swap buffers."""
-
-    def wait_reads(self) -> None:
-        """The host waits for every read of its handle."""
-
-    def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
-        """Bring partitions to the GPU and all-gather them; returns a handle."""
-
-    def wait(self, handle: int, /) -> None:
-        """Wait for a gather (the first wait on its handle only)."""
-
-    def throttle(self, event: int, /) -> None:
-        """The host waits for the ``event``-th fetch event of this pass."""
-
-    def fetch_event(self) -> None:
-        """A fetch event is recorded on the all-gather stream."""
-
-    def compute(self, step: int, /) -> None:
-        """The module's kernels are launched."""
-
-    def release(self, count: int, /) -> None:
-        """The post-forward hook has let ``count`` parameters go."""
-
-
-class Idle:
-    """Actions that do nothing, to walk a pass for its peaks."""
-
-    def enter(self, _step: int, /) -> None: ...
-    def read(self, _tensors: Sequence[Tensor], /) -> None: ...
-    def wait_reads(self) -> None: ...
-    def gather(self, _tensors: Sequence[Tensor], /, **_how: bool) -> int:
-        return 0
-
-    def wait(self, _handle: int, /) -> None: ...
-    def throttle(self, _event: int, /) -> None: ...
-    def fetch_event(self) -> None: ...
-    def compute(self, _step: int, /) -> None: ...
-    def release(self, _count: int, /) -> None: ...
 
 
 class Layers(NamedTuple):
@@ -95,6 +38,8 @@ class Layers(NamedTuple):
     """Layers that are walked through."""
     left_out: int = 0
     """Layers more that the model has."""
+    again: bool = False
+    """Backward comes to them once more: how far it is to what comes behind them must not matter."""
 
     @property
     def tail_tensor(self) -> int:
@@ -146,9 +91,10 @@ class Coordinator:
                 self._free_buffers -= layers.left_out * kept
         self._queue = [(index, step) for step, used in enumerate(uses) for index in sorted(used)]
         numels = [sum(tensors[i].numel for i in used) for used in uses]
-        if layers is not None and layers.left_out:
+        if layers is not None and layers.left_out and not layers.again:
             numels[layers.tail_step - 1] += layers.left_out * sum(tensor.numel for tensor in layers.tensors)
         self._before = [0, *accumulate(numels)]
+        self._entries = [0, *accumulate(map(len, uses))]
         self._last_use = dict(self._queue)
         self._layers = layers
         self._looked = 0  # entries of the queue that have mattered, its end included
@@ -208,12 +154,22 @@ class Coordinator:
 
         It holds as long as nothing behind the layers has mattered (see ``reach``).
         """
-        layers, first, each = self._queued()
-        begin, step = layers.first_tensor + layer * len(layers.tensors), self._step
+        layers, _, _ = self._queued()
+        begin = layers.first_tensor + layer * len(layers.tensors)
+        return self.seen(lambda index: (0, index) if index < layers.first_tensor else (1, index - begin))
 
-        def place(index: int) -> tuple[int, int]:
-            return (0, index) if index < layers.first_tensor else (1, index - begin)
+    def looked_past(self, step: int) -> bool:
+        """Whether anything from ``step`` on, or that nothing comes there, has mattered."""
+        return self._looked > self._entries[step]
 
+    @property
+    def ahead(self) -> int:
+        """Entries of the queue from the next step on that have mattered."""
+        return self._looked - self._entries[self._step]
+
+    def seen(self, place: Callable[[int], tuple[int, int]]) -> tuple[object, ...]:
+        """Everything that decides what follows, told relative to the next step, tensors by ``place``."""
+        step = self._step
         handles = {handle: number for number, handle in enumerate(self.handles())}
         gathers = [
             (place(index), handles[handle], handle in self._awaited)
@@ -226,7 +182,7 @@ class Coordinator:
             self._free_buffers,
             self._n_available if self._warm else 0,
             min(self._events, RECENT_EVENTS),
-            self._head - first - layer * each if self._warm else 0,
+            self._head - self._entries[step] if self._warm else 0,
             tuple(sorted((place(index), self._status[index]) for index in live)),
             tuple(sorted(map(place, self._buffered))),
             tuple(map(place, self._reading)),
@@ -236,11 +192,10 @@ class Coordinator:
 
     def _queued(self) -> tuple[Layers, int, int]:
         """The layers, and the entries of the queue before them and of each."""
-        layers = self._layers
+        layers, entries = self._layers, self._entries
         assert layers is not None
-        before = sum(map(len, self._uses[: layers.first_step]))
-        of_first = self._uses[layers.first_step : layers.first_step + layers.steps]
-        return layers, before, sum(map(len, of_first))
+        before = entries[layers.first_step]
+        return layers, before, entries[layers.first_step + layers.steps] - before
 
     def fetch(self) -> None:
         """The hook before the next module, forward or backward; raises what :meth:`run` raises."""

@@ -16,7 +16,7 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.aio import aio_unit, round_up
 from simoffload.strategies.coordinator import RECENT_EVENTS, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.stream_writer import StreamWriter
+from simoffload.strategies.stream_writer import StreamWriter, Ways
 from simoffload.strategies.timing import Timing, picoseconds
 
 __all__ = ["STREAMS", "ForwardWriter", "Placement", "Visit"]
@@ -64,8 +64,9 @@ class ForwardWriter(StreamWriter):
         timing: Timing,
         visits: Sequence[Visit],
         streams: Sequence[str] = STREAMS,
+        ways: Ways | None = None,
     ) -> None:
-        super().__init__(name=name, ranks=placement.ranks, streams=streams, timing=timing)
+        super().__init__(name=name, ranks=placement.ranks, streams=streams, timing=timing, ways=ways)
         self._place = placement
         self._visits = visits
         self._copies = COPY if placement.settings.overlap_comm else COMPUTE

@@ -11,15 +11,20 @@ from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.timing import Timing, copy_name, effective_rate, picoseconds, shares
 
-__all__ = ["HOST", "StreamWriter"]
+__all__ = ["HOST", "StreamWriter", "Ways"]
 
 HOST = 0
+
+Ways = dict[tuple[object, ...], tuple[Path, tuple[tuple[tuple[int, Fraction], ...], ...]]]
+"""What is known of routes of a machine's ranks; writers for the same ones may share it."""
 
 
 class StreamWriter:
     """Streams of a rank, the first of which is the host thread, written when something depends on it."""
 
-    def __init__(self, *, name: str, ranks: int, streams: Sequence[str], timing: Timing) -> None:
+    def __init__(
+        self, *, name: str, ranks: int, streams: Sequence[str], timing: Timing, ways: Ways | None = None
+    ) -> None:
         self.timing = timing
         self.costs = timing.machine.host.deepspeed
         self.builder = ScheduleBuilder(name=name, ranks=ranks, streams=streams)
@@ -28,7 +33,7 @@ class StreamWriter:
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
         self._known: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._ways: dict[tuple[object, ...], tuple[Path, tuple[tuple[tuple[int, Fraction], ...], ...]]] = {}
+        self._ways: Ways = {} if ways is None else ways
 
     def build(self) -> Schedule:
         """Close the schedule over the machine's resources."""

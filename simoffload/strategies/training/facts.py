@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+from simoffload.strategies.actions import Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.training.swap import SubGroup
 from simoffload.strategies.training.timing import TrainingTiming
@@ -42,11 +44,19 @@ class StepFacts(NamedTuple):
     settings: TrainingSettings
     timing: TrainingTiming
     places: Places
-    parameters: Parameters
+    tensors: tuple[Tensor, ...]
+    """All of the model."""
+    everything: Callable[[], Parameters]
+    """All tensors, and the modules that need them."""
     updates: tuple[Update, ...]
     dtype_bytes: int
     accumulation: int
     """Micro-steps of a step (``gradient_accumulation_steps``)."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """All tensors, and the modules that need them."""
+        return self.everything()
 
     @property
     def processes(self) -> int:

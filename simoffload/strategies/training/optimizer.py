@@ -60,7 +60,7 @@ class OptimizerStep:
         """Updated parameters that every rank holds whole are gathered."""
         out = self._out
         out.part("after the step")
-        persistent = [tensor for tensor in self._facts.parameters.tensors if tensor.persistent]
+        persistent = [tensor for tensor in self._facts.tensors if tensor.persistent]
         if self._settings.stage == 3 and persistent:
             out.host_waits(COMPUTE)  # parameters that were updated on the GPU
             out.wait(out.gather(persistent, prefetch=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -20,8 +20,10 @@ from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.forward import Placement
 from simoffload.strategies.plan import StepPart
+from simoffload.strategies.stream_writer import Ways
 from simoffload.strategies.training.activation_offload import ActivationOffload
 from simoffload.strategies.training.facts import Places, StepFacts, Update
+from simoffload.strategies.training.layers import Shortened, TrainedLayers
 from simoffload.strategies.training.memory import estimates_for, training_moments
 from simoffload.strategies.training.modes import step_of
 from simoffload.strategies.training.step import Step
@@ -29,13 +31,13 @@ from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.storage_io import (
     RankFiles,
     StorageStage,
-    Transfer,
+    by_tier,
     full_requests,
     rank_files,
     stages_until_first_step,
     steady_stages,
 )
-from simoffload.strategies.training.swap import GradientSwapper, SubGroup, sub_groups
+from simoffload.strategies.training.swap import GradientSwapper, NoSink, SubGroup, sub_groups
 from simoffload.strategies.training.tensors import partitioned
 from simoffload.strategies.training.timing import TrainingTiming
 from simoffload.strategies.training.walk import Parameters, Peak, Walk, buckets, gathered_peak
@@ -43,16 +45,6 @@ from simoffload.strategies.training.writer import MicroStepWriter, Stage
 from simoffload.workload import Training
 
 __all__ = ["Places", "ZeroTrainingPlan"]
-
-
-class _NoSink:
-    """A swapper's machine on which nothing happens."""
-
-    def to_swap_buffer(self, _sizes: Sequence[int], /) -> None: ...
-
-    def write(self, _size: int, /, *, tier: str, label: str) -> None: ...
-
-    def wait_writes(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,8 @@ class ZeroTrainingPlan(StepWork):
                 settings=self.settings,
                 timing=self.timing,
                 places=self.places,
-                parameters=self.parameters,
+                tensors=self.tensors,
+                everything=lambda: self.parameters,
                 updates=self.updates,
                 dtype_bytes=self.model.dtype_bytes,
                 accumulation=self.workload.gradient_accumulation_steps,
@@ -113,8 +106,20 @@ class ZeroTrainingPlan(StepWork):
         )
 
     @cached_property
+    def layered(self) -> TrainedLayers:
+        """The model with as many layers as one wants."""
+        return TrainedLayers(self.model, self.workload, self.settings, self.places.ranks)
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors with their partitions."""
+        return self.layered.tensors if self.layered.alike else self.parameters.tensors
+
+    @cached_property
     def trained(self) -> tuple[Tensor, ...]:
         """The tensors that the optimizer updates; all of them but for LoRA."""
+        if self.layered.alike:
+            return self.layered.trained
         parameters = self.parameters
         indices = sorted({index for found in parameters.trained.values() for index in found})
         return tuple(parameters.tensors[index] for index in indices)
@@ -149,7 +154,7 @@ class ZeroTrainingPlan(StepWork):
         self.step.check()
         settings = self.settings.params
         largest = max(
-            (tensor for tensor in self.parameters.tensors if tensor.on_nvme),
+            (tensor for tensor in self.tensors if tensor.on_nvme),
             key=lambda tensor: tensor.slice_numel,
             default=None,
         )
@@ -174,7 +179,7 @@ class ZeroTrainingPlan(StepWork):
 
     # -- schedules ------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def timing(self) -> TrainingTiming:
         """Durations on this machine."""
         return TrainingTiming(
@@ -204,11 +209,28 @@ class ZeroTrainingPlan(StepWork):
 
     def schedule(self, part: StepPart) -> Schedule:
         """The operations of one part of a step."""
-        swapper = self.swapper()
         write = self.step.writers.get(part.title)
-        if write is not None and swapper is not None:
-            self._fill(swapper)
-        out = MicroStepWriter(
+        if write is not None:
+            swapper = self.swapper()
+            if swapper is not None:
+                self._fill(swapper)
+            out = self._writer(part, swapper)
+            write(out, part)
+            return out.build()
+        short = self._short(part)
+        if short is not None:
+            out = self._writer(part, self.swapper(), layers=short.layers.walked)
+            if self._walk(part, out, short):
+                return out.build()
+        out = self._writer(part, self.swapper())
+        self._walk(part, out)
+        return out.build()
+
+    def _writer(
+        self, part: StepPart, swapper: GradientSwapper | None, *, layers: int | None = None
+    ) -> MicroStepWriter:
+        """What writes a part down; of a micro-step of ``layers`` layers if some are left out."""
+        return MicroStepWriter(
             name=part.title,
             placement=self.placement,
             settings=self.settings,
@@ -216,44 +238,58 @@ class ZeroTrainingPlan(StepWork):
             stage=Stage(accumulates=part.micro_step > 0, boundary=part.boundary),
             swapper=swapper,
             hooks=self.step.hooks(),
-            activations=self._activations(),
+            ways=self._ways,
+            activations=self._activations(layers or self.model.num_hidden_layers),
             staying=frozenset(
                 id(tensor)
                 for update in self.updates
-                if update.on_gpu and not update.swapped
+                if self.settings.ratio != 1.0 and update.on_gpu and not update.swapped
                 for tensor in update.group.tensors
             ),
         )
-        if write is not None:
-            write(out, part)
-            return out.build()
+
+    @cached_property
+    def _ways(self) -> Ways:
+        return {}
+
+    def _short(self, part: StepPart) -> Shortened | None:
+        """A micro-step of fewer layers that stands for the whole one."""
+        if not self.layered.alike or part.phase == "forward":
+            return self.layered.without(None)
+        swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
+        gradients = self.layered.gradients(self.swapper() if swaps else None)
+        return self.layered.without(gradients) if gradients is not None else None
+
+    def _walk(self, part: StepPart, out: MicroStepWriter, short: Shortened | None = None) -> bool:
+        """Write a pass down; whether layers that are left out are as those before them."""
         walk = Walk(
-            trace=self.trace,
-            parameters=self.parameters,
+            trace=short.trace if short is not None else self.trace,
+            parameters=short.parameters if short is not None else self.parameters,
             settings=self.settings,
             ranks=self.places.ranks,
             out=out,
+            layers=short.layers if short is not None else None,
         )
+        forward, backward = (short.forward, short.backward) if short is not None else (None, None)
         if part.phase == "forward":
-            walk.forward()
-        else:
-            walk.backward()
-        return out.build()
+            return walk.forward(forward)
+        return walk.backward(backward, forward=forward)
 
     def _fill(self, swapper: GradientSwapper) -> None:
         """Leave in the swap buffers what backward has not filled one with."""
+        if self.layered.alike:
+            self.layered.fill(swapper)
+            return
         for tensors in buckets(self.trace, self.parameters, self.settings.reduce_bucket_size):
-            swapper.insert(_NoSink(), tensors)
+            swapper.insert(NoSink(), tensors)
 
-    def _activations(self) -> ActivationOffload | None:
-        """Copies of checkpoints, if those go to host memory."""
+    def _activations(self, layers: int) -> ActivationOffload | None:
+        """Copies of checkpoints, if those go to host memory, of a model of so many ``layers``."""
         work, model = self.workload, self.model
         if not (self.settings.cpu_checkpointing and work.gradient_checkpointing):
             return None
         size = work.tokens * model.hidden_size * model.dtype_bytes
-        return ActivationOffload(
-            size=size, layers=model.num_hidden_layers, version=self.settings.params.version
-        )
+        return ActivationOffload(size=size, layers=layers, version=self.settings.params.version)
 
     # -- bytes ----------------------------------------------------------------------------------
 
@@ -262,12 +298,31 @@ class ZeroTrainingPlan(StepWork):
         """What a walk through a micro-step gathers and reads; None below stage 3."""
         if self.settings.stage < 3:
             return None
-        return gathered_peak(self.trace, self.parameters, self.settings, self.places.ranks)
+        return self._peak(warm=True)
+
+    def _peak(self, *, warm: bool) -> Peak:
+        gradients = self.layered.gradients(None) if self.layered.alike else None
+        short = self.layered.without(gradients, warm=warm) if gradients is not None else None
+        if short is not None:
+            found = gathered_peak(
+                short.trace,
+                short.parameters,
+                self.settings,
+                self.places.ranks,
+                warm=warm,
+                layers=short.layers,
+                skips=(short.forward, short.backward),
+            )
+            if found is not None:
+                return found
+        whole = gathered_peak(self.trace, self.parameters, self.settings, self.places.ranks, warm=warm)
+        assert whole is not None
+        return whole
 
     @cached_property
     def traffic(self) -> tuple[StorageTraffic, ...]:
         """What one step moves to and from storage, all ranks together."""
-        moved = _by_tier(self.steady_io, lambda transfer: transfer.size * self.places.ranks)
+        moved = by_tier(self.steady_io, lambda transfer: transfer.size * self.places.ranks)
         cycles = Fraction(self.workload.gradient_accumulation_steps, self.step.cycle)
         return tuple(
             StorageTraffic(tier, round(read * cycles), round(written * cycles))
@@ -285,9 +340,8 @@ class ZeroTrainingPlan(StepWork):
         """What one rank moves to and from storage from the start to the end of the first step."""
         passed: tuple[Tensor, ...] = ()
         if self.settings.stage == 3:
-            walked = (self.trace, self.parameters, self.settings, self.places.ranks)
             later = self.peak.read if self.peak else ()
-            first = gathered_peak(*walked, warm=False).read
+            first = self._peak(warm=False).read
             passed = (*first, *later * (self.workload.gradient_accumulation_steps - 1))
         return stages_until_first_step(self._files(passed))
 
@@ -295,7 +349,7 @@ class ZeroTrainingPlan(StepWork):
     def requests(self) -> tuple[StorageRequests, ...]:
         """Whole requests of one rank from the start of the run to the end of its first step."""
         block, threads = self.settings.params.block_size, self.settings.params.threads
-        counts = _by_tier(
+        counts = by_tier(
             self.first_io, lambda transfer: full_requests(transfer.sizes, block=block, threads=threads)
         )
         return tuple(StorageRequests(tier, block, *sums) for tier, sums in counts.items())
@@ -341,15 +395,3 @@ class ZeroTrainingPlan(StepWork):
             offload_optimizer=settings.optimizer_device != "none",
             offload_params=settings.params.device not in (None, "none"),
         )
-
-
-def _by_tier(
-    stages: Sequence[StorageStage], measure: Callable[[Transfer], int]
-) -> dict[str, tuple[int, int]]:
-    """Sums over what is read from each tier, and over what is written to it."""
-    sums: dict[str, tuple[int, int]] = {}
-    for transfer in (one for stage in stages for one in stage.transfers):
-        read, written = sums.get(transfer.tier, (0, 0))
-        size = measure(transfer)
-        sums[transfer.tier] = (read, written + size) if transfer.written else (read + size, written)
-    return sums

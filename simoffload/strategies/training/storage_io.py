@@ -7,7 +7,7 @@ moments do not exist before the first step, so that it reads only weight and gra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from simoffload.models.shape import SINGLE
@@ -20,6 +20,7 @@ __all__ = [
     "RankFiles",
     "StorageStage",
     "Transfer",
+    "by_tier",
     "full_requests",
     "rank_files",
     "stages_until_first_step",
@@ -168,3 +169,13 @@ def _without_empty(*stages: StorageStage) -> tuple[StorageStage, ...]:
     return tuple(
         stage._replace(transfers=tuple(one for one in stage.transfers if one.sizes)) for stage in stages
     )
+
+
+def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) -> dict[str, tuple[int, int]]:
+    """Sums over what is read from each tier, and over what is written to it."""
+    sums: dict[str, tuple[int, int]] = {}
+    for transfer in (one for stage in stages for one in stage.transfers):
+        read, written = sums.get(transfer.tier, (0, 0))
+        size = measure(transfer)
+        sums[transfer.tier] = (read, written + size) if transfer.written else (read + size, written)
+    return sums

@@ -7,6 +7,7 @@ partitioned_optimizer_swapper.py, pipelined_optimizer_swapper.py, optimizer_util
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from simoffload.models.shape import SINGLE
@@ -24,7 +25,7 @@ class SubGroup(NamedTuple):
     @property
     def numel(self) -> int:
         """[elements] of one rank's partition."""
-        return sum(tensor.slice_numel for tensor in self.tensors)
+        return sum(map(attrgetter("slice_numel"), self.tensors))
 
 
 def sub_groups(tensors: Sequence[Tensor], size: int) -> tuple[SubGroup, ...]:
@@ -59,6 +60,16 @@ class GradientSink(Protocol):
         """Wait until everything is written."""
 
 
+class NoSink:
+    """A machine on which nothing happens."""
+
+    def to_swap_buffer(self, _sizes: Sequence[int], /) -> None: ...
+
+    def write(self, _size: int, /, *, tier: str, label: str) -> None: ...
+
+    def wait_writes(self) -> None: ...
+
+
 class GradientSwapper:
     """Gradients in single precision on their way to storage, through buffers of the largest sub-group.
 
@@ -75,6 +86,11 @@ class GradientSwapper:
         self._smallest = smallest
         self._free = buffers
         self._filled: int | None = None
+
+    @property
+    def state(self) -> tuple[int | None, int]:
+        """All that decides what becomes of the next gradients."""
+        return self._filled, self._free
 
     def size(self, tensor: Tensor) -> int:
         """[B] of the tensor's gradient that go to storage."""

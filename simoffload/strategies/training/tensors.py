@@ -14,8 +14,13 @@ from simoffload.strategies.training.walk import Parameters
 __all__ = ["partitioned"]
 
 
-def partitioned(trace: MicroStep, settings: TrainingSettings, *, ranks: int, dtype_bytes: int) -> Parameters:
-    """All tensors in the order of their first use, a tied one once, and who needs and who trains them."""
+def partitioned(
+    trace: MicroStep, settings: TrainingSettings, *, ranks: int, dtype_bytes: int, kept: bool = True
+) -> Parameters:
+    """All tensors in the order of their first use, a tied one once, and who needs and who trains them.
+
+    ``kept`` = some sub-groups may stay in host memory.
+    """
     tensors: list[Tensor] = []
     owned: dict[Instance, tuple[int, ...]] = {}
     trained: dict[Instance, tuple[int, ...]] = {}
@@ -41,7 +46,8 @@ def partitioned(trace: MicroStep, settings: TrainingSettings, *, ranks: int, dty
     for event in trace.backward:
         owned.setdefault(event.instance, ())
         trained.setdefault(event.instance, ())
-    return Parameters(tuple(_kept_in_memory(tensors, settings)), owned, trained)
+    placed = _kept_in_memory(tensors, settings) if kept else tensors
+    return Parameters(tuple(placed), owned, trained)
 
 
 def _tensor(

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from simoffload.models import ModelShape, Module
 from simoffload.models.training_cost import loss_module
 
-__all__ = ["Event", "Instance", "MicroStep", "micro_step"]
+__all__ = ["Event", "Instance", "MicroStep", "Span", "micro_step"]
 
 
 _LEAVES = {"mixtral": ("mlp", "block_sparse_moe")}
@@ -45,11 +45,31 @@ class Event(NamedTuple):
     """Part of the schedule that begins here."""
 
 
+class Span(NamedTuple):
+    """Where the layers lie among the events of a pass."""
+
+    first: int
+    each: int
+    """Events of a layer."""
+
+
 class MicroStep(NamedTuple):
     """One forward and one backward pass."""
 
     forward: tuple[Event, ...]
     backward: tuple[Event, ...]
+    layers: int
+    forward_span: Span
+    backward_span: Span
+
+    def pieces(self, *, backward: bool) -> Iterator[tuple[int, tuple[Event, ...]]]:
+        """The events of a pass before the layers (numbered -1), of each layer as it is visited, and after."""
+        events = self.backward if backward else self.forward
+        first, each = self.backward_span if backward else self.forward_span
+        yield -1, events[:first]
+        for visit in range(self.layers):
+            yield visit, events[first + visit * each : first + (visit + 1) * each]
+        yield self.layers, events[first + self.layers * each :]
 
 
 def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = False) -> MicroStep:
@@ -60,22 +80,27 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
     loss = Instance(loss_module(model))
     inside = not reentrant and _stops_inside(model)
     forward = list(_forward(before, "head"))
+    first = len(forward)
     for layer in layers:
         events = list(_forward(layer, "layer"))
         if checkpointing:
             events.insert(1, Event("checkpoint", layer[0]))
         forward += events
+    each = (len(forward) - first) // len(layers)
     forward += _forward(after, "tail")
     forward.append(Event("launch", loss))
     backward = [Event("back", loss, segment="loss backward")]
     backward += _outside(before, after)
+    first_back = len(backward)
     for layer in reversed(layers):
         backward += _layer(layer, checkpointing=checkpointing, stops_inside=inside)
+    each_back = (len(backward) - first_back) // len(layers)
     rest = [one for one in reversed(before) if one.module.kind not in ("container", "rotary")]
     events = [event for one in rest for event in _back(one)]
     if events:
         events[0] = events[0]._replace(segment="head backward")
-    return MicroStep(tuple(forward), tuple(backward + events))
+    spans = Span(first, each), Span(first_back, each_back)
+    return MicroStep(tuple(forward), tuple(backward + events), len(layers), *spans)
 
 
 def _instances(model: ModelShape, layer: int) -> list[Instance]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Tensor
+from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers, Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.training.recurrence import Passes, Skip
 from simoffload.strategies.training.trace import Event, Instance, MicroStep
 from simoffload.strategies.training.writer import MicroStepWriter
 
@@ -56,6 +57,11 @@ class Bucket:
         for tensor in tensors:
             self.add(tensor)
 
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What is held."""
+        return tuple(self._held)
+
     def flush(self) -> None:
         """Reduce what is held."""
         if self._held:
@@ -83,6 +89,10 @@ class _Switch:
     def wait_reads(self) -> None:
         if self.on:
             self._out.wait_reads()
+
+    def written(self, handles: Sequence[int]) -> list[int]:
+        """Those of the gathers ``handles`` that are written down, as the writer calls them."""
+        return [self._handles[handle] for handle in handles if self._handles[handle] >= 0]
 
     def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
         number = len(self._handles)
@@ -119,39 +129,66 @@ class Walk:
         settings: TrainingSettings,
         ranks: int,
         out: MicroStepWriter,
+        layers: Layers | None = None,
     ) -> None:
-        self._trace = trace
         self._parameters = parameters
-        self._settings = settings
         self._out = out
         self._backward = False
         self._switch = _Switch(out)
         self._coordinator = (
-            _coordinator(trace, parameters, settings, ranks, self._switch, warm=True)
+            coordinator_of(trace, parameters, settings, ranks, self._switch, warm=True, layers=layers)
             if settings.stage == 3
             else None
         )
+        self._passes = Passes(trace, layers, self._coordinator)
+        self._bucket = Bucket(out, settings.reduce_bucket_size)
 
-    def forward(self) -> None:
-        """Write the forward pass."""
+    def forward(self, skip: Skip | None = None) -> bool:
+        """Write the forward pass; whether what ``skip`` leaves out is as what lies before it."""
         self._switch.on = True
-        for event in self._trace.forward:
-            self._happen(event)
+        right = self._write(self._happen, skip)
         self._out.end_forward()
+        return right
 
-    def backward(self) -> None:
-        """Write the backward pass; forward is gone through without writing."""
+    def backward(self, skip: Skip | None = None, *, forward: Skip | None = None) -> bool:
+        """Write the backward pass; forward is gone through without writing.
+
+        Whether what ``skip`` leaves out, and ``forward`` of that pass, is as what lies before it.
+        """
+        right = True
         if self._coordinator is not None:
-            for event in self._trace.forward:
-                _hook(event, self._coordinator, self._parameters)
+            right = self._passes.go(self._pass, backward=False, skip=forward)
         self._switch.on = self._backward = True
-        bucket = Bucket(self._out, self._settings.reduce_bucket_size)
-        for event in self._trace.backward:
-            self._happen(event)
-            if self._out.reduces:
-                bucket.add_all(self._parameters.completed(event))
-        bucket.flush()
+        right &= self._write(self._back, skip)
+        self._bucket.flush()
         self._out.end_backward()
+        return right
+
+    def _write(self, happen: Callable[[Event], None], skip: Skip | None) -> bool:
+        builder = self._out.builder
+        return self._passes.go(
+            happen,
+            backward=self._backward,
+            skip=skip,
+            more=self._state,
+            position=lambda: builder.segments,
+            repeat=builder.repeat,
+        )
+
+    def _state(self) -> tuple[object, ...]:
+        """What decides how things are written down, and which gradients are reduced together."""
+        handles = self._coordinator.handles() if self._coordinator is not None else []
+        written = self._switch.written(handles)
+        return (*self._out.state(written), len(written), self._bucket.state)
+
+    def _pass(self, event: Event) -> None:
+        assert self._coordinator is not None
+        hook(event, self._coordinator, self._parameters)
+
+    def _back(self, event: Event) -> None:
+        self._happen(event)
+        if self._out.reduces:
+            self._bucket.add_all(self._parameters.completed(event))
 
     def _happen(self, event: Event) -> None:
         out, module = self._out, event.instance.module
@@ -160,7 +197,7 @@ class Walk:
         elif event.segment:
             out.part(event.segment)
         if self._coordinator is not None:
-            _hook(event, self._coordinator, self._parameters)
+            hook(event, self._coordinator, self._parameters)
         if event.kind == "launch":
             out.launch_forward(module)
         elif event.kind == "back":
@@ -169,14 +206,14 @@ class Walk:
             out.checkpoint(event.instance.layer, again=self._backward)
 
 
-def _hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None:
+def hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None:
     if event.kind == "fetch":
         coordinator.fetch()
     elif event.kind == "release":
         coordinator.release(parameters.owned[event.instance])
 
 
-def _coordinator(
+def coordinator_of(
     trace: MicroStep,
     parameters: Parameters,
     settings: TrainingSettings,
@@ -184,7 +221,9 @@ def _coordinator(
     actions: Actions,
     *,
     warm: bool,
+    layers: Layers | None = None,
 ) -> Coordinator:
+    """A coordinator that goes through forward and backward; ``layers`` tells it what is left out."""
     events = (*trace.forward, *trace.backward)
     return Coordinator(
         tensors=parameters.tensors,
@@ -193,6 +232,7 @@ def _coordinator(
         ranks=ranks,
         warm=warm,
         actions=actions,
+        layers=layers,
     )
 
 
@@ -201,6 +241,20 @@ class _Reads(Idle):
 
     def __init__(self) -> None:
         self.slices: list[Tensor] = []
+        self._repeated: list[tuple[int, int, int]] = []
+
+    def repeat(self, first: int, times: int) -> None:
+        """What has been read from number ``first`` on is read so many times more."""
+        self._repeated.append((first, len(self.slices), times))
+
+    @property
+    def all(self) -> list[Tensor]:
+        """What is read, in order."""
+        found, done = [], 0
+        for first, last, times in self._repeated:
+            found += self.slices[done:last] + self.slices[first:last] * times
+            done = last
+        return found + self.slices[done:]
 
     def read(self, tensors: Sequence[Tensor], /) -> None:
         self.slices.extend(tensors)
@@ -233,18 +287,41 @@ class _Held:
 
 
 def gathered_peak(
-    trace: MicroStep, parameters: Parameters, settings: TrainingSettings, ranks: int, *, warm: bool = True
-) -> Peak:
-    """Walk a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at."""
+    trace: MicroStep,
+    parameters: Parameters,
+    settings: TrainingSettings,
+    ranks: int,
+    *,
+    warm: bool = True,
+    layers: Layers | None = None,
+    skips: tuple[Skip | None, Skip | None] = (None, None),
+) -> Peak | None:
+    """Walk a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
+
+    None if what ``skips`` leaves out of forward and backward is not as what lies before it.
+    """
     reads = _Reads()
-    coordinator = _coordinator(trace, parameters, settings, ranks, reads, warm=warm)
-    held = _Held(coordinator)
+    coordinator = coordinator_of(trace, parameters, settings, ranks, reads, warm=warm, layers=layers)
+    passes, held = Passes(trace, layers, coordinator), _Held(coordinator)
     bucket = Bucket(held, settings.reduce_bucket_size)
-    for event in (*trace.forward, *trace.backward):
-        _hook(event, coordinator, parameters)
+
+    def happen(event: Event) -> None:
+        hook(event, coordinator, parameters)
         bucket.add_all(parameters.completed(event))
+
+    for backward, skip in zip((False, True), skips, strict=True):
+        right = passes.go(
+            happen,
+            backward=backward,
+            skip=skip,
+            more=lambda: bucket.state,
+            position=lambda: len(reads.slices),
+            repeat=reads.repeat,
+        )
+        if not right:
+            return None
     bucket.flush()
-    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.slices), held.most)
+    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), held.most)
 
 
 def buckets(trace: MicroStep, parameters: Parameters, size: int) -> list[list[Tensor]]:

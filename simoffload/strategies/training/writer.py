@@ -12,6 +12,7 @@ Sources: deepspeed/runtime/zero/stage3.py (0.19.6): ``__add_grad_to_ipg_bucket``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.models import Module
@@ -20,6 +21,7 @@ from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Placement
+from simoffload.strategies.stream_writer import Ways
 from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.swap import GradientSwapper
 from simoffload.strategies.training.timing import TrainingTiming
@@ -91,8 +93,11 @@ class MicroStepWriter(ForwardWriter):
         hooks: GradientHooks | None = None,
         activations: ActivationOffload | None = None,
         staying: frozenset[int] = frozenset(),
+        ways: Ways | None = None,
     ) -> None:
-        super().__init__(name=name, placement=placement, timing=timing, visits=(), streams=TRAINING_STREAMS)
+        super().__init__(
+            name=name, placement=placement, timing=timing, visits=(), streams=TRAINING_STREAMS, ways=ways
+        )
         self._settings = settings
         self._time = timing
         self._stage = stage
@@ -105,6 +110,12 @@ class MicroStepWriter(ForwardWriter):
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
         self._began = False
+
+    def state(self, handles: Sequence[int]) -> tuple[object, ...]:
+        """Everything that decides how what follows is written down, told relative to what is written."""
+        written = self.builder.written[self.gradients]
+        reduces = tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :])
+        return (*super().state(handles), reduces, self.swapper.state if self.swapper is not None else None)
 
     # -- hooks and kernels ----------------------------------------------------------------------
 
@@ -259,6 +270,10 @@ class MicroStepWriter(ForwardWriter):
         if self._stage.boundary:
             self._boundary(tensors)
 
+    @cached_property
+    def _copy_latency(self) -> float:
+        return self.timing.machine.device_to_host(0, pinned=True).latency
+
     def _by_tensor(self, count: int, *, to_and_fro: bool) -> None:
         """What gradients take on their stream beyond bytes: small kernels, changes from copies to kernels.
 
@@ -269,8 +284,8 @@ class MicroStepWriter(ForwardWriter):
         stage = self._stage
         kernels = stage.accumulates + _BOUNDARY_KERNELS * stage.boundary
         changes = (2 if stage.accumulates else int(to_and_fro)) + (2 if stage.boundary else 1)
-        latency = self.timing.machine.device_to_host(0, pinned=True).latency
-        seconds = kernels * self.timing.machine.accelerator.kernel_latency_s + changes * latency
+        latency = self.timing.machine.accelerator.kernel_latency_s
+        seconds = kernels * latency + changes * self._copy_latency
         self.flush()
         self.add("reduce", self.gradients, fixed=picoseconds(count * seconds), after=self.host_so_far())
 

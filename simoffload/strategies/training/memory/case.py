@@ -140,7 +140,8 @@ class Case:
     @cached_property
     def slices(self) -> tuple[Tensor, ...]:
         """One rank's partition of what is trained, tensor by tensor (stage 3)."""
-        return tuple(self._slice(weight) for weight in self.trained)
+        each = {weight: self._slice(weight) for weight in set(self.trained)}
+        return tuple(each[weight] for weight in self.trained)
 
     def _slice(self, weight: Weight) -> Tensor:
         numel = -(-weight.numel // self.ranks)
@@ -205,12 +206,13 @@ class Case:
 
     def parameter_partitions(self) -> list[int]:
         """[B] of one rank's partition of every tensor (stage 3)."""
-        return [
-            stored_bytes(
+        each = {
+            weight: stored_bytes(
                 weight,
                 -(-weight.numel // self.ranks),
                 dtype_bytes=self.size,
                 weight_bits=self.weight_bits,
             )
-            for weight in self.weights
-        ]
+            for weight in set(self.weights)
+        }
+        return [each[weight] for weight in self.weights]

@@ -9,6 +9,7 @@ zenflow/, superoffload/. Page-locked memory that PyTorch frees stays page-locked
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from simoffload.models.shape import SINGLE
@@ -103,7 +104,8 @@ def _weights(case: Case, ledger: Ledger) -> None:
         if params.pin_memory:
             ledger.add_locked(_CACHED, sum(rounded(size) for size in trained), remedy=_PINNED)
         return
-    small = [size for size in partitions if not case.swapped(size)]
+    stays = {size: not case.swapped(size) for size in set(partitions)}
+    small = [size for size in partitions if stays[size]]
     ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
     add = _locking(case, ledger)
     pool = params.buffer_count * case.aligned(params.buffer_size * case.size)
@@ -116,7 +118,8 @@ def _weights(case: Case, ledger: Ledger) -> None:
 
 
 def _aligned_group(case: Case, group: SubGroup) -> int:
-    return sum(case.aligned(tensor.slice_numel * case.size) for tensor in group.tensors)
+    numels = Counter(tensor.slice_numel for tensor in group.tensors)
+    return sum(count * case.aligned(numel * case.size) for numel, count in numels.items())
 
 
 def _locking(case: Case, ledger: Ledger) -> Callable[[str, int, str], None]:

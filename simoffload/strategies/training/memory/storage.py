@@ -7,6 +7,7 @@ gradient partition of at least that size.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from simoffload.models.shape import SINGLE
@@ -26,8 +27,9 @@ def storage_terms(case: Case, *, started: bool) -> tuple[MemoryTerm, ...]:
 def _terms(case: Case, *, started: bool) -> Iterator[MemoryTerm]:
     if case.stage == 3 and case.weights_on_storage:
         # Partitions that max_in_cpu keeps in memory leave their files behind.
-        sizes = [case.aligned(size) for size in case.parameter_partitions() if case.swapped(size)]
-        yield MemoryTerm(case.weights_tier, "parameters", case.ranks * sum(sizes))
+        sizes = Counter(case.parameter_partitions())
+        size = sum(count * case.aligned(one) for one, count in sizes.items() if case.swapped(one))
+        yield MemoryTerm(case.weights_tier, "parameters", case.ranks * size)
     groups = case.swapped_groups
     states = sum(case.aligned(SINGLE * group.numel) for group in groups)
     if not states:
@@ -37,6 +39,6 @@ def _terms(case: Case, *, started: bool) -> Iterator[MemoryTerm]:
     yield MemoryTerm(case.optimizer_tier, name, case.ranks * count * states)
     if started:
         smallest = case.settings.params.min_swap_bytes
-        pieces = [SINGLE * tensor.slice_numel for group in groups for tensor in group.tensors]
-        size = sum(case.aligned(piece) for piece in pieces if piece >= smallest)
+        pieces = Counter(SINGLE * tensor.slice_numel for group in groups for tensor in group.tensors)
+        size = sum(count * case.aligned(piece) for piece, count in pieces.items() if piece >= smallest)
         yield MemoryTerm(case.optimizer_tier, "gradients", case.ranks * size)

@@ -1,0 +1,255 @@
+"""A model of layers that are alike, with as many of them as one wants, as training walks through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import lcm
+from typing import NamedTuple
+
+from simoffload.errors import InputError
+from simoffload.models import ModelShape
+from simoffload.strategies.actions import Idle, Tensor
+from simoffload.strategies.coordinator import Layers
+from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.training.recurrence import Passes, Period, Skip, State, reused
+from simoffload.strategies.training.swap import GradientSwapper, NoSink, sub_groups
+from simoffload.strategies.training.tensors import partitioned
+from simoffload.strategies.training.trace import MicroStep, micro_step
+from simoffload.strategies.training.walk import Bucket, Parameters, coordinator_of, hook
+from simoffload.workload import Training
+
+__all__ = ["Shortened", "TrainedLayers"]
+
+_GUESSES = (12, 48, 192)
+"""Layers of the models in which a period of the coordinator is looked for."""
+_LONGEST = 1000
+"""Layers of the longest period of gradients that is looked for."""
+_SETTLING = 6
+"""Layers until what is written down repeats as the coordinator does (our choice; it is checked each time)."""
+
+
+class Shortened(NamedTuple):
+    """A micro-step of the model, with layers left out."""
+
+    trace: MicroStep
+    parameters: Parameters
+    layers: Layers
+    forward: Skip | None = None
+    backward: Skip | None = None
+
+
+@dataclass(frozen=True)
+class TrainedLayers:
+    """The model's micro-step and tensors, of one layer or of a few."""
+
+    model: ModelShape
+    workload: Training
+    settings: TrainingSettings
+    ranks: int
+
+    @property
+    def count(self) -> int:
+        """Layers of the whole model."""
+        return self.model.num_hidden_layers
+
+    @cached_property
+    def _known(self) -> dict[int, Shortened]:
+        """By the number of layers: parts of a step ask for the same few."""
+        return {}
+
+    def shortened(self, count: int) -> Shortened:
+        """A micro-step through ``count`` layers."""
+        if count not in self._known:
+            self._known[count] = self._cut(count)
+        return self._known[count]
+
+    def _cut(self, count: int) -> Shortened:
+        work, model = self.workload, replace(self.model, num_hidden_layers=count)
+        trace = micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
+        parameters = partitioned(
+            trace, self.settings, ranks=self.ranks, dtype_bytes=self.model.dtype_bytes, kept=False
+        )
+        pieces = dict(trace.pieces(backward=False))
+        first, end = (
+            max((1 + i for one in pieces[visit] for i in parameters.owned[one.instance]), default=0)
+            for visit in (-1, 0)
+        )
+        each = parameters.tensors[first:end]
+        layers = Layers(
+            first_step=0,
+            steps=0,
+            first_tensor=first,
+            tensors=each,
+            walked=count,
+            left_out=self.count - count,
+            again=True,
+        )
+        return Shortened(trace, parameters, layers)
+
+    @cached_property
+    def _one(self) -> Shortened:
+        return self.shortened(1)
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor of the whole model, if layers are alike."""
+        return self._all(range(len(self._one.parameters.tensors)))
+
+    @cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        """Those that have gradients."""
+        return self._all(sorted({i for own in self._one.parameters.trained.values() for i in own}))
+
+    def _all(self, indices: range | list[int]) -> tuple[Tensor, ...]:
+        one, layers = self._one.parameters.tensors, self._one.layers
+        head = tuple(one[index] for index in indices if index < layers.first_tensor)
+        layer = tuple(one[index] for index in indices if layers.first_tensor <= index < layers.tail_tensor)
+        tail = tuple(one[index] for index in indices if index >= layers.tail_tensor)
+        return (*head, *(layer * self.count), *tail)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all layers' tensors are kept in the same places, and no tensor is told from its likes."""
+        settings, layers = self.settings, self._one.layers
+        if settings.super_offload or settings.ratio != 1.0 or not layers.tensors:
+            return False
+        params = settings.params
+        small = sum(one.numel for one in self.tensors if one.numel <= params.param_persistence_threshold)
+        if settings.stage == 3 and small > params.model_persistence_threshold:
+            return False
+        if params.device != "nvme" or not any(tensor.on_nvme for tensor in self.tensors):
+            return True
+        # A first sub-group that has no room leaves none for others.
+        return sub_groups(self.tensors, settings.sub_group_size)[0].numel > params.max_in_cpu
+
+    # -- periods --------------------------------------------------------------------------------
+
+    @cached_property
+    def _coordinated(self) -> dict[bool, tuple[Period, Period, int] | None]:
+        return {}
+
+    def coordinated(self, *, warm: bool) -> tuple[Period, Period, int] | None:
+        """The coordinator's periods in forward and backward, and how many layers it looks ahead."""
+        if self.settings.stage < 3:
+            return Period(0, 1), Period(0, 1), 0
+        if warm not in self._coordinated:
+            found = None
+            for guess in _GUESSES:
+                if guess >= self.count or found is not None:
+                    break
+                found = self._search(guess, warm=warm)
+            self._coordinated[warm] = found
+        return self._coordinated[warm]
+
+    def _search(self, guess: int, *, warm: bool) -> tuple[Period, Period, int] | None:
+        trace, parameters, layers, _, _ = self.shortened(guess)
+        walk = coordinator_of(trace, parameters, self.settings, self.ranks, Idle(), warm=warm, layers=layers)
+        passes = Passes(trace, layers, walk)
+        periods: list[Period] = []
+        ahead = 0
+        try:
+            for backward in (False, True):
+                met: dict[State, int] = {}
+                for visit, events in trace.pieces(backward=backward):
+                    if len(periods) == backward and 0 <= visit < guess:
+                        state = passes.state(visit, backward=backward)
+                        if state is None:
+                            return None
+                        if state in met:
+                            periods.append(Period(met[state], visit - met[state]))
+                            ahead = max(ahead, -(-walk.ahead // len(layers.tensors)))
+                            if backward:
+                                return periods[0], periods[1], ahead
+                        met[state] = visit
+                    for event in events:
+                        hook(event, walk, parameters)
+        except InputError:
+            pass  # where DeepSpeed would stop, the walk through the whole model says so
+        return None
+
+    def gradients(self, swapper: GradientSwapper | None) -> Period | None:
+        """The period of what waits in the bucket and, if they go there, in swap buffers."""
+        bucket = Bucket(_Swapped(swapper), self.settings.reduce_bucket_size)
+        before, layer, _ = self._completed
+        bucket.add_all(before)
+        met: dict[State, int] = {}
+        for visit in range(min(self.count, _LONGEST)):
+            state = (bucket.state, swapper.state if swapper is not None else None)
+            if state in met:
+                return Period(met[state], visit - met[state])
+            met[state] = visit
+            bucket.add_all(layer)
+        return None
+
+    @cached_property
+    def _completed(self) -> list[list[Tensor]]:
+        """Gradients that come in backward before the layers, of a layer, and after them."""
+        trace, parameters = self._one.trace, self._one.parameters
+        return [
+            [tensor for event in events for tensor in parameters.completed(event)]
+            for _, events in trace.pieces(backward=True)
+        ]
+
+    def fill(self, swapper: GradientSwapper) -> None:
+        """Leave in the swap buffers what backward has not filled one with."""
+        before, layer, after = self._completed
+        swapper.insert(NoSink(), before)
+        met: dict[State, int] = {}
+        left = self.count
+        while left:
+            if swapper.state in met:
+                left %= met[swapper.state] - left
+                met = {}
+                if not left:
+                    break
+            met[swapper.state] = left
+            swapper.insert(NoSink(), layer)
+            left -= 1
+        swapper.insert(NoSink(), after)
+
+    # -- what is left out -----------------------------------------------------------------------
+
+    def without(self, gradients: Period | None, *, warm: bool = True) -> Shortened | None:
+        """The shortest micro-step that stands for the whole one; None if there is none that is shorter.
+
+        ``gradients`` is the period of their waiting, None where only forward matters.
+        """
+        coordinated = self.coordinated(warm=warm) if self.alike else None
+        if coordinated is None:
+            return None
+        forward, backward, ahead = coordinated
+        kept = reused(self._one.layers, self.settings.params.max_reuse_distance)
+        kept = kept if self.settings.stage == 3 else 0
+        start = max(2, forward.first)  # the first two layers' checkpoints are apart
+        needed = start + forward.layers + _SETTLING + ahead + kept
+        whole = forward.layers
+        if gradients is not None:
+            period = lcm(backward.layers, gradients.layers)
+            whole = lcm(whole, period)
+            start_back = max(2, kept, backward.first, gradients.first)
+            needed = max(needed, start_back + period + _SETTLING + ahead)
+        walked = needed + (self.count - needed) % whole
+        if walked >= self.count:
+            return None
+        left = self.count - walked
+        short = self.shortened(walked)._replace(
+            forward=Skip(forward.layers, start, walked - kept, left // forward.layers)
+        )
+        if gradients is None:
+            return short
+        return short._replace(backward=Skip(period, start_back, walked, left // period))
+
+
+class _Swapped:
+    """What is reduced goes to swap buffers, if there are any."""
+
+    def __init__(self, swapper: GradientSwapper | None) -> None:
+        self._swapper = swapper
+
+    def gradient(self, _tensor: Tensor, /, *, contiguous: bool) -> None: ...
+
+    def reduce(self, tensors: Sequence[Tensor], /) -> None:
+        if self._swapper is not None:
+            self._swapper.insert(NoSink(), tensors)
