@@ -48,7 +48,8 @@ def module_names(plan: ZeroInferencePlan) -> list[str]:
 def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
     """All reads of one rank in order, and where its host thread waits for them."""
     sizes = _sizes(plan, first=first)
-    layers = _layers(plan.tensors)
+    model = plan.layered.walkable(plan.model.num_hidden_layers)
+    layers = _layers(model.tensors)
     rows: list[Row] = []
 
     class Storage(Idle):
@@ -62,9 +63,7 @@ def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
             rows.append(Row("wait read", 0, "", 0, self.coordinator._free_buffers))
 
     actions = Storage()
-    actions.coordinator = plan._coordinator(
-        actions, plan.layered.walkable(plan.model.num_hidden_layers), warm=not first
-    )
+    actions.coordinator = plan._coordinator(actions, model, warm=not first)
     actions.coordinator.run()
     assert next(sizes, None) is None
     return _in_one_order(rows)
