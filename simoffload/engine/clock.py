@@ -65,7 +65,6 @@ class Clock:
     def __init__(
         self,
         *,
-        max_events: int | None = None,
         deadline: float | None = None,
         patience: int = _PATIENCE,
         running: Callable[[], str] = lambda: "nothing that it knows of",
@@ -75,14 +74,13 @@ class Clock:
         self.skipped = 0
         """[ps] simulated time that was skipped."""
         self.events = 0
-        """SimPy events processed so far, and those that would have been in what was skipped."""
+        """SimPy events processed so far."""
         self._environment = Environment(initial_time=0)
         self._ringer = self._ring
         self._due: dict[int, list[tuple[Callable[[Any], object], Any]]] = {}
         self._at_end: list[Callable[[], object]] = []
         self._when_over: list[Callable[[], object]] = []
         self._ringing = False
-        self._max_events = max_events
         self._deadline = deadline
         self._patience = patience
         self._running = running
@@ -121,17 +119,14 @@ class Clock:
         """What is due and when [ps], the earliest first."""
         return sorted(self._due.items(), key=_time)
 
-    def skip(self, time: int, *, events: int) -> None:
-        """Count ``time`` [ps] and ``events`` as passed; what is due stays as far ahead as it is."""
+    def skip(self, time: int) -> None:
+        """Count ``time`` [ps] as passed; what is due stays as far ahead as it is."""
         self.skipped += time
-        self.events += events
-        self._events_before_now += events
 
     def run(self) -> None:
         """Let time pass until nothing is due any more.
 
-        Raises StalledClockError if events pass and time does not, WorkLimitError after ``max_events`` or
-        ``deadline``.
+        Raises StalledClockError if events pass and time does not, WorkLimitError after ``deadline``.
         """
         self._environment.run()
 
@@ -181,11 +176,6 @@ class Clock:
         """Raise an error if there were too many events, and settle when to look again."""
         if self._deadline is not None:
             self._look_at_the_time(self._deadline)
-        if self._max_events is not None and self.events > self._max_events:
-            raise WorkLimitError(
-                f"stopped after {self._max_events} clock events at {self.now + self.skipped} ps; "
-                f"running: {self._running()}"
-            )
         if self.events - self._events_before_now > self._patience:
             raise StalledClockError(
                 f"{self._patience} events passed and time did not, at {self.now + self.skipped} ps; "
@@ -194,13 +184,12 @@ class Clock:
         self._next_look = self._latest_look()
 
     def _latest_look(self) -> int:
-        latest = min(self.events + _BETWEEN_LOOKS, self._events_before_now + self._patience + 1)
-        return latest if self._max_events is None else min(latest, self._max_events + 1)
+        return min(self.events + _BETWEEN_LOOKS, self._events_before_now + self._patience + 1)
 
     def _look_at_the_time(self, deadline: float) -> None:
         if monotonic() > deadline:
             raise WorkLimitError(
-                f"stopped by engine.timeout after {self.events} clock events, {self.now} ps of simulated time"
+                f"stopped by engine.timeout after {self.now + self.skipped} ps of simulated time"
             )
 
 

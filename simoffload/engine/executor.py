@@ -1,26 +1,31 @@
 """Runs a schedule: every rank works through its streams in order, as dependencies and links allow.
 
-An operation passes through at most three states: it waits (for its stream, its dependencies and, if it
-is collective, for the other ranks), it lasts its fixed time, it moves its bytes.
+An operation begins when its stream is free, its dependencies are done and, if it is collective, all ranks are
+ready; it lasts its fixed time and then moves its bytes. Only bytes whose rate depends on other transfers need
+the clock: the end of everything else is certain as soon as its beginning is, and a lane goes on through such
+operations, ahead of the clock, until it meets one whose beginning is not certain yet. In a block that repeats
+it stops at the end of every iteration until the clock is there, where a steady state can be looked for.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from simoffload.engine.clock import Clock
 from simoffload.engine.folding import fold_ranks
-from simoffload.engine.lane import Lane
+from simoffload.engine.lane import NOTHING, Action, Lane, make_lanes
 from simoffload.engine.network import Network
-from simoffload.engine.program import Step, compile_streams
-from simoffload.engine.recorder import Recorder
-from simoffload.engine.steady import SteadyState
-from simoffload.errors import DeadlockError, WorkLimitError
+from simoffload.engine.outcome import timeline_of
+from simoffload.engine.steady import LEAST, SteadyState
+from simoffload.errors import DeadlockError, SimulationError, WorkLimitError
 from simoffload.results.timeline import How, Timeline
 from simoffload.schedule import Schedule
 from simoffload.schedule.checks import check_schedule
+from simoffload.schedule.contention import find_contention
+from simoffload.schedule.program import Step
 
 __all__ = ["Executor", "execute"]
 
@@ -31,7 +36,6 @@ _NAMED = 8
 def execute(
     schedule: Schedule,
     *,
-    record: bool = True,
     fold: bool = True,
     jump: bool = True,
     max_events: int | None = None,
@@ -39,31 +43,20 @@ def execute(
 ) -> Timeline:
     """Replay ``schedule`` and return when everything happened.
 
-    With ``record`` off the timeline has totals but no operations. ``fold`` runs ranks that are alike as one,
-    ``jump`` counts what repeats in a steady state instead of running it; neither changes a picosecond.
-    Raises SimulationError if the schedule is not sound or its end does not fit into the columns,
-    WorkLimitError if the run has more than ``max_events`` operations or takes more than ``max_events`` clock
-    events, skipped ones included, or is not done at ``deadline`` (of ``time.monotonic``).
+    ``fold`` runs ranks that are alike as one, ``jump`` counts what repeats in a steady state instead of
+    running it; neither changes a picosecond. Raises SimulationError if the schedule is not sound or takes
+    longer than the columns of a timeline hold, WorkLimitError if it has more than ``max_events`` operations,
+    counted ones included, or is not done at ``deadline`` (of ``time.monotonic``).
     """
     check_schedule(schedule)
-    operations = schedule.ranks * sum(len(block.ops) * block.repeat for block in schedule.blocks)
-    if max_events is not None and operations > max_events:
-        raise WorkLimitError(f"the schedule has {operations} operations; the limit is {max_events}")
+    if max_events is not None and schedule.operations > max_events:
+        raise WorkLimitError(f"the schedule has {schedule.operations} operations; the limit is {max_events}")
     folding = fold_ranks(schedule) if fold and schedule.ranks > 1 else None
     if folding is None or len(folding.classes) == schedule.ranks:
-        timeline = Executor(
-            schedule, record=record, jump=jump, max_events=max_events, deadline=deadline
-        ).run()
+        timeline = Executor(schedule, jump=jump, deadline=deadline).run()
         why = "" if schedule.ranks == 1 else "no two ranks are alike" if fold else "switched off"
     else:
-        one = Executor(
-            folding.schedule,
-            record=record,
-            jump=jump,
-            max_events=max_events,
-            deadline=deadline,
-            standing_for=folding.classes,
-        )
+        one = Executor(folding.schedule, jump=jump, deadline=deadline, standing_for=folding.classes)
         timeline = folding.unfold(one.run(), schedule)
         why = ""
     how = timeline.how if jump else How(not_jumped=("switched off",))
@@ -77,34 +70,23 @@ class Executor:
         self,
         schedule: Schedule,
         *,
-        record: bool = True,
         jump: bool = False,
-        max_events: int | None = None,
         deadline: float | None = None,
         standing_for: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._schedule = schedule
         self._number = schedule.ranks
         self._ranks = standing_for or [(rank,) for rank in range(schedule.ranks)]
-        self._clock = Clock(max_events=max_events, deadline=deadline, running=self._running)
+        self._clock = Clock(deadline=deadline, running=self._running)
+        self._contention = find_contention(schedule)
         self._network: Network[Lane] = Network(
             schedule, self._clock, self._finish_transfers, flows=[len(ranks) for ranks in self._ranks]
         )
-        self._recorder = Recorder(schedule, record=record)
-        streams = compile_streams(schedule)
-        self._lanes: list[Lane] = []
-        for rank in range(schedule.ranks):
-            own = tuple(
-                Lane(number=len(self._lanes) + stream, rank=rank, stream=stream, segments=segments)
-                for stream, segments in enumerate(streams)
-            )
-            for lane in own:
-                lane.siblings = own
-            self._lanes.extend(own)
-        # Zero-length operations go through this queue and not through recursion or the clock.
-        self._ready: deque[Lane] = deque(lane for lane in self._lanes if lane.step is not None)
+        self._lanes = make_lanes(schedule, self._contention)
+        # Lanes take turns through this queue and not through recursion or the clock.
+        self._ready: deque[Lane] = deque(self._lanes)
         # Lanes whose next operation is ready and collective, until those of all ranks are.
-        self._gathered: list[list[Lane]] = [[] for _ in streams]
+        self._gathered: list[list[Lane]] = [[] for _ in schedule.streams]
         self._steady = (
             SteadyState(
                 schedule=schedule,
@@ -112,7 +94,6 @@ class Executor:
                 gathered=self._gathered,
                 clock=self._clock,
                 network=self._network,
-                recorder=self._recorder,
             )
             if jump
             else None
@@ -121,107 +102,160 @@ class Executor:
     def run(self) -> Timeline:
         """Run to the end.
 
-        Raises DeadlockError if operations remain that nothing will ever start.
+        Raises DeadlockError if operations remain that nothing will ever start, SimulationError if times do
+        not fit into the columns.
         """
-        self._start_ready()
-        self._clock.run()
-        if any(lane.step is not None for lane in self._lanes):
-            raise DeadlockError(self._deadlock())
-        timeline = self._recorder.finish(self._network.use(), events=self._clock.events)
-        timeline.constant_rates = self._network.constant_rates
-        if self._steady is not None:
-            timeline.how = How(tuple(self._steady.jumps), not_jumped=self._steady.misses())
+        steady = self._steady
+        try:
+            self._work()
+            self._clock.run()
+            if any(lane.actions for lane in self._lanes):
+                raise DeadlockError(self._deadlock())
+            skips = steady.skips if steady is not None else []
+            timeline = timeline_of(self._schedule, self._contention, self._lanes, self._network, skips)
+        except OverflowError:
+            raise SimulationError(
+                "the run takes longer than 2^63 ps (106 simulated days), which is what a timeline holds; "
+                "simulate less of it"
+            ) from None
+        if steady is not None:
+            timeline.how = How(tuple(steady.jumps), not_jumped=steady.misses())
         return timeline
 
-    def _start_ready(self) -> None:
-        """Start what can start, until every lane is under way, waits or is through."""
+    def _work(self) -> None:
+        """Let lanes go on until each is through or waits for the clock, for bytes or for another lane."""
         ready = self._ready
         while ready:
             lane = ready.popleft()
-            step = lane.step
-            assert step is not None
-            if step.needs and lane.waits(step):
-                continue
-            if step.collective and self._number > 1:
-                gathered = self._gathered[lane.stream]
-                gathered.append(lane)
-                if len(gathered) == self._number:
-                    self._gathered[lane.stream] = []
-                    for member in gathered:
-                        self._start(member, step)
-            else:
-                self._start(lane, step)
+            self._go_on(lane)
+            if lane.waiters:
+                self._wake(lane)
 
-    def _start(self, lane: Lane, step: Step) -> None:
-        lane.start = now = self._clock.now
-        if step.fixed:
-            self._clock.call_at(now + step.fixed, self._finish_fixed, lane)
-        elif step.size:
-            self._network.join(step.route * self._number + lane.rank, step.size, lane)
-        else:
-            self._finish(lane, step)
+    def _go_on(self, lane: Lane) -> None:
+        """Carry out operations as long as it is certain when they begin and end."""
+        siblings, starts, ends, afters, did = lane.siblings, lane.starts, lane.ends, lane.afters, lane.did
+        lanes = len(self._lanes)
+        free = ends[-1] if ends else 0
+        while actions := lane.actions:
+            iteration = lane.iteration
+            for index in range(lane.index, len(actions)):
+                fixed, shares, collective, needs, step = actions[index]
+                start, after = free, NOTHING
+                for stream, per_iteration, offset in needs:
+                    needed = offset + iteration * per_iteration
+                    other = siblings[stream]
+                    number, known = needed - other.skipped, other.ends
+                    if number > len(known):
+                        lane.index = index
+                        other.waiters.append((needed, lane))
+                        return
+                    if number > 0 and known[number - 1] > start:
+                        start, after = known[number - 1], (needed - 1) * lanes + other.number
+                if shares or (collective and self._number > 1):
+                    lane.index, lane.start, lane.after = index, start, after
+                    if collective and self._number > 1:
+                        self._gather(lane)
+                    else:
+                        self._begin(lane, actions[index])
+                    return
+                free = start + fixed
+                starts.append(start)
+                ends.append(free)
+                afters.append(after)
+                did.append(step)
+            lane.index = len(actions)
+            assert lane.stretch is not None
+            if free > self._clock.now and lane.stretch.repeat >= LEAST:
+                self._clock.call_at(free, self._go_on_later, lane)
+                return
+            self._turn(lane)
 
-    def _finish_fixed(self, lane: Lane) -> None:
-        step = lane.step
-        assert step is not None
-        if step.size:
-            self._network.join(step.route * self._number + lane.rank, step.size, lane)
+    def _go_on_later(self, lane: Lane) -> None:
+        self._turn(lane)
+        self._ready.append(lane)
+        self._work()
+
+    def _turn(self, lane: Lane) -> None:
+        lane.turn()
+        if self._steady is not None and not lane.rank:
+            self._steady.passed(lane)
+
+    def _gather(self, lane: Lane) -> None:
+        """A lane is ready for a collective operation; with the last one of all ranks it begins."""
+        gathered = self._gathered[lane.stream]
+        gathered.append(lane)
+        if len(gathered) < self._number:
+            return
+        self._gathered[lane.stream] = []
+        start = max([member.start for member in gathered])
+        last = next(member for member in gathered if member.start == start)
+        after = last.after
+        if after == NOTHING and last.done:
+            after = (last.done - 1) * len(self._lanes) + last.number
+        for member in gathered:
+            if member.start < start:
+                member.start, member.after = start, after
+            self._begin(member, member.actions[member.index])
+
+    def _begin(self, lane: Lane, action: Action) -> None:
+        """Begin an operation that shares links or is collective at ``lane.start``."""
+        if not action.shares:
+            self._finish(lane, lane.start + action.fixed)
+        elif lane.start + action.fixed > self._clock.now:
+            self._clock.call_at(lane.start + action.fixed, self._join, lane)
         else:
-            self._finish(lane, step)
-            if self._ready:
-                self._start_ready()
+            self._join(lane)
+
+    def _join(self, lane: Lane) -> None:
+        op = lane.step.op
+        self._network.join(op.route * self._number + lane.rank, op.size, lane)
 
     def _finish_transfers(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
-            assert lane.step is not None
-            self._finish(lane, lane.step)
-        self._start_ready()
+            self._finish(lane, self._clock.now)
+        self._work()
 
-    def _finish(self, lane: Lane, step: Step) -> None:
-        self._recorder.add(lane.rank, lane.block, lane.iteration, step.position, lane.start, self._clock.now)
-        lane.start = -1
-        lane.advance()
-        if not lane.index and not lane.rank and self._steady is not None:
-            self._steady.passed(lane)
-        if lane.waiters:
-            self._wake(lane)
-        if lane.step is not None:
-            self._ready.append(lane)
+    def _finish(self, lane: Lane, end: int) -> None:
+        lane.note(lane.step, lane.start, end, lane.after)
+        lane.start, lane.after = -1, NOTHING
+        lane.index += 1
+        self._ready.append(lane)
 
     def _wake(self, lane: Lane) -> None:
         """Look again at those that waited for what ``lane`` has done now."""
-        still_waiting = []
-        for waiter in lane.waiters:
-            if waiter[0] <= lane.done:
-                self._ready.append(waiter[1])
-            else:
-                still_waiting.append(waiter)
-        lane.waiters = still_waiting
+        done, waiters = lane.done, lane.waiters
+        lane.waiters = [waiter for waiter in waiters if waiter[0] > done]
+        if len(lane.waiters) < len(waiters):
+            self._ready.extend([waiter for needed, waiter in waiters if needed <= done])
 
     def _running(self) -> str:
-        return self._list([self._name(lane) for lane in self._lanes if lane.start >= 0]) or "nothing"
+        """What goes on now, in words."""
+        names = []
+        for lane in self._lanes:
+            number = bisect_right(lane.ends, self._clock.now)
+            if number < len(lane.ends):
+                names.append(self._name(lane, lane.did[number], lane.skipped + number))
+            elif lane.start >= 0:
+                names.append(self._name(lane, lane.step, lane.done))
+        return self._list(names) or "nothing"
 
     def _deadlock(self) -> str:
         waiting = [
-            f"{self._name(lane)} waits for {self._reason(lane, lane.step)}"
+            f"{self._name(lane, lane.step, lane.done)} waits for {self._reason(lane)}"
             for lane in self._lanes
-            if lane.step is not None
+            if lane.actions
         ]
         return f"nothing can go on at {self._clock.now + self._clock.skipped} ps: {self._list(waiting)}"
 
-    def _name(self, lane: Lane) -> str:
-        assert lane.segment is not None
-        assert lane.step is not None
-        block = self._schedule.blocks[lane.segment.block]
-        op = block.ops[lane.step.position]
+    def _name(self, lane: Lane, step: Step, ordinal: int) -> str:
         rank, stream = self._ranks[lane.rank][0], self._schedule.streams[lane.stream]
         return (
-            f"rank {rank}, stream {stream!r}: {op.kind} {op.label!r} "
-            f"(block {block.name!r}, iteration {lane.iteration})"
+            f"rank {rank}, stream {stream!r}: {step.op.kind} {step.op.label!r} "
+            f"(block {self._schedule.blocks[step.block].name!r}, iteration {step.iteration(ordinal)})"
         )
 
-    def _reason(self, lane: Lane, step: Step) -> str:
-        unmet = lane.unmet(step)
+    def _reason(self, lane: Lane) -> str:
+        unmet = lane.unmet()
         if unmet is None:
             return f"{self._schedule.ranks - len(self._gathered[lane.stream])} other ranks"
         other, needed = unmet

@@ -1,90 +1,162 @@
-"""One stream of one rank and how far it has got."""
+"""One stream of one rank: what it has to do, how far it has got, and what it has done."""
 
 from __future__ import annotations
 
-from simoffload.engine.program import Segment, Step
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
 
-__all__ = ["Lane"]
+from simoffload.schedule import Schedule
+from simoffload.schedule.contention import Contention
+from simoffload.schedule.program import Need, Step, compile_streams
+
+__all__ = ["NOTHING", "Action", "Lane", "Stretch", "make_lanes"]
+
+NOTHING = -1
+"""In place of what an operation began after, where that is the one before it on its stream."""
+
+_PICO = 10**12
+
+
+class Action(NamedTuple):
+    """A step as a lane carries it out."""
+
+    fixed: int
+    """[ps] that it lasts before bytes move whose rate depends on others, or altogether."""
+    shares: bool
+    """Whether such bytes follow."""
+    collective: bool
+    needs: tuple[Need, ...]
+    step: Step
+
+
+class Stretch(NamedTuple):
+    """A segment as a lane carries it out."""
+
+    block: int
+    repeat: int
+    actions: tuple[Action, ...]
 
 
 class Lane:
-    """Works through the segments of its stream, one operation after the other."""
+    """Works through the stretches of its stream, one operation after the other.
+
+    Times are [ps] without what was skipped. What has been done is known as soon as it is certain, so ends may
+    lie ahead of the clock.
+    """
 
     __slots__ = (
-        "block",
-        "done",
+        "actions",
+        "after",
+        "afters",
+        "did",
+        "ends",
         "index",
         "iteration",
         "number",
         "rank",
-        "segment",
-        "segments",
         "siblings",
+        "skipped",
         "start",
-        "step",
-        "steps",
+        "starts",
         "stream",
+        "stretch",
+        "stretches",
         "waiters",
     )
 
-    def __init__(self, *, number: int, rank: int, stream: int, segments: tuple[Segment, ...]) -> None:
+    def __init__(self, *, number: int, rank: int, stream: int, stretches: tuple[Stretch, ...]) -> None:
         self.number = number  # among the lanes of all ranks
         self.rank = rank
         self.stream = stream
-        self.segments = iter(segments)
-        self.segment = next(self.segments, None)
+        self.stretches = iter(stretches)
+        self.stretch = next(self.stretches, None)
+        self.actions: tuple[Action, ...] = self.stretch.actions if self.stretch else ()  # () = through
         self.iteration = 0
-        self.index = 0
-        self.block = -1 if self.segment is None else self.segment.block
-        self.steps: tuple[Step, ...] = () if self.segment is None else self.segment.steps
-        self.step: Step | None = None if self.segment is None else self.steps[0]
-        self.start = -1  # [ps] of the operation under way; -1 = it waits
-        self.done = 0
+        self.index = 0  # of the action that is next; beyond the last until the next iteration begins
+        self.start = -1  # [ps] of an operation that moves bytes or is ready for other ranks; -1 = neither
+        self.after = NOTHING  # what that one began after
+        self.skipped = 0  # operations
+        self.starts = array("q")
+        self.ends = array("q")
+        self.afters = array("q")  # see Track.after
+        self.did: list[Step] = []
         self.siblings: tuple[Lane, ...] = ()  # the lanes of this rank, by stream
-        self.waiters: list[tuple[int, Lane]] = []  # (value of `done` that is awaited, by whom)
+        self.waiters: list[tuple[int, Lane]] = []  # (operations that have to be done, who waits for it)
 
-    def advance(self) -> None:
-        """Go on to the next operation; ``step`` is None after the last."""
-        self.done += 1
-        self.index += 1
-        if self.index < len(self.steps):
-            self.step = self.steps[self.index]
-            return
-        segment = self.segment
-        assert segment is not None
+    @property
+    def done(self) -> int:
+        """Operations whose end is known, skipped ones included."""
+        return self.skipped + len(self.ends)
+
+    @property
+    def step(self) -> Step:
+        """The operation that is next; of a lane that is not through and not between two iterations."""
+        return self.actions[self.index].step
+
+    def note(self, step: Step, start: int, end: int, after: int) -> None:
+        """An operation has its times; ``after`` is what it began after."""
+        self.starts.append(start)
+        self.ends.append(end)
+        self.afters.append(after)
+        self.did.append(step)
+
+    def turn(self) -> None:
+        """Go on to the next iteration, or to what follows the last one."""
+        stretch = self.stretch
+        assert stretch is not None
         self.index = 0
         self.iteration += 1
-        if self.iteration == segment.repeat:
+        if self.iteration == stretch.repeat:
             self.iteration = 0
-            self.segment = segment = next(self.segments, None)
-            if segment is None:
-                self.step = None
-                return
-            self.block, self.steps = segment.block, segment.steps
-        self.step = self.steps[0]
+            self.stretch = stretch = next(self.stretches, None)
+            self.actions = stretch.actions if stretch else ()
 
-    def unmet(self, step: Step) -> tuple[Lane, int] | None:
-        """Return a lane that has not got far enough for ``step``, and how far it has to get."""
-        siblings, iteration = self.siblings, self.iteration
-        for stream, per_iteration, offset in step.needs:
-            needed = offset + iteration * per_iteration
-            other = siblings[stream]
+    def skip(self, iterations: int) -> None:
+        """Be as far as after so many more iterations of the current stretch."""
+        self.iteration += iterations
+        self.skipped += iterations * len(self.actions)
+
+    def unmet(self) -> tuple[Lane, int] | None:
+        """A lane that has not got far enough for the next operation, and how far it has to get."""
+        for stream, per_iteration, offset in self.step.needs:
+            needed = offset + self.iteration * per_iteration
+            other = self.siblings[stream]
             if other.done < needed:
                 return other, needed
         return None
 
-    def waits(self, step: Step) -> bool:
-        """Whether another lane has not got far enough for ``step``; if so, that one knows who waits."""
-        siblings, iteration = self.siblings, self.iteration
-        for stream, per_iteration, offset in step.needs:
-            needed = offset + iteration * per_iteration
-            if siblings[stream].done < needed:
-                siblings[stream].waiters.append((needed, self))
-                return True
-        return False
 
-    def skip(self, iterations: int) -> None:
-        """Be as far as after so many more iterations of the current segment."""
-        assert self.segment is not None
-        self.iteration += iterations
-        self.done += iterations * len(self.segment.steps)
+def make_lanes(schedule: Schedule, contention: Contention) -> list[Lane]:
+    """The lanes of all ranks, rank by rank."""
+    programs: dict[tuple[int, ...], list[tuple[Stretch, ...]]] = {}
+    lanes: list[Lane] = []
+    streams = compile_streams(schedule)
+    for rank in range(schedule.ranks):
+        rates = tuple([by_rank[rank] for by_rank in contention.rates])
+        program = programs.get(rates)
+        if program is None:
+            program = programs[rates] = [
+                tuple([Stretch(own.block, own.repeat, _actions(own.steps, rates)) for own in segments])
+                for segments in streams
+            ]
+        own = tuple(
+            [
+                Lane(number=len(lanes) + stream, rank=rank, stream=stream, stretches=stretches)
+                for stream, stretches in enumerate(program)
+            ]
+        )
+        for lane in own:
+            lane.siblings = own
+        lanes += own
+    return lanes
+
+
+def _actions(steps: Sequence[Step], rates: Sequence[int]) -> tuple[Action, ...]:
+    actions = []
+    for step in steps:
+        _, _, _, fixed, size, route, _, collective = step.op
+        if size and (rate := rates[route]):
+            fixed, size = fixed - (-size * _PICO // rate), 0  # rounded up
+        actions.append(Action(fixed, size > 0, collective, step.needs, step))
+    return tuple(actions)

@@ -15,7 +15,7 @@ from simoffload.engine.sharing import Demand, fair_rates, loads
 from simoffload.errors import SimulationError
 from simoffload.schedule import Schedule
 
-__all__ = ["LinkUse", "Mark", "Network"]
+__all__ = ["Mark", "Network"]
 
 Owner = TypeVar("Owner")
 
@@ -29,24 +29,12 @@ _REMEMBERED = 200_000
 """Flows in the solved sets that are kept (about 100 B each): identical layers meet the same sets again."""
 
 
-class LinkUse(NamedTuple):
-    """What one link carried."""
-
-    bytes: int
-    """[B x coefficient / scale], rounded down."""
-    busy: int
-    """[ps] with at least one flow."""
-    saturated: int
-    """[ps] filled to its capacity, within the rounding of the rates to 1 B/s."""
-
-
 class _Flow(Generic[Owner]):
-    __slots__ = ("due", "left", "owner", "path", "rate", "since", "size")
+    __slots__ = ("due", "left", "owner", "path", "rate", "since")
 
     def __init__(self, path: int, size: int, owner: Owner, now: int) -> None:
         self.path = path
         self.owner = owner
-        self.size = size  # [B]
         self.left = size * _PARTS  # at time `since`
         self.rate = 0  # [B/s] from time `since` on
         self.since = now
@@ -66,9 +54,8 @@ class _Allocation:
 
 
 class Mark(NamedTuple):
-    """What the links had carried at some moment."""
+    """A moment in the list of allocations that held."""
 
-    carried: tuple[int, ...]
     held: int
     summed: int
 
@@ -98,7 +85,6 @@ class Network(Generic[Owner]):
         self._clock = clock
         self._finished = finished
         self._active: list[_Flow[Owner]] = []
-        self._carried = [0] * len(self._paths)
         self._busy = [0] * len(self._links)
         self._saturated = [0] * len(self._links)
         self._solved: dict[tuple[int, ...], _Allocation] = {}  # by the sorted paths of the flows
@@ -119,17 +105,11 @@ class Network(Generic[Owner]):
         self._active.append(_Flow(path, size, owner, self._clock.now))
         self._settle_later()
 
-    def use(self) -> tuple[LinkUse, ...]:
-        """Return what every link has carried, once all flows have ended."""
+    def busy(self) -> tuple[list[int], list[int]]:
+        """For every link the time [ps] with at least one flow, and the time filled to its capacity, within
+        the rounding of the rates to 1 B/s; once all flows have ended."""
         self._forget()
-        carried = [0] * len(self._links)
-        for path, size in zip(self._paths, self._carried, strict=True):
-            for link, coefficient in path.hops:
-                carried[link] += coefficient * size
-        return tuple(
-            LinkUse(carried[i] // link.scale, self._busy[i], self._saturated[i])
-            for i, link in enumerate(self._links)
-        )
+        return self._busy, self._saturated
 
     def in_flight(self) -> list[tuple[Owner, int]]:
         """Who moves bytes, in the order in which they joined, and what is left of each [10^-12 B]."""
@@ -137,21 +117,19 @@ class Network(Generic[Owner]):
         return [(flow.owner, flow.left - flow.rate * (now - flow.since)) for flow in self._active]
 
     def mark(self) -> Mark:
-        """Remember what the links have carried until now, once rates are settled."""
+        """Remember this moment, once rates are settled."""
         self._book(self._clock.now)
         if len(self._held) > _HELD:
             self._sum_up()
-        return Mark(tuple(self._carried), len(self._held), self._summed)
+        return Mark(len(self._held), self._summed)
 
     def counts_since(self, mark: Mark) -> bool:
         """Whether everything since ``mark`` is still known in detail."""
         return mark.summed == self._summed
 
     def repeat(self, mark: Mark, times: int) -> None:
-        """Carry what was carried since ``mark`` that many times more."""
+        """Let what held since ``mark`` hold that many times more."""
         self._book(self._clock.now)
-        for path, (before, now) in enumerate(zip(mark.carried, self._carried, strict=True)):
-            self._carried[path] = now + times * (now - before)
         for allocation, duration in self._held[mark.held :]:
             allocation.duration += times * duration
 
@@ -205,8 +183,6 @@ class Network(Generic[Owner]):
         if len(ending) > 1:
             self._active = [flow for flow in ending if flow.due != due]
             ending = [flow for flow in ending if flow.due == due]
-        for flow in ending:
-            self._carried[flow.path] += flow.size
         self._settle_later()
         self._finished([flow.owner for flow in ending])
 

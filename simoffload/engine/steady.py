@@ -1,10 +1,10 @@
 """The jump: where a repeating block has reached a steady state, whole periods are counted, not run.
 
-The engine's state is what every lane is about to do, whom it waits for, what is due and what is left of
-every flow. A run has a cycle if, at the end of some iteration of a block, that state is the same as after
-an earlier iteration, but for the time and the number of the iteration. As everything is an integer, "the
-same" is equality, and all that happens until a lane nears the end of the block is a copy of what
-happened in between.
+The engine's state is what every lane is about to do, whom it waits for, what is due, what is left of every
+flow, and what is known already of what ends later. A run has a cycle if, at the end of some iteration of a
+block, that state is the same as after an earlier iteration, but for the time and the number of the iteration.
+As everything is an integer, "the same" is equality, and all that happens until a lane nears the end of the
+block is a copy of what happened in between.
 
 What makes the state comparable: lanes inside of the block are told by how many iterations they are ahead.
 Lanes elsewhere must stand still, and may not be awaited by the block (a lane before the block that has work
@@ -13,19 +13,20 @@ in it) nor reached by it (a lane behind the block that waits for a count).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simoffload.engine.clock import Clock
-from simoffload.engine.lane import Lane
+from simoffload.engine.lane import NOTHING, Lane
 from simoffload.engine.network import Mark, Network
-from simoffload.engine.recorder import Recorder
+from simoffload.engine.outcome import Skip
 from simoffload.results.timeline import Jump
 from simoffload.schedule import Schedule
 
-__all__ = ["SteadyState"]
+__all__ = ["LEAST", "SteadyState"]
 
-_LEAST = 3
+LEAST = 3
 """Iterations of a block below which there is nothing to skip."""
 _PATIENCE = 256
 """Iterations in each of which a cycle is looked for; after that it is looked for in windows of"""
@@ -40,8 +41,8 @@ class _Moment(NamedTuple):
 
     iteration: int
     time: int
-    events: int
-    entries: int
+    ended: tuple[int, ...]
+    """Operations of every lane, among those that were run, that had ended."""
     carried: Mark
 
 
@@ -56,37 +57,36 @@ class SteadyState:
         gathered: Sequence[Sequence[Lane]],
         clock: Clock,
         network: Network[Lane],
-        recorder: Recorder,
     ) -> None:
         self._blocks = schedule.blocks
         self._lanes = lanes
         self._gathered = gathered
         self._clock = clock
         self._network = network
-        self._recorder = recorder
         self._streams = [{op.stream for op in block.ops} for block in schedule.blocks]
         self._met: dict[_State, _Moment] = {}
         self._block = -1
         self._seen = 0
         self._asked = False
         self.jumps: list[Jump] = []
+        self.skips: list[Skip] = []
         self.searched: dict[int, int] = {}
         """Iterations after which a cycle was looked for, by block."""
 
     def passed(self, lane: Lane) -> None:
         """Take note that a lane of the first rank has begun another iteration or another block."""
-        segment = lane.segment
-        if segment is None or segment.repeat < _LEAST or self._asked:
+        stretch = lane.stretch
+        if stretch is None or stretch.repeat < LEAST or self._asked:
             return
         for other in lane.siblings:
             if (
-                other.segment is not None
-                and other.segment.block == segment.block
+                other.stretch is not None
+                and other.stretch.block == stretch.block
                 and other.iteration < lane.iteration
             ):
                 return  # an iteration is over when the last lane is through with it
-        if segment.block != self._block:
-            self._block, self._seen = segment.block, 0
+        if stretch.block != self._block:
+            self._block, self._seen = stretch.block, 0
             self._met.clear()
         self._seen += 1
         if self._seen < _PATIENCE or self._seen - (1 << self._seen.bit_length() - 1) < _WINDOW:
@@ -99,7 +99,7 @@ class SteadyState:
         return tuple(
             f"block {block.name!r}: {self._why(index)}"
             for index, block in enumerate(self._blocks)
-            if block.repeat >= _LEAST and index not in jumped
+            if block.repeat >= LEAST and index not in jumped
         )
 
     def _why(self, block: int) -> str:
@@ -110,38 +110,49 @@ class SteadyState:
 
     def _look(self) -> None:
         self._asked = False
-        block = self._block
-        inside = [lane for lane in self._lanes if lane.segment is not None and lane.segment.block == block]
+        block, now = self._block, self._clock.now
+        inside = [lane for lane in self._lanes if lane.stretch is not None and lane.stretch.block == block]
         iteration = min((lane.iteration for lane in inside if lane.rank == inside[0].rank), default=0)
-        state = self._state(block, iteration) if inside else None
+        ended = tuple([bisect_right(lane.ends, now) for lane in self._lanes])
+        state = self._state(block, iteration, ended) if inside else None
         self.searched[block] = self.searched.get(block, 0) + 1
         if state is None:
             return
         before = self._met.get(state)
         if before is not None and self._network.counts_since(before.carried):
-            self._jump(inside, before, iteration)
+            self._jump(inside, before, iteration, ended)
             return
-        clock = self._clock
-        mark = self._network.mark()
-        self._met[state] = _Moment(iteration, clock.now, clock.events, self._recorder.entries, mark)
+        self._met[state] = _Moment(iteration, now, ended, self._network.mark())
 
-    def _state(self, block: int, iteration: int) -> _State | None:
+    def _state(self, block: int, iteration: int, ended: Sequence[int]) -> _State | None:
         """Everything that decides what happens next, relative to now; None if it cannot come back."""
         now, streams = self._clock.now, self._streams[block]
+        # Who has been ready for longer decides nothing: others come later.
+        waiting = {lane.number for lanes in self._gathered for lane in lanes if lane.start < now}
         state: list[object] = []
-        for lane in self._lanes:
-            segment = lane.segment
-            if segment is not None and segment.block == block:
-                started = now - lane.start if lane.start >= 0 else -1
-                state += (lane.iteration - iteration, lane.index, started)
-            elif lane.start >= 0 or (
-                segment is not None and segment.block < block and lane.stream in streams
-            ):
+        for lane, known in zip(self._lanes, ended, strict=True):
+            stretch = lane.stretch
+            ahead = len(lane.ends) > known
+            begun = lane.start >= 0 and lane.number not in waiting
+            if stretch is not None and stretch.block == block:
+                state += (lane.iteration - iteration, lane.index)
+            elif ahead or begun or (stretch and stretch.block < block and lane.stream in streams):
                 return None
-            elif segment is None:
-                state.append(None)
             else:
-                state.append((segment.block, lane.iteration, lane.index))
+                state.append((stretch.block, lane.iteration, lane.index) if stretch else None)
+            if known and lane.ends[known - 1] == now:  # what begins now may begin after it
+                state.append(known - bisect_left(lane.ends, now))
+            if ahead:
+                state.append(
+                    tuple(
+                        [
+                            (lane.starts[i] - now, lane.ends[i] - now, self._relative(lane.afters[i]))
+                            for i in range(known, len(lane.ends))
+                        ]
+                    )
+                )
+            if begun:
+                state += (lane.start - now, self._relative(lane.after))
             if lane.waiters:
                 state.append(tuple([waiter.number for _, waiter in lane.waiters]))
         state += [tuple([lane.number for lane in lanes]) for lanes in self._gathered if lanes]
@@ -152,24 +163,38 @@ class SteadyState:
         state += [(lane.number, left) for lane, left in self._network.in_flight()]
         return tuple(state)
 
-    def _jump(self, inside: Sequence[Lane], before: _Moment, iteration: int) -> None:
+    def _relative(self, after: int) -> tuple[int, int] | None:
+        """A lane, and how many operations it has got further since the one meant."""
+        if after == NOTHING:
+            return None
+        ordinal, number = divmod(after, len(self._lanes))
+        return number, self._lanes[number].done - ordinal
+
+    def _later(self, after: int, ahead: Mapping[int, int]) -> int:
+        lanes = len(self._lanes)
+        return after if after == NOTHING else after + ahead.get(after % lanes, 0) * lanes
+
+    def _jump(self, inside: Sequence[Lane], before: _Moment, iteration: int, ended: tuple[int, ...]) -> None:
         clock, period = self._clock, iteration - before.iteration
         times = min(_periods(lane, period, self._block) for lane in inside)
         if times < 1:
             return
         iterations = times * period
+        ahead = {lane.number: iterations * len(lane.actions) for lane in inside}
         for lane in inside:
-            assert lane.segment is not None
-            ahead = iterations * len(lane.segment.steps)
             lane.skip(iterations)
             lane.waiters = [
-                (needed + ahead if _is_in(waiter, self._block) else needed, waiter)
+                (needed + ahead[lane.number] if _is_in(waiter, self._block) else needed, waiter)
                 for needed, waiter in lane.waiters
             ]
+            # What is known already, or under way, stands for its last copy now.
+            lane.after = self._later(lane.after, ahead)
+            for i in range(ended[lane.number], len(lane.afters)):
+                lane.afters[i] = self._later(lane.afters[i], ahead)
         length = clock.now - before.time
         self._network.repeat(before.carried, times)
-        self._recorder.repeat(before.entries, times=times, iterations=period, length=length)
-        clock.skip(times * length, events=times * (clock.events - before.events))
+        clock.skip(times * length)
+        self.skips.append(Skip(before.ended, ended, before.time, clock.now, times))
         self.jumps.append(
             Jump(
                 block=self._block,
@@ -184,15 +209,14 @@ class SteadyState:
 
 
 def _is_in(lane: Lane, block: int) -> bool:
-    return lane.segment is not None and lane.segment.block == block
+    return lane.stretch is not None and lane.stretch.block == block
 
 
 def _periods(lane: Lane, period: int, block: int) -> int:
     """Periods that ``lane`` can go on before it leaves the block or reaches what waits behind it."""
-    segment = lane.segment
-    assert segment is not None
-    times = (segment.repeat - 1 - lane.iteration) // period
+    assert lane.stretch is not None
+    times = (lane.stretch.repeat - 1 - lane.iteration) // period
     for needed, waiter in lane.waiters:
         if not _is_in(waiter, block):
-            times = min(times, (needed - 1 - lane.done) // (period * len(segment.steps)))
+            times = min(times, (needed - 1 - lane.done) // (period * len(lane.actions)))
     return times

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def write_trace(timeline: Timeline, path: str | Path, *, max_events: int = 200_0
     Operations without duration are left out. Raises OSError if the file cannot be written.
     """
     # The limit is a moment, so that no rank is cut off earlier than another.
-    until = timeline.end_of(max_events - 1) if len(timeline) > max_events else timeline.makespan
+    last = next(islice(timeline, max_events - 1, None)) if len(timeline) > max_events else None
+    until = last.end if last else timeline.makespan
     with replacing(path) as file:
         file.write('{"displayTimeUnit":"ns","otherData":')
         file.write(_dump(_about(timeline, until)))

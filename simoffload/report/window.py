@@ -84,12 +84,11 @@ class _RankZero:
     def busiest_stream(self, block: int) -> int:
         """The stream on which operations of the block take longest: it sets the pace of the others."""
         times: Counter[int] = Counter()
-        recorded, ops = self._timeline.recorded, self._timeline.schedule.blocks[block].ops
-        for piece in self._timeline.pieces():
-            for entry in range(piece.first, piece.last):
-                if recorded.block[entry] == block and not recorded.rank[entry]:
-                    duration = recorded.end[entry] - recorded.start[entry]
-                    times[ops[recorded.position[entry]].stream] += piece.times * duration
+        for track in self._timeline.tracks_of(0):
+            for piece in track.pieces():
+                for entry in range(piece.first, piece.last):
+                    if track.steps[entry].block == block:
+                        times[track.stream] += piece.times * (track.end[entry] - track.start[entry])
         return max(times, key=lambda stream: (times[stream], -stream))
 
     def begin(self, parts: Sequence[_Part], stream: int) -> int:

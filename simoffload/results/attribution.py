@@ -7,12 +7,11 @@ overlaps, so the times along it sum to the makespan exactly and nothing is count
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from simoffload.results.chain import Chain
+from simoffload.results.chain import Place, last_of, walk
 from simoffload.results.timeline import Timeline
-from simoffload.schedule import Op, Schedule
+from simoffload.schedule import Schedule
 
 __all__ = ["Attribution", "attribute"]
 
@@ -49,52 +48,32 @@ class Attribution(NamedTuple):
     """[ps] on the deciding chain that transfers over each link took."""
 
 
-def _cause(op: Op, schedule: Schedule) -> str:
-    return schedule.routes[op.route].name if op.route >= 0 else _NAMES[op.kind]
+_Kind = tuple[str, int, int]
+"""Kind, stream and route of an operation."""
 
 
-_Kind = tuple[str, str, int]
-"""Cause, stream and route of an operation."""
-
-
-def _kinds(schedule: Schedule) -> list[list[_Kind]]:
-    """Of every operation of every block; equal kinds are one object."""
-    known: dict[tuple[str, int, int], _Kind] = {}
-    found: list[list[_Kind]] = []
-    for block in schedule.blocks:
-        found.append([])
-        for op in block.ops:
-            key = op.kind, op.stream, op.route
-            kind = known.get(key)
-            if kind is None:
-                kind = known[key] = _cause(op, schedule), schedule.streams[op.stream], op.route
-            found[-1].append(kind)
-    return found
+def _cause(kind: _Kind, schedule: Schedule) -> str:
+    name, _, route = kind
+    return schedule.routes[route].name if route >= 0 else _NAMES[name]
 
 
 def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attribution:
-    """Split the makespan of a recorded run by cause, by stream and by link; or the time until the last
-    operation of the stream ``ends_with`` is done."""
+    """Split the makespan of a run by cause, by stream and by link; or the time until the last operation of
+    the stream ``ends_with`` is done."""
     schedule = timeline.schedule
-    chain = Chain(timeline)
-    last = chain.last(None if ends_with is None else schedule.streams.index(ends_with))
-    recorded = timeline.recorded
-    kinds = _kinds(schedule)
-    totals: dict[tuple[_Kind, int], int] = {}
-    for entry, times in chain.walk(last):
-        key = kinds[recorded.block[entry]][recorded.position[entry]], recorded.rank[entry]
-        totals[key] = totals.get(key, 0) + times * (recorded.end[entry] - recorded.start[entry])
+    last = last_of(timeline, None if ends_with is None else schedule.streams.index(ends_with))
     exposed, exposed_streams, exposed_links = Counter[str](), Counter[str](), Counter[str]()
-    for ((cause, stream, route), number), duration in totals.items():
-        exposed[cause] += duration
-        exposed_streams[stream] += duration
-        if route < 0:
-            continue
-        for link, _ in schedule.routes[route].hops[timeline.ranks_by_class[number][0]]:
-            exposed_links[schedule.links[link].name] += duration
-    busy, busy_streams = _busy(timeline, kinds, exposed, exposed_streams)
+    totals = _on_chain(timeline, last)
+    for (kind, number), duration in totals.items():
+        _, stream, route = kind
+        exposed[_cause(kind, schedule)] += duration
+        exposed_streams[schedule.streams[stream]] += duration
+        if route >= 0:
+            for link, _ in schedule.routes[route].hops[timeline.ranks_by_class[number][0]]:
+                exposed_links[schedule.links[link].name] += duration
+    busy, busy_streams = _busy(timeline, exposed, exposed_streams)
     return Attribution(
-        last.end,
+        sum(totals.values()),
         _largest_first(exposed),
         _largest_first(busy),
         dict(exposed_streams),
@@ -103,15 +82,26 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
     )
 
 
+def _on_chain(timeline: Timeline, last: Place | None) -> dict[tuple[_Kind, int], int]:
+    """[ps] by kind and class of ranks on the chain that ends with ``last``; they sum to its end."""
+    totals: dict[tuple[_Kind, int], int] = {}
+    for number, entry, times in walk(timeline, last) if last else ():
+        track = timeline.tracks[number]
+        op = track.steps[entry].op
+        key = (op.kind, op.stream, op.route), track.rank
+        totals[key] = totals.get(key, 0) + times * (track.end[entry] - track.start[entry])
+    return totals
+
+
 def _busy(
-    timeline: Timeline, kinds: Sequence[Sequence[_Kind]], exposed: Counter[str], exposed_streams: Counter[str]
+    timeline: Timeline, exposed: Counter[str], exposed_streams: Counter[str]
 ) -> tuple[Counter[str], Counter[str]]:
     """Work by cause and by stream on the rank that has most of it; at least what was exposed.
 
     Before a collective the deciding chain goes through the rank that came last, so that it can hold more of
     a cause than any single rank.
     """
-    by_cause, by_stream = _work(timeline, kinds)
+    by_cause, by_stream = _work(timeline)
     busy, busy_streams = Counter(exposed), Counter(exposed_streams)
     for own in by_stream:
         for stream in timeline.schedule.streams:
@@ -123,23 +113,22 @@ def _busy(
     return busy, busy_streams
 
 
-def _work(
-    timeline: Timeline, kinds: Sequence[Sequence[_Kind]]
-) -> tuple[list[Counter[str]], list[Counter[str]]]:
+def _work(timeline: Timeline) -> tuple[list[Counter[str]], list[Counter[str]]]:
     """[ps] by cause and by stream on each class of ranks."""
-    recorded = timeline.recorded
+    schedule = timeline.schedule
     classes = len(timeline.ranks_by_class)
     by_cause = [Counter[str]() for _ in range(classes)]
     by_stream = [Counter[str]() for _ in range(classes)]
-    totals: dict[tuple[_Kind, int], int] = {}
-    for first, last, times, _, _ in timeline.pieces():
-        columns = zip(*(column[first:last] for column in recorded), strict=True)
-        for rank, block, _, position, start, end in columns:
-            key = kinds[block][position], rank
-            totals[key] = totals.get(key, 0) + times * (end - start)
-    for ((cause, stream, _), rank), duration in totals.items():
-        by_cause[rank][cause] += duration
-        by_stream[rank][stream] += duration
+    for track in timeline.tracks:
+        totals: dict[_Kind, int] = {}
+        for first, last, _, times, _ in track.pieces():
+            columns = track.steps[first:last], track.start[first:last], track.end[first:last]
+            for step, start, end in zip(*columns, strict=True):
+                key = step.op.kind, track.stream, step.op.route
+                totals[key] = totals.get(key, 0) + times * (end - start)
+        for kind, duration in totals.items():
+            by_cause[track.rank][_cause(kind, schedule)] += duration
+            by_stream[track.rank][schedule.streams[track.stream]] += duration
     return by_cause, by_stream
 
 

@@ -1,7 +1,7 @@
-"""The recorded execution of one schedule, as columns.
+"""The recorded execution of one schedule.
 
-What repeats is recorded once and counted; ranks that do the same are recorded as one. Iterating over a
-timeline, or asking for a column, writes all of it out; ``recorded`` and ``pieces`` do not.
+What repeats is held once and counted; ranks that do the same are held as one. Iterating over a timeline, or
+asking for a column, writes all of it out; the tracks, and questions about parts, do not.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import merge
 from typing import NamedTuple
 
+from simoffload.results.track import Piece, Track
 from simoffload.schedule import Op, Schedule
+from simoffload.schedule.program import steps_of
 
-__all__ = ["Columns", "How", "Interval", "Jump", "Piece", "Repeat", "Timeline"]
+__all__ = ["Columns", "How", "Interval", "Jump", "Timeline"]
 
 
 class Interval(NamedTuple):
@@ -33,42 +36,12 @@ class Columns(NamedTuple):
     """One entry per operation, in order of completion; times are integer picoseconds."""
 
     rank: array[int]
-    """Where ranks are folded, the class of ranks (an index into ``Timeline.classes``)."""
     block: array[int]
     iteration: array[int]
     position: array[int]
     """Index into ``Block.ops``."""
     start: array[int]
     end: array[int]
-
-    @classmethod
-    def empty(cls) -> Columns:
-        """Columns without entries."""
-        return cls(array("H"), array("I"), array("I"), array("I"), array("q"), array("q"))
-
-
-class Repeat(NamedTuple):
-    """A period of a block's steady state: recorded once, it happens ``times`` times more after itself."""
-
-    first: int
-    """Its first entry."""
-    last: int
-    """The entry after its last one."""
-    times: int
-    iterations: int
-    """Of the block, that one period is long."""
-    length: int
-    """[ps] that one period takes."""
-
-
-class Piece(NamedTuple):
-    """Entries from ``first`` to before ``last``, which happen ``times`` times, one after the other."""
-
-    first: int
-    last: int
-    times: int = 1
-    iterations: int = 0
-    length: int = 0
 
 
 class Jump(NamedTuple):
@@ -102,9 +75,8 @@ class Timeline:
     """Start and end of every executed operation and what crossed every link."""
 
     schedule: Schedule
-    recorded: Columns = field(default_factory=Columns.empty)
-    """What was run; shorter than what happened if anything was folded or repeated."""
-    repeats: tuple[Repeat, ...] = ()
+    tracks: tuple[Track, ...] = ()
+    """What each stream of each class of ranks did: class by class, in the order of the streams."""
     classes: tuple[tuple[int, ...], ...] = ()
     """Ranks that did the same at the same times, by class; () = each rank is a class."""
     makespan: int = 0
@@ -115,8 +87,8 @@ class Timeline:
     """[ps] during which at least one flow crossed each link."""
     link_saturated: tuple[int, ...] = ()
     """[ps] during which each link was filled to its capacity (within its rounding)."""
-    events: int = 0
-    """Number of clock events that the run took, or would have taken with everything run."""
+    shared: frozenset[int] = frozenset()
+    """Routes on which the rate of a transfer may depend on others; that of all others never does."""
     constant_rates: bool = True
     """Whether every transfer kept the rate with which it began."""
     how: How = field(default_factory=How)
@@ -124,105 +96,54 @@ class Timeline:
 
     def __len__(self) -> int:
         """Operations that were executed, all of them."""
-        return sum(piece.times * self._operations(piece) for piece in self.pieces())
+        return sum([len(track) * len(self.ranks_by_class[track.rank]) for track in self.tracks])
 
     def __iter__(self) -> Iterator[Interval]:
-        """Every operation in order of completion, without holding more than one at a time."""
-        blocks, recorded, classes = self.schedule.blocks, self.recorded, self.ranks_by_class
-        for first, last, times, iterations, length in self.pieces():
-            for copy in range(times):
-                for entry in range(first, last):
-                    block, position = recorded.block[entry], recorded.position[entry]
-                    for rank in classes[recorded.rank[entry]]:
-                        yield Interval(
-                            rank,
-                            block,
-                            recorded.iteration[entry] + copy * iterations,
-                            blocks[block].ops[position],
-                            recorded.start[entry] + copy * length,
-                            recorded.end[entry] + copy * length,
-                        )
+        """Every operation in order of completion; of those that end at once, in the program's order."""
+        blocks = self.schedule.blocks
+        for end, block, iteration, position, rank, start in self._rows():
+            yield Interval(rank, block, iteration, blocks[block].ops[position], start, end)
 
     @property
     def ranks_by_class(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of every class, the lowest first."""
-        return self.classes or tuple((rank,) for rank in range(self.schedule.ranks))
+        return self.classes or tuple([(rank,) for rank in range(self.schedule.ranks)])
 
-    def pieces(self) -> Iterator[Piece]:
-        """The recorded entries in order, cut where what repeats begins and ends."""
-        begin = 0
-        for first, last, times, iterations, length in self.repeats:
-            if first > begin:
-                yield Piece(begin, first)
-            yield Piece(first, last, times + 1, iterations, length)
-            begin = last
-        if begin < len(self.recorded.end):
-            yield Piece(begin, len(self.recorded.end))
+    @property
+    def entries(self) -> int:
+        """Operations that are held; the others are counted."""
+        return sum([len(track.end) for track in self.tracks])
 
-    def end_of(self, index: int) -> int:
-        """[ps] end of the operation that was completed as number ``index``, from 0; IndexError if fewer."""
-        left = index
-        for piece in self.pieces():
-            size = self._operations(piece)
-            if left >= size * piece.times:
-                left -= size * piece.times
-                continue
-            copy, left = divmod(left, size)
-            for entry in range(piece.first, piece.last):
-                left -= len(self.ranks_by_class[self.recorded.rank[entry]])
-                if left < 0:
-                    return self.recorded.end[entry] + copy * piece.length
-        raise IndexError(f"operation {index} of {len(self)}")
+    def tracks_of(self, rank: int) -> tuple[Track, ...]:
+        """What the streams of a rank did."""
+        own = next(number for number, ranks in enumerate(self.ranks_by_class) if rank in ranks)
+        streams = len(self.schedule.streams)
+        return self.tracks[own * streams : (own + 1) * streams]
 
     def during(self, start: int, end: int, *, rank: int = 0) -> list[Interval]:
         """What a rank did between two moments [ps], in order of completion; nothing without duration."""
-        recorded, blocks = self.recorded, self.schedule.blocks
-        own = next(number for number, ranks in enumerate(self.ranks_by_class) if rank in ranks)
-        found: list[Interval] = []
-        for first, last, times, iterations, length in self.pieces():
-            met: list[tuple[int, int]] = []
-            for entry in range(first, last):
-                began, ended = recorded.start[entry], recorded.end[entry]
-                if recorded.rank[entry] != own or began == ended:
-                    continue
-                copies = range(times)
-                if length:  # those with began + copy * length < end and ended + copy * length > start
-                    copies = range(
-                        max(0, (start - ended) // length + 1), min(times, -((began - end) // length))
-                    )
-                elif not (began < end and ended > start):
-                    continue
-                met += [(copy, entry) for copy in copies]
-            for copy, entry in sorted(met):
-                block, later = recorded.block[entry], copy * length
-                op = blocks[block].ops[recorded.position[entry]]
-                iteration = recorded.iteration[entry] + copy * iterations
-                began, ended = recorded.start[entry] + later, recorded.end[entry] + later
-                found.append(Interval(rank, block, iteration, op, began, ended))
-        return found
+        rows = [
+            row
+            for track in self.tracks_of(rank)
+            for piece in track.pieces()
+            for entry in range(piece.first, piece.last)
+            if track.start[entry] < track.end[entry]
+            for row in _rows_of(track, rank, piece, entry, _overlapping(track, piece, entry, start, end))
+        ]
+        blocks = self.schedule.blocks
+        return [
+            Interval(rank, block, iteration, blocks[block].ops[position], began, ended)
+            for ended, block, iteration, position, _, began in sorted(rows)
+        ]
 
     def start_of(self, block: int, iteration: int, position: int, *, rank: int = 0) -> int:
-        """[ps] at which a rank began an operation. Raises KeyError if it was not recorded."""
-        recorded = self.recorded
-        own = next(number for number, ranks in enumerate(self.ranks_by_class) if rank in ranks)
-        for first, last, times, iterations, length in self.pieces():
-            for entry in range(first, last):
-                if (recorded.rank[entry], recorded.block[entry], recorded.position[entry]) == (
-                    own,
-                    block,
-                    position,
-                ):
-                    copy, rest = divmod(iteration - recorded.iteration[entry], iterations or 1)
-                    if 0 <= copy < times and not rest:
-                        return recorded.start[entry] + copy * length
-        raise KeyError((block, iteration, position, rank))
-
-    def _operations(self, piece: Piece) -> int:
-        """Operations of one copy of a piece, on all ranks."""
-        if not self.classes:
-            return piece.last - piece.first
-        sizes = [len(ranks) for ranks in self.classes]
-        return sum(map(sizes.__getitem__, self.recorded.rank[piece.first : piece.last]))
+        """[ps] at which a rank began an operation. Raises KeyError if there is none."""
+        part = self.schedule.blocks[block]
+        if not 0 <= iteration < part.repeat:
+            raise KeyError((block, iteration, position, rank))
+        step = steps_of(self.schedule)[block][position]
+        track = self.tracks_of(rank)[step.op.stream]
+        return track.start_of(step.first + iteration * step.per_iteration)
 
     # -- everything written out -----------------------------------------------------------------
 
@@ -230,30 +151,27 @@ class Timeline:
     def whole(self) -> Columns:
         """All operations as columns, ranks by their own numbers; large where much repeats."""
         if self._whole is None:
-            simple = not self.repeats and (not self.classes or all(len(one) == 1 for one in self.classes))
-            self._whole = self.recorded if simple else self._written_out()
+            rows = [*zip(*self._rows(), strict=True)] or [()] * 6
+            end, block, iteration, position, rank, start = rows
+            self._whole = Columns(
+                array("H", rank),
+                array("I", block),
+                array("I", iteration),
+                array("I", position),
+                array("q", start),
+                array("q", end),
+            )
         return self._whole
 
-    def _written_out(self) -> Columns:
-        whole, recorded = Columns.empty(), self.recorded
-        members = self.ranks_by_class
-        for first, last, times, iterations, length in self.pieces():
-            entries = [entry for entry in range(first, last) for _ in members[recorded.rank[entry]]]
-            ranks = [rank for entry in range(first, last) for rank in members[recorded.rank[entry]]]
-            block = array("I", map(recorded.block.__getitem__, entries))
-            position = array("I", map(recorded.position.__getitem__, entries))
-            numbers = [recorded.iteration[entry] for entry in entries]
-            starts = [recorded.start[entry] for entry in entries]
-            ends = [recorded.end[entry] for entry in entries]
-            for copy in range(times):
-                later, ahead = copy * length, copy * iterations
-                whole.rank.extend(ranks)
-                whole.block.extend(block)
-                whole.position.extend(position)
-                whole.iteration.extend([number + ahead for number in numbers])
-                whole.start.extend([start + later for start in starts])
-                whole.end.extend([end + later for end in ends])
-        return whole
+    def _rows(self) -> Iterator[_Row]:
+        return merge(
+            *[
+                _all_rows(track, rank)
+                for track in self.tracks
+                for rank in self.ranks_by_class[track.rank]
+                if track.end
+            ]
+        )
 
     @property
     def rank(self) -> array[int]:
@@ -284,3 +202,36 @@ class Timeline:
     def end(self) -> array[int]:
         """[ps] of every operation."""
         return self.whole.end
+
+
+_Row = tuple[int, int, int, int, int, int]
+"""(end, block, iteration, position, rank, start): sorted, in order of completion, of the program and
+of ranks."""
+
+
+def _all_rows(track: Track, rank: int) -> Iterator[_Row]:
+    for piece in track.pieces():
+        for copy in range(piece.times):
+            for entry in range(piece.first, piece.last):
+                yield from _rows_of(track, rank, piece, entry, range(copy, copy + 1))
+
+
+def _rows_of(track: Track, rank: int, piece: Piece, entry: int, copies: range) -> Iterator[_Row]:
+    """Copies of an entry."""
+    step = track.steps[entry]
+    size = piece.last - piece.first
+    for copy in copies:
+        iteration = step.iteration(piece.ordinal + entry - piece.first + copy * size)
+        later = copy * piece.length
+        end, start = track.end[entry] + later, track.start[entry] + later
+        yield end, step.block, iteration, step.position, rank, start
+
+
+def _overlapping(track: Track, piece: Piece, entry: int, start: int, end: int) -> range:
+    """The copies of an operation that lie between two moments at least in part."""
+    began, ended = track.start[entry], track.end[entry]
+    if not piece.length:
+        return range(piece.times if began < end and ended > start else 0)
+    # began + copy * length < end and ended + copy * length > start
+    first, last = (start - ended) // piece.length + 1, -((began - end) // piece.length)
+    return range(max(0, first), min(piece.times, last))

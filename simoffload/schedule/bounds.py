@@ -6,7 +6,7 @@ from collections import Counter
 
 from simoffload.schedule.ir import Schedule
 
-__all__ = ["alone_rate", "link_times", "lower_bound", "serial_time", "stream_times"]
+__all__ = ["alone_rate", "link_loads", "link_times", "lower_bound", "serial_time", "stream_times"]
 
 _PICO = 10**12
 
@@ -57,18 +57,26 @@ def stream_times(schedule: Schedule) -> Counter[tuple[int, int]]:
 
 def link_times(schedule: Schedule) -> list[int]:
     """Return the time [ps] that each link takes for all that crosses it."""
+    return [
+        -(-load * _PICO // link.capacity)
+        for load, link in zip(link_loads(schedule), schedule.links, strict=True)
+    ]
+
+
+def link_loads(schedule: Schedule) -> list[int]:
+    """Return what crosses each link in all [B x coefficient]."""
     sizes = [0] * len(schedule.routes)
     for block in schedule.blocks:
         for op in block.ops:
             if op.size:
                 sizes[op.route] += block.repeat * op.size
-    moved = [0] * len(schedule.links)
+    loads = [0] * len(schedule.links)
     for route, size in zip(schedule.routes, sizes, strict=True):
         if size:
             for hops in route.hops:
                 for link, coefficient in hops:
-                    moved[link] += size * coefficient
-    return [-(-size * _PICO // link.capacity) for size, link in zip(moved, schedule.links, strict=True)]
+                    loads[link] += size * coefficient
+    return loads
 
 
 def _operations(schedule: Schedule) -> tuple[Counter[int], Counter[tuple[int, int, int]]]:

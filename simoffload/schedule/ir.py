@@ -89,3 +89,8 @@ class Schedule(NamedTuple):
     distinct: tuple[int, ...] = ()
     """A number for each rank where something sets ranks apart that their routes do not show (a turn in a
     queue, a seed of noise); ranks of equal numbers may be alike. () = nothing does."""
+
+    @property
+    def operations(self) -> int:
+        """Operations of all ranks, each as often as it is repeated: every one has one end, an event."""
+        return self.ranks * sum([len(block.ops) * block.repeat for block in self.blocks])

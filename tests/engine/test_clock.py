@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simoffload.engine.clock import Clock
-from simoffload.errors import StalledClockError, WorkLimitError
+from simoffload.errors import StalledClockError
 
 Log = list[tuple[int, str]]
 
@@ -98,11 +98,3 @@ def test_time_that_advances_is_not_stopped() -> None:
         clock.call_at(time, len, "")
     clock.run()
     assert clock.events == 1000
-
-
-def test_the_number_of_events_can_be_limited() -> None:
-    clock = Clock(max_events=3)
-    for time in range(4):
-        clock.call_at(time, len, "")
-    with pytest.raises(WorkLimitError, match="stopped after 3 clock events at 3 ps"):
-        clock.run()

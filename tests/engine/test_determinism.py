@@ -45,7 +45,6 @@ def digest() -> str:
         timeline.link_bytes,
         timeline.link_busy,
         timeline.link_saturated,
-        timeline.events,
     )
     hashed.update(repr(totals).encode())
     return hashed.hexdigest()

@@ -47,7 +47,7 @@ def test_every_link_carries_what_the_schedule_puts_on_it(schedule: Schedule) -> 
 
 @given(schedules())
 def test_lies_between_the_bounds(schedule: Schedule) -> None:
-    makespan = execute(schedule, record=False).makespan
+    makespan = execute(schedule).makespan
     assert lower_bound(schedule) <= makespan
     # Rates of flows that share are rounded down to 1 B/s, here of 10^6 B/s over at most a dozen flows.
     assert makespan <= serial_time(schedule) * (1 + 1e-4)
@@ -69,8 +69,8 @@ def test_repeating_a_block_is_writing_it_again(schedule: Schedule) -> None:
 @given(schedules())
 def test_half_the_rates_and_twice_the_times_take_twice_as_long(schedule: Schedule) -> None:
     """Up to rounding; `test_executor` has the exact case."""
-    makespan = execute(schedule, record=False).makespan
-    slow = execute(slowed(schedule, 2), record=False).makespan
+    makespan = execute(schedule).makespan
+    slow = execute(slowed(schedule, 2)).makespan
     operations = schedule.ranks * sum(len(block.ops) * block.repeat for block in schedule.blocks)
     assert slow == pytest.approx(2 * makespan, rel=1e-4, abs=4 * operations)
 

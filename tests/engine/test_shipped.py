@@ -44,7 +44,7 @@ def test_folded_and_jumped_as_in_full(name: str) -> None:
         # What thousands of ranks do at their links takes long to run in full, and 16 show it as well.
         few = cut(schedule, 16)
         full, short = execute(few, fold=False, jump=False), execute(few)
-        for total in ("makespan", "link_bytes", "link_busy", "link_saturated", "events"):
+        for total in ("makespan", "link_bytes", "link_busy", "link_saturated"):
             assert getattr(short, total) == getattr(full, total)
         assert sorted(zip(*short.whole, strict=True)) == sorted(zip(*full.whole, strict=True))
         assert summarize_pass(short, new_tokens=1, context=9) == summarize_pass(full, new_tokens=1, context=9)

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from simoffload.engine import execute
 from simoffload.exchange.chrome_trace import write_trace
-from simoffload.results.timeline import Columns, Timeline
+from simoffload.results.timeline import Timeline
+from simoffload.results.track import Track
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
+from simoffload.schedule.program import steps_of
 
 MS = 10**9  # [ps]
 LAYERS = 5
@@ -103,15 +105,10 @@ def test_no_rounding_makes_neighbours_overlap(
     ends = sorted(times)
     count = len(ends)
     schedule = Schedule("p", 1, ("s",), (), (), (Block("b", (Op("compute", "x", 0, fixed=1),), count),))
-    columns = Columns(
-        rank=array("H", [0] * count),
-        block=array("I", [0] * count),
-        iteration=array("I", range(count)),
-        position=array("I", [0] * count),
-        start=array("q", [0, *ends[:-1]]),
-        end=array("q", ends),
-    )
-    timeline = Timeline(schedule, recorded=columns, makespan=ends[-1])
+    ((step,),) = steps_of(schedule)
+    start, end = array("q", [0, *ends[:-1]]), array("q", ends)
+    track = Track(0, 0, [step] * count, start, end, array("q", [-1] * count))
+    timeline = Timeline(schedule, (track,), makespan=ends[-1])
     assert overlaps(operations(written(timeline, tmp_path_factory.mktemp("trace")))) == []
 
 

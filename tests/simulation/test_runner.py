@@ -28,7 +28,7 @@ def test_shortcuts_were_taken_and_change_nothing(both: tuple[Timeline, Timeline]
     short, full = both
     assert short.how.jumps
     assert len(short.classes) == 1
-    assert len(short.recorded.end) < len(full.recorded.end) / 40
+    assert short.entries < full.entries / 30
     verify(short, full)
 
 
@@ -38,8 +38,10 @@ def test_a_picosecond_is_a_difference(both: tuple[Timeline, Timeline]) -> None:
         verify(replace(short, makespan=short.makespan + 1), full)
     with pytest.raises(ShortcutError, match="link_busy"):
         verify(replace(short, link_busy=(short.link_busy[0] + 1, *short.link_busy[1:])), full)
-    moved = replace(full, recorded=full.recorded._replace(start=full.recorded.start[:]), _whole=None)
-    moved.recorded.start[7] += 1
+    *others, last = full.tracks
+    last = replace(last, start=last.start[:])
+    last.start[0] += 1
+    moved = replace(full, tracks=(*others, last), _whole=None)
     with pytest.raises(ShortcutError, match=r"\(7, 0, .* with shortcuts and \(7, 0, .* without"):
         verify(moved, full)
 
@@ -61,5 +63,5 @@ def test_work_is_refused_before_it_begins_and_stopped_when_time_is_up() -> None:
 
 def test_a_pass_is_stopped_in_the_middle() -> None:
     schedule = load_scenario("ddn/bloom-7b1").inference_plan().schedule(ForwardPass("decode 1", 1, 9))
-    with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout after 1024 clock events"):
+    with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout after \d+ ps of simulated time"):
         execute(schedule, jump=False, deadline=0.0)

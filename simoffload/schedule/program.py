@@ -1,13 +1,14 @@
-"""A schedule as the executor reads it: per stream the segments that its operations form."""
+"""A schedule as it is carried out: per stream the segments that its operations form."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from simoffload.schedule import Dependency, Schedule
+from simoffload.schedule.ir import Dependency, Op, Schedule
 
-__all__ = ["Need", "Segment", "Step", "compile_streams"]
+__all__ = ["Need", "Segment", "Step", "compile_streams", "steps_of"]
 
 
 Need = tuple[int, int, int]
@@ -18,13 +19,19 @@ per_iteration`` operations."""
 class Step(NamedTuple):
     """An operation with everything about it that does not depend on rank or iteration."""
 
+    op: Op
+    block: int
     position: int
     """Index into ``Block.ops``."""
-    fixed: int
-    size: int
-    route: int
-    collective: bool
+    first: int
+    """Its number on its stream, from 0, in the block's first iteration."""
+    per_iteration: int
+    """Operations of its block on its stream."""
     needs: tuple[Need, ...]
+
+    def iteration(self, ordinal: int) -> int:
+        """The iteration in which it is number ``ordinal`` of its stream."""
+        return (ordinal - self.first) // self.per_iteration
 
 
 class Segment(NamedTuple):
@@ -35,35 +42,43 @@ class Segment(NamedTuple):
     steps: tuple[Step, ...]
 
 
-def compile_streams(schedule: Schedule) -> tuple[tuple[Segment, ...], ...]:
-    """Return the segments of every stream; blocks in which a stream has nothing to do are left out."""
+def steps_of(schedule: Schedule) -> list[list[Step]]:
+    """The operations of every block."""
     shape = tuple(
         [(block.repeat, tuple([(op.stream, op.after) for op in block.ops])) for block in schedule.blocks]
     )
     few = sum([len(ops) for _, ops in shape]) <= _FEW
-    needs = (_needs if few else _needs.__wrapped__)(len(schedule.streams), shape)
+    places = (_places if few else _places.__wrapped__)(len(schedule.streams), shape)
+    return [
+        [Step(op, index, position, *place) for position, (op, place) in enumerate(zip(ops, own, strict=True))]
+        for index, ((_, ops, _), own) in enumerate(zip(schedule.blocks, places, strict=True))
+    ]
+
+
+def compile_streams(schedule: Schedule) -> tuple[tuple[Segment, ...], ...]:
+    """Return the segments of every stream; blocks in which a stream has nothing to do are left out."""
     segments: list[list[Segment]] = [[] for _ in schedule.streams]
-    for index, (block, of_block) in enumerate(zip(schedule.blocks, needs, strict=True)):
-        steps: list[list[Step]] = [[] for _ in schedule.streams]
-        for position, ((_, _, stream, fixed, size, route, _, collective), own) in enumerate(
-            zip(block.ops, of_block, strict=True)
-        ):
-            steps[stream].append(Step(position, fixed, size, route, collective, own))
-        for stream, mine in enumerate(steps):
-            if mine:
-                segments[stream].append(Segment(index, block.repeat, tuple(mine)))
-    return tuple(tuple(own) for own in segments)
+    for block, steps in zip(schedule.blocks, steps_of(schedule), strict=True):
+        streams: dict[int, list[Step]] = {}
+        for step in steps:
+            streams.setdefault(step.op.stream, []).append(step)
+        for stream, mine in streams.items():
+            segments[stream].append(Segment(mine[0].block, block.repeat, tuple(mine)))
+    return tuple(map(tuple, segments))
 
 
 _Shape = tuple[tuple[int, tuple[tuple[int, tuple[Dependency, ...]], ...]], ...]
 """Of every block how often it repeats, and the stream and dependencies of its operations."""
 
+_Place = tuple[int, int, tuple[Need, ...]]
+"""The last three fields of a step."""
+
 _FEW = 10_000
-"""Operations of the largest program whose needs are remembered."""
+"""Operations of the largest program whose places are remembered."""
 
 
 @lru_cache(maxsize=16)
-def _needs(streams: int, shape: _Shape) -> tuple[tuple[tuple[Need, ...], ...], ...]:
+def _places(streams: int, shape: _Shape) -> tuple[tuple[_Place, ...], ...]:
     """Of every operation of every block; passes of one program differ in durations only."""
     found = []
     written = [0] * streams
@@ -72,17 +87,18 @@ def _needs(streams: int, shape: _Shape) -> tuple[tuple[tuple[Need, ...], ...], .
         for stream, _ in ops:
             per_iteration[stream] += 1
         before = list(written)
-        needs = []
+        own: list[_Place] = []
         for stream, after in ops:
-            needs.append(_needs_of(stream, after, before, per_iteration) if after else ())
+            needs = _needs_of(stream, after, before, per_iteration) if after else ()
+            own.append((before[stream], per_iteration[stream], needs))
             before[stream] += 1
-        found.append(tuple(needs))
+        found.append(tuple(own))
         written = [count + repeat * more for count, more in zip(written, per_iteration, strict=True)]
     return tuple(found)
 
 
 def _needs_of(
-    own: int, after: tuple[Dependency, ...], before: list[int], per_iteration: list[int]
+    own: int, after: tuple[Dependency, ...], before: Sequence[int], per_iteration: Sequence[int]
 ) -> tuple[Need, ...]:
     """Turn dependencies that count back into counts from the start; ``before`` holds for iteration 0."""
     if len(after) == 1:

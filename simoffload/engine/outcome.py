@@ -1,0 +1,136 @@
+"""What a run comes to: its timeline, and what crossed every link."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from simoffload.engine.lane import Lane
+from simoffload.engine.network import Network
+from simoffload.results.timeline import Timeline
+from simoffload.results.track import Repeat, Track
+from simoffload.schedule import Schedule
+from simoffload.schedule.bounds import link_loads
+from simoffload.schedule.contention import Contention
+
+__all__ = ["Skip", "timeline_of"]
+
+_PICO = 10**12
+
+_Interval = tuple[int, int]
+
+
+class Skip(NamedTuple):
+    """What was run between two moments and then counted ``times`` times more."""
+
+    first: tuple[int, ...]
+    """Operations of every lane, among those that were run, that ended until the first moment."""
+    last: tuple[int, ...]
+    """And until the second one."""
+    begin: int
+    """[ps] the first moment, without what was skipped."""
+    end: int
+    """[ps] the second one."""
+    times: int
+
+
+def timeline_of(
+    schedule: Schedule,
+    contention: Contention,
+    lanes: Sequence[Lane],
+    network: Network[Lane],
+    skips: Sequence[Skip],
+) -> Timeline:
+    """The timeline of a run that is over. Raises OverflowError if its times do not fit into the columns."""
+    tracks = tuple([_track(lane, skips) for lane in lanes])
+    busy, saturated = _use(schedule, contention, lanes, network, skips)
+    loads = zip(link_loads(schedule), schedule.links, strict=True)
+    return Timeline(
+        schedule,
+        tracks=tracks,
+        makespan=max([track.end[-1] for track in tracks if track.end], default=0),
+        link_bytes=tuple([load // link.scale for load, link in loads]),
+        link_busy=tuple(busy),
+        link_saturated=tuple(saturated),
+        shared=frozenset([route for route, rates in enumerate(contention.rates) if 0 in rates]),
+        constant_rates=network.constant_rates,
+    )
+
+
+def _track(lane: Lane, skips: Sequence[Skip]) -> Track:
+    start, end = lane.starts, lane.ends
+    repeats: list[Repeat] = []
+    if skips:
+        start, end = array("q"), array("q")
+        number, done, later, ordinal = lane.number, 0, 0, 0
+        for window, skip in enumerate(skips):
+            first, last, length = skip.first[number], skip.last[number], skip.end - skip.begin
+            start.extend([time + later for time in lane.starts[done:last]])
+            end.extend([time + later for time in lane.ends[done:last]])
+            if last > first:
+                repeats.append(Repeat(first, last - first, skip.times, length, ordinal + first, window))
+                ordinal += skip.times * (last - first)
+            done, later = last, later + skip.times * length
+        start.extend([time + later for time in lane.starts[done:]])
+        end.extend([time + later for time in lane.ends[done:]])
+    return Track(lane.rank, lane.stream, lane.did, start, end, lane.afters, tuple(repeats))
+
+
+# -- links --------------------------------------------------------------------------------------
+
+
+def _use(
+    schedule: Schedule,
+    contention: Contention,
+    lanes: Sequence[Lane],
+    network: Network[Lane],
+    skips: Sequence[Skip],
+) -> tuple[list[int], list[int]]:
+    """For every link the time [ps] with a transfer, and the time filled to its capacity."""
+    busy, saturated = network.busy()
+    sizes: list[Counter[int]] = [Counter() for _ in schedule.routes]  # how often which is moved
+    for block in schedule.blocks:
+        for op in block.ops:
+            if op.size:
+                sizes[op.route][op.size] += block.repeat
+    for path, rates, own in zip(schedule.routes, contention.rates, sizes, strict=True):
+        times = {
+            rate: sum([count * -(-size * _PICO // rate) for size, count in own.items()])
+            for rate in set(rates)
+            if rate
+        }
+        for hops, rate in zip(path.hops, rates, strict=True):
+            for link, coefficient in hops if rate else ():
+                busy[link] += times[rate]
+                if coefficient * (rate + 1) > schedule.links[link].capacity:
+                    saturated[link] += times[rate]
+    for link in contention.wide:
+        busy[link] = _time(_transfers(schedule, lanes, link), skips)
+    return busy, saturated
+
+
+def _transfers(schedule: Schedule, lanes: Sequence[Lane], link: int) -> list[_Interval]:
+    """When bytes moved over a link, without what was skipped."""
+    crossing = [[any(hop[0] == link for hop in hops) for hops in route.hops] for route in schedule.routes]
+    return [
+        (start + step.op.fixed, end)
+        for lane in lanes
+        for step, start, end in zip(lane.did, lane.starts, lane.ends, strict=True)
+        if step.op.size and crossing[step.op.route][lane.rank]
+    ]
+
+
+def _time(intervals: Iterable[_Interval], skips: Sequence[Skip]) -> int:
+    """[ps] in which at least one interval lies, skipped time included."""
+    total = 0
+    reached = 0
+    for start, end in sorted(intervals):
+        begin = max(start, reached)
+        if end > begin:
+            reached = end
+            total += end - begin
+            for skip in skips:
+                total += skip.times * max(0, min(end, skip.end) - max(begin, skip.begin))
+    return total
