@@ -199,10 +199,11 @@ class Executor:
 
     def _begin(self, lane: Lane, action: Action) -> None:
         """Begin an operation that shares links or is collective at ``lane.start``."""
-        if not action.shares:
-            self._finish(lane, lane.start + action.fixed)
-        elif lane.start + action.fixed > self._clock.now:
-            self._clock.call_at(lane.start + action.fixed, self._join, lane)
+        ready = lane.start + action[0]
+        if not action[1]:
+            self._finish(lane, ready)
+        elif ready > self._clock.now:
+            self._clock.call_at(ready, self._join, lane)
         else:
             self._join(lane)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,16 +17,9 @@ NOTHING = -1
 _PICO = 10**12
 
 
-class Action(NamedTuple):
-    """A step as a lane carries it out."""
-
-    fixed: int
-    """[ps] that it lasts before bytes move whose rate depends on others, or altogether."""
-    shares: bool
-    """Whether such bytes follow."""
-    collective: bool
-    needs: tuple[Need, ...]
-    step: Step
+Action = tuple[int, bool, bool, tuple[Need, ...], Step]
+"""A step as a lane carries it out: the time [ps] that it lasts before bytes move whose rate depends on
+others, or altogether; whether such bytes follow; whether it is collective; what it needs; the step."""
 
 
 class Stretch(NamedTuple):
@@ -77,9 +69,9 @@ class Lane:
         self.start = -1  # [ps] of an operation that moves bytes or is ready for other ranks; -1 = neither
         self.after = NOTHING  # what that one began after
         self.skipped = 0  # operations
-        self.starts = array("q")
-        self.ends = array("q")
-        self.afters = array("q")  # see Track.after
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.afters: list[int] = []  # see Track.after
         self.did: list[Step] = []
         self.siblings: tuple[Lane, ...] = ()  # the lanes of this rank, by stream
         self.waiters: list[tuple[int, Lane]] = []  # (operations that have to be done, who waits for it)
@@ -92,7 +84,7 @@ class Lane:
     @property
     def step(self) -> Step:
         """The operation that is next; of a lane that is not through and not between two iterations."""
-        return self.actions[self.index].step
+        return self.actions[self.index][-1]
 
     def note(self, step: Step, start: int, end: int, after: int) -> None:
         """An operation has its times; ``after`` is what it began after."""
@@ -153,10 +145,10 @@ def make_lanes(schedule: Schedule, contention: Contention) -> list[Lane]:
 
 
 def _actions(steps: Sequence[Step], rates: Sequence[int]) -> tuple[Action, ...]:
-    actions = []
+    actions: list[Action] = []
     for step in steps:
-        _, _, _, fixed, size, route, _, collective = step.op
+        (_, _, _, fixed, size, route, _, collective), _, _, _, _, needs = step
         if size and (rate := rates[route]):
             fixed, size = fixed - (-size * _PICO // rate), 0  # rounded up
-        actions.append(Action(fixed, size > 0, collective, step.needs, step))
+        actions.append((fixed, size > 0, collective, needs, step))
     return tuple(actions)

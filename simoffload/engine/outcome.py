@@ -60,22 +60,20 @@ def timeline_of(
 
 
 def _track(lane: Lane, skips: Sequence[Skip]) -> Track:
-    start, end = lane.starts, lane.ends
+    start, end = array("q"), array("q")
     repeats: list[Repeat] = []
-    if skips:
-        start, end = array("q"), array("q")
-        number, done, later, ordinal = lane.number, 0, 0, 0
-        for window, skip in enumerate(skips):
-            first, last, length = skip.first[number], skip.last[number], skip.end - skip.begin
-            start.extend([time + later for time in lane.starts[done:last]])
-            end.extend([time + later for time in lane.ends[done:last]])
-            if last > first:
-                repeats.append(Repeat(first, last - first, skip.times, length, ordinal + first, window))
-                ordinal += skip.times * (last - first)
-            done, later = last, later + skip.times * length
-        start.extend([time + later for time in lane.starts[done:]])
-        end.extend([time + later for time in lane.ends[done:]])
-    return Track(lane.rank, lane.stream, lane.did, start, end, lane.afters, tuple(repeats))
+    number, done, later, ordinal = lane.number, 0, 0, 0
+    for window, skip in enumerate(skips):
+        first, last, length = skip.first[number], skip.last[number], skip.end - skip.begin
+        start.extend([time + later for time in lane.starts[done:last]])
+        end.extend([time + later for time in lane.ends[done:last]])
+        if last > first:
+            repeats.append(Repeat(first, last - first, skip.times, length, ordinal + first, window))
+            ordinal += skip.times * (last - first)
+        done, later = last, later + skip.times * length
+    start.extend([time + later for time in lane.starts[done:]])
+    end.extend([time + later for time in lane.ends[done:]])
+    return Track(lane.rank, lane.stream, lane.did, start, end, array("q", lane.afters), tuple(repeats))
 
 
 # -- links --------------------------------------------------------------------------------------

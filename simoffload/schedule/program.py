@@ -49,8 +49,12 @@ def steps_of(schedule: Schedule) -> list[list[Step]]:
     )
     few = sum([len(ops) for _, ops in shape]) <= _FEW
     places = (_places if few else _places.__wrapped__)(len(schedule.streams), shape)
+    made = Step._make
     return [
-        [Step(op, index, position, *place) for position, (op, place) in enumerate(zip(ops, own, strict=True))]
+        [
+            made((op, index, position, *place))
+            for position, (op, place) in enumerate(zip(ops, own, strict=True))
+        ]
         for index, ((_, ops, _), own) in enumerate(zip(schedule.blocks, places, strict=True))
     ]
 

@@ -6,7 +6,6 @@ ZeRO-3 parameter offload, replayed by ``coordinator`` and ``forward``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -15,24 +14,24 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
 from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers, Tensor
+from simoffload.strategies.coordinator import Actions, Tensor
 from simoffload.strategies.ds_config import (
     LATEST,
     DeepSpeedConfig,
     parse_version,
     resolve_settings,
 )
-from simoffload.strategies.forward import ForwardWriter, Placement, Visit
-from simoffload.strategies.layered import LayeredModel, Walkable
+from simoffload.strategies.forward import Placement, Visit
+from simoffload.strategies.layered import LayeredModel
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.offload_devices import device_of, offload_tier
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.short_walk import Period, find_period
-from simoffload.strategies.timing import PassTimings, Timing
+from simoffload.strategies.programs import Programs, programs_of
+from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference
 
 __all__ = ["ZeroInference", "ZeroInferencePlan"]
@@ -92,31 +91,6 @@ class ZeroInference(BaseModel):
         return replace(plan, warnings=(*plan.warnings, *plan.remarks(machine.tiers[tier].kind)))
 
 
-class _Numbered(Timing):
-    """Stands in for a timing: modules that take time get numbers in place of durations."""
-
-    def __init__(self, timing: Timing, modules: Sequence[Module]) -> None:
-        self.__dict__.update(timing.__dict__)
-        self._numbers = {
-            module: -1 - number if timing.compute(module) else 0 for number, module in enumerate(modules)
-        }
-
-    def compute(self, module: Module) -> int:
-        """The number of ``module``; 0 if it takes no time."""
-        return self._numbers[module]
-
-
-class _Periods(dict[bool, Period | None]):
-    """By whether the pass is warm, found when asked for."""
-
-    def __init__(self, plan: ZeroInferencePlan) -> None:
-        self._plan = plan
-
-    def __missing__(self, warm: bool) -> Period | None:
-        self[warm] = self._plan.period(warm=warm)
-        return self[warm]
-
-
 @dataclass(frozen=True)
 class ZeroInferencePlan:
     """ZeRO-Inference of one model on one machine."""
@@ -138,9 +112,14 @@ class ZeroInferencePlan:
         return True
 
     @cached_property
+    def programs(self) -> Programs:
+        """Its passes, but for the durations of kernels."""
+        return programs_of(self.model, self.machine, self.placement)
+
+    @property
     def layered(self) -> LayeredModel:
         """The model as the coordinator walks through it."""
-        return LayeredModel(self.model, self.placement)
+        return self.programs.layered
 
     @property
     def visits(self) -> tuple[Visit, ...]:
@@ -209,21 +188,7 @@ class ZeroInferencePlan:
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The operations of one pass."""
-        timing = self._timings.timing(new_tokens=forward.new_tokens, context=forward.context)
-        durations = self.durations(forward)
-        key = not forward.first, tuple(map(bool, durations))
-        if key not in self._programs:
-            self._programs[key] = self._written(timing, warm=not forward.first)
-        program = self._programs[key]
-        blocks = tuple(
-            block._replace(
-                ops=tuple(
-                    op if op.fixed >= 0 else op._replace(fixed=durations[-1 - op.fixed]) for op in block.ops
-                )
-            )
-            for block in program.blocks
-        )
-        return program._replace(name=forward.name, blocks=blocks)
+        return self.programs.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
 
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """[ps] that the GPU is busy with each module that launches kernels: all that tells passes apart."""
@@ -232,77 +197,16 @@ class ZeroInferencePlan:
     @cached_property
     def _timings(self) -> PassTimings:
         return PassTimings(
-            machine=self.machine, model=self.model, batch=self.workload.batch_size, modules=self._modules
+            machine=self.machine,
+            model=self.model,
+            batch=self.workload.batch_size,
+            modules=self.programs.modules,
         )
-
-    @cached_property
-    def _programs(self) -> dict[tuple[bool, tuple[bool, ...]], Schedule]:
-        """Schedules in which the durations of kernels, all that tells passes apart, are yet to be put in."""
-        return {}
-
-    @cached_property
-    def _modules(self) -> tuple[Module, ...]:
-        """Every module that launches kernels, once."""
-        visits = (visit for part in self.layered.parts for visit in part)
-        return tuple(dict.fromkeys(module for one in visits for module in (one.module, *one.unhooked)))
-
-    def _written(self, timing: Timing, *, warm: bool) -> Schedule:
-        """A pass with number -1 - n for the duration of the kernels of module n."""
-        numbered = _Numbered(timing, self._modules)
-        period = self._periods[warm]
-        if period is not None:
-            model = self.layered.walkable(period.walked)
-            writer = ForwardWriter(name="", placement=self.placement, timing=numbered, visits=model.visits)
-            walk = self._coordinator(writer, model, warm=warm)
-            if self._repeats(walk, writer, model.layers, period.layers):
-                walk.run()
-                return writer.finish()
-        model = self.layered.walkable(self.model.num_hidden_layers)
-        writer = ForwardWriter(name="", placement=self.placement, timing=numbered, visits=model.visits)
-        self._coordinator(writer, model, warm=warm).run()
-        return writer.finish()
-
-    def _repeats(self, walk: Coordinator, writer: ForwardWriter, layers: Layers, period: int) -> bool:
-        """Walk until a state comes again, and let what was written since then stand for what is left out."""
-        met: dict[tuple[object, ...], tuple[int, int]] = {}
-        for layer in range(layers.walked):
-            walk.go_to_layer(layer)
-            if walk.reach > layers.walked:
-                return False
-            state = walk.state(layer), writer.state(walk.handles())
-            if state in met and met[state][0] == layer - period:
-                writer.builder.repeat(met[state][1], layers.left_out // period)
-                return True
-            met[state] = layer, writer.builder.segments
-        return False
 
     def walk(self, actions: Actions) -> None:
         """Call ``actions`` as DeepSpeed would in a pass whose trace is known."""
-        self._coordinator(actions, self.layered.walkable(self.model.num_hidden_layers), warm=True).run()
-
-    @cached_property
-    def _periods(self) -> _Periods:
-        return _Periods(self)
-
-    def period(self, *, warm: bool) -> Period | None:
-        """How many layers stand for all of them; None if each has to be walked through."""
-        if not self.layered.alike:
-            return None
-        return find_period(
-            self.model.num_hidden_layers,
-            lambda count: self._coordinator(Idle(), self.layered.walkable(count), warm=warm),
-        )
-
-    def _coordinator(self, actions: Actions, model: Walkable, *, warm: bool) -> Coordinator:
-        return Coordinator(
-            tensors=model.tensors,
-            uses=model.uses,
-            settings=self.placement.settings,
-            ranks=self.placement.ranks,
-            warm=warm,
-            actions=actions,
-            layers=model.layers,
-        )
+        whole = self.layered.walkable(self.model.num_hidden_layers)
+        self.programs.coordinator(actions, whole, warm=True).run()
 
     @property
     def moments(self) -> tuple[Moment, ...]:
@@ -314,17 +218,12 @@ class ZeroInferencePlan:
         """What each tier must hold at its peak, pinned buffers apart."""
         place, size = self.placement, self.placement.dtype_bytes
         direct = place.settings.copies_directly(place.ranks)
-        period = self._periods[True]
-        count = self.model.num_hidden_layers if period is None else period.walked
-        peak = self._coordinator(Idle(), self.layered.walkable(count), warm=True)
-        peak.run()
+        peak = self.programs.peak
         terms = []
         if not (direct and place.settings.device == "none"):  # else the parameter is the partition itself
-            terms.append(
-                MemoryTerm("hbm", "gathered parameters, peak", peak.peak_on_gpu * size, remedy=_PREFETCH)
-            )
+            terms.append(MemoryTerm("hbm", "gathered parameters, peak", peak.on_gpu * size, remedy=_PREFETCH))
         if not direct:
-            terms.append(MemoryTerm("hbm", "all-gather buffer", peak.largest_gather * size, remedy=_PREFETCH))
+            terms.append(MemoryTerm("hbm", "all-gather buffer", peak.gather * size, remedy=_PREFETCH))
         terms += working_memory(self.model, self.workload, self.machine)
         return (*terms, *self._weights())
 

@@ -13,7 +13,8 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.schedule import Op, Route, Schedule
-from simoffload.strategies import ForwardPass, ZeroInference, zero_inference
+from simoffload.strategies import ForwardPass, ZeroInference
+from simoffload.strategies.programs import Programs, programs_of
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from tests.simulation.test_properties import WORK, plans, shapes
 
@@ -27,9 +28,16 @@ def operations(schedule: Schedule) -> list[tuple[Op, Route | None]]:
 
 
 def in_full(plan: ZeroInferencePlan, forward: ForwardPass) -> Schedule:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zero_inference, "find_period", lambda *_: None)
-        return replace(plan).schedule(forward)
+    return walking_all(plan).schedule(forward)
+
+
+def walking_all(plan: ZeroInferencePlan) -> ZeroInferencePlan:
+    """The plan with programs of its own, that leave no layer out."""
+    own = Programs(plan.model, plan.machine, plan.placement)
+    own.periods.update({True: None, False: None})
+    other = replace(plan)
+    other.__dict__["programs"] = own
+    return other
 
 
 def outcome(planned: Callable[[], Schedule]) -> Schedule | str:
@@ -69,18 +77,16 @@ def test_memory_as_walking_through_every_layer(
 ) -> None:
     strategy, there = planned
     plan = strategy.plan(load_model(shape | {"num_hidden_layers": layers}), WORK, there)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zero_inference, "find_period", lambda *_: None)
-        try:
-            expected = replace(plan).memory
-        except InputError:
-            assume(False)
+    try:
+        expected = walking_all(plan).memory
+    except InputError:
+        assume(False)
     assert plan.memory == expected
 
 
 def test_thousands_of_layers_are_a_few(shipped_plan: ZeroInferencePlan) -> None:
     """BLOOM-mod-2: a period of two layers, of which one is read while the other is at work."""
-    period = shipped_plan.period(warm=True)
+    period = shipped_plan.programs.periods[True]
     assert period is not None
     assert period.layers == 2
     assert period.walked < 12
@@ -95,3 +101,29 @@ def shipped_plan() -> ZeroInferencePlan:
     plan = so.load_scenario("ddn/bloom-mod-2").plan()
     assert isinstance(plan, ZeroInferencePlan)
     return plan
+
+
+# ---- programs that plans share ----
+
+
+def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
+    import simoffload as so
+
+    scenario = so.load_scenario("ddn/bloom-7b1")
+    strategy, model, machine = scenario.scenario.strategy, scenario.model, scenario.machine
+    assert isinstance(strategy, ZeroInference)
+    one, other = (strategy.plan(model, WORK.model_copy(update={"batch_size": size}), machine) for size in (1, 64))
+    assert other.programs is one.programs
+    fresh = replace(other)
+    fresh.__dict__["programs"] = Programs(model, machine, other.placement)
+    for forward in PASSES:
+        one.schedule(forward)
+        assert other.schedule(forward) == fresh.schedule(forward)
+        assert other.schedule(forward) != one.schedule(forward), "a larger batch computes for longer"
+
+
+def test_programs_are_not_those_of_an_equal_machine(shipped_plan: ZeroInferencePlan) -> None:
+    """What tells them apart is identity: a cheap question, and never wrong."""
+    plan = shipped_plan
+    assert programs_of(plan.model, plan.machine, plan.placement) is plan.programs
+    assert programs_of(plan.model, replace(plan.machine), plan.placement) is not plan.programs
