@@ -43,7 +43,7 @@ class Folding(NamedTuple):
             timeline,
             schedule=schedule,
             classes=self.classes,
-            link_bytes=tuple(map(timeline.link_bytes.__getitem__, self.links)),
+            link_loads=tuple(map(timeline.link_loads.__getitem__, self.links)),
             link_busy=tuple(map(timeline.link_busy.__getitem__, self.links)),
             link_saturated=tuple(map(timeline.link_saturated.__getitem__, self.links)),
         )

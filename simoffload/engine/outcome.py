@@ -46,12 +46,11 @@ def timeline_of(
     """The timeline of a run that is over. Raises OverflowError if its times do not fit into the columns."""
     tracks = tuple([_track(lane, skips) for lane in lanes])
     busy, saturated = _use(schedule, contention, lanes, network, skips)
-    loads = zip(link_loads(schedule), schedule.links, strict=True)
     return Timeline(
         schedule,
         tracks=tracks,
         makespan=max([track.end[-1] for track in tracks if track.end], default=0),
-        link_bytes=tuple([load // link.scale for load, link in loads]),
+        link_loads=tuple(link_loads(schedule)),
         link_busy=tuple(busy),
         link_saturated=tuple(saturated),
         shared=frozenset([route for route, rates in enumerate(contention.rates) if 0 in rates]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from simoffload.results.timeline import Timeline
+from simoffload.results.track import Track
 
 __all__ = ["Link", "Place", "last_of", "walk"]
 
@@ -50,77 +51,78 @@ def last_of(timeline: Timeline, stream: int | None = None) -> Place | None:
 
 def walk(timeline: Timeline, last: Place) -> list[Link]:
     """The chain that ends with ``last``, from its end to its beginning."""
+    walker = _Walker(timeline)
     chain: list[Link] = []
     met: dict[tuple[int, int], tuple[int, int]] = {}  # -> (copy, length of the chain) when it was come to
-    place: Place | None = last
-    copy = last.copy
-    while place is not None:
-        if place.copy < copy:
-            known = met.get(place[:2])
+    track, entry, copy = last
+    while entry >= 0:
+        chain.append(Link(track, entry, 1))
+        before = copy
+        track, entry, copy = walker.before(track, entry, copy)
+        if copy < before:
+            known = met.get((track, entry))
             if known is None:
-                met[place[:2]] = place.copy, len(chain)
+                met[track, entry] = copy, len(chain)
             else:
-                place = _skip(timeline, chain, place, *known)
+                copy = walker.skip(chain, track, entry, copy, *known)
                 met.clear()
-        elif place.copy > copy:  # another period's copies are counted anew
+        elif copy > before:  # another period's copies are counted anew
             met.clear()
-        copy = place.copy
-        chain.append(Link(place.track, place.entry, 1))
-        place = _before(timeline, place)
     return chain
 
 
-def _before(timeline: Timeline, place: Place) -> Place | None:
-    """What ended as an operation began."""
-    number, entry, copy = place
-    tracks = timeline.tracks
-    track = tracks[number]
-    after = track.after[entry]
-    if after < 0:
-        if not track.repeats:
-            return Place(number, entry - 1, 0) if entry else None
-        ordinal = track.ordinal(entry, copy) - 1
-        return Place(number, *track.find(ordinal)) if ordinal >= 0 else None
-    ordinal, number = divmod(after, len(tracks))
-    other = tracks[number]
-    if copy:
-        ordinal += copy * _size(timeline, number, _window(timeline, place))
-    return Place(number, *other.find(ordinal))
+class _Walker:
+    """Steps from an operation to the one at whose end it began."""
 
+    def __init__(self, timeline: Timeline) -> None:
+        self._tracks: tuple[Track, ...] = timeline.tracks
+        self._number = len(timeline.tracks)
+        self._firsts = [{repeat.first: repeat for repeat in track.repeats} for track in timeline.tracks]
+        self._lasts = [{repeat.last: repeat for repeat in track.repeats} for track in timeline.tracks]
+        self._windows = [{repeat.window: repeat for repeat in track.repeats} for track in timeline.tracks]
 
-def _window(timeline: Timeline, place: Place) -> int:
-    repeat = timeline.tracks[place.track].repeat_of(place.entry)
-    assert repeat is not None
-    return repeat.window
+    def before(self, number: int, entry: int, copy: int) -> tuple[int, int, int]:
+        """Track, entry and copy; entry -1 before the first operation."""
+        track = self._tracks[number]
+        after = track.after[entry]
+        if after < 0:
+            if copy:
+                repeat = self._firsts[number].get(entry)
+                return (number, entry - 1, copy) if repeat is None else (number, repeat.last - 1, copy - 1)
+            repeat = self._lasts[number].get(entry)
+            return (number, entry - 1, repeat.times if repeat is not None else 0)
+        ordinal, number = divmod(after, self._number)
+        if copy:
+            repeat = self._windows[number].get(self._window(track, entry))
+            ordinal += copy * repeat.size if repeat is not None else 0
+        entry, copy = self._tracks[number].find(ordinal)
+        return number, entry, copy
 
+    @staticmethod
+    def _window(track: Track, entry: int) -> int:
+        """Of the steady state in which a repeated entry lies."""
+        repeat = track.repeat_of(entry)
+        assert repeat is not None
+        return repeat.window
 
-def _size(timeline: Timeline, track: int, window: int) -> int:
-    """Operations of a track in each period of a steady state."""
-    return next((one.size for one in timeline.tracks[track].repeats if one.window == window), 0)
+    def skip(self, chain: list[Link], number: int, entry: int, copy: int, met: int, since: int) -> int:
+        """Count rounds of the chain's last part, up to where the walk might reach what was before; the copy
+        from which it goes on. It was at that entry in the copy ``met`` when the chain had ``since`` parts."""
+        rounds = (copy - self._reach(self._window(self._tracks[number], entry))) // (met - copy)
+        if rounds < 1:
+            return copy
+        chain[since:] = [link._replace(times=link.times * (1 + rounds)) for link in chain[since:]]
+        return copy - rounds * (met - copy)
 
-
-def _skip(timeline: Timeline, chain: list[Link], place: Place, copy: int, since: int) -> Place:
-    """Count rounds of the chain's last part, up to where the walk might reach what was before."""
-    round_ = copy - place.copy
-    rounds = (place.copy - _reach(timeline, _window(timeline, place))) // round_
-    if rounds < 1:
-        return place
-    chain[since:] = [link._replace(times=link.times * (1 + rounds)) for link in chain[since:]]
-    return place._replace(copy=place.copy - rounds * round_)
-
-
-def _reach(timeline: Timeline, window: int) -> int:
-    """Periods of a steady state that its operations reach back, at most."""
-    repeats = [
-        next((one for one in track.repeats if one.window == window), None) for track in timeline.tracks
-    ]
-    most = 1
-    for track, repeat in zip(timeline.tracks, repeats, strict=True):
-        if repeat is None:
-            continue
-        for after in track.after[repeat.first : repeat.last]:
-            ordinal, number = divmod(after, len(repeats))
-            other = repeats[number]
-            if after >= 0 and other is not None:
-                most = max(most, -((ordinal - other.ordinal) // other.size))
-    return most
+    def _reach(self, window: int) -> int:
+        """Periods of a steady state that its operations reach back, at most."""
+        most = 1
+        for track, windows in zip(self._tracks, self._windows, strict=True):
+            repeat = windows.get(window)
+            for after in track.after[repeat.first : repeat.last] if repeat is not None else ():
+                if after >= 0:
+                    ordinal, number = divmod(after, self._number)
+                    other = self._windows[number].get(window)
+                    if other is not None and ordinal < other.ordinal:
+                        most = max(most, -((ordinal - other.ordinal) // other.size))
+        return most

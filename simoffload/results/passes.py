@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simoffload.results.attribution import Attribution, attribute
 from simoffload.results.timeline import Timeline
-from simoffload.schedule.bounds import link_times, stream_times
+from simoffload.schedule.bounds import link_time, stream_times
 
 __all__ = ["LinkUse", "PassResult", "Share", "StreamUse", "combined", "summarize_pass"]
 
@@ -203,13 +203,14 @@ def _bounds(timeline: Timeline) -> dict[str, float]:
     """Bytes over bandwidth of each link, GPU work and host work of the busiest rank [s]."""
     schedule = timeline.schedule
     bounds: dict[str, float] = {}
-    for (_, stream), time in stream_times(schedule).items():
+    ranks = [members[0] for members in timeline.ranks_by_class]
+    for (_, stream), time in stream_times(schedule, ranks).items():
         name = _WORK.get(schedule.streams[stream])
         if name is not None:
             bounds[name] = max(bounds.get(name, 0.0), time * _PICO)
-    for link, time in zip(schedule.links, link_times(schedule), strict=True):
-        if time:
-            bounds[link.name] = time * _PICO
+    for link, load in zip(schedule.links, timeline.link_loads, strict=True):
+        if load:
+            bounds[link.name] = link_time(load, link) * _PICO
     return bounds
 
 

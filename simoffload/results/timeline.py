@@ -81,8 +81,8 @@ class Timeline:
     """Ranks that did the same at the same times, by class; () = each rank is a class."""
     makespan: int = 0
     """[ps] end of the last operation."""
-    link_bytes: tuple[int, ...] = ()
-    """[B x coefficient / scale] carried by each link, rounded down."""
+    link_loads: tuple[int, ...] = ()
+    """[B x coefficient] carried by each link."""
     link_busy: tuple[int, ...] = ()
     """[ps] during which at least one flow crossed each link."""
     link_saturated: tuple[int, ...] = ()
@@ -108,6 +108,12 @@ class Timeline:
     def ranks_by_class(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of every class, the lowest first."""
         return self.classes or tuple([(rank,) for rank in range(self.schedule.ranks)])
+
+    @property
+    def link_bytes(self) -> tuple[int, ...]:
+        """[B x coefficient / scale] carried by each link, rounded down."""
+        pairs = zip(self.link_loads, self.schedule.links, strict=True)
+        return tuple([load // link.scale for load, link in pairs])
 
     @property
     def entries(self) -> int:

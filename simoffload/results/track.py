@@ -86,13 +86,12 @@ class Track:
     def find(self, ordinal: int) -> tuple[int, int]:
         """The entry that holds an operation, and which of its copies it is. Raises IndexError."""
         if self.repeats and ordinal >= self.repeats[0].ordinal:
-            repeat = self.repeats[bisect_right(self.repeats, ordinal, key=_ordinal) - 1]
-            copies = repeat.size * (repeat.times + 1)
-            number = ordinal - repeat.ordinal
-            if number < copies:
-                copy, index = divmod(number, repeat.size)
-                return repeat.first + index, copy
-            ordinal = repeat.last + number - copies
+            number = bisect_right(self.repeats, ordinal, key=_ordinal) if len(self.repeats) > 1 else 1
+            first, size, times, _, begin, _ = self.repeats[number - 1]
+            copy, index = divmod(ordinal - begin, size)
+            if copy <= times:
+                return first + index, copy
+            ordinal = first + ordinal - begin - size * times
         if not 0 <= ordinal < len(self.end):
             raise IndexError(ordinal)
         return ordinal, 0

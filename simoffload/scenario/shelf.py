@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from simoffload.documents import read_document, validate
+from simoffload.documents import Document, read_document, validate
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware.changes import Changes
@@ -17,6 +17,7 @@ from simoffload.hardware.library import Library
 from simoffload.hardware.platforms import platform_from
 from simoffload.hardware.topology import Platform
 from simoffload.models import ModelShape, ModelSpec, load_model
+from simoffload.scenario.deciding import deciding_changes
 from simoffload.strategies.ds_config import DeepSpeedConfig
 
 __all__ = ["Shelf", "canonical"]
@@ -100,7 +101,8 @@ class Shelf:
         return self._configs[key]
 
     def identity(self, data: dict[str, Any], *, root: Path | None) -> str:
-        """A hash of what a complete scenario says, its files by their content, its name left out.
+        """A hash of what decides the result of a complete scenario: files by their content, neither its name
+        nor rates of storage that it does not use.
 
         Files that cannot be read count by their names.
         """
@@ -108,6 +110,8 @@ class Shelf:
         platform, model = said.get("platform"), said.get("model")
         if isinstance(platform, str):
             said["platform"] = self._platforms_content(platform, root)
+            if said.get("profiles"):
+                said["profiles"] = self._changes(data, platform, root)
         if isinstance(model, dict) and "config" in model:
             said["model"] = self._models_content(model, root)
         return _digest(canonical(said))
@@ -118,6 +122,14 @@ class Shelf:
         except InputError:
             return reference
         return [use.sha256 for use in platform.profiles]
+
+    def _changes(self, data: dict[str, Any], reference: str, root: Path | None) -> Any:
+        try:
+            document = Document("", data, root)
+            platform = self.platform(reference, root=root, changes=Changes(document, ("profiles",)))
+        except (InputError, AttributeError):  # such as a section that is no mapping
+            return data["profiles"]
+        return deciding_changes(data, platform)
 
     def _models_content(self, model: dict[str, Any], root: Path | None) -> Any:
         try:

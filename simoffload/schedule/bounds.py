@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
-from simoffload.schedule.ir import Schedule
+from simoffload.schedule.ir import Link, Schedule
 
-__all__ = ["alone_rate", "link_loads", "link_times", "lower_bound", "serial_time", "stream_times"]
+__all__ = ["alone_rate", "link_loads", "link_time", "lower_bound", "serial_time", "stream_times"]
 
 _PICO = 10**12
 
@@ -25,7 +26,7 @@ def lower_bound(schedule: Schedule) -> int:
     and the link for which bytes over capacity is largest.
     """
     busiest_stream = max(stream_times(schedule).values(), default=0)
-    return max(busiest_stream, *link_times(schedule), 0)
+    return max(busiest_stream, *map(link_time, link_loads(schedule), schedule.links), 0)
 
 
 def serial_time(schedule: Schedule) -> int:
@@ -37,30 +38,30 @@ def serial_time(schedule: Schedule) -> int:
     return sum(stream_times(schedule).values())
 
 
-def stream_times(schedule: Schedule) -> Counter[tuple[int, int]]:
-    """Return the time [ps] that each stream of each rank, (rank, stream), is occupied at least."""
+def stream_times(schedule: Schedule, ranks: Iterable[int] | None = None) -> Counter[tuple[int, int]]:
+    """Return the time [ps] that each stream of each rank, (rank, stream), is occupied at least.
+
+    ``ranks`` are those to look at, all unless given.
+    """
     alike: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(schedule.ranks):
-        rates = tuple(alone_rate(schedule, route=route, rank=rank) for route in range(len(schedule.routes)))
+    for rank in range(schedule.ranks) if ranks is None else ranks:
+        rates = tuple([alone_rate(schedule, route=route, rank=rank) for route in range(len(schedule.routes))])
         alike.setdefault(rates, []).append(rank)
     fixed, moves = _operations(schedule)
     times: Counter[tuple[int, int]] = Counter()
-    for rates, ranks in alike.items():
+    for rates, own_ranks in alike.items():
         own = Counter(fixed)
         for (stream, route, size), count in moves.items():
             own[stream] += count * -(-size * _PICO // rates[route])
-        for rank in ranks:
+        for rank in own_ranks:
             for stream, time in own.items():
                 times[rank, stream] = time
     return times
 
 
-def link_times(schedule: Schedule) -> list[int]:
-    """Return the time [ps] that each link takes for all that crosses it."""
-    return [
-        -(-load * _PICO // link.capacity)
-        for load, link in zip(link_loads(schedule), schedule.links, strict=True)
-    ]
+def link_time(load: int, link: Link) -> int:
+    """Return the time [ps] that a link takes for a load [B x coefficient]."""
+    return -(-load * _PICO // link.capacity)
 
 
 def link_loads(schedule: Schedule) -> list[int]:

@@ -112,7 +112,9 @@ def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
     scenario = so.load_scenario("ddn/bloom-7b1")
     strategy, model, machine = scenario.scenario.strategy, scenario.model, scenario.machine
     assert isinstance(strategy, ZeroInference)
-    one, other = (strategy.plan(model, WORK.model_copy(update={"batch_size": size}), machine) for size in (1, 64))
+    one, other = (
+        strategy.plan(model, WORK.model_copy(update={"batch_size": size}), machine) for size in (1, 64)
+    )
     assert other.programs is one.programs
     fresh = replace(other)
     fresh.__dict__["programs"] = Programs(model, machine, other.placement)

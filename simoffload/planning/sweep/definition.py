@@ -48,6 +48,13 @@ class Grid:
         """The values of a combination, by axis."""
         return tuple(axis.values[i] for axis, i in zip(self.axes, self.choice(index), strict=True))
 
+    def neighbourhood(self, index: int) -> Choice:
+        """A key that sorts combinations: those that differ in their workload only are next to each other, so
+        that whoever simulates them can use for one what was worked out for the other."""
+        pairs = list(zip(self.axes, self.choice(index), strict=True))
+        outer = [digit for axis, digit in pairs if axis.location[0] != "workload"]
+        return (*outer, *[digit for axis, digit in pairs if axis.location[0] == "workload"])
+
     def document(self, index: int) -> Document:
         """The scenario of a combination. Raises InputError for an axis that leads nowhere."""
         data = self.base.data

@@ -115,6 +115,7 @@ def run_sweep(
     with contextlib.closing(journal), _removed_if_empty(journal):
         resumed = len(journal)
         left = [point for point in unique if point not in journal.done]
+        left.sort(key=lambda point: sweep.grid.neighbourhood(points.combination[point]))
         size = chunk or max(1, min(_CHUNK, len(left) // (count * _SHARE)))
         tasks = tasks_of(points, left, size=size)
         counts = Counts(len(unique), resumed, resumed)

@@ -84,7 +84,7 @@ def restoring(plan: CheckpointPlan) -> float:
 def carried(phase: Phase) -> dict[str, int]:
     """[B] over each link."""
     links = (link.name for link in phase.schedule.links)
-    return dict(zip(links, execute(phase.schedule, record=False).link_bytes, strict=True))
+    return dict(zip(links, execute(phase.schedule).link_bytes, strict=True))
 
 
 def with_memory(machine: Machine, size: int) -> Machine:

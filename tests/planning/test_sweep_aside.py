@@ -1,0 +1,76 @@
+"""Points that differ in storage which they do not use are one simulation, and rightly so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simoffload.documents import Document, read_document
+from simoffload.planning.sweep import define_sweep, find_points
+from simoffload.planning.sweep.evaluate import job_of, run_task, tasks_of
+from simoffload.planning.sweep.points import Points
+from simoffload.scenario import find_scenario
+
+READ, CAPACITY = "profiles.ddn-ai400x2.read", "profiles.ddn-ai400x2.capacity"
+
+
+@pytest.fixture(scope="module")
+def document() -> Document:
+    path = find_scenario("ddn/bloom-7b1")
+    assert path is not None
+    return read_document(path)
+
+
+def firsts(document: Document, *axes: str) -> list[int]:
+    return list(find_points(define_sweep(document, axes=axes)).first)
+
+
+def test_rates_of_storage_that_is_left_aside_decide_nothing(document: Document) -> None:
+    rates = f"{READ}=20 GB/s,40 GB/s,60 GB/s"
+    assert firsts(document, "strategy.weights=dram,ai400x2", rates) == [0, 0, 0, 3, 4, 5]
+
+
+def test_its_capacity_does_because_advice_names_tiers_that_would_do(document: Document) -> None:
+    assert firsts(document, "strategy.weights=dram", f"{CAPACITY}=1 TB,500 TB") == [0, 1]
+
+
+def test_so_does_how_many_drives_an_array_has(document: Document) -> None:
+    arrays = "profiles=[{raid0-4x-pm1733-3.84tb: {count: 4}}, {raid0-4x-pm1733-3.84tb: {count: 8}}]"
+    assert firsts(document, "strategy.weights=dram", arrays) == [0, 1]
+
+
+def test_a_drive_of_which_the_array_in_use_is_made_decides(document: Document) -> None:
+    drives = "profiles=[{samsung-pm1733-3.84tb: {read: 5 GB/s}}, {samsung-pm1733-3.84tb: {read: 6 GB/s}}]"
+    assert firsts(document, "strategy.weights=raid", drives) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["strategy={kind: zero_inference, ranks: 1}", "strategy={kind: resident, ranks: 1}"],
+)
+def test_of_a_strategy_that_does_not_name_its_tier_all_count(document: Document, strategy: str) -> None:
+    assert firsts(document, strategy.replace("=", "=[", 1) + "]", f"{READ}=20 GB/s,40 GB/s") == [0, 1]
+
+
+def test_a_change_that_cannot_be_is_not_hidden_behind_one_that_can(document: Document) -> None:
+    assert firsts(document, "strategy.weights=dram", f"{READ}=20 GB/s,-1") == [0, 1]
+
+
+def test_each_simulated_by_itself_has_the_row_of_the_first(document: Document) -> None:
+    axes = ["strategy.weights=dram,raid,nfs,ai400x2", f"{READ}=20 GB/s,60 GB/s", "workload.batch_size=1,64"]
+    sweep = define_sweep(document, axes=axes)
+    points = find_points(sweep)
+    assert points.duplicates == 3 * 2
+    numbers = range(len(points))
+    alone: Points = replace(points, first=points.combination)
+    rows = [run_task(job_of(sweep), task)[0] for task in tasks_of(alone, numbers, size=1)]
+    for number, first in enumerate(points.first):
+        assert {**rows[number], "point": first} == rows[first]
+
+
+def test_neighbours_differ_in_their_workload_only(document: Document) -> None:
+    axes = ["workload.batch_size=1,2", "strategy.weights=dram,raid", "workload.prompt_length=8,16"]
+    grid = define_sweep(document, axes=axes).grid
+    order = sorted(range(grid.size), key=grid.neighbourhood)
+    assert [grid.values(index)[1] for index in order] == ["dram"] * 4 + ["raid"] * 4
