@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from simoffload.engine.clock import Clock
 from simoffload.engine.folding import fold_ranks
-from simoffload.engine.lane import NOTHING, Action, Lane, make_lanes
+from simoffload.engine.lane import NOTHING, Lane, make_lanes
 from simoffload.engine.network import Network
 from simoffload.engine.outcome import timeline_of
 from simoffload.engine.steady import LEAST, SteadyState
@@ -83,6 +83,7 @@ class Executor:
             schedule, self._clock, self._finish_transfers, flows=[len(ranks) for ranks in self._ranks]
         )
         self._lanes = make_lanes(schedule, self._contention)
+        self._tracks = len(self._lanes)
         # Lanes take turns through this queue and not through recursion or the clock.
         self._ready: deque[Lane] = deque(self._lanes)
         # Lanes whose next operation is ready and collective, until those of all ranks are.
@@ -124,22 +125,31 @@ class Executor:
 
     def _work(self) -> None:
         """Let lanes go on until each is through or waits for the clock, for bytes or for another lane."""
-        ready = self._ready
+        ready, go_on = self._ready, self._go_on
         while ready:
             lane = ready.popleft()
-            self._go_on(lane)
-            if lane.waiters:
-                self._wake(lane)
+            go_on(lane)
+            waiters = lane.waiters
+            if not waiters:
+                continue
+            done = lane.skipped + len(lane.ends)  # look again at those that waited for it
+            if len(waiters) == 1:
+                needed, waiter = waiters[0]
+                if needed <= done:
+                    waiters.clear()
+                    ready.append(waiter)
+            else:
+                lane.waiters = [waiter for waiter in waiters if waiter[0] > done]
+                ready.extend([waiter for needed, waiter in waiters if needed <= done])
 
     def _go_on(self, lane: Lane) -> None:
         """Carry out operations as long as it is certain when they begin and end."""
         siblings, starts, ends, afters, did = lane.siblings, lane.starts, lane.ends, lane.afters, lane.did
-        lanes = len(self._lanes)
         free = ends[-1] if ends else 0
         while actions := lane.actions:
             iteration = lane.iteration
             for index in range(lane.index, len(actions)):
-                fixed, shares, collective, needs, step = actions[index]
+                fixed, waits, needs, step = actions[index]
                 start, after = free, NOTHING
                 for stream, per_iteration, offset in needs:
                     needed = offset + iteration * per_iteration
@@ -150,13 +160,13 @@ class Executor:
                         other.waiters.append((needed, lane))
                         return
                     if number > 0 and known[number - 1] > start:
-                        start, after = known[number - 1], (needed - 1) * lanes + other.number
-                if shares or (collective and self._number > 1):
+                        start, after = known[number - 1], (needed - 1) * self._tracks + other.number
+                if waits:
                     lane.index, lane.start, lane.after = index, start, after
-                    if collective and self._number > 1:
+                    if step.op.collective and self._number > 1:
                         self._gather(lane)
                     else:
-                        self._begin(lane, actions[index])
+                        self._begin(lane, fixed)
                     return
                 free = start + fixed
                 starts.append(start)
@@ -191,16 +201,17 @@ class Executor:
         last = next(member for member in gathered if member.start == start)
         after = last.after
         if after == NOTHING and last.done:
-            after = (last.done - 1) * len(self._lanes) + last.number
+            after = (last.done - 1) * self._tracks + last.number
         for member in gathered:
             if member.start < start:
                 member.start, member.after = start, after
-            self._begin(member, member.actions[member.index])
+            self._begin(member, member.actions[member.index][0])
 
-    def _begin(self, lane: Lane, action: Action) -> None:
+    def _begin(self, lane: Lane, fixed: int) -> None:
         """Begin an operation that shares links or is collective at ``lane.start``."""
-        ready = lane.start + action[0]
-        if not action[1]:
+        ready = lane.start + fixed
+        op = lane.step.op
+        if not op.size or self._contention.rates[op.route][lane.rank]:
             self._finish(lane, ready)
         elif ready > self._clock.now:
             self._clock.call_at(ready, self._join, lane)
@@ -221,13 +232,6 @@ class Executor:
         lane.start, lane.after = -1, NOTHING
         lane.index += 1
         self._ready.append(lane)
-
-    def _wake(self, lane: Lane) -> None:
-        """Look again at those that waited for what ``lane`` has done now."""
-        done, waiters = lane.done, lane.waiters
-        lane.waiters = [waiter for waiter in waiters if waiter[0] > done]
-        if len(lane.waiters) < len(waiters):
-            self._ready.extend([waiter for needed, waiter in waiters if needed <= done])
 
     def _running(self) -> str:
         """What goes on now, in words."""

@@ -17,9 +17,9 @@ NOTHING = -1
 _PICO = 10**12
 
 
-Action = tuple[int, bool, bool, tuple[Need, ...], Step]
+Action = tuple[int, bool, tuple[Need, ...], Step]
 """A step as a lane carries it out: the time [ps] that it lasts before bytes move whose rate depends on
-others, or altogether; whether such bytes follow; whether it is collective; what it needs; the step."""
+others, or altogether; whether such bytes follow or other ranks are waited for; what it needs; the step."""
 
 
 class Stretch(NamedTuple):
@@ -121,34 +121,35 @@ class Lane:
 
 def make_lanes(schedule: Schedule, contention: Contention) -> list[Lane]:
     """The lanes of all ranks, rank by rank."""
-    programs: dict[tuple[int, ...], list[tuple[Stretch, ...]]] = {}
-    lanes: list[Lane] = []
     streams = compile_streams(schedule)
+    crossed = [sorted({s.op.route for one in own for s in one.steps if s.op.size}) for own in streams]
+    programs: dict[tuple[int, ...], tuple[Stretch, ...]] = {}  # ranks with like rates share them
+    lanes: list[Lane] = []
     for rank in range(schedule.ranks):
-        rates = tuple([by_rank[rank] for by_rank in contention.rates])
-        program = programs.get(rates)
-        if program is None:
-            program = programs[rates] = [
-                tuple([Stretch(own.block, own.repeat, _actions(own.steps, rates)) for own in segments])
-                for segments in streams
-            ]
-        own = tuple(
-            [
-                Lane(number=len(lanes) + stream, rank=rank, stream=stream, stretches=stretches)
-                for stream, stretches in enumerate(program)
-            ]
-        )
+        rates = [by_rank[rank] for by_rank in contention.rates]
+        own = []
+        for stream, segments in enumerate(streams):
+            key = (stream, *[rates[route] for route in crossed[stream]])
+            program = programs.get(key)
+            if program is None:
+                program = programs[key] = tuple(
+                    [
+                        Stretch(part.block, part.repeat, _actions(part.steps, rates, schedule.ranks > 1))
+                        for part in segments
+                    ]
+                )
+            own.append(Lane(number=len(lanes) + stream, rank=rank, stream=stream, stretches=program))
         for lane in own:
-            lane.siblings = own
+            lane.siblings = tuple(own)
         lanes += own
     return lanes
 
 
-def _actions(steps: Sequence[Step], rates: Sequence[int]) -> tuple[Action, ...]:
+def _actions(steps: Sequence[Step], rates: Sequence[int], several: bool) -> tuple[Action, ...]:
     actions: list[Action] = []
     for step in steps:
         (_, _, _, fixed, size, route, _, collective), _, _, _, _, needs = step
         if size and (rate := rates[route]):
             fixed, size = fixed - (-size * _PICO // rate), 0  # rounded up
-        actions.append((fixed, size > 0, collective, needs, step))
+        actions.append((fixed, size > 0 or (collective and several), needs, step))
     return tuple(actions)

@@ -103,20 +103,25 @@ def _use(
                 busy[link] += times[rate]
                 if coefficient * (rate + 1) > schedule.links[link].capacity:
                     saturated[link] += times[rate]
-    for link in contention.wide:
-        busy[link] = _time(_transfers(schedule, lanes, link), skips)
+    for link, intervals in _wide(schedule, contention, lanes).items():
+        busy[link] = _time(intervals, skips)
     return busy, saturated
 
 
-def _transfers(schedule: Schedule, lanes: Sequence[Lane], link: int) -> list[_Interval]:
-    """When bytes moved over a link, without what was skipped."""
-    crossing = [[any(hop[0] == link for hop in hops) for hops in route.hops] for route in schedule.routes]
-    return [
-        (start + step.op.fixed, end)
-        for lane in lanes
-        for step, start, end in zip(lane.did, lane.starts, lane.ends, strict=True)
-        if step.op.size and crossing[step.op.route][lane.rank]
+def _wide(schedule: Schedule, contention: Contention, lanes: Sequence[Lane]) -> dict[int, list[_Interval]]:
+    """For links that several lanes cross and never fill, when bytes moved, without what was skipped."""
+    moved: dict[int, list[_Interval]] = {link: [] for link in contention.wide}
+    crossing = [
+        [[moved[link] for link, _ in hops if link in moved] for hops in route.hops]
+        for route in schedule.routes
     ]
+    for lane in lanes if moved else ():
+        for step, start, end in zip(lane.did, lane.starts, lane.ends, strict=True):
+            op = step.op
+            if op.size:
+                for intervals in crossing[op.route][lane.rank]:
+                    intervals.append((start + op.fixed, end))
+    return moved
 
 
 def _time(intervals: Iterable[_Interval], skips: Sequence[Skip]) -> int:
