@@ -1,152 +1,226 @@
-"""Whether two runs of one program take the same course, so that what lies between them is known."""
+"""How long a run takes in which one duration is longer, known from the course of a shorter one."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from simoffload.results.timeline import Timeline
-from simoffload.results.track import Track
+from simoffload.results.track import Piece, Repeat, Track
 from simoffload.schedule import Schedule
+from simoffload.schedule.program import Step
 
-__all__ = ["same_course"]
+__all__ = ["longer"]
 
 _LARGEST = 300_000
-"""Operations up to which two runs that do not repeat alike are compared."""
+"""Operations that are looked at, at most."""
 
 
-def same_course(one: Timeline, other: Timeline) -> bool:
-    """Whether every run between these two has its times on straight lines between theirs.
+def longer(timeline: Timeline, schedule: Schedule) -> int | None:
+    """The end [ps] of a run of ``schedule``, the program of ``timeline`` but for one fixed duration x, which
+    is longer wherever it occurs; None where that takes another run to know.
 
-    Both are of one program, in which only one fixed duration x differs, wherever it occurs. Three things are
-    asked of them. Every transfer takes as long here as there, and either all keep one rate, or those that
-    overlap are shifted against there as one. Of transfers that may share a link no two moments (bytes begin
-    to move, the last has arrived) are in one order here and in the other there. Every operation begins, here
-    and there, at the end of one and the same that it waits for. (The first two hold by themselves for
-    transfers whose rate does not depend on others.)
-
-    Then put all times on straight lines over x. The third makes each beginning the latest of what it waits
-    for, since a line that is above others at both ends is above them everywhere between. The second leaves
-    transfers together that were so at one of the ends, so that by the first each has its rates, for as long.
-    So these are the times of the run with that x; and as each is a sum of durations, its slope is a whole
-    number, and nothing is rounded.
+    In the longer run every time may be the old one plus k times what x has grown by, k being how often x lies
+    on the chain that led there. Three things are asked for. Nothing begins before what it waits for is over:
+    what ended last there still does. Transfers that may get in each other's way and overlap have one k, so
+    that their rates change when they did; or none of them has ever changed its rate. And of all moments at
+    which such transfers begin or end no two change their order. What holds for no growth and for all of it
+    holds between, as times lie on straight lines: so all runs between have their times there, too. Where
+    periods repeat, k grows by the same number from each to the next, for everything in them.
     """
-    if one.classes != other.classes:
-        return False
-    if not _alike(one, other):
-        if max(len(one), len(other)) > _LARGEST:
-            return False
-        one, other = _unrolled(one), _unrolled(other)
-    return _transfers(one, other) and all(
-        _begins_alike(one, other, number, entry)
-        for number, (here, there) in enumerate(zip(one.tracks, other.tracks, strict=True))
-        if here.after != there.after
-        for entry in range(len(here.end))
-        if here.after[entry] != there.after[entry]
-    )
+    growth = _growth(timeline.schedule, schedule)
+    if growth is None or timeline.entries > _LARGEST:
+        return None
+    if not growth.by:
+        return timeline.makespan
+    slopes = _Slopes(timeline, growth)
+    if not slopes.found() or not _transfers(timeline, slopes, growth.by):
+        return None
+    lasts = [(number, len(track) - 1) for number, track in enumerate(timeline.tracks) if track.end]
+    return max([end + k * growth.by for end, k in (slopes.at(*last) for last in lasts)], default=0)
 
 
-def _alike(one: Timeline, other: Timeline) -> bool:
-    """Whether the same entries are held and the same ones repeated."""
-    return all(
-        len(here.end) == len(there.end)
-        and [repeat[:3] for repeat in here.repeats] == [repeat[:3] for repeat in there.repeats]
-        for here, there in zip(one.tracks, other.tracks, strict=True)
-    )
+class _Growth(NamedTuple):
+    places: frozenset[tuple[int, int]]
+    """(block, position) of what lasts longer."""
+    by: int
+    """[ps]"""
 
 
-def _unrolled(timeline: Timeline) -> Timeline:
-    """The same without anything counted."""
-    tracks = timeline.tracks
-    sizes = [{repeat.window: repeat.size for repeat in track.repeats} for track in tracks]
-
-    def unrolled(track: Track) -> Track:
-        steps = []
-        start, end, afters = array("q"), array("q"), array("q")
-        for piece in track.pieces():
-            repeat = track.repeat_of(piece.first)
-            for copy in range(piece.times):
-                for entry in range(piece.first, piece.last):
-                    later, after = copy * piece.length, track.after[entry]
-                    if repeat and copy and after >= 0:
-                        after += copy * sizes[after % len(tracks)].get(repeat.window, 0) * len(tracks)
-                    steps.append(track.steps[entry])
-                    start.append(track.start[entry] + later)
-                    end.append(track.end[entry] + later)
-                    afters.append(after)
-        return replace(track, steps=steps, start=start, end=end, after=afters, repeats=())
-
-    return replace(timeline, tracks=tuple(map(unrolled, tracks)))
+def _growth(one: Schedule, other: Schedule) -> _Growth | None:
+    """What lasts longer in the other; None if that is not one duration, or not all that is different."""
+    places: dict[tuple[int, int], int] = {}
+    for index, (block, twin) in enumerate(zip(one.blocks, other.blocks, strict=True)):
+        for position, (op, grown) in enumerate(zip(block.ops, twin.ops, strict=True)):
+            if op is not grown and op != grown:
+                if op._replace(fixed=grown.fixed) != grown:
+                    return None
+                places[index, position] = grown.fixed - op.fixed
+    by = set(places.values()) or {0}
+    return _Growth(frozenset(places), min(by)) if len(by) == 1 and min(by) >= 0 else None
 
 
-# -- beginnings ---------------------------------------------------------------------------------
+class _Slopes:
+    """For each operation how often x lies on the chain that leads to its end: k, as far as it has one."""
 
+    def __init__(self, timeline: Timeline, growth: _Growth) -> None:
+        self._tracks = timeline.tracks
+        self._streams = len(timeline.schedule.streams)
+        self._firsts_of_ranks = range(0, len(self._tracks), self._streams)
+        self._ends = [track.end for track in timeline.tracks]
+        self._places, self._by = growth
+        self._known = [[0] * len(track.end) for track in timeline.tracks]  # by entry
+        self._simple = [  # ordinals below are entries
+            track.repeats[0].ordinal + track.repeats[0].size if track.repeats else len(track.end)
+            for track in timeline.tracks
+        ]
+        self._windows: list[dict[int, Repeat]] = [{} for _ in timeline.tracks]
+        self._firsts: dict[int, tuple[int, int]] = {}  # when and on which track a steady state begins
+        self._each: dict[int, int] = {}  # by how much k grows from period to period, by steady state
 
-def _begins_alike(one: Timeline, other: Timeline, number: int, entry: int) -> bool:
-    """Whether an operation that began after different ones might as well have begun after one and the same:
-    of those that it waited for, one ended when it began, here and there."""
-    track, twin = one.tracks[number], other.tracks[number]
-    repeat = track.repeat_of(entry)
-    return all(
-        any(
-            one.tracks[waited].end_of(ordinal) == here and other.tracks[waited].end_of(ordinal) == there
-            for waited, ordinal in _awaited(one, number, own)
+    def found(self) -> bool:
+        """Find k for everything; False where there is none."""
+        rows: list[_Row] = []
+        for number, track in enumerate(self._tracks):
+            self._windows[number] = {repeat.window: repeat for repeat in track.repeats}
+            for piece in track.pieces():
+                rows += _rows(number, track, piece)
+            for repeat in track.repeats:
+                self._note_first(number, track, repeat)
+        rows.sort()  # in the order of the program everything comes after what it waits for
+        begins, places = self._begins, self._places
+        starts, known = [track.start for track in self._tracks], self._known
+        for block, iteration, position, number, entry, ordinal, step in rows:
+            k = begins(number, step, ordinal, iteration, starts[number][entry])
+            if k is None:
+                return False
+            known[number][entry] = k + ((block, position) in places)
+        return all(
+            self._repeats(number, repeat)
+            for number, track in enumerate(self._tracks)
+            for repeat in track.repeats
         )
-        or here == there == 0
-        for own in {track.ordinal(entry, copy) for copy in (0, repeat.times if repeat else 0)}
-        for here, there in [(track.start_of(own), twin.start_of(own))]
-    )
+
+    def at(self, number: int, ordinal: int) -> tuple[int, int]:
+        """An operation's end [ps], and its k."""
+        track = self._tracks[number]
+        if ordinal < self._simple[number]:
+            return track.end[ordinal], self._known[number][ordinal]
+        entry, copy = track.find(ordinal)
+        end, k = track.end[entry], self._known[number][entry]
+        if not copy:
+            return end, k
+        repeat = track.repeat_of(entry)
+        assert repeat is not None
+        return end + copy * repeat.length, k + copy * self._growing(repeat.window)
+
+    def _begins(self, number: int, step: Step, ordinal: int, iteration: int, start: int) -> int | None:
+        """k of an operation's beginning; None if something else would end last of what it waits for."""
+        op, simple, by = step.op, self._simple, self._by
+        slope = latest = 0
+        # For a collective, on every rank.
+        firsts = self._firsts_of_ranks if op.collective else (number - op.stream,)
+        for first in firsts:
+            for stream, per_iteration, offset in ((op.stream, 0, ordinal), *step.needs):
+                awaited, track = offset + iteration * per_iteration - 1, first + stream
+                if awaited < 0:
+                    continue
+                if awaited < simple[track]:
+                    end, k = self._ends[track][awaited], self._known[track][awaited]
+                else:
+                    end, k = self.at(track, awaited)
+                if end == start and k > slope:
+                    slope = k
+                if end + k * by > latest:
+                    latest = end + k * by
+        return slope if latest <= start + slope * by else None
+
+    # -- what repeats ---------------------------------------------------------------------------
+
+    def _note_first(self, number: int, track: Track, repeat: Repeat) -> None:
+        first = self._firsts.get(repeat.window)
+        if first is None or track.start[repeat.first] < first[0]:
+            self._firsts[repeat.window] = track.start[repeat.first], number
+
+    def _growing(self, window: int) -> int:
+        """By how much k grows from one period to the next: seen at what begins first in it, all that this
+        waits for belonging to the period before."""
+        if window not in self._each:
+            self._each[window] = 0
+            start, number = self._firsts[window]
+            repeat, known = self._windows[number][window], self._known[number]
+            step = self._tracks[number].steps[repeat.first]
+            ordinal = repeat.ordinal + repeat.size
+            k = self._begins(number, step, ordinal, step.iteration(ordinal), start + repeat.length)
+            own = (step.block, step.position) in self._places
+            self._each[window] = 0 if k is None else k + own - known[repeat.first]
+        return self._each[window]
+
+    def _repeats(self, number: int, repeat: Repeat) -> bool:
+        """Whether k grows by as much from each period to the next for all of a track: to be asked of what
+        waits for something before the first period, as far as that reaches back."""
+        track, each = self._tracks[number], self._growing(repeat.window)
+        for entry in range(repeat.first, repeat.last):
+            ordinal, step = repeat.ordinal + entry - repeat.first, track.steps[entry]
+            reach = self._reach(number, step, ordinal, repeat.window)
+            if not reach:
+                continue
+            k = self._known[number][entry] - ((step.block, step.position) in self._places)
+            for copy in range(1, 1 + min(repeat.times, reach)):
+                own, start = ordinal + copy * repeat.size, track.start[entry] + copy * repeat.length
+                if self._begins(number, step, own, step.iteration(own), start) != k + copy * each:
+                    return False
+        return True
+
+    def _reach(self, number: int, step: Step, ordinal: int, window: int) -> int:
+        """Periods from the first one, in which something is waited for that came before."""
+        op, most = step.op, 0
+        iteration = step.iteration(ordinal)
+        for first in self._firsts_of_ranks if op.collective else (number - op.stream,):
+            for stream, per_iteration, offset in ((op.stream, 0, ordinal), *step.needs):
+                repeat = self._windows[first + stream].get(window)
+                awaited = offset + iteration * per_iteration - 1
+                if repeat is not None and awaited < repeat.ordinal:
+                    most = max(most, -((awaited - repeat.ordinal) // repeat.size))
+        return most
 
 
-def _awaited(timeline: Timeline, number: int, ordinal: int) -> Iterator[tuple[int, int]]:
-    """What an operation waits for: tracks and ordinals; for a collective, on every rank."""
-    track = timeline.tracks[number]
-    step = track.steps[track.find(ordinal)[0]]
-    streams = len(timeline.schedule.streams)
-    ranks = range(len(timeline.ranks_by_class)) if step.op.collective else (track.rank,)
-    for rank in ranks:
-        if ordinal:
-            yield rank * streams + track.stream, ordinal - 1
-        for stream, per_iteration, offset in step.needs:
-            needed = offset + step.iteration(ordinal) * per_iteration
-            if needed > 0:
-                yield rank * streams + stream, needed - 1
+_Row = tuple[int, int, int, int, int, int, Step]
+"""Block, iteration, position, track, entry, ordinal, step."""
+
+
+def _rows(number: int, track: Track, piece: Piece) -> Iterator[_Row]:
+    later = piece.first - piece.ordinal
+    for ordinal, step in enumerate(track.steps[piece.first : piece.last], piece.ordinal):
+        _, block, position, first, per_iteration, _ = step
+        iteration = (ordinal - first) // per_iteration
+        yield block, iteration, position, number, ordinal + later, ordinal, step
 
 
 # -- transfers ----------------------------------------------------------------------------------
 
 _Moment = tuple[int, int, int]
-"""Here [ps], there [ps], transfers more."""
+"""When [ps], k, transfers more."""
 
 
-def _transfers(one: Timeline, other: Timeline) -> bool:
-    """Whether transfers take as long, at the same rates, and those that may meet are in one order."""
-    if not one.shared:
+def _transfers(timeline: Timeline, slopes: _Slopes, by: int) -> bool:
+    """Whether transfers that may get in each other's way go on doing as they did."""
+    if not timeline.shared:
         return True
-    copies = max(_copies(one), _copies(other))
-    group = _meeting(one.schedule)
+    group, copies = _meeting(timeline.schedule), _copies(timeline)
     moments: dict[int, list[_Moment]] = {}
-    for here, there in zip(one.tracks, other.tracks, strict=True):
-        for piece, second in zip(here.pieces(), there.pieces(), strict=True):
-            chosen = _chosen(piece.times, copies)
+    for number, track in enumerate(timeline.tracks):
+        for piece in track.pieces():
             for entry in range(piece.first, piece.last):
-                op = here.steps[entry].op
-                if not op.size or op.route not in one.shared:
+                op = track.steps[entry].op
+                if not op.size or op.route not in timeline.shared:
                     continue
-                start, end = (here.start[entry], there.start[entry]), (here.end[entry], there.end[entry])
-                if end[0] - start[0] != end[1] - start[1]:
-                    return False
-                mine = moments.setdefault(group[op.route], [])
-                for copy in chosen:
-                    early, late = copy * piece.length, copy * second.length
-                    mine += [
-                        (start[0] + early + op.fixed, start[1] + late + op.fixed, 1),
-                        (end[0] + early, end[1] + late, -1),
-                    ]
-    constant = one.constant_rates and other.constant_rates
-    return all(_ordered(sorted(found), constant=constant) for found in moments.values())
+                begin = track.start[entry] - track.end[entry] + op.fixed
+                for copy in _chosen(piece.times, copies):
+                    end, k = slopes.at(number, track.ordinal(entry, copy))
+                    moments.setdefault(group[op.route], []).extend([(end + begin, k, 1), (end, k, -1)])
+    return all(_ordered(sorted(found), by, timeline.constant_rates) for found in moments.values())
 
 
 def _copies(timeline: Timeline) -> int:
@@ -166,15 +240,15 @@ def _chosen(times: int, copies: int) -> range | list[int]:
     return [*range(copies), *range(times - copies, times)]
 
 
-def _ordered(moments: list[_Moment], *, constant: bool) -> bool:
-    """Whether moments are in one order there too, and rates the same."""
+def _ordered(moments: list[_Moment], by: int, constant: bool) -> bool:
+    """Whether moments keep their order, and rates change when they did."""
     going = 0
-    for (first, second, more), (next_first, next_second, _) in pairwise(moments):
-        if next_second < second:
+    for (time, k, more), (next_time, next_k, _) in pairwise(moments):
+        if next_time + next_k * by < time + k * by or (next_time == time and next_k != k):
             return False
         going += more
         # Transfers that overlap, directly or through others, must be shifted by one and the same time.
-        if not constant and going and second - first != next_second - next_first:
+        if not constant and going and k != next_k:
             return False
     return True
 

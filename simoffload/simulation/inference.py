@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from simoffload.engine import execute
 from simoffload.results.capacity import peak_uses
+from simoffload.results.course import longer
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import PassResult, summarize_pass
 from simoffload.scenario import LoadedScenario
@@ -80,13 +81,16 @@ def _decode(scenario: LoadedScenario, plan: Plan, workload: Inference, runner: R
         result = summarize_pass(timeline, new_tokens=one.new_tokens, context=one.context)
         return Simulated(step, durations(step), result, timeline)
 
+    def later(low: Simulated, step: int) -> int | None:
+        return longer(low.timeline, plan.schedule(forward(step)))
+
     if tokens == "on":
-        return decode(steps, durations, run)
+        return decode(steps, durations, run, later)
     every = tuple(run(step) for step in range(1, steps + 1))
     full = Decoding(every, sum(one.time for one in every))
     if tokens == "verify":
         known = {one.step: one for one in every}
-        verify_decoding(decode(steps, durations, known.__getitem__), full)
+        verify_decoding(decode(steps, durations, known.__getitem__, later), full)
     return full
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from simoffload.engine import execute
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
-from simoffload.schedule.bounds import alone_rate, link_times, lower_bound, serial_time, stream_times
+from simoffload.schedule.bounds import (
+    alone_rate,
+    link_loads,
+    link_time,
+    lower_bound,
+    serial_time,
+    stream_times,
+)
 from tests.engine.generated import slowed
 
 SECOND = 10**12
@@ -41,7 +48,7 @@ def test_the_time_that_streams_and_links_are_occupied() -> None:
     host, io, gpu = (3 * SECOND, 6 * SECOND, 2 * SECOND)
     expected = {(rank, stream): time for rank in range(2) for stream, time in enumerate((host, io, gpu))}
     assert stream_times(schedule) == expected
-    assert link_times(schedule) == [8 * SECOND, 2 * SECOND, 2 * SECOND]
+    assert list(map(link_time, link_loads(schedule), schedule.links)) == [8 * SECOND, 2 * SECOND, 2 * SECOND]
 
 
 def test_serial_time_is_the_sum_over_operations_and_ranks() -> None:

@@ -63,7 +63,7 @@ def planned(
 
 def times(phases: tuple[Phase, ...]) -> list[tuple[Phase, float]]:
     """[s] of each phase."""
-    return [(phase, execute(phase.schedule, record=False).makespan * 1e-12) for phase in phases]
+    return [(phase, execute(phase.schedule).makespan * 1e-12) for phase in phases]
 
 
 def blocking(plan: CheckpointPlan) -> float:

@@ -314,7 +314,7 @@ def test_within_bounds(
     plan = planned(squares(5, width), ranks=ranks, tier=tier, stage=stage, fsync=fsync, writer=writer)
     arrived = 0
     for phase in (*plan.save(), *plan.restore()):
-        timeline = execute(phase.schedule, record=False)
+        timeline = execute(phase.schedule)
         assert lower_bound(phase.schedule) <= timeline.makespan <= serial_time(phase.schedule)
         links = [link.name for link in phase.schedule.links]
         if phase.name.startswith(("save", "write back")):
