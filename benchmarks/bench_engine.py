@@ -107,7 +107,7 @@ def line(layers: int, ranks: int, *, uneven: bool, runs: int) -> str:
     cells = [f"{layers:7,} {ranks:6} {len(timeline):10,} {full * 1e3:10,.1f}"]
     for fold, jump in ((True, False), (False, True), (True, True)):
         seconds, short = median_s(schedule, fold=fold, jump=jump, runs=runs if jump else 1)
-        if short.makespan != timeline.makespan or short.events != timeline.events:
+        if short.makespan != timeline.makespan or short.link_busy != timeline.link_busy:
             raise SystemExit(f"fold={fold}, jump={jump} differs from the full run")
         cells.append(f"{seconds * 1e3:10,.1f} {full / seconds:8,.1f}x")
     jumps = ", ".join(f"period {one.period} at {one.iteration}" for one in short.how.jumps)

@@ -1,4 +1,4 @@
-"""What whole scenarios cost: one decode step of each DDN model, planned, executed and summarized (medians).
+"""What whole scenarios cost: the parts of a decode step, and answers to whole scenarios (medians).
 
 python benchmarks/bench_scenarios.py [NAME…]
 """
@@ -9,6 +9,7 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import simoffload as so
 from simoffload.engine import execute
@@ -17,26 +18,36 @@ from simoffload.strategies import ForwardPass
 
 RUNS = 7
 NAMES = ("ddn/bloom-7b1", "ddn/bloom-176b", "ddn/bloom-mod-1", "ddn/bloom-mod-2")
+ANSWERS = (
+    ("ddn/bloom-176b", ("workload.output_length=101",)),
+    ("ddn/bloom-mod-2", ("workload.output_length=2",)),
+    ("ddn/bloom-mod-2", ("workload.output_length=2", "model={name: bloom-mod-2, num_hidden_layers: 480}")),
+    ("zero-inference-2022/opt-30b", ()),
+    ("training/bloom-7b1", ()),
+    ("training/bloom-mod-2", ()),
+)
 
 
 def main(names: tuple[str, ...]) -> None:
-    print("scenario         operations    run  plan [ms]  execute  summary  again    peak")
+    print("a decode step    operations    run  plan [ms]  execute  summary    peak")
     for name in names:
         rows = [one(name) for _ in range(RUNS)]
         measured = [row[2:] for row in rows]
-        plan, run, summary, again = (
-            statistics.median(column) * 1e3 for column in zip(*measured, strict=True)
-        )
+        plan, run, summary = (statistics.median(column) * 1e3 for column in zip(*measured, strict=True))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         print(
             f"{name:16} {rows[0][0]:10,} {rows[0][1]:6,} {plan:10.1f} {run:8.1f} {summary:8.1f} "
-            f"{again:6.1f} {peak:5.0f} MB"
+            f"{peak:5.0f} MB"
         )
+    if names == NAMES:
+        print("\na whole scenario [ms], loaded anew each time, and again from the same objects")
+        for name, overrides in ANSWERS:
+            answer(name, list(overrides))
 
 
 def one(name: str) -> tuple[float, ...]:
     """Operations, those of them that were run, and CPU times [s]: of planning, executing and summarizing a
-    step, and of the whole of another step with a longer context."""
+    step, from a scenario that is loaded anew."""
     scenario = so.load_scenario(name)
     started = time.process_time()
     plan = scenario.plan()
@@ -46,17 +57,27 @@ def one(name: str) -> tuple[float, ...]:
     executed = time.process_time()
     summarize_pass(timeline, new_tokens=1, context=9)
     summarized = time.process_time()
-    later = execute(plan.schedule(ForwardPass("decode 100", 1, 108)))
-    summarize_pass(later, new_tokens=1, context=108)
-    ended = time.process_time()
-    return (
-        len(timeline),
-        len(timeline.recorded.end),
-        planned - started,
-        executed - planned,
-        summarized - executed,
-        ended - summarized,
-    )
+    return len(timeline), timeline.entries, planned - started, executed - planned, summarized - executed
+
+
+def answer(name: str, overrides: list[str]) -> None:
+    """Load and simulate: with everything new, and with the programs that were written before."""
+    scenario = so.load_scenario(name, overrides=overrides)
+    so.simulate(scenario)
+    anew = median_ms(lambda: so.load_scenario(name, overrides=overrides))
+    again = median_ms(lambda: scenario)
+    print(f"{name:28} {anew:9,.1f} {again:9,.1f}  {', '.join(overrides)}")
+
+
+def median_ms(load: Callable[[], so.LoadedScenario]) -> float:
+    """Median CPU time [ms] of simulating what ``load`` gives, some times."""
+    times = []
+    for _ in range(RUNS):
+        scenario = load()
+        started = time.process_time()
+        so.simulate(scenario)
+        times.append(time.process_time() - started)
+    return statistics.median(times) * 1e3
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Options(Protocol):
 def add_limits(parser: Options) -> None:
     """Options that are short for ``--set engine.…``."""
     for name, metavar, about in (
-        ("max_events", "N", "refuse a pass of more operations, and stop after so many clock events"),
+        ("max_events", "N", "refuse a pass of more operations, those that are counted and not run included"),
         ("timeout", "TIME", 'stop a simulation that takes longer, as "10 min"'),
     ):
         parser.add_argument(

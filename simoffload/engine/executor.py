@@ -59,7 +59,7 @@ def execute(
         one = Executor(folding.schedule, jump=jump, deadline=deadline, standing_for=folding.classes)
         timeline = folding.unfold(one.run(), schedule)
         why = ""
-    how = timeline.how if jump else How(not_jumped=("switched off",))
+    how = timeline.how if jump else How(not_jumped=("jump is switched off",))
     return replace(timeline, how=how._replace(not_folded=why))
 
 

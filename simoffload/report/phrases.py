@@ -8,6 +8,8 @@ from typing import NamedTuple
 from simoffload.errors import printable
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import LinkUse, PassResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.timeline import PassWork
 from simoffload.units import format_bytes, format_seconds
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "percent",
     "place",
     "plural",
+    "worked",
 ]
 
 LIMITS = (
@@ -35,6 +38,7 @@ LIMITS = (
 """What must not be concluded."""
 
 _ORIGINS = ("measured", "spec", "estimate")
+_MOST_REASONS = 3
 _BINARY = {"hbm", "dram"}  # memory is sold and shown by its tools in powers of two, storage is not
 
 
@@ -89,6 +93,30 @@ def origins(counts: Mapping[str, int]) -> str:
     """ "12 measured, 120 spec, 3 estimate"."""
     known = [name for name in _ORIGINS if name in counts]
     return ", ".join(f"{counts[name]} {name}" for name in (*known, *sorted(counts.keys() - set(known))))
+
+
+def worked(result: SimulationResult) -> tuple[str, ...]:
+    """How many operations were run and how many counted, and where there was nothing to count."""
+    if not result.work:
+        return ()
+    operations, run = (sum(getattr(one, name) for one in result.work) for name in ("operations", "run"))
+    first = f"all {operations:,} operations were run"
+    if run < operations:
+        first = f"{run:,} of {operations:,} operations were run; the others are copies to the picosecond"
+    found = _reasons(result.work)
+    reasons = [f"{', '.join(map(printable, names))}: {printable(why)}" for why, names in found]
+    more = [f"and {len(found) - _MOST_REASONS} more like this"] if len(found) > _MOST_REASONS else []
+    return (first, *reasons[:_MOST_REASONS], *more)
+
+
+def _reasons(work: Iterable[PassWork]) -> list[tuple[str, list[str]]]:
+    """Why something was run although it may look alike, and in which passes."""
+    reasons: dict[str, list[str]] = {}
+    for one in work:
+        ranks = [f"every rank by itself ({one.how.not_folded})"] if one.how.not_folded else []
+        for why in (*ranks, *one.how.not_jumped):
+            reasons.setdefault(why, []).append(one.name)
+    return list(reasons.items())
 
 
 def alike(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from simoffload.report import training_text
 from simoffload.report.columns import columns
 from simoffload.report.kinds import words
 from simoffload.report.paper import MARGIN, Paper, shortened
-from simoffload.report.phrases import alike, bottleneck, bound, counted, group_links, origins, percent
+from simoffload.report.phrases import alike, bottleneck, bound, counted, group_links, origins, percent, worked
 from simoffload.report.sections import Section, sections
 from simoffload.report.summary import headline, verdict
 from simoffload.results.capacity import TierUse
@@ -49,6 +49,8 @@ def result_text(result: SimulationResult, *, color: bool = False, width: int = 1
         paper.section(one.short, _told(paper, one))
     for warning in result.warnings:
         paper.paragraph("Warning", printable(warning), "yellow")
+    if result.work:
+        paper.paragraph("Engine", "; ".join(worked(result)))
     paper.paragraph(
         "Inputs", f"{origins(result.provenance.origins) or 'none'}; errors on real runs: docs/VALIDATION.md"
     )

@@ -12,7 +12,7 @@ from simoffload.errors import printable
 from simoffload.report import figures, training_figures
 from simoffload.report.chart import Figure
 from simoffload.report.kinds import words
-from simoffload.report.phrases import bottleneck, bound, group_bounds, group_links, origins
+from simoffload.report.phrases import bottleneck, bound, group_bounds, group_links, origins, worked
 from simoffload.report.sections import sections
 from simoffload.report.summary import headline, verdict
 from simoffload.report.training_tables import (
@@ -67,6 +67,7 @@ def view(result: SimulationResult, charts: Charts, *, bars: int) -> dict[str, An
         "training": _training(result, charts) if isinstance(result, TrainingResult) else None,
         "sections": sections(result),
         "origins": origins(result.provenance.origins),
+        "engine": worked(result),
         "scenario": lines(_yaml(result.provenance.scenario)),
     }
     step = result.step

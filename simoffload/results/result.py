@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
-from simoffload.results.timeline import Timeline
+from simoffload.results.timeline import PassWork, Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +66,8 @@ class SimulationResult(ABC):
     """What lies outside of the range in which the machine was measured."""
     timelines: dict[str, Timeline] = field(default_factory=dict, repr=False, compare=False)
     """Recorded passes by name, where asked for."""
+    work: tuple[PassWork, ...] = field(default=(), compare=False)
+    """How each pass was simulated; the answer does not depend on it."""
 
     @property
     @abstractmethod
@@ -139,6 +141,7 @@ class SimulationResult(ABC):
             "step": self._step(),
             "passes": [_pass(one) for one in self.passes],
             **self.particulars(),
+            "engine": [_worked(one) for one in self.work],
             "warnings": list(self.warnings),
             "extrapolations": list(self.extrapolations),
             "provenance": {
@@ -181,6 +184,18 @@ class SimulationResult(ABC):
         return pd.DataFrame(
             rows, columns=["pass", "context", "time_s", "cause", "exposed_s", "busy_s", "limit", "size"]
         )
+
+
+def _worked(one: PassWork) -> dict[str, Any]:
+    jumps = [{"block": jump.name, "period": jump.period, "times": jump.times} for jump in one.how.jumps]
+    return {
+        "pass": one.name,
+        "operations": one.operations,
+        "operations_run": one.run,
+        "jumps": jumps,
+        "not_folded": one.how.not_folded,
+        "not_jumped": list(one.how.not_jumped),
+    }
 
 
 def _tier(use: TierUse) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from simoffload.results.track import Piece, Track
 from simoffload.schedule import Op, Schedule
 from simoffload.schedule.program import steps_of
 
-__all__ = ["Columns", "How", "Interval", "Jump", "Timeline"]
+__all__ = ["Columns", "How", "Interval", "Jump", "PassWork", "Timeline"]
 
 
 class Interval(NamedTuple):
@@ -68,6 +68,17 @@ class How(NamedTuple):
     """Why every rank was run by itself; "" where ranks that are alike were run as one."""
     not_jumped: tuple[str, ...] = ()
     """For each block that was run iteration by iteration although it repeats: why."""
+
+
+class PassWork(NamedTuple):
+    """What it took to simulate a pass."""
+
+    name: str
+    operations: int
+    """Of all ranks."""
+    run: int
+    """Those that were not counted as copies of others."""
+    how: How
 
 
 @dataclass(slots=True)

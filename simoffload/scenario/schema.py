@@ -30,7 +30,7 @@ class EngineOptions(BaseModel):
     tokens: Shortcut = "on"
     """Of the decode steps a few are simulated; those between follow from them."""
     max_events: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """Refuse a pass of more operations, and stop one after so many clock events, skipped ones included."""
+    """Refuse a pass of more operations on all ranks, those that are counted and not run included."""
     timeout: Annotated[Seconds, Field(gt=0)] | None = None
     """Stop with an error when the simulation has taken so long."""
 

@@ -38,6 +38,7 @@ def simulate_checkpoint(scenario: LoadedScenario, plan: CheckpointPlan, runner: 
         wear=wear,
         warnings=(*result.warnings, *filter(None, [commit]), *wear_warnings(wear)),
         timelines=runner.timelines,
+        work=tuple(runner.work),
     )
 
 

@@ -61,6 +61,7 @@ def simulate_inference(
         decode_bound=decoding.bound,
         decode_estimated=decoding.estimated,
         timelines=runner.timelines,
+        work=tuple(runner.work),
     )
     return replace(result, warnings=(*result.warnings, *_hurts(scenario, workload, result)))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, WorkLimitError
 from simoffload.results.passes import PassResult, summarize_pass
-from simoffload.results.timeline import Timeline
+from simoffload.results.timeline import PassWork, Timeline
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
 
@@ -24,6 +24,7 @@ class Runner:
     def __init__(self, scenario: LoadedScenario, *, keep: bool, progress: Progress | None) -> None:
         self._scenario, self._keep, self._progress = scenario, keep, progress
         self.timelines: dict[str, Timeline] = {}
+        self.work: list[PassWork] = []
         self._options = scenario.scenario.engine
         limit = self._options.timeout
         self._deadline = None if limit is None else time.monotonic() + limit
@@ -57,6 +58,7 @@ class Runner:
         timeline = self._execute(schedule, fold=fold, jump=jump)
         if "verify" in (options.fold, options.jump):
             verify(timeline, self._execute(schedule, fold=False, jump=False))
+        self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how))
         if self._keep:
             self.timelines[name] = timeline
         return timeline

@@ -56,7 +56,7 @@ def simulate_training(
         found[part] = _run(plan, workload, runner, _informed(part, found))
     phases = tuple(Phase(part.phase, part.times, found[part]) for part in plan.parts)
     result = around_training(scenario, plan, replace(result, phases=phases), runner)
-    return replace(result, timelines=runner.timelines)
+    return replace(result, timelines=runner.timelines, work=tuple(runner.work))
 
 
 def _informed(part: StepPart, others: Mapping[StepPart, PassResult]) -> StepPart:

@@ -160,7 +160,7 @@ def test_searching_in_windows_still_finds_a_late_cycle() -> None:
 
 def test_switched_off() -> None:
     how = execute(one_rank(Block("layer", (wait(0, 7),), 100)), jump=False).how
-    assert how == ((), "", ("switched off",))
+    assert how == ((), "", ("jump is switched off",))
 
 
 @pytest.mark.parametrize("times", [10**4, 10**7])
