@@ -2,9 +2,9 @@
 
 Of step to step only one thing changes: the attention reads a longer cache, and lasts x. From the course of a
 simulated step it can be known how long later ones take (``longer``), to the picosecond, as long as nothing
-else comes to decide. Where that cannot be known the step in the middle is simulated and each half looked at
-again; what is left after ``MOST`` simulated steps is interpolated, and how far simulated steps lay from the
-line between their neighbours is the bound that is stated.
+else comes to decide. The first step behind that is simulated next. Where nothing can be known the step in the
+middle is simulated and each half looked at; what is left after ``MOST`` simulated steps is interpolated, and
+how far simulated steps lay from the line between their neighbours is the bound that is stated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simoffload.results.timeline import Timeline
 
 __all__ = ["MOST", "Decoding", "Simulated", "decode", "verify_decoding"]
 
-MOST = 9
+MOST = 16
 """Steps that are simulated before the rest is interpolated."""
 _REMEMBERED = 4096
 """Steps whose durations are kept: they are looked at, and then added up."""
@@ -74,28 +74,50 @@ def decode(
         return Decoding((), 0)
     durations = lru_cache(maxsize=_REMEMBERED)(durations)
     known = {1: run(1)}
-    open_ends: list[tuple[int, int]] = [(1, steps)] if steps > 1 else []
+    open_ends = [(1, steps)]
     done: list[_Stretch] = []
     while open_ends:
         low, high = open_ends.pop(0)
-        stretch = _certain(known[low], high, durations, later)
-        if stretch is None:
-            if high not in known:
-                known[high] = run(high)
-            stretch = _Stretch(known[low], known[high].durations, known[high].time, high)
-            if high - low > 1 and len(known) < most:
-                middle = (low + high) // 2
-                known[middle] = run(middle)
-                open_ends += [(low, middle), (middle, high)]
-                continue
-            stretch = stretch._replace(estimated=high - low > 1)
-        done.append(stretch)
+        if low == high:
+            continue
+        may_run = len(known) + 1 < most  # one more for the end of what is interpolated
+        last, time = _farthest(known[low], high, later, search=may_run)
+        stretch = _certain(known[low], last, time, durations) if last > low else None
+        if stretch is not None:
+            done.append(stretch)
+            if last < high:
+                open_ends.append((last + 1, high))
+        elif high - low > 1 and may_run:
+            open_ends += [(low, (low + high) // 2), ((low + high) // 2, high)]
+        else:
+            end = known[high] = known.get(high) or run(high)
+            done.append(_Stretch(known[low], end.durations, end.time, high, None if high - low > 1 else 0))
+        for begin, _ in open_ends:
+            known[begin] = known.get(begin) or run(begin)
     simulated = tuple(known[step] for step in sorted(known))
-    # Each stretch without its first step, which is the last one of the stretch before.
-    total = known[1].time + sum(one.inner(durations) + one.time for one in done)
-    estimated = sum(one.last - one.low.step - 1 for one in done if one.estimated)
+    lasts = {one.last for one in done}
+    total = sum(one.inner(durations) + one.time for one in done)
+    total += sum(one.time for one in simulated if one.step not in lasts)
+    estimated = sum(one.last - one.low.step - 1 for one in done if one.grown is None)
     bound = _SAFETY * max(_distances(simulated), default=0.0) if estimated else 0.0
     return Decoding(simulated, total, bound, estimated)
+
+
+def _farthest(low: Simulated, last: int, later: Later, *, search: bool) -> tuple[int, int]:
+    """The last step up to ``last`` whose time [ps] is certain, and that time; ``low`` if there is none.
+
+    Without ``search`` it is ``last`` or ``low``. What is certain for a step is so for those before it.
+    """
+    certain, time, doubtful = low.step, low.time, last + 1
+    step = last
+    while certain < step < doubtful:
+        found = later(low, step)
+        if found is None:
+            doubtful = step
+        else:
+            certain, time = step, found
+        step = (certain + doubtful) // 2 if search else certain
+    return certain, time
 
 
 def verify_decoding(found: Decoding, full: Decoding) -> None:
@@ -118,44 +140,56 @@ class _Stretch(NamedTuple):
     time: int
     """[ps] of the last."""
     last: int
-    estimated: bool = False
+    grown: int | None
+    """[ps] by which the attention lasts longer than at first, over all steps between; None if these are not
+    certain."""
 
     def inner(self, durations: Callable[[int], Durations]) -> int:
         """[ps] of all steps between the two."""
-        return sum([self.at(durations(step)) for step in range(self.low.step + 1, self.last)])
+        between = range(self.low.step + 1, self.last)
+        if self.grown is None:
+            return sum([self.at(durations(step)) for step in between])
+        rise, growth = self.time - self.low.time, self._growth()
+        return len(between) * self.low.time + (self.grown * rise // growth if growth else 0)
 
     def at(self, between: Durations) -> int:
         """[ps] of a step between: in equal parts per picosecond that the attention lasts longer."""
-        rise = self.time - self.low.time
+        rise, growth = self.time - self.low.time, self._growth()
         for mine, low, high in zip(between, self.low.durations, self.durations, strict=True):
             if low != high:
-                return self.low.time + (2 * rise * (mine - low) + high - low) // (2 * (high - low))
+                return self.low.time + (2 * rise * (mine - low) + growth) // (2 * growth)
         return self.low.time
 
+    def _growth(self) -> int:
+        """[ps] by which the attention lasts longer in the last step."""
+        pairs = zip(self.low.durations, self.durations, strict=True)
+        return next((high - low for low, high in pairs if low != high), 0)
 
-def _certain(
-    low: Simulated, last: int, durations: Callable[[int], Durations], later: Later
-) -> _Stretch | None:
-    """The steps up to ``last``, if all of them are on straight lines over the one duration that changes."""
-    final = durations(last)
-    grow = [i for i, pair in enumerate(zip(low.durations, final, strict=True)) if pair[0] != pair[1]]
-    stay = [i for i in range(len(final)) if i not in grow]
-    if len({low.durations[i] for i in grow}) > 1:
+
+def _certain(low: Simulated, last: int, time: int, durations: Callable[[int], Durations]) -> _Stretch | None:
+    """The steps up to ``last``, which takes ``time`` [ps], if one duration alone changes, and is nowhere longer
+    than at the last nor shorter than at the first."""
+    first, final = low.durations, durations(last)
+    grow = [i for i, pair in enumerate(zip(first, final, strict=True)) if pair[0] != pair[1]]
+    if not grow:
+        same = all(durations(step) == first for step in range(low.step + 1, last))
+        return _Stretch(low, final, low.time, last, 0) if same else None
+    if len({first[i] for i in grow}) > 1:
         return None
-    fixed = [final[i] for i in stay]
+    least, most, grown = first[grow[0]], final[grow[0]], 0
     for step in range(low.step + 1, last + 1):
         own = durations(step)
-        values = {own[i] for i in grow}
-        if len(values) > 1 or [own[i] for i in stay] != fixed:
+        mine = own[grow[0]]
+        if not least <= mine <= most:
             return None
-        if grow and not low.durations[grow[0]] <= own[grow[0]] <= final[grow[0]]:
+        if own != tuple([mine if i in grow else value for i, value in enumerate(first)]):
             return None
-    time = later(low, last) if grow else low.time
-    return None if time is None else _Stretch(low, final, time, last)
+        grown += mine - least
+    return _Stretch(low, final, time, last, grown - (most - least))
 
 
 def _distances(simulated: tuple[Simulated, ...]) -> Iterator[float]:
     """How far each simulated step is from the line between its neighbours, relative to its time."""
     for low, middle, high in zip(simulated, simulated[1:], simulated[2:], strict=False):
-        line = _Stretch(low, high.durations, high.time, high.step)
+        line = _Stretch(low, high.durations, high.time, high.step, None)
         yield abs(line.at(middle.durations) - middle.time) / middle.time

@@ -86,7 +86,7 @@ def test_another_bottleneck_in_between_is_found() -> None:
         return program(attention, copy=1_000_000)
 
     found, ran = decoded(make, long, 64)
-    assert 2 < len(ran) <= MOST
+    assert len(ran) == 2, "the second where the attention is no longer hidden"
     assert found.total == sum(execute(make(long(step))).makespan for step in range(1, 65))
     assert found.estimated == 0
 
@@ -114,7 +114,7 @@ def test_what_shares_a_link_is_told_to_be_estimated() -> None:
         return program(attention, shared=25 * GB, layers=9, copy=300_000)
 
     found, ran = decoded(make, long, 50)
-    assert len(ran) == MOST
+    assert MOST - 1 <= len(ran) <= MOST
     assert 0 < found.estimated <= 50 - MOST
     times = [execute(make(long(step))).makespan for step in range(1, 51)]
     assert found.total == pytest.approx(sum(times), rel=found.bound)
