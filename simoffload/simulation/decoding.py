@@ -167,8 +167,8 @@ class _Stretch(NamedTuple):
 
 
 def _certain(low: Simulated, last: int, time: int, durations: Callable[[int], Durations]) -> _Stretch | None:
-    """The steps up to ``last``, which takes ``time`` [ps], if one duration alone changes, and is nowhere longer
-    than at the last nor shorter than at the first."""
+    """The steps up to ``last``, which takes ``time`` [ps], if one duration alone changes, and is nowhere
+    longer than at the last nor shorter than at the first."""
     first, final = low.durations, durations(last)
     grow = [i for i, pair in enumerate(zip(first, final, strict=True)) if pair[0] != pair[1]]
     if not grow:
