@@ -31,6 +31,24 @@ def sharings(
     return draw(st.lists(demand, min_size=1, max_size=flows)), capacities
 
 
+def operations(
+    streams: int, routes: int, *, times: st.SearchStrategy[int], sizes: st.SearchStrategy[int], back: int
+) -> st.SearchStrategy[Op]:
+    """Operations that wait for up to two others; ``back`` is how far back these may be."""
+    waits = st.builds(Dependency, st.integers(0, streams - 1), st.integers(0, back))
+    return st.builds(
+        Op,
+        kind=st.just("op"),
+        label=st.just(""),
+        stream=st.integers(0, streams - 1),
+        fixed=times,
+        size=sizes,
+        route=st.integers(0, routes - 1),
+        after=st.lists(waits, max_size=2).map(tuple),
+        collective=st.sampled_from([False, False, False, True]),
+    )
+
+
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     ranks = draw(st.integers(1, 3))
@@ -40,19 +58,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     per_rank = st.tuples(*[hops(len(links))] * ranks)
     route = st.builds(Route, st.just("route"), per_rank, CAPACITIES, st.integers(1, 3))
     routes = draw(st.lists(route, min_size=1, max_size=3))
-    op = st.builds(
-        Op,
-        kind=st.just("op"),
-        label=st.just(""),
-        stream=st.integers(0, streams - 1),
-        fixed=TIMES,
-        size=SIZES,
-        route=st.integers(0, len(routes) - 1),
-        after=st.lists(st.builds(Dependency, st.integers(0, streams - 1), st.integers(0, 5)), max_size=2).map(
-            tuple
-        ),
-        collective=st.sampled_from([False, False, True]),
-    )
+    op = operations(streams, len(routes), times=TIMES, sizes=SIZES, back=5)
     block = st.builds(
         Block,
         st.just("block"),
@@ -93,19 +99,7 @@ def long_schedules(draw: st.DrawFn, *, most: int = 40) -> Schedule:
         routes.append(Route("route", per_rank, draw(st.sampled_from([10**8, 10**9, 10**10]))))
     times = st.sampled_from([0, 10**6, 3 * 10**6, 10**9]) | st.integers(0, 10**7)
     sizes = st.sampled_from([0, 1000, 10**6]) | st.integers(0, 10**6)
-    op = st.builds(
-        Op,
-        kind=st.just("op"),
-        label=st.just(""),
-        stream=st.integers(0, streams - 1),
-        fixed=times,
-        size=sizes,
-        route=st.integers(0, len(routes) - 1),
-        after=st.lists(st.builds(Dependency, st.integers(0, streams - 1), st.integers(0, 9)), max_size=2).map(
-            tuple
-        ),
-        collective=st.sampled_from([False, False, False, True]),
-    )
+    op = operations(streams, len(routes), times=times, sizes=sizes, back=9)
     ops = st.lists(op, min_size=1, max_size=6).map(tuple)
     block = st.builds(Block, st.just("block"), ops, st.integers(1, 3) | st.integers(4, most))
     blocks = tuple(draw(st.lists(block, min_size=1, max_size=4)))

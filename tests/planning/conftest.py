@@ -13,18 +13,7 @@ import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.planning.sweep import Sweep, define_sweep
-
-SCENARIO = """\
-name: small
-model: bloom-560m
-platform: dgx-a100
-workload: {batch_size: 2, prompt_length: 8, output_length: 2}
-strategy:
-  ranks: 2
-  weights: raid
-  ds_config:
-    zero_optimization: {offload_param: {buffer_size: 4e9}}
-"""
+from tests.cli.conftest import SCENARIO
 
 
 @pytest.fixture

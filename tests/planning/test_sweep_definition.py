@@ -10,7 +10,8 @@ import pytest
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
 from simoffload.planning.sweep import Sweep, define_sweep, find_points
-from tests.planning.conftest import SCENARIO, Define
+from tests.cli.conftest import SCENARIO
+from tests.planning.conftest import Define
 
 SECTION = """\
 sweep:
