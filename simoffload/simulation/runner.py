@@ -52,7 +52,7 @@ class Runner:
         verified changes anything.
         """
         if self._progress:
-            self._progress(f"{self._scenario.name}: {name}")
+            self._progress(f"{self._scenario.name}: {name}, {schedule.operations:,} operations")
         options = self._options
         fold, jump = options.fold != "off", options.jump != "off"
         timeline = self._execute(schedule, fold=fold, jump=jump)
