@@ -174,8 +174,7 @@ class Clock:
 
     def _look(self) -> None:
         """Raise an error if there were too many events, and settle when to look again."""
-        if self._deadline is not None:
-            self._look_at_the_time(self._deadline)
+        self.look_at_the_time()
         if self.events - self._events_before_now > self._patience:
             raise StalledClockError(
                 f"{self._patience} events passed and time did not, at {self.now + self.skipped} ps; "
@@ -186,8 +185,9 @@ class Clock:
     def _latest_look(self) -> int:
         return min(self.events + _BETWEEN_LOOKS, self._events_before_now + self._patience + 1)
 
-    def _look_at_the_time(self, deadline: float) -> None:
-        if monotonic() > deadline:
+    def look_at_the_time(self) -> None:
+        """Raise WorkLimitError after the deadline."""
+        if self._deadline is not None and monotonic() > self._deadline:
             raise WorkLimitError(
                 f"stopped by engine.timeout after {self.now + self.skipped} ps of simulated time"
             )

@@ -29,6 +29,11 @@ from simoffload.schedule.program import Step
 
 __all__ = ["Executor", "execute"]
 
+_AT_ONCE = 1000
+"""Operations after which a lane lets others go on, and"""
+_BETWEEN_LOOKS = 32
+"""turns of lanes between two looks at the time of day."""
+
 _NAMED = 8
 """Operations that an error message names."""
 
@@ -84,6 +89,7 @@ class Executor:
         )
         self._lanes = make_lanes(schedule, self._contention)
         self._tracks = len(self._lanes)
+        self._turns = 0
         # Lanes take turns through this queue and not through recursion or the clock.
         self._ready: deque[Lane] = deque(self._lanes)
         # Lanes whose next operation is ready and collective, until those of all ranks are.
@@ -127,6 +133,9 @@ class Executor:
         """Let lanes go on until each is through or waits for the clock, for bytes or for another lane."""
         ready, go_on = self._ready, self._go_on
         while ready:
+            self._turns += 1
+            if not self._turns % _BETWEEN_LOOKS:
+                self._clock.look_at_the_time()
             lane = ready.popleft()
             go_on(lane)
             waiters = lane.waiters
@@ -148,7 +157,8 @@ class Executor:
         free = ends[-1] if ends else 0
         while actions := lane.actions:
             iteration = lane.iteration
-            for index in range(lane.index, len(actions)):
+            stop = min(len(actions), lane.index + _AT_ONCE)
+            for index in range(lane.index, stop):
                 fixed, waits, needs, step = actions[index]
                 start, after = free, NOTHING
                 for stream, per_iteration, offset in needs:
@@ -173,12 +183,18 @@ class Executor:
                 ends.append(free)
                 afters.append(after)
                 did.append(step)
-            lane.index = len(actions)
+            lane.index = stop
+            if stop < len(actions):
+                self._ready.append(lane)
+                return
             assert lane.stretch is not None
-            if free > self._clock.now and lane.stretch.repeat >= LEAST:
+            if self._steady is not None and free > self._clock.now and lane.stretch.repeat >= LEAST:
                 self._clock.call_at(free, self._go_on_later, lane)
                 return
             self._turn(lane)
+            self._turns += 1
+            if not self._turns % _BETWEEN_LOOKS:
+                self._clock.look_at_the_time()
 
     def _go_on_later(self, lane: Lane) -> None:
         self._turn(lane)

@@ -194,17 +194,25 @@ class Network(Generic[Owner]):
         above = loads(demands, [rate + 1 for rate in rates])
         full = tuple(link for link in above if above[link] > self._capacities[link])
         if 0 in rates:
-            names = ", ".join(self._links[link].name for link in full)
-            count = sum(self._flows[path % len(self._flows)] for path in paths)
-            raise SimulationError(
-                f"{count} flows share {names}, which leaves less than 1 B/s for one of them"
-            )
+            raise SimulationError(self._too_many(paths, rates, full))
         if self._remembered > _REMEMBERED:
             self._forget()
         allocation = _Allocation(dict(zip(paths, rates, strict=True)), tuple(above), full)
         self._solved[paths] = allocation
         self._remembered += len(paths)
         return allocation
+
+    def _too_many(self, paths: Sequence[int], rates: Sequence[int], full: Sequence[int]) -> str:
+        """Which link leaves less than 1 B/s for a flow, and how many are on it."""
+        crossed = [{link for link, _ in self._paths[path].hops} for path in paths]
+        starved = set().union(*[own for own, rate in zip(crossed, rates, strict=True) if not rate])
+        tight = next(link for link in full if link in starved)
+        count = sum(
+            self._flows[path % len(self._flows)]
+            for path, own in zip(paths, crossed, strict=True)
+            if tight in own
+        )
+        return f"{count} flows share {self._links[tight].name}, which leaves less than 1 B/s for one of them"
 
     def _forget(self) -> None:
         """Sum up for how long each allocation held, and drop them."""

@@ -70,8 +70,7 @@ class SteadyState:
         self._asked = False
         self.jumps: list[Jump] = []
         self.skips: list[Skip] = []
-        self.searched: dict[int, int] = {}
-        """Iterations after which a cycle was looked for, by block."""
+        self._compared: dict[int, int] = {}  # states, by block
 
     def passed(self, lane: Lane) -> None:
         """Take note that a lane of the first rank has begun another iteration or another block."""
@@ -103,10 +102,10 @@ class SteadyState:
         )
 
     def _why(self, block: int) -> str:
-        searched = self.searched.get(block, 0)
-        if not searched:
-            return f"no moment in its {self._blocks[block].repeat} iterations at which all ranks are in it"
-        return f"no cycle in {self._blocks[block].repeat} iterations ({searched} states compared)"
+        repeat, compared = self._blocks[block].repeat, self._compared.get(block, 0)
+        if not compared:
+            return f"at no moment in its {repeat} iterations was it alone under way"
+        return f"no cycle in {repeat} iterations ({compared} states compared)"
 
     def _look(self) -> None:
         self._asked = False
@@ -115,9 +114,9 @@ class SteadyState:
         iteration = min((lane.iteration for lane in inside if lane.rank == inside[0].rank), default=0)
         ended = tuple([bisect_right(lane.ends, now) for lane in self._lanes])
         state = self._state(block, iteration, ended) if inside else None
-        self.searched[block] = self.searched.get(block, 0) + 1
         if state is None:
             return
+        self._compared[block] = self._compared.get(block, 0) + 1
         before = self._met.get(state)
         if before is not None and self._network.counts_since(before.carried):
             self._jump(inside, before, iteration, ended)

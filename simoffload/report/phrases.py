@@ -104,7 +104,7 @@ def worked(result: SimulationResult) -> tuple[str, ...]:
     if run < operations:
         first = f"{run:,} of {operations:,} operations were run; the others are copies to the picosecond"
     found = _reasons(result.work)
-    reasons = [f"{', '.join(map(printable, names))}: {printable(why)}" for why, names in found]
+    reasons = [f"{alike(names)}: {printable(why)}" for why, names in found]
     more = [f"and {len(found) - _MOST_REASONS} more like this"] if len(found) > _MOST_REASONS else []
     return (first, *reasons[:_MOST_REASONS], *more)
 

@@ -49,8 +49,8 @@ class Window(NamedTuple):
 
 
 def windows(timeline: Timeline, *, most: int, called: str = "layers") -> tuple[Window, ...]:
-    """The first layers and, where the pass goes on after them, one layer from the middle; none if the run
-    was not recorded. A window holds the ``most`` longest operations; ``called`` is what its blocks are."""
+    """The first layers and, where the pass goes on after them, one layer from the middle; none if nothing
+    was done. A window holds the ``most`` longest operations; ``called`` is what its blocks are."""
     if not len(timeline):
         return ()
     blocks = timeline.schedule.blocks

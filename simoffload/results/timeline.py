@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simoffload.results.track import Piece, Track
 from simoffload.schedule import Op, Schedule
-from simoffload.schedule.program import steps_of
+from simoffload.schedule.program import Step, steps_of
 
 __all__ = ["Columns", "How", "Interval", "Jump", "PassWork", "Timeline"]
 
@@ -104,6 +104,7 @@ class Timeline:
     """Whether every transfer kept the rate with which it began."""
     how: How = field(default_factory=How)
     _whole: Columns | None = field(default=None, compare=False, repr=False)
+    _steps: list[list[Step]] | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         """Operations that were executed, all of them."""
@@ -132,8 +133,10 @@ class Timeline:
         return sum([len(track.end) for track in self.tracks])
 
     def tracks_of(self, rank: int) -> tuple[Track, ...]:
-        """What the streams of a rank did."""
-        own = next(number for number, ranks in enumerate(self.ranks_by_class) if rank in ranks)
+        """What the streams of a rank did. Raises KeyError if there is no such rank."""
+        own = next((number for number, ranks in enumerate(self.ranks_by_class) if rank in ranks), None)
+        if own is None:
+            raise KeyError(rank)
         streams = len(self.schedule.streams)
         return self.tracks[own * streams : (own + 1) * streams]
 
@@ -155,12 +158,17 @@ class Timeline:
 
     def start_of(self, block: int, iteration: int, position: int, *, rank: int = 0) -> int:
         """[ps] at which a rank began an operation. Raises KeyError if there is none."""
-        part = self.schedule.blocks[block]
-        if not 0 <= iteration < part.repeat:
+        blocks, tracks = self.schedule.blocks, self.tracks_of(rank)
+        if not (
+            0 <= block < len(blocks)
+            and 0 <= iteration < blocks[block].repeat
+            and 0 <= position < len(blocks[block].ops)
+        ):
             raise KeyError((block, iteration, position, rank))
-        step = steps_of(self.schedule)[block][position]
-        track = self.tracks_of(rank)[step.op.stream]
-        return track.start_of(step.first + iteration * step.per_iteration)
+        if self._steps is None:
+            self._steps = steps_of(self.schedule)
+        step = self._steps[block][position]
+        return tracks[step.op.stream].start_of(step.first + iteration * step.per_iteration)
 
     # -- everything written out -----------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class EngineOptions(BaseModel):
     jump: Shortcut = "on"
     """Periods of a steady state are counted instead of being simulated one by one."""
     tokens: Shortcut = "on"
-    """Of the decode steps a few are simulated; those between follow from them."""
+    """Of the decode steps a few are simulated; those after them follow as far as that is certain."""
     max_events: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Refuse a pass of more operations on all ranks, those that are counted and not run included."""
     timeout: Annotated[Seconds, Field(gt=0)] | None = None

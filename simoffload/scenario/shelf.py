@@ -23,7 +23,7 @@ from simoffload.strategies.ds_config import DeepSpeedConfig
 __all__ = ["Shelf", "canonical"]
 
 T = TypeVar("T")
-_MODELS, _PLATFORMS = 64, 256
+_MODELS, _PLATFORMS, _CHANGES = 64, 256, 65_536
 
 
 def canonical(data: Any) -> str:
@@ -60,6 +60,7 @@ class Shelf:
         self._shapes: dict[tuple[str, str], tuple[ModelShape, str]] = {}
         self._models: _Recent[ModelShape] = _Recent(_MODELS)
         self._platforms: _Recent[Platform] = _Recent(_PLATFORMS)
+        self._possible: _Recent[bool] = _Recent(_CHANGES)
         self._machines: _Recent[tuple[Platform, Machine]] = _Recent(_PLATFORMS)
 
     def model(self, spec: ModelSpec, *, root: Path | None) -> ModelShape:
@@ -124,12 +125,27 @@ class Shelf:
         return [use.sha256 for use in platform.profiles]
 
     def _changes(self, data: dict[str, Any], reference: str, root: Path | None) -> Any:
+        """The changes to profiles that decide anything; all of them where they cannot be made."""
+        changes = data["profiles"]
+        try:
+            decide = deciding_changes(data, self.platform(reference, root=root))
+        except InputError:
+            return changes
+        if decide == changes:
+            return changes
+        possible = self._possible.get(
+            (root, reference, canonical(changes)), lambda: self._is_possible(data, reference, root)
+        )
+        return decide if possible else changes
+
+    def _is_possible(self, data: dict[str, Any], reference: str, root: Path | None) -> bool:
+        """Whether a machine can be made with the changes of a scenario."""
         try:
             document = Document("", data, root)
-            platform = self.platform(reference, root=root, changes=Changes(document, ("profiles",)))
-        except (InputError, AttributeError):  # such as a section that is no mapping
-            return data["profiles"]
-        return deciding_changes(data, platform)
+            machine = self.platform(reference, root=root, changes=Changes(document, ("profiles",))).machine()
+        except InputError:
+            return False
+        return all(resource.capacity > 0 for resource in machine.resources)
 
     def _models_content(self, model: dict[str, Any], root: Path | None) -> Any:
         try:

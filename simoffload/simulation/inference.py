@@ -80,10 +80,11 @@ def _decode(scenario: LoadedScenario, plan: Plan, workload: Inference, runner: R
         one = forward(step)
         timeline = runner.execute(one.name, plan.schedule(one))
         result = summarize_pass(timeline, new_tokens=one.new_tokens, context=one.context)
-        return Simulated(step, durations(step), result, timeline)
+        kept = None if tokens == "off" else timeline
+        return Simulated(step, durations(step), result, timeline.makespan, kept)
 
     def later(low: Simulated, step: int) -> int | None:
-        return longer(low.timeline, plan.schedule(forward(step)))
+        return None if low.timeline is None else longer(low.timeline, plan.schedule(forward(step)))
 
     if tokens == "on":
         return decode(steps, durations, run, later)

@@ -97,7 +97,7 @@ class ResidentPlan:
         builder.add(
             Op(
                 "hook",
-                forward.name,
+                "pass",
                 HOST,
                 picoseconds(costs.pass_overhead.value),
                 after=(Dependency(COMPUTE),),

@@ -356,6 +356,21 @@ def test_a_run_that_takes_too_long_is_stopped() -> None:
         execute(story, jump=False, deadline=0.0)
 
 
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        (Block("one", (wait(HOST, 1),) * 300_000),),
+        tuple(Block("pair", (wait(HOST, i),), 2) for i in range(1, 100_000)),
+        (Block("many", (Op("mark", "", HOST),), 10**8),),
+    ],
+    ids=["one long block", "many blocks", "no time at all"],
+)
+@pytest.mark.parametrize("jump", [True, False])
+def test_so_is_one_that_needs_no_clock(blocks: tuple[Block, ...], jump: bool) -> None:
+    with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout"):
+        execute(schedule(*blocks), jump=jump, deadline=0.0)
+
+
 def test_a_stuck_run_names_what_runs() -> None:
     """At 4 s the wait of 3 s is over, two transfers of 3 s share a link until 6 s, and a wait follows one."""
     ops = (wait(HOST, 3), move(COPY, 300), move(GPU, 300), wait(GPU, 2))

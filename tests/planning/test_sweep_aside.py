@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from simoffload.planning.sweep import define_sweep, find_points
 from simoffload.planning.sweep.evaluate import job_of, run_task, tasks_of
 from simoffload.planning.sweep.points import Points
 from simoffload.scenario import find_scenario
+from simoffload.shipped import shipped_folder
 
 READ, CAPACITY = "profiles.ddn-ai400x2.read", "profiles.ddn-ai400x2.capacity"
 
@@ -55,6 +57,41 @@ def test_of_a_strategy_that_does_not_name_its_tier_all_count(document: Document,
 
 def test_a_change_that_cannot_be_is_not_hidden_behind_one_that_can(document: Document) -> None:
     assert firsts(document, "strategy.weights=dram", f"{READ}=20 GB/s,-1") == [0, 1]
+
+
+@pytest.mark.parametrize("rate", ["-1", "0 GB/s", "100000000 s"])
+def test_nor_one_that_makes_no_machine(document: Document, rate: str) -> None:
+    key = "latency" if rate.endswith(" s") else "read"
+    axis = f"profiles.ddn-ai400x2.{key}={'1 ms' if key == 'latency' else '20 GB/s'},{rate}"
+    assert firsts(document, "strategy.weights=dram", axis) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "axis",
+    [
+        "profiles=[{ddn-ai400x2: {read: 20 GB/s}}, ddn-ai400x2]",
+        "profiles=[{ddn-ai400x2: {read: 20 GB/s}}, [ddn-ai400x2]]",
+        "profiles=[{ddn-ai400x2: {read: 20 GB/s}}, 7]",
+        "strategy=[{kind: zero_inference, weights: dram, ranks: 8}, {kind: [x], weights: dram}]",
+    ],
+)
+def test_what_is_no_section_at_all_is_a_point_of_its_own(document: Document, axis: str) -> None:
+    sweep = define_sweep(document, axes=[axis, f"{READ}=20 GB/s"] if "strategy" in axis else [axis])
+    points = find_points(sweep)
+    assert list(points.first) == [0, 1]
+    (task,) = tasks_of(points, [1], size=1)
+    assert "error" in run_task(job_of(sweep), task)[0]
+
+
+def test_a_profile_under_two_tiers_is_used_by_either(document: Document, tmp_path: Path) -> None:
+    text = (shipped_folder("hardware_profiles") / "platform" / "dgx-a100.yaml").read_text()
+    line = next(line for line in text.splitlines() if "profile: ddn-ai400x2" in line)
+    text = text.replace(line, f"{line}\n  again: {{profile: ddn-ai400x2, through: [ib0]}}")
+    (tmp_path / "twice.yaml").write_text(text.replace("id: dgx-a100\n", "id: twice\n"))
+    here = replace(document, data={**document.data, "platform": "twice.yaml"}, root=tmp_path)
+    rates = f"{READ}=20 GB/s,40 GB/s"
+    assert firsts(here, "strategy.weights=again", rates) == [0, 1]
+    assert firsts(here, "strategy.weights=dram", rates) == [0, 0]
 
 
 def test_each_simulated_by_itself_has_the_row_of_the_first(document: Document) -> None:

@@ -32,8 +32,12 @@ def test_single_operations_are_found_where_they_are(timeline: Timeline) -> None:
     """A layer takes 4 ps once the first hook is over."""
     assert timeline.makespan == 3 + 1000 * 4
     assert timeline.start_of(0, 500, 1, rank=1) == 3 + 500 * 4
-    with pytest.raises(KeyError):
-        timeline.start_of(0, 1000, 1)
+    for place in ((0, 1000, 1), (0, -1, 1), (1, 0, 0), (0, 0, 2), (0, 0, -1)):
+        with pytest.raises(KeyError):
+            timeline.start_of(*place)
+    for ask in (lambda: timeline.start_of(0, 0, 0, rank=2), lambda: timeline.during(0, 9, rank=2)):
+        with pytest.raises(KeyError):
+            ask()
     hooks, computations = timeline.tracks
     assert computations.end_of(999) == timeline.makespan
     for ordinal in (-1, 1000):

@@ -23,6 +23,7 @@ def test_inference(name: str) -> None:
     result = simulate(scenario)
     assert len(result.decode) == 5, "verifying runs every step"
     quick = simulate(load_scenario(name, overrides=["workload.output_length=6"]))
+    assert len(quick.decode) < 3, "what is certain is not simulated"
     assert quick.decode_total_s == pytest.approx(result.decode_total_s, rel=max(quick.decode_bound, 1e-15))
 
 
@@ -46,6 +47,14 @@ def test_training(name: str) -> None:
 def test_steps_of_one_course_need_one_run() -> None:
     result = simulate(load_scenario("ddn/bloom-176b", overrides=["workload.output_length=101"]))
     assert [one.name for one in result.decode] == ["decode 1"]
+    assert (result.decode_estimated, result.decode_bound) == (0, 0.0)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_steps_of_a_model_on_the_gpu_are_certain_too(batch: int) -> None:
+    overrides = ["strategy={kind: resident, ranks: 8}", f"workload.batch_size={batch}"]
+    result = simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, "workload.output_length=101"]))
+    assert len(result.decode) < 8
     assert (result.decode_estimated, result.decode_bound) == (0, 0.0)
 
 

@@ -43,7 +43,7 @@ def program(
 def simulated(make: Callable[[int], Schedule], last: Callable[[int], int], step: int) -> Simulated:
     timeline = execute(make(last(step)))
     result = summarize_pass(timeline, new_tokens=1, context=step)
-    return Simulated(step, (60 * US, last(step)), result, timeline)
+    return Simulated(step, (60 * US, last(step)), result, timeline.makespan, timeline)
 
 
 def decoded(
@@ -56,6 +56,7 @@ def decoded(
         return simulated(make, last, step)
 
     def later(low: Simulated, step: int) -> int | None:
+        assert low.timeline is not None
         return longer(low.timeline, make(last(step)))
 
     return decode(steps, lambda step: (60 * US, last(step)), run, later), ran

@@ -8,10 +8,11 @@ import pytest
 
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, WorkLimitError
+from simoffload.results.passes import summarize_pass
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
-from simoffload.simulation.decoding import Decoding, verify_decoding
+from simoffload.simulation.decoding import Decoding, Simulated, verify_decoding
 from simoffload.simulation.runner import verify
 from simoffload.strategies import ForwardPass
 
@@ -49,8 +50,22 @@ def test_a_picosecond_is_a_difference(both: tuple[Timeline, Timeline]) -> None:
 def test_decode_steps_must_agree_to_the_picosecond_or_within_their_bound() -> None:
     full = Decoding((), 1000)
     verify_decoding(Decoding((), 1000), full)
-    with pytest.raises(ShortcutError, match="take 1001 ps interpolated and 1000 ps simulated one by one"):
+    with pytest.raises(ShortcutError, match="take 1001 ps from a few and 1000 ps simulated one by one"):
         verify_decoding(Decoding((), 1001), full)
+
+
+@pytest.mark.parametrize(("bound", "fits"), [(0.001, True), (0.0009, False)])
+def test_interpolated_steps_must_agree_within_their_bound(
+    both: tuple[Timeline, Timeline], bound: float, fits: bool
+) -> None:
+    result = summarize_pass(both[0], new_tokens=1, context=9)
+    steps = tuple(Simulated(step, (), result, 500, None) for step in (1, 2))
+    found, full = Decoding((), 1001, bound, estimated=1), Decoding(steps, 1000)
+    if fits:
+        verify_decoding(found, full)
+    else:
+        with pytest.raises(ShortcutError, match="the bound is 1 ps"):
+            verify_decoding(found, full)
 
 
 def test_work_is_refused_before_it_begins_and_stopped_when_time_is_up() -> None:
