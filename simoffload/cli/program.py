@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     console = Console(as_json="--json" in words)
     try:
-        with _terminable():
-            status = _guarded(words, console)
+        with _stoppable() as received:
+            status = _guarded(words, console, received)
         console.close()
     except BrokenPipeError:
         console.abandon()
@@ -32,27 +32,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM: what Ctrl-C keeps and cleans up, it keeps and cleans up too."""
-
-
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def _stoppable() -> Iterator[list[int]]:
+    """Let SIGTERM do what Ctrl-C does, and say which of them came: a library that is interrupted in the
+    middle may turn that into an error of its own."""
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
-        yield
+        yield received
         return
 
-    def stop(_number: int, _frame: object) -> None:
-        raise _Terminated
+    def stop(number: int, _frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it ignored
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
     try:
-        yield
+        yield received
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _guarded(words: Sequence[str], console: Console) -> int:
+def _stopped(console: Console, received: Sequence[int]) -> int:
+    if signal.SIGTERM in received:
+        console.note("terminated")
+        return Exit.TERMINATED
+    console.note("interrupted")
+    return Exit.INTERRUPTED
+
+
+def _guarded(words: Sequence[str], console: Console, received: Sequence[int]) -> int:
     """Turn whatever a command raises into a message and a status."""
     try:
         arguments = parse(words)
@@ -65,12 +76,8 @@ def _guarded(words: Sequence[str], console: Console) -> int:
     except SimulationError as error:
         console.fail([Problem("", None, None, "", str(error))])
         return Exit.FAILED
-    except _Terminated:
-        console.note("terminated")
-        return Exit.TERMINATED
     except KeyboardInterrupt:
-        console.note("interrupted")
-        return Exit.INTERRUPTED
+        return _stopped(console, received)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -78,6 +85,8 @@ def _guarded(words: Sequence[str], console: Console) -> int:
         console.fail([Problem("", None, None, "", f"cannot write {what}: {error.strerror or error}")])
         return Exit.FAILED
     except Exception as error:
+        if received:
+            return _stopped(console, received)
         if os.environ.get("SIMOFFLOAD_DEBUG") == "1":
             console.note(traceback.format_exc().rstrip())
         what = f"{type(error).__name__}: {error}".replace("\n", " ").rstrip(": ")

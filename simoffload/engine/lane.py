@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.schedule import Schedule
+from simoffload.schedule.bounds import transfer_time
 from simoffload.schedule.contention import Contention
 from simoffload.schedule.program import Need, Step, compile_streams
 
@@ -13,8 +14,6 @@ __all__ = ["NOTHING", "Action", "Lane", "Stretch", "make_lanes"]
 
 NOTHING = -1
 """In place of what an operation began after, where that is the one before it on its stream."""
-
-_PICO = 10**12
 
 
 Action = tuple[int, bool, tuple[Need, ...], Step]
@@ -150,6 +149,6 @@ def _actions(steps: Sequence[Step], rates: Sequence[int], several: bool) -> tupl
     for step in steps:
         (_, _, _, fixed, size, route, _, collective), _, _, _, _, needs = step
         if size and (rate := rates[route]):
-            fixed, size = fixed - (-size * _PICO // rate), 0  # rounded up
+            fixed, size = fixed + transfer_time(size, rate), 0
         actions.append((fixed, size > 0 or (collective and several), needs, step))
     return tuple(actions)

@@ -12,12 +12,10 @@ from simoffload.engine.network import Network
 from simoffload.results.timeline import Timeline
 from simoffload.results.track import Repeat, Track
 from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import link_loads
+from simoffload.schedule.bounds import link_loads, transfer_time
 from simoffload.schedule.contention import Contention
 
 __all__ = ["Skip", "timeline_of"]
-
-_PICO = 10**12
 
 _Interval = tuple[int, int]
 
@@ -94,7 +92,7 @@ def _use(
                 sizes[op.route][op.size] += block.repeat
     for path, rates, own in zip(schedule.routes, contention.rates, sizes, strict=True):
         times = {
-            rate: sum([count * -(-size * _PICO // rate) for size, count in own.items()])
+            rate: sum([count * transfer_time(size, rate) for size, count in own.items()])
             for rate in set(rates)
             if rate
         }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from simoffload.results.timeline import Timeline
 from simoffload.results.track import Track
 
-__all__ = ["Link", "Place", "last_of", "walk"]
+__all__ = ["Part", "Place", "last_of", "walk"]
 
 
 class Place(NamedTuple):
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     """Periods after the one that is held."""
 
 
-class Link(NamedTuple):
+class Part(NamedTuple):
     """A part of the chain."""
 
     track: int
@@ -49,14 +49,14 @@ def last_of(timeline: Timeline, stream: int | None = None) -> Place | None:
     return best[2] if best else None
 
 
-def walk(timeline: Timeline, last: Place) -> list[Link]:
+def walk(timeline: Timeline, last: Place) -> list[Part]:
     """The chain that ends with ``last``, from its end to its beginning."""
     walker = _Walker(timeline)
-    chain: list[Link] = []
+    chain: list[Part] = []
     met: dict[tuple[int, int], tuple[int, int]] = {}  # -> (copy, length of the chain) when it was come to
     track, entry, copy = last
     while entry >= 0:
-        chain.append(Link(track, entry, 1))
+        chain.append(Part(track, entry, 1))
         before = copy
         track, entry, copy = walker.before(track, entry, copy)
         if copy < before:
@@ -105,13 +105,13 @@ class _Walker:
         assert repeat is not None
         return repeat.window
 
-    def skip(self, chain: list[Link], number: int, entry: int, copy: int, met: int, since: int) -> int:
+    def skip(self, chain: list[Part], number: int, entry: int, copy: int, met: int, since: int) -> int:
         """Count rounds of the chain's last part, up to where the walk might reach what was before; the copy
         from which it goes on. It was at that entry in the copy ``met`` when the chain had ``since`` parts."""
         rounds = (copy - self._reach(self._window(self._tracks[number], entry))) // (met - copy)
         if rounds < 1:
             return copy
-        chain[since:] = [link._replace(times=link.times * (1 + rounds)) for link in chain[since:]]
+        chain[since:] = [part._replace(times=part.times * (1 + rounds)) for part in chain[since:]]
         return copy - rounds * (met - copy)
 
     def _reach(self, window: int) -> int:

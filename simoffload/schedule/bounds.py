@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from simoffload.schedule.ir import Link, Schedule
 
-__all__ = ["alone_rate", "link_loads", "link_time", "lower_bound", "serial_time", "stream_times"]
+__all__ = [
+    "alone_rate",
+    "link_loads",
+    "link_time",
+    "lower_bound",
+    "serial_time",
+    "stream_times",
+    "transfer_time",
+]
 
 _PICO = 10**12
 
@@ -17,6 +25,11 @@ def alone_rate(schedule: Schedule, *, route: int, rank: int) -> int:
     path = schedule.routes[route]
     shares = [schedule.links[link].capacity // coefficient for link, coefficient in path.hops[rank]]
     return min([path.cap, *shares])
+
+
+def transfer_time(size: int, rate: int) -> int:
+    """Return the time [ps] of ``size`` [B] at ``rate`` [B/s], rounded up."""
+    return -(-size * _PICO // rate)
 
 
 def lower_bound(schedule: Schedule) -> int:
@@ -52,7 +65,7 @@ def stream_times(schedule: Schedule, ranks: Iterable[int] | None = None) -> Coun
     for rates, own_ranks in alike.items():
         own = Counter(fixed)
         for (stream, route, size), count in moves.items():
-            own[stream] += count * -(-size * _PICO // rates[route])
+            own[stream] += count * transfer_time(size, rates[route])
         for rank in own_ranks:
             for stream, time in own.items():
                 times[rank, stream] = time
@@ -61,7 +74,7 @@ def stream_times(schedule: Schedule, ranks: Iterable[int] | None = None) -> Coun
 
 def link_time(load: int, link: Link) -> int:
     """Return the time [ps] that a link takes for a load [B x coefficient]."""
-    return -(-load * _PICO // link.capacity)
+    return transfer_time(load, link.capacity)
 
 
 def link_loads(schedule: Schedule) -> list[int]:

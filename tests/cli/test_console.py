@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -65,6 +66,20 @@ def test_a_signal_in_the_middle_leaves_nothing(
         out, err = running.communicate()
     assert (running.returncode, out, err) == (status, "", said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_that_a_library_wraps_is_one(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pydantic tells of a KeyboardInterrupt while it builds a validator as a SchemaError."""
+
+    def fail(*_args: object, **_options: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        raise RuntimeError("built half")
+
+    monkeypatch.setattr("simoffload.simulation.simulate", fail)
+    answer = program("run", "ddn/bloom-7b1")
+    assert (answer.status, answer.err) == (130, "interrupted\n")
 
 
 @pytest.fixture
