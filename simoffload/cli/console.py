@@ -67,11 +67,19 @@ class Console:
 
     def fail(self, problems: Iterable[Problem]) -> None:
         """Print what is wrong, one line for each problem."""
+        problems = list(problems)
         if self.as_json:
-            self._document({"schema": _ERROR_SCHEMA, "problems": [problem._asdict() for problem in problems]})
-        else:
-            for problem in problems:
-                self.note(str(problem) if problem.path else f"error: {problem}")
+            try:
+                told = [problem._asdict() for problem in problems]
+                self._document({"schema": _ERROR_SCHEMA, "problems": told})
+                sys.stdout.flush()
+                return
+            except BrokenPipeError:
+                raise
+            except OSError:  # such as a full disk
+                self.abandon()
+        for problem in problems:
+            self.note(str(problem) if problem.path else f"error: {problem}")
 
     def _document(self, data: Any) -> None:
         sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")

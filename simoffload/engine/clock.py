@@ -189,7 +189,8 @@ class Clock:
         """Raise WorkLimitError after the deadline."""
         if self._deadline is not None and monotonic() > self._deadline:
             raise WorkLimitError(
-                f"stopped by engine.timeout after {self.now + self.skipped} ps of simulated time"
+                "stopped by engine.timeout (--timeout) after "
+                f"{(self.now + self.skipped) * 1e-12:,.3g} s of simulated time; raise it, or simulate less"
             )
 
 

@@ -55,7 +55,10 @@ def execute(
     """
     check_schedule(schedule)
     if max_events is not None and schedule.operations > max_events:
-        raise WorkLimitError(f"the schedule has {schedule.operations} operations; the limit is {max_events}")
+        raise WorkLimitError(
+            f'the pass "{schedule.name}" has {schedule.operations:,} operations; engine.max_events '
+            f"(--max-events) allows {max_events:,}: raise it, or simulate less"
+        )
     folding = fold_ranks(schedule) if fold and schedule.ranks > 1 else None
     if folding is None or len(folding.classes) == schedule.ranks:
         timeline = Executor(schedule, jump=jump, deadline=deadline).run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.errors import printable
 from simoffload.results.capacity import TierUse
@@ -106,7 +106,22 @@ def worked(result: SimulationResult) -> tuple[str, ...]:
     found = _reasons(result.work)
     reasons = [f"{alike(names)}: {printable(why)}" for why, names in found]
     more = [f"and {len(found) - _MOST_REASONS} more like this"] if len(found) > _MOST_REASONS else []
-    return (first, *reasons[:_MOST_REASONS], *more)
+    return (first, *_derived(result.particulars()), *reasons[:_MOST_REASONS], *more)
+
+
+def _derived(told: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which decode steps were not simulated."""
+    steps, simulated, estimated = (
+        told.get(f"decode_steps{which}", 0) for which in ("", "_simulated", "_estimated")
+    )
+    if steps == simulated:
+        return ()
+    followed = steps - simulated - estimated
+    parts = [f"{followed:,} of {steps:,} decode steps follow exactly from the {simulated:,} simulated"]
+    if estimated:
+        off = percent(told["decode_bound"])
+        parts.append(f"{estimated:,} are interpolated, each off by at most {off}")
+    return ("; ".join(parts),)
 
 
 def _reasons(work: Iterable[PassWork]) -> list[tuple[str, list[str]]]:

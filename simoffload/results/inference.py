@@ -104,6 +104,7 @@ class InferenceResult(SimulationResult):
     def particulars(self) -> dict[str, Any]:
         """How many decode steps were simulated, and how far the others may be off."""
         return {
+            "decode_steps": self.output_length - 1 if self.decode else 0,
             "decode_steps_simulated": len(self.decode),
             "decode_steps_estimated": self.decode_estimated,
             "decode_bound": self.decode_bound,

@@ -17,7 +17,10 @@ from simoffload.strategies import AnyPlan, CheckpointPlan
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing
 
-__all__ = ["common"]
+__all__ = ["BEYOND", "common"]
+
+BEYOND = "beyond the calibrated range"
+"""How warnings begin that the flag ``extrapolates`` of a sweep stands for."""
 
 
 def common(
@@ -97,4 +100,4 @@ def _context_warning(scenario: LoadedScenario) -> tuple[str, ...]:
 
 
 def _beyond(plan: AnyPlan) -> tuple[str, ...]:
-    return tuple(f"beyond the calibrated range: {text}" for text in plan.extrapolations)
+    return tuple(f"{BEYOND}: {text}" for text in plan.extrapolations)

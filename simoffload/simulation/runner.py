@@ -65,7 +65,7 @@ class Runner:
 
     def _execute(self, schedule: Schedule, *, fold: bool, jump: bool) -> Timeline:
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise WorkLimitError(f"stopped by engine.timeout before {schedule.name}")
+            raise WorkLimitError(f"stopped by engine.timeout (--timeout) before {schedule.name}")
         return execute(
             schedule, fold=fold, jump=jump, max_events=self._options.max_events, deadline=self._deadline
         )

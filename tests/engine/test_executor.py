@@ -339,20 +339,20 @@ def test_a_long_list_of_waiting_operations_is_cut() -> None:
 
 
 def test_more_operations_than_allowed_are_refused_at_once() -> None:
-    with pytest.raises(WorkLimitError, match="has 2000000000000 operations; the limit is 1000"):
+    with pytest.raises(WorkLimitError, match=r"has 2,000,000,000,000 operations; .* allows 1,000: raise it"):
         execute(schedule(Block("b", (wait(HOST, 1),), 10**9), ranks=2000), max_events=1000)
 
 
 def test_as_many_operations_as_allowed() -> None:
     story = schedule(Block("b", (move(COPY, 100),), 3))
     assert len(execute(story, max_events=3)) == 3
-    with pytest.raises(WorkLimitError, match="has 3 operations; the limit is 2"):
+    with pytest.raises(WorkLimitError, match=r"has 3 operations; .* allows 2:"):
         execute(story, max_events=2)
 
 
 def test_a_run_that_takes_too_long_is_stopped() -> None:
     story = schedule(Block("b", (move(COPY, 100), move(GPU, 70)), 10_000))
-    with pytest.raises(WorkLimitError, match=r"stopped by engine.timeout after \d+ ps of simulated time"):
+    with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout .* after .* s of simulated time"):
         execute(story, jump=False, deadline=0.0)
 
 

@@ -186,5 +186,5 @@ def test_counted_operations_count_against_the_limit() -> None:
     schedule = one_rank(Block("b", (Op("copy", "", 0, size=100, route=0),), 50))
     assert execute(schedule, max_events=50).entries < 10
     for jump in (True, False):
-        with pytest.raises(WorkLimitError, match="has 50 operations; the limit is 49"):
+        with pytest.raises(WorkLimitError, match=r"has 50 operations; .* allows 49:"):
             execute(schedule, jump=jump, max_events=49)

@@ -151,3 +151,21 @@ def test_what_the_constraints_say_of_points_is_said_with_the_point(define: Defin
 
 def test_a_value_that_is_wrong_in_some_points_is_no_reason_to_refuse(define: Define) -> None:
     assert len(find_points(define(axes=["strategy.weights=nosuch,raid"]))) == 2
+
+
+@pytest.mark.parametrize("name", ["index", "fits", "error", "ttft_s", "warnings"])
+def test_an_axis_has_no_name_of_another_column(define: Define, name: str) -> None:
+    section = f"sweep: {{axes: {{workload.batch_size: {{name: {name}, choices: [1, 2]}}}}}}\n"
+    with pytest.raises(InputError, match=f'sweep.axes.*"{name}" is another column.s name'):
+        define(section)
+
+
+def test_what_is_varied_is_no_axis(define: Define) -> None:
+    with pytest.raises(InputError, match="sweep: is what is varied; vary the scenario"):
+        define(axes=["sweep=1,2"])
+
+
+def test_points_in_the_middle_may_work(define: Define) -> None:
+    """The platforms at both ends have no tier of that name."""
+    sweep = define(axes=["platform=dgx-2,dgx-a100,h100-2nvme"], constraints=[])
+    assert len(find_points(sweep)) == 3

@@ -14,11 +14,30 @@ from simoffload.documents.tree import key_path
 from simoffload.errors import InputError, Problem
 from simoffload.planning.sweep.axes import Axis, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
+from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.inference import InferenceResult
+from simoffload.results.training import TrainingResult
 from simoffload.scenario import Shelf
 from simoffload.scenario.loading import SWEEP, completed, resolve
 
-__all__ = ["MOST_POINTS", "Grid", "Sweep", "define_sweep"]
+__all__ = ["AFTER", "MOST_POINTS", "Grid", "Sweep", "define_sweep"]
 
+_TRIED = 64
+"""Points that are tried before a sweep is refused for what is wrong with its scenario."""
+AFTER = (
+    "decode_bound",
+    "bottleneck",
+    "bound_fraction",
+    "fits",
+    "extrapolates",
+    "advice",
+    "warnings",
+    "error",
+)
+"""Columns behind the metrics."""
+_RESULTS = (InferenceResult, TrainingResult, CheckpointResult)
+RESERVED = frozenset({"index", *AFTER, *[name for kind in _RESULTS for name in kind.formulas]})
+"""Names of columns that are no axes."""
 MOST_POINTS = 1_000_000
 _SECTION = ("axes", "constraints")
 
@@ -175,6 +194,11 @@ def _refuse_twice(axes: Sequence[Axis]) -> None:
 
 
 def _check_names(grid: Grid, most: int) -> None:
+    for axis in grid.axes:
+        if axis.name in RESERVED:
+            raise InputError((axis.written._replace(message=f'"{axis.name}" is another column\'s name'),))
+        if axis.location[0] == SWEEP:
+            raise InputError((axis.written._replace(message="is what is varied; vary the scenario"),))
     twice = same_names(grid.axes)
     if twice is not None:
         raise InputError.at("sweep.axes", f'two axes are called "{twice}"')
@@ -210,7 +234,8 @@ def _check_paths(grid: Grid, shelf: Shelf) -> None:
         if _impossible(axis, grid, shelf):
             raise InputError(_placed(one, axis) for one in problems if _concerns(one, axis))
     elsewhere = [one for one in problems if not any(_concerns(one, axis) for axis in grid.axes)]
-    if elsewhere and _problems(grid, grid.size - 1, shelf):
+    spread = {(grid.size - 1) * i // _TRIED for i in range(1, _TRIED + 1)}
+    if elsewhere and all(_problems(grid, index, shelf) for index in sorted(spread)):
         raise InputError(elsewhere)
 
 

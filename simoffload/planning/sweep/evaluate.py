@@ -20,6 +20,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.scenario import Shelf
 from simoffload.scenario.loading import resolve
 from simoffload.simulation import simulate
+from simoffload.simulation.capacity import BEYOND
 
 __all__ = ["Job", "Row", "Task", "failed_row", "job_of", "rest_of", "run_task", "tasks_of"]
 
@@ -123,7 +124,9 @@ def _row_of(number: int, result: SimulationResult) -> Row:
         "bound_fraction": _finite(result.bound_fraction),
         "fits": result.fits,
         "extrapolates": bool(result.extrapolations),
+        "decode_bound": result.particulars().get("decode_bound"),
         "advice": "; ".join(result.advice) or None,
+        "warnings": "; ".join(one for one in result.warnings if not one.startswith(BEYOND)) or None,
     }
 
 

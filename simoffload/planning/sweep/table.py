@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
-from simoffload.planning.sweep.definition import Sweep
+from simoffload.planning.sweep.definition import AFTER, Sweep
 from simoffload.planning.sweep.journal import Journal
 from simoffload.planning.sweep.points import Points
 
@@ -24,7 +24,6 @@ __all__ = ["FORMATS", "Table", "check_format", "write_table"]
 
 SCHEMA = "simoffload/sweep-result/1"
 FORMATS = (".csv", ".json", ".parquet")
-_AFTER = ("bottleneck", "bound_fraction", "fits", "extrapolates", "advice", "error")
 _BATCH = 20_000
 
 
@@ -57,7 +56,7 @@ class Table:
 
     def columns(self) -> list[str]:
         """Names of all columns."""
-        return ["index", *(axis.name for axis in self.sweep.grid.axes), *self.metrics, *_AFTER]
+        return ["index", *(axis.name for axis in self.sweep.grid.axes), *self.metrics, *AFTER]
 
     def rows(self, plain: Sequence[bool]) -> Iterator[list[Any]]:
         """All rows in order; of each axis the values, if that is ``plain``, or else as they were written."""
@@ -70,7 +69,7 @@ class Table:
             choice = self.sweep.grid.choice(self.points.combination[point])
             found = row.get("metrics", {})
             chosen = (values[i] for values, i in zip(axes, choice, strict=True))
-            yield [point, *chosen, *map(found.get, self.metrics), *map(row.get, _AFTER)]
+            yield [point, *chosen, *map(found.get, self.metrics), *map(row.get, AFTER)]
 
     def all_axes(self, value: bool) -> list[bool]:
         """``value`` for every axis."""
@@ -130,8 +129,9 @@ def _write_parquet(table: Table, path: Path) -> None:
 
     columns = table.columns()
     kinds = [_axis_type(axis.values) for axis in table.sweep.grid.axes]
-    metrics = [pa.float64()] * (len(columns) - 1 - len(kinds) - len(_AFTER))
-    after = [pa.string(), pa.float64(), pa.bool_(), pa.bool_(), pa.string(), pa.string()]
+    metrics = [pa.float64()] * (len(columns) - 1 - len(kinds) - len(AFTER))
+    numbers, flags = {"decode_bound", "bound_fraction"}, {"fits", "extrapolates"}
+    after = [pa.float64() if n in numbers else pa.bool_() if n in flags else pa.string() for n in AFTER]
     types = [pa.int64(), *kinds, *metrics, *after]
     schema = pa.schema(list(zip(columns, types, strict=True)))
     # An axis is a column of numbers, or of texts as they were written.
