@@ -89,8 +89,8 @@ class PassResult(NamedTuple):
 
     @property
     def bound_by(self) -> str:
-        """The resource that sets ``bound_s``."""
-        return max(self.bounds, key=lambda name: (self.bounds[name], name))
+        """The resource that sets ``bound_s``; the first of several that are alike."""
+        return max(self.bounds, key=self.bounds.__getitem__)
 
 
 def summarize_pass(
@@ -153,10 +153,12 @@ def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
     """For every kind of transfer: the fixed time of each, the link that was mostly full, or its own rate."""
     fullest: dict[str, tuple[float, str]] = {}
     for route in timeline.schedule.routes:
-        for link in {link for hops in route.hops for link, _ in hops if timeline.link_busy[link]}:
-            ratio = timeline.link_saturated[link] / timeline.link_busy[link]
-            share = ratio, timeline.schedule.links[link].name
-            fullest[route.name] = max(share, fullest.get(route.name, (0.0, "")))
+        # Of links that are alike the first rank's, whose transfers the table of links is about.
+        for link in dict.fromkeys(link for hops in route.hops for link, _ in hops):
+            if timeline.link_busy[link]:
+                ratio = timeline.link_saturated[link] / timeline.link_busy[link]
+                if ratio > fullest.get(route.name, (-1.0, ""))[0]:
+                    fullest[route.name] = ratio, timeline.schedule.links[link].name
     latency = _fixed(timeline)
     limits = {}
     for name, (filled, full) in fullest.items():
