@@ -79,8 +79,6 @@ def sweep(arguments: Namespace, console: Console) -> Exit:
     if arguments.resume and arguments.overwrite:
         raise _refusal("--resume keeps what --overwrite would replace; give one of them")
     outputs = arguments.outputs or [_default_output(arguments.scenario)]
-    if not arguments.dry_run:
-        check_files(outputs, resume=arguments.resume, overwrite=arguments.overwrite)
     document = _document(arguments)
     defined = define_sweep(
         document,
@@ -88,6 +86,8 @@ def sweep(arguments: Namespace, console: Console) -> Exit:
         constraints=arguments.constraints,
         most=arguments.max_points or MOST_POINTS,
     )
+    if not arguments.dry_run:  # what is wrong with the sweep itself comes first
+        check_files(outputs, resume=arguments.resume, overwrite=arguments.overwrite)
     points = find_points(defined)
     if arguments.dry_run:
         return _dry_run(defined, points, console)

@@ -201,11 +201,13 @@ def _check_names(grid: Grid, most: int) -> None:
             raise InputError((axis.written._replace(message="is what is varied; vary the scenario"),))
     twice = same_names(grid.axes)
     if twice is not None:
-        raise InputError.at("sweep.axes", f'two axes are called "{twice}"')
+        second = [axis for axis in grid.axes if axis.name == twice][1]
+        raise InputError((second.written._replace(message=f'another axis is called "{twice}", too'),))
     for one in grid.axes:
         for other in grid.axes:
             if one is not other and one.location == other.location[: len(one.location)]:
-                raise InputError.at("sweep.axes", f"{other.name} lies within {one.name}; vary one of them")
+                text = f"lies within the axis {one.name}; vary one of them"
+                raise InputError((other.written._replace(message=text),))
     if grid.size > most:
         sizes = " x ".join(f"{len(axis.values):,}" for axis in grid.axes)
         text = f"{sizes} = {grid.size:,} points are more than {most:,}; take fewer values, or --max-points"

@@ -26,7 +26,7 @@ __all__ = ["Job", "Row", "Task", "failed_row", "job_of", "rest_of", "run_task", 
 
 Row = dict[str, Any]
 """What is known of a simulated point, as plain values."""
-_PATIENCE = 2.0  # [s] after which a task hands over what it has
+_PATIENCE = 0.5  # [s] after which a task hands over what it has
 
 
 class Task(NamedTuple):
