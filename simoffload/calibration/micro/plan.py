@@ -38,7 +38,7 @@ SECTIONS = {
     "attention": Section(("attention",), None, 180),
     "kernels": Section(("kernels",), None, 60),
     "dram": Section(("dram",), None, 120),
-    "hooks": Section((), None, 300),
+    "hooks": Section((), None, 600),
     "storage": Section(("storage", "storage_gds"), None, 900),
     "cpu_adam": Section(("cpu_adam",), "cpu_adam_together", 600),
 }
