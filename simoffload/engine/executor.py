@@ -155,49 +155,49 @@ class Executor:
                 ready.extend([waiter for needed, waiter in waiters if needed <= done])
 
     def _go_on(self, lane: Lane) -> None:
-        """Carry out operations as long as it is certain when they begin and end."""
+        """Carry out operations of an iteration as long as it is certain when they begin and end."""
         siblings, starts, ends, afters, did = lane.siblings, lane.starts, lane.ends, lane.afters, lane.did
         free = ends[-1] if ends else 0
-        while actions := lane.actions:
-            iteration = lane.iteration
-            stop = min(len(actions), lane.index + _AT_ONCE)
-            for index in range(lane.index, stop):
-                fixed, waits, needs, step = actions[index]
-                start, after = free, NOTHING
-                for stream, per_iteration, offset in needs:
-                    needed = offset + iteration * per_iteration
-                    other = siblings[stream]
-                    number, known = needed - other.skipped, other.ends
-                    if number > len(known):
-                        lane.index = index
-                        other.waiters.append((needed, lane))
-                        return
-                    if number > 0 and known[number - 1] > start:
-                        start, after = known[number - 1], (needed - 1) * self._tracks + other.number
-                if waits:
-                    lane.index, lane.start, lane.after = index, start, after
-                    if step.op.collective and self._number > 1:
-                        self._gather(lane)
-                    else:
-                        self._begin(lane, fixed)
+        actions, iteration = lane.actions, lane.iteration
+        stop = min(len(actions), lane.index + _AT_ONCE)
+        for index in range(lane.index, stop):
+            fixed, waits, needs, step = actions[index]
+            start, after = free, NOTHING
+            for stream, per_iteration, offset in needs:
+                needed = offset + iteration * per_iteration
+                other = siblings[stream]
+                number, known = needed - other.skipped, other.ends
+                if number > len(known):
+                    lane.index = index
+                    other.waiters.append((needed, lane))
                     return
-                free = start + fixed
-                starts.append(start)
-                ends.append(free)
-                afters.append(after)
-                did.append(step)
-            lane.index = stop
-            if stop < len(actions):
-                self._ready.append(lane)
+                if number > 0 and known[number - 1] > start:
+                    start, after = known[number - 1], (needed - 1) * self._tracks + other.number
+            if waits:
+                lane.index, lane.start, lane.after = index, start, after
+                if step.op.collective and self._number > 1:
+                    self._gather(lane)
+                else:
+                    self._begin(lane, fixed)
                 return
-            assert lane.stretch is not None
-            if self._steady is not None and free > self._clock.now and lane.stretch.repeat >= LEAST:
-                self._clock.call_at(free, self._go_on_later, lane)
-                return
+            free = start + fixed
+            starts.append(start)
+            ends.append(free)
+            afters.append(after)
+            did.append(step)
+        lane.index = stop
+        if stop < len(actions):
+            self._ready.append(lane)
+        elif lane.stretch is not None:
+            self._end_iteration(lane, lane.stretch.repeat, free)
+
+    def _end_iteration(self, lane: Lane, repeat: int, end: int) -> None:
+        """Let a lane begin the next one when the clock is there, if a steady state may be seen then."""
+        if self._steady is not None and end > self._clock.now and repeat >= LEAST:
+            self._clock.call_at(end, self._go_on_later, lane)
+        else:
             self._turn(lane)
-            self._turns += 1
-            if not self._turns % _BETWEEN_LOOKS:
-                self._clock.look_at_the_time()
+            self._ready.append(lane)
 
     def _go_on_later(self, lane: Lane) -> None:
         self._turn(lane)
