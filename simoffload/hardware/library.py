@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from simoffload.documents import SUFFIXES, Document, read_document, suggest, validate
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.changes import Changes
+from simoffload.hardware.costs import Costs
 from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
@@ -31,6 +32,7 @@ KINDS: dict[str, type[Profile]] = {
     "pfs": Pfs,
     "nvmeof": NvmeOf,
     "platform": PlatformProfile,
+    "costs": Costs,
 }
 """Every kind of profile; the files of a kind lie in the folder of that name."""
 _ID = re.compile(ID_PATTERN)

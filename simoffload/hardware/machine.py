@@ -9,6 +9,7 @@ from typing import NamedTuple
 from simoffload.hardware.curve import Curve
 from simoffload.hardware.graph import Graph, Load
 from simoffload.hardware.library import ProfileInput, ProfileUse
+from simoffload.hardware.parts import Part
 from simoffload.hardware.paths import Path, Resource, Tier
 from simoffload.hardware.profiles import Accelerator, Host
 from simoffload.hardware.storage import Service
@@ -80,6 +81,8 @@ class Machine:
     host: Host
     resources: tuple[Resource, ...]
     tiers: dict[str, Tier]
+    parts: tuple[Part, ...]
+    """What it is made of, with the storage that its hosts share."""
     profiles: tuple[ProfileUse, ...]
     """The files that it was built from."""
     numbers: tuple[ProfileInput, ...] = field(repr=False)

@@ -15,6 +15,7 @@ from simoffload.errors import InputError
 from simoffload.hardware.graph import Graph, Resources
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.machine import Access, Entrance, Machine, Wiring
+from simoffload.hardware.parts import parts
 from simoffload.hardware.paths import Tier
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic
@@ -56,6 +57,7 @@ class Platform:
             host=self.host,
             resources=builder.resources.finish(),
             tiers=_tiers(self, nodes),
+            parts=parts(self, builder.prefixes),
             profiles=self.profiles,
             numbers=self.inputs,
             wiring=wiring,
@@ -81,11 +83,13 @@ class _Builder:
         self._platform, self._nodes = platform, nodes
         self._graph = Graph()
         self.resources = Resources()
+        self.prefixes = [f"node{node} " if nodes > 1 else "" for node in range(nodes)]
+        """Of the names of each host's vertices."""
 
     def build(self) -> Wiring:
         """Everything."""
         platform, profile = self._platform, self._platform.profile
-        prefixes = [f"node{node} " if self._nodes > 1 else "" for node in range(self._nodes)]
+        prefixes = self.prefixes
         memories = tuple(self._host(prefix, profile) for prefix in prefixes)
         count = len(profile.gpus)
         gpus = tuple(f"{prefixes[i // count]}gpu{i}" for i in range(self._nodes * count))

@@ -1,0 +1,124 @@
+"""What has to be bought for an answer: the machine, and the storage that the scenario uses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simoffload.hardware import load_platform
+from simoffload.hardware.library import is_path
+from simoffload.hardware.parts import MEMORY, Part
+from simoffload.planning.costs.lists import CostList, Figure
+from simoffload.results.result import SimulationResult
+from simoffload.scenario import LoadedScenario
+from simoffload.units import format_bytes
+
+__all__ = ["Bill", "Item", "bill", "used_parts"]
+
+_SHARED = {"nfs", "pfs", "nvmeof"}
+
+
+class Item(NamedTuple):
+    """One line of a bill."""
+
+    key: str
+    """``kind/id`` of the profile, or "memory"."""
+    words: str
+    number: int
+    price: Figure | None
+    """None where the list has none."""
+    units: float = 1.0
+    """How many times the price is paid for one: the GB of memory, the TB of a drive."""
+    covered: bool = False
+    """It comes with the whole machine, which is another line."""
+
+    @property
+    def total(self) -> float | None:
+        """Of all of them; None without a price."""
+        if self.covered:
+            return 0.0
+        return self.number * self.units * self.price.value if self.price else None
+
+
+class Bill(NamedTuple):
+    """All that has to be bought."""
+
+    items: tuple[Item, ...]
+
+    @property
+    def total(self) -> float | None:
+        """Of everything that has a price; None if nothing has."""
+        known = [item.total for item in self.items if item.total is not None]
+        return sum(known) if any(known) else None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Keys of what has no price."""
+        return tuple(item.key for item in self.items if item.total is None)
+
+    @property
+    def prices(self) -> tuple[Figure, ...]:
+        """All that went in."""
+        found = (item.price for item in self.items if item.price and not item.covered)
+        return tuple(dict.fromkeys(found))
+
+    def paid(self, price: str) -> float:
+        """How many times a price (``Figure.what``) is paid."""
+        mine = (one for one in self.items if one.price and one.price.what == price and not one.covered)
+        return sum(item.number * item.units for item in mine)
+
+
+def used_parts(scenario: LoadedScenario, result: SimulationResult) -> tuple[Part, ...]:
+    """The parts of the machine, and of its storage those tiers that must hold something."""
+    tiers = {"", *(use.tier for use in result.capacity)}
+    return tuple(part for part in scenario.machine.parts if part.tier in tiers)
+
+
+def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Bill:
+    """What the machine and the storage in use cost.
+
+    Machines are bought whole, with all their GPUs. Where the list has a price of the platform, that covers
+    host, GPUs, memory, adapters and local drives as the platform's file has them, and what the scenario
+    adds is paid for on top.
+    """
+    wanted = used_parts(scenario, result)
+    whole = costs.machine_price(scenario.machine.platform)
+    if whole is None:
+        return Bill(tuple(_item(part, costs, part.number) for part in wanted if part.number))
+    nodes = scenario.machine.nodes
+    included = _included(scenario, nodes)
+    items = [Item(whole.what, "whole machine", nodes, whole)]
+    for part in wanted:
+        inside, added = _split(part, included.pop(part.key, part._replace(number=0)))
+        items += [_item(one, costs, one.number)._replace(covered=True) for one in inside if one.number]
+        items += [_item(one, costs, one.number) for one in added if one.number]
+    return Bill(tuple(items))
+
+
+def _split(part: Part, has: Part) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """What of a part a machine has, and what is added; more memory is added to what is there."""
+    covered = min(part.number, has.number)
+    inside, added = part._replace(number=covered), part._replace(number=part.number - covered)
+    if part.key != MEMORY or part.size <= has.size:
+        return (inside,), (added,)
+    more = part._replace(number=covered, size=part.size - has.size)
+    return (inside._replace(size=has.size),), (more, added)
+
+
+def _included(scenario: LoadedScenario, nodes: int) -> dict[str, Part]:
+    """By key what comes with a platform as its file has it, without what the scenario changes."""
+    reference, root = scenario.scenario.platform, scenario.document.root
+    where = root / reference if root and is_path(reference) else reference
+    found: dict[str, Part] = {}
+    for part in load_platform(where, root=root).machine(nodes=nodes).parts:
+        if part.kind not in _SHARED:
+            before = found[part.key].number if part.key in found else 0
+            found[part.key] = part._replace(number=part.number + before)
+    return found
+
+
+def _item(part: Part, costs: CostList, count: int) -> Item:
+    words = part.key.partition("/")[2] or part.key
+    if part.key == MEMORY:
+        words = f"host memory, {format_bytes(part.size, binary=True)}"
+    price, units = costs.price(part) or (None, 1.0)
+    return Item(part.key, words, count, price, units)

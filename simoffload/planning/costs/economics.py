@@ -1,0 +1,183 @@
+"""The cost of an answer: what to buy, what it draws, and what a token, a step or a checkpoint comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simoffload.planning.costs.bill import Bill, bill, used_parts
+from simoffload.planning.costs.energy import Energy, energy
+from simoffload.planning.costs.lists import CostList, Figure, load_costs
+from simoffload.results.inference import InferenceResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from simoffload.scenario import LoadedScenario
+
+__all__ = ["FORMULAS", "Economics", "economics"]
+
+_HOURS_A_YEAR = 8766.0
+_KWH = 3.6e6
+"""[J]"""
+_MILLION = 1e6
+
+FORMULAS: Mapping[str, str] = {
+    "purchase": "sum of all prices of the machine and of the storage that the scenario uses",
+    "power_w": "sum of idle + (active - idle) x busy of all devices",
+    "purchase_per_h": "purchase / (lifetime in years x 8766 x utilization)",
+    "electricity_per_h": "power_w / 1000 x pue x electricity",
+    "cost_per_h": "purchase_per_h + electricity_per_h",
+    "rent_per_h": "rent of the machine, or of all its GPUs, electricity included",
+    "energy_per_token_j": "power_w x per_token_s, without what the site adds",
+    "kwh_per_million_tokens": "energy_per_token_j x pue x 1e6 / 3.6e6",
+    "cost_per_million_tokens": "cost_per_h / 3600 x per_token_s x 1e6",
+    "rent_per_million_tokens": "rent_per_h / 3600 x per_token_s x 1e6",
+    "cost_per_run": "cost_per_h / 3600 x time of one generation of all sequences, one step or one checkpoint",
+    "energy_per_run_j": "power_w x that time",
+    "return_per_purchase": "generations of one sequence (steps, checkpoints) per hour, over purchase / 1000",
+}
+
+
+@dataclass(frozen=True)
+class Economics:
+    """Money and energy of one answer; what no list knows is None, and named."""
+
+    bill: Bill
+    energy: Energy | None
+    costs: CostList
+    nodes: int
+    gpus: int
+    rent: Figure | None
+    """Per hour of one GPU, or of one machine."""
+    rented: int
+    """How many of them."""
+    runs: int
+    """Generations of one sequence, steps or checkpoints in the time that ``energy`` is about."""
+    tokens: int | None
+    """Made in that time; None for work that makes none."""
+
+    @property
+    def purchase(self) -> float | None:
+        """See ``FORMULAS``."""
+        return self.bill.total
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What has no price or no power, so that sums are too small."""
+        power = self.energy.missing if self.energy else ()
+        return tuple(dict.fromkeys((*self.bill.missing, *(f"{key} (power)" for key in power))))
+
+    @property
+    def hours(self) -> float:
+        """Over which a purchase is written off."""
+        lifetime, used = self.costs.assumption("lifetime"), self.costs.assumption("utilization")
+        return lifetime.value * _HOURS_A_YEAR * used.value
+
+    def metrics(self) -> dict[str, float | None]:
+        """All metrics by name: see ``FORMULAS``."""
+        pue, price = self.costs.assumption("pue").value, self.costs.assumption("electricity").value
+        watts = self.energy.watts if self.energy else None
+        purchase = _scaled(self.purchase, 1 / self.hours)
+        electricity = _scaled(watts, pue * price / 1000)
+        hourly = None if purchase is None or electricity is None else purchase + electricity
+        rent = self.rent.value * self.rented if self.rent else None
+        time = self.energy.time_s if self.energy else None
+        token = time / self.tokens if time and self.tokens else None
+        return {
+            "purchase": self.purchase,
+            "power_w": watts,
+            "purchase_per_h": purchase,
+            "electricity_per_h": electricity,
+            "cost_per_h": hourly,
+            "rent_per_h": rent,
+            "energy_per_token_j": _product(watts, token),
+            "kwh_per_million_tokens": _product(watts, token, pue * _MILLION / _KWH),
+            "cost_per_million_tokens": _product(hourly, token, _MILLION / 3600),
+            "rent_per_million_tokens": _product(rent, token, _MILLION / 3600),
+            "cost_per_run": _product(hourly, time, 1 / 3600),
+            "energy_per_run_j": _product(watts, time),
+            "return_per_purchase": self.runs * 3600 / time / self.purchase * 1000
+            if time and self.purchase
+            else None,
+        }
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Everything that was taken from the lists, powers apart."""
+        assumed = (self.costs.assumption(key) for key in ("electricity", "pue", "lifetime", "utilization"))
+        return (*self.bill.prices, *([self.rent] if self.rent else []), *assumed)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """About what is missing, and prices that are old."""
+        prices = (*self.bill.prices, self.costs.assumption("electricity"))
+        missing = (f"no price or power is known of {', '.join(self.missing)}: sums are too small",)
+        return (*self.costs.remarks, *(missing if self.missing else ()), *self.costs.old(prices))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON."""
+        return {
+            "currency": self.costs.currency,
+            "metrics": self.metrics(),
+            "formulas": dict(FORMULAS),
+            "bill": [
+                {
+                    "key": item.key,
+                    "number": item.number,
+                    "units": item.units,
+                    "price": item.price.value if item.price else None,
+                    "total": item.total,
+                    "covered": item.covered,
+                }
+                for item in self.bill.items
+            ],
+            "power": [draw._asdict() | {"watts": draw.watts} for draw in self.energy.draws]
+            if self.energy
+            else [],
+            "figures": [figure._asdict() | {"date": str(figure.date)} for figure in self.figures],
+            "lists": [{"file": name, "sha256": digest} for name, digest in self.costs.sources],
+            "warnings": list(self.warnings),
+        }
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _product(*factors: float | None) -> float | None:
+    result = 1.0
+    for factor in factors:
+        if factor is None:
+            return None
+        result *= factor
+    return result
+
+
+def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostList | None = None) -> Economics:
+    """What an answer costs by a list of prices and powers, the shipped one by default."""
+    known, machine = load_costs() if costs is None else costs, scenario.machine
+    whole = known.rent(f"platform/{machine.platform}")
+    runs, tokens = _made(result)
+    return Economics(
+        bill=bill(scenario, result, known),
+        energy=energy(machine, result, used_parts(scenario, result), known),
+        costs=known,
+        nodes=machine.nodes,
+        gpus=machine.gpus,
+        rent=whole or known.rent(f"accelerator/{machine.accelerator.id}"),
+        rented=machine.nodes if whole else machine.gpus,
+        runs=runs,
+        tokens=tokens,
+    )
+
+
+def _made(result: SimulationResult) -> tuple[int, int | None]:
+    """Runs and tokens in a generation, a step or a checkpoint."""
+    match result:
+        case InferenceResult():
+            sequences = result.batch_size * result.ranks
+            return sequences, sequences * result.output_length
+        case TrainingResult():
+            samples = result.batch_size * result.gradient_accumulation_steps * result.ranks
+            return 1, samples * result.sequence_length
+    return 1, None

@@ -1,0 +1,186 @@
+"""Lists of prices and powers: the shipped one, and the user's own laid over it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simoffload.documents import suggest
+from simoffload.hardware.costs import Costs, DeviceCosts, Power
+from simoffload.hardware.library import Entry, Library, Place
+from simoffload.hardware.parts import MEMORY, Part
+from simoffload.hardware.quantities import Sourced
+
+__all__ = ["CostList", "Figure", "load_costs"]
+
+REFERENCE = "reference"
+"""The shipped list."""
+_GB = 1e9
+_TB = 1e12
+_OLD = 365
+"""[d] after which a price is called old."""
+
+
+class Figure(NamedTuple):
+    """An amount and where it comes from."""
+
+    value: float
+    """In the list's currency, or as ``what`` says."""
+    what: str
+    """What it is the price of: "accelerator/l40s", "electricity per kWh"."""
+    origin: str
+    source: str
+    date: datetime.date
+
+
+@dataclass(frozen=True)
+class CostList:
+    """Prices and powers by device, with all that turns them into the cost of an answer."""
+
+    costs: Costs
+    sources: tuple[tuple[str, str], ...]
+    """(name, sha256) of the files, the last laid over the others."""
+    today: datetime.date
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def currency(self) -> str:
+        """Printed beside amounts."""
+        return self.costs.currency or ""
+
+    def price(self, part: Part) -> tuple[Figure, float] | None:
+        """A price, and how many times it is paid for one device; None where the list does not know it.
+
+        Host memory is paid by the GB, and so, by the TB, are drives without a price of their own.
+        """
+        named = self._device(part.key).price
+        if named is not None:
+            return _figure(named, part.key), 1.0
+        if part.key == MEMORY:
+            per_gb = self.costs.memory.price_per_gb
+            return (_figure(per_gb, "memory per GB"), part.size / _GB) if per_gb else None
+        if part.kind == "drive" and self.costs.flash_per_tb is not None:
+            return _figure(self.costs.flash_per_tb, "flash per TB"), part.size / _TB
+        return None
+
+    def machine_price(self, platform: str) -> Figure | None:
+        """Of a whole machine as its platform file has it."""
+        named = self._device(f"platform/{platform}").price
+        return _figure(named, f"platform/{platform}") if named else None
+
+    def rent(self, key: str) -> Figure | None:
+        """Per hour of one device or machine."""
+        named = self._device(key).rent
+        return _figure(named, f"{key}, an hour") if named else None
+
+    def power(self, part: Part) -> tuple[Power, float] | None:
+        """Of one device, and how many such devices one of the part is; None where the list does not know it.
+
+        Host memory counts as many modules as its size takes.
+        """
+        if part.key != MEMORY:
+            power = self._device(part.key).power
+            return (power, 1.0) if power else None
+        memory = self.costs.memory
+        if memory.power is None or memory.module is None:
+            return None
+        return memory.power, part.size / memory.module.value
+
+    def assumption(self, key: str) -> Figure:
+        """``electricity`` [per kWh], ``pue``, ``lifetime`` [years] or ``utilization``."""
+        value: Sourced[float] | None = getattr(self.costs, key)
+        assert value is not None, f"the shipped list has {key}"
+        return _figure(value, key)
+
+    def old(self, figures: Iterable[Figure]) -> tuple[str, ...]:
+        """A sentence about prices older than a year, if there are any."""
+        aged = sorted({f for f in figures if (self.today - f.date).days > _OLD}, key=lambda one: one.what)
+        if not aged:
+            return ()
+        told = ", ".join(f"{figure.what} ({figure.date})" for figure in aged)
+        return (f"prices older than a year: {told}; lay a list of your own over them with --costs",)
+
+    def _device(self, key: str) -> DeviceCosts:
+        return self.costs.devices.get(key, DeviceCosts())
+
+
+def _figure(value: Sourced[Any], what: str) -> Figure:
+    return Figure(float(value.value), what, value.origin, value.source, value.date)
+
+
+def load_costs(path: str | Path | None = None, *, today: datetime.date | None = None) -> CostList:
+    """The shipped list, or that with a list of your own (kind: costs) laid over it.
+
+    In another currency than the shipped one's, a list stands alone but for powers and PUE: nothing is
+    converted. ``today`` decides which prices are old. Raises InputError for a file that is wrong.
+    """
+    now = today or datetime.date.today()  # noqa: DTZ011 - the user's day is meant
+    shipped = Library().find(REFERENCE, ("costs",))
+    sources = ((shipped.use.path, shipped.use.sha256),)
+    base = shipped.profile
+    assert isinstance(base, Costs)
+    if path is None:
+        return CostList(base, sources, now)
+    file = Path(path)
+    own = Library(file.parent).read(file, ("costs",))
+    mine = own.profile
+    assert isinstance(mine, Costs)
+    remarks: tuple[str, ...] = ()
+    if mine.currency is not None and mine.currency != base.currency:
+        base = _without_money(base)
+        remarks = (f"prices in {mine.currency} come from {file.name} alone: nothing is converted",)
+        _check_complete(own)
+    merged = _laid_over(mine, base)
+    return CostList(merged, (*sources, (own.use.path, own.use.sha256)), now, (*remarks, *_unknown(mine)))
+
+
+def _without_money(base: Costs) -> Costs:
+    devices = {key: DeviceCosts(power=one.power) for key, one in base.devices.items()}
+    memory = base.memory.model_copy(update={"price_per_gb": None})
+    return base.model_copy(
+        update={"devices": devices, "memory": memory, "electricity": None, "flash_per_tb": None}
+    )
+
+
+def _check_complete(own: Entry) -> None:
+    assert isinstance(own.profile, Costs)
+    if own.profile.electricity is None:
+        text = f"give the price of a kWh in {own.profile.currency}, too"
+        raise Place(own.document, ("currency",)).error(f"electricity is missing: {text}")
+
+
+def _laid_over(mine: Costs, base: Costs) -> Costs:
+    """What ``mine`` says, and what it leaves open as ``base`` has it, down to single figures."""
+    said = {
+        name: getattr(mine, name)
+        for name in ("electricity", "pue", "lifetime", "utilization", "flash_per_tb")
+    }
+    devices = dict(base.devices)
+    for key, one in mine.devices.items():
+        devices[key] = _overlaid(devices.get(key, DeviceCosts()), one)
+    return base.model_copy(
+        update={
+            **{name: value for name, value in said.items() if value is not None},
+            "currency": mine.currency or base.currency,
+            "memory": _overlaid(base.memory, mine.memory),
+            "devices": devices,
+        }
+    )
+
+
+def _overlaid(below: Any, above: Any) -> Any:
+    found = {name: value for name in type(above).model_fields if (value := getattr(above, name)) is not None}
+    return below.model_copy(update=found)
+
+
+def _unknown(mine: Costs) -> tuple[str, ...]:
+    """Devices of a list that no shipped profile describes: slips, or profiles of the user's own."""
+    known = {f"{one.kind}/{one.id}" for one in Library().summaries()}
+    return tuple(
+        f'the list of costs names "{key}", which is no shipped profile{suggest(key, known)}'
+        for key in mine.devices
+        if key not in known
+    )

@@ -1,0 +1,123 @@
+"""Bills, energy and costs of answers, reckoned by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+import simoffload as so
+from simoffload.planning.costs import CostList, Economics, economics, flips
+from simoffload.planning.costs.flips import FIRST, SECOND
+from simoffload.results.result import SimulationResult
+
+SHORT = ("workload.output_length=2",)
+
+
+def told(name: str, costs: CostList, *overrides: str) -> tuple[SimulationResult, Economics]:
+    scenario = so.load_scenario(name, overrides=[*SHORT, *overrides])
+    result = so.simulate(scenario)
+    return result, economics(scenario, result, costs)
+
+
+def test_a_bill_counts_the_machine_and_the_storage_in_use(costs: CostList) -> None:
+    _, one = told("micron/opt-30b-nvme", costs)
+    lines = {item.key: item.total for item in one.bill.items}
+    assert lines == {
+        "host/smc-521ge-256gb": 5000.0,
+        "memory": pytest.approx(256 * 10.0),
+        "accelerator/l40s": 10000.0,
+        "drive/micron-9550-pro-7.68tb": pytest.approx(768.0),  # not the other drive of the platform
+    }
+    assert one.purchase == pytest.approx(18328.0)
+
+
+def test_power_lies_between_idle_and_active_as_devices_are_busy(costs: CostList) -> None:
+    result, one = told("micron/opt-30b-nvme", costs)
+    assert one.energy is not None
+    draws = {draw.key: draw for draw in one.energy.draws}
+    assert result.step is not None
+    compute = sum(
+        share.busy_s for each in result.passes[1:] for share in each.shares if share.cause == "GPU compute"
+    )
+    assert draws["accelerator/l40s"].busy == pytest.approx(compute / one.energy.time_s)
+    assert draws["accelerator/l40s"].watts == pytest.approx(100 + 200 * compute / one.energy.time_s)
+    assert draws["memory"].number == 16  # modules of 16 GB
+    assert 0.5 < draws["drive/micron-9550-pro-7.68tb"].busy < 1
+    assert one.energy.watts == pytest.approx(sum(draw.watts for draw in draws.values()))
+
+
+def test_costs_follow_from_the_bill_and_the_energy(costs: CostList) -> None:
+    result, one = told("micron/opt-30b-nvme", costs)
+    found, seconds = one.metrics(), result.metrics()["e2e_s"]
+    assert one.energy is not None
+    assert one.energy.time_s == seconds
+    assert one.hours == 8766 / 2  # a year, half used
+    per_h = 18328 / 4383 + one.energy.watts / 1000 * 2 * 0.1
+    assert found["cost_per_h"] == pytest.approx(per_h)
+    tokens = 48 * 2
+    assert found["cost_per_million_tokens"] == pytest.approx(per_h * seconds / 3600 / tokens * 1e6)
+    assert found["energy_per_token_j"] == pytest.approx(one.energy.watts * seconds / tokens)
+    assert found["kwh_per_million_tokens"] == pytest.approx(one.energy.joules * 2 / 3.6e6 / tokens * 1e6)
+    assert found["rent_per_h"] == 2.0
+    assert found["return_per_purchase"] == pytest.approx(48 * 3600 / seconds / 18328 * 1000)
+
+
+def test_a_whole_machine_covers_what_its_file_has_and_no_more(costs: CostList) -> None:
+    added = 'profiles={"raid0-4x-pm1733-3.84tb": {"count": 6}, "dgx-a100-1tib": {"memory_capacity": "2 TiB"}}'
+    _, shipped = told("ddn/bloom-7b1", costs, "strategy.weights=raid")
+    assert shipped.purchase == 200_000.0
+    _, more = told("ddn/bloom-7b1", costs, "strategy.weights=raid", added)
+    extra = {item.key: item.total for item in more.bill.items if not item.covered}
+    assert extra == {
+        "platform/dgx-a100": 200_000.0,
+        "memory": pytest.approx(1099.511627776 * 10),  # the second TiB
+        "drive/samsung-pm1733-3.84tb": pytest.approx(2 * 384.0),
+    }
+
+
+def test_training_steps_and_checkpoints_have_costs_too(costs: CostList) -> None:
+    step, checkpoint = (
+        economics(scenario, so.simulate(scenario), costs)
+        for scenario in map(so.load_scenario, ("xinnor/llama-1b", "checkpoint/mlperf-8b"))
+    )
+    assert step.runs == 1
+    assert step.metrics()["cost_per_run"]
+    assert step.metrics()["cost_per_million_tokens"]
+    assert checkpoint.metrics()["energy_per_run_j"]
+    assert checkpoint.metrics()["cost_per_million_tokens"] is None
+
+
+def test_what_has_no_price_is_named(costs: CostList) -> None:
+    _, one = told("zero-inference-2022/opt-30b", costs)
+    assert "accelerator/v100-32g-sxm" in one.missing
+    assert any("sums are too small" in warning for warning in one.warnings)
+
+
+def test_at_the_price_of_a_flip_both_answers_cost_the_same(costs: CostList) -> None:
+    _, drive = told("micron/opt-30b-nvme", costs)
+    _, memory = told("micron/opt-30b-hbm", costs)
+    for electricity in (True, False):
+        found = {flip.what: flip for flip in flips(drive, memory, electricity=electricity)}
+        gpu = found["accelerator/l40s"]
+        sums = [
+            one.purchase + (gpu.at - gpu.now) * number
+            for one, number in ((drive, 1), (memory, 6))
+            if one.purchase
+        ]
+        mine, other = (
+            (total / one.hours + (one.metrics()["electricity_per_h"] or 0) * electricity)
+            * (one.energy.time_s if one.energy else 0)
+            for total, one in zip(sums, (drive, memory), strict=True)
+        )
+        assert mine == pytest.approx(other)
+        assert gpu.cheaper_above  # the dearer GPUs are, the better one of them looks
+        assert found[FIRST].now == drive.purchase
+        assert found[SECOND].now == memory.purchase
+        assert not found[FIRST].cheaper_above
+
+
+def test_what_does_not_fit_has_a_bill_and_no_costs(costs: CostList) -> None:
+    _, one = told("ddn/bloom-176b", costs, "strategy.weights=gpu")
+    assert one.purchase == 200_000.0
+    assert one.energy is None
+    assert one.metrics()["cost_per_million_tokens"] is None
+    assert flips(one, one) == ()
