@@ -57,7 +57,7 @@ def _parts(platform: Platform, prefixes: tuple[str, ...]) -> Iterator[Part]:
             yield _drives(target, tier, nodes * target.drives, links)
             continue
         links = ((f"{tier} read", f"{tier} write"),)
-        yield Part(f"{target.kind}/{target.id}", 1, links, tier)
+        yield Part(f"{target.kind}/{target.id}", target.systems, links, tier)
         if target.drive is not None:
             yield _drives(target, tier, target.array.count if target.array else 1, links)
 

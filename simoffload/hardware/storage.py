@@ -170,6 +170,8 @@ class Pfs(Profile):
     """A parallel filesystem in the way of Lustre, with the settings of its clients."""
 
     kind: Literal["pfs"]
+    count: Count = 1
+    """Systems like this joined to one filesystem; all numbers but those of clients and RPCs are of one."""
     osts: Sourced[Count]
     """Object storage targets of all servers."""
     stripe_count: Sourced[Count]
@@ -186,18 +188,23 @@ class Pfs(Profile):
 
     @model_validator(mode="after")
     def _stripes(self) -> Pfs:
-        if self.stripe_count.value > self.osts.value:
-            raise ValueError(f"stripe_count {self.stripe_count.value} is above osts {self.osts.value}")
+        if self.stripe_count.value > self.targets:
+            raise ValueError(f"stripe_count {self.stripe_count.value} is above osts {self.targets}")
         return self
 
     @property
     def client_rate(self) -> int:
         """[B/s] that one client can have in flight: targets x RPCs x size over latency (Little's law)."""
-        return self.osts.value * self._target_window()
+        return self.targets * self._target_window()
+
+    @property
+    def targets(self) -> int:
+        """Object storage targets of all systems."""
+        return self.count * self.osts.value
 
     def transfer_rate(self, rate: int) -> int:
         """[B/s] of one file when all targets together reach ``rate``."""
-        per_target = min(rate // self.osts.value, self._target_window())
+        per_target = min(rate // self.targets, self._target_window())
         return self.stripe_count.value * per_target
 
     def _target_window(self) -> int:

@@ -48,6 +48,8 @@ class Target(NamedTuple):
     """Of what it is made, where its profile says so."""
     array: Raid | None = None
     """How such drives are joined; None for a single one."""
+    systems: int = 1
+    """Servers or appliances that it consists of."""
 
 
 def plug(library: Library, slot: Slot, entry: Entry, *keys: str) -> Plug:
@@ -118,19 +120,21 @@ def _local(library: Library, entry: Entry) -> Target:
 
 
 def _parallel(profile: Pfs) -> Target:
-    read, write, latency = profile.read.value, profile.write.value, profile.latency.value
+    read, write = profile.count * profile.read.value, profile.count * profile.write.value
+    latency = profile.latency.value
     # One request streams from one target.
-    per_target = (read // profile.osts.value, write // profile.osts.value)
+    per_target = (read // profile.targets, write // profile.targets)
     return Target(
         id=profile.id,
         kind="pfs",
-        capacity=profile.capacity.value,
+        capacity=profile.count * profile.capacity.value,
         read=Service(read, latency, per_target[0]),
         write=Service(write, latency, per_target[1]),
         read_transfer=profile.transfer_rate(read),
         write_transfer=profile.transfer_rate(write),
         client_rate=profile.client_rate,
         client_both_ways=True,
+        systems=profile.count,
     )
 
 

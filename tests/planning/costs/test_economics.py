@@ -121,3 +121,13 @@ def test_what_does_not_fit_has_a_bill_and_no_costs(costs: CostList) -> None:
     assert one.energy is None
     assert one.metrics()["cost_per_million_tokens"] is None
     assert flips(one, one) == ()
+
+
+def test_two_appliances_are_one_filesystem_of_twice_the_size_and_price(costs: CostList) -> None:
+    one, two = (
+        told("ddn/bloom-7b1", costs, "strategy.weights=ai400x2", f"profiles.ddn-ai400x2.count={count}")
+        for count in (1, 2)
+    )
+    tiers = [{use.tier: use.capacity for use in result.capacity}["ai400x2"] for result, _ in (one, two)]
+    assert tiers == [140 * 10**12, 280 * 10**12]
+    assert (two[1].purchase or 0) - (one[1].purchase or 0) == 500_000.0
