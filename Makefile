@@ -121,7 +121,7 @@ COMPILE := $(UV) pip compile pyproject.toml --quiet --universal --fork-strategy 
 
 lock:
 	$(COMPILE) --group build -o requirements/runtime.txt
-	$(COMPILE) --group dev --extra cluster --extra notebook --extra parquet -c requirements/runtime.txt -o requirements/dev.txt
+	$(COMPILE) --group dev --extra cluster --extra notebook --extra parquet --extra search -c requirements/runtime.txt -o requirements/dev.txt
 	printf '%s\n' $(CUDA) | $(COMPILE) --group build --group test --extra calibrate --excludes - \
 	  --no-emit-package torch -c requirements/dev.txt -o requirements/calibrate.txt
 

@@ -24,6 +24,7 @@ from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
 from simoffload.calibration.deepspeed import build
+from simoffload.calibration.deepspeed.gpu_energy import energy_counter
 from simoffload.calibration.deepspeed.parts import BACKWARD, OPTIMIZER, timed_parts
 from simoffload.calibration.deepspeed.storage_log import StorageLog
 from simoffload.calibration.deepspeed.streams import gpu_activity
@@ -50,6 +51,8 @@ class _Run:
         self._storage = StorageLog(self._model, self.engine.optimizer)
         self.case, self.loading_s = case, time.perf_counter() - begin
         self._device = get_accelerator().current_device_name()
+        gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self._drawn = None if gpu is None else energy_counter(gpu)
         self.passes: list[dict[str, Any]] = []
         self.traces: dict[str, Any] = {}
 
@@ -63,12 +66,14 @@ class _Run:
 
     def _timed(self, name: str, repetition: int, work: Callable[[], None]) -> None:
         _synchronize()
+        drawn = self._drawn() if self._drawn else 0.0
         begin = time.perf_counter()
         work()
         _synchronize()
-        self.passes.append(
-            {"name": name, "repetition": repetition, "seconds": _slowest(time.perf_counter() - begin)}
-        )
+        seconds = time.perf_counter() - begin
+        self.passes.append({"name": name, "repetition": repetition, "seconds": _slowest(seconds)})
+        if self._drawn:
+            self.passes[-1]["gpu_joules"] = _sum(self._drawn() - drawn)
 
     # -- inference ------------------------------------------------------------------------------
 
@@ -222,10 +227,19 @@ def _synchronize() -> None:
 
 def _slowest(seconds: float) -> float:
     """The longest time among the ranks [s]."""
+    return _reduced(seconds, comm.ReduceOp.MAX)
+
+
+def _sum(joules: float) -> float:
+    """What the GPUs of all ranks drew [J]."""
+    return _reduced(joules, comm.ReduceOp.SUM)
+
+
+def _reduced(number: float, operation: comm.ReduceOp) -> float:
     if comm.get_world_size() == 1:
-        return seconds
-    value = torch.tensor([seconds], dtype=torch.float64, device=get_accelerator().current_device_name())
-    comm.all_reduce(value, op=comm.ReduceOp.MAX)
+        return number
+    value = torch.tensor([number], dtype=torch.float64, device=get_accelerator().current_device_name())
+    comm.all_reduce(value, op=operation)
     return float(value.item())
 
 

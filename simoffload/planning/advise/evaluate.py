@@ -1,0 +1,177 @@
+"""Every option simulated: what it gains, what it costs, and why others are impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from simoffload.errors import InputError, SimulationError
+from simoffload.planning.advise import hardware
+from simoffload.planning.advise.options import Option, applied
+from simoffload.planning.advise.settings import settings, workloads
+from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from simoffload.scenario import LoadedScenario, Shelf, resolve
+from simoffload.simulation import Progress, fit, simulate
+
+__all__ = ["Advice", "Impossible", "Tried", "advise", "options_of"]
+
+SCHEMA = "simoffload/advice/1"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An option, simulated."""
+
+    option: Option
+    scenario: LoadedScenario
+    result: SimulationResult
+    economics: Economics
+    gain: float | None
+    """Speed over that of the scenario as it is, by time per ``unit``; None if that does not fit."""
+    extra: float | None
+    """What has to be bought beyond the scenario as it is, in the list's currency; None without prices."""
+
+    @property
+    def gain_per_cost(self) -> float | None:
+        """(gain - 1) for every 1000 of the currency; None where nothing has to be bought."""
+        return (self.gain - 1) / self.extra * 1000 if self.gain is not None and self.extra else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "key": self.option.key,
+            "words": self.option.words,
+            "kind": self.option.kind,
+            "changes": [{"path": list(place), "value": value} for place, value in self.option.changes],
+            "gain": self.gain,
+            "extra_cost": self.extra,
+            "gain_per_1000": self.gain_per_cost,
+            "fits": self.result.fits,
+            "metrics": self.result.metrics(),
+            "bottleneck": self.result.bottleneck,
+            "economics": self.economics.metrics(),
+        }
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """An option that DeepSpeed, the machine or its memory refuses."""
+
+    option: Option
+    why: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A scenario as it is, and what changes to it would bring."""
+
+    scenario: LoadedScenario
+    result: SimulationResult
+    economics: Economics
+    tried: tuple[Tried, ...]
+    """The largest gain first."""
+    impossible: tuple[Impossible, ...]
+
+    @property
+    def by_cost(self) -> tuple[Tried, ...]:
+        """Those that gain and cost something, the most gain for the money first."""
+        paid = [one for one in self.tried if one.gain_per_cost is not None and one.gain_per_cost > 0]
+        return tuple(sorted(paid, key=lambda one: -(one.gain_per_cost or 0.0)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON."""
+        return {
+            "schema": SCHEMA,
+            "result": self.result.to_dict(),
+            "economics": self.economics.to_dict(),
+            "options": [one.to_dict() for one in self.tried],
+            "by_cost": [one.option.key for one in self.by_cost],
+            "impossible": [
+                {"key": one.option.key, "words": one.option.words, "why": one.why} for one in self.impossible
+            ],
+        }
+
+
+def advise(
+    scenario: LoadedScenario, *, costs: CostList | None = None, progress: Progress | None = None
+) -> Advice:
+    """Simulate a scenario with one change at a time, and rank the changes by what they gain.
+
+    Raises what ``simulate`` raises for the scenario as it is; a change that cannot be made is told.
+    """
+    known = load_costs() if costs is None else costs
+    result = simulate(scenario, progress=progress)
+    now, shelf = economics(scenario, result, known), Shelf()
+    tried: list[Tried] = []
+    impossible: list[Impossible] = []
+    for option in options_of(scenario, result, shelf):
+        found = _try(option, scenario, shelf, progress)
+        if isinstance(found, Impossible):
+            impossible.append(found)
+            continue
+        changed, answer = found
+        cost = economics(changed, answer, known)
+        gain = result.unit_s / answer.unit_s if result.unit_s and answer.unit_s else None
+        tried.append(Tried(option, changed, answer, cost, gain, _extra(now, cost)))
+    tried.sort(key=lambda one: one.result.unit_s or 0.0)
+    return Advice(scenario, result, now, tuple(tried), tuple(impossible))
+
+
+def _extra(now: Economics, then: Economics) -> float | None:
+    """What has to be bought: lines of the one bill that the other does not have, nothing is given back."""
+    if now.purchase is None or then.purchase is None:
+        return None
+    return max(0.0, then.purchase - now.purchase)
+
+
+def _try(
+    option: Option, scenario: LoadedScenario, shelf: Shelf, progress: Progress | None
+) -> tuple[LoadedScenario, SimulationResult] | Impossible:
+    told: Callable[[str], None] | None = None
+    if progress is not None:
+        told = lambda line: progress(f"{option.key}: {line}")  # noqa: E731
+    try:
+        changed = resolve(applied(scenario.document, option.changes), shelf=shelf)
+        capacity = fit(changed)
+        if not capacity.fits:
+            return Impossible(option, "; ".join(capacity.advice))
+        return changed, simulate(changed, progress=told)
+    except InputError as error:
+        return Impossible(option, "; ".join(problem.message for problem in error.problems))
+    except SimulationError as error:
+        return Impossible(option, str(error))
+
+
+def options_of(scenario: LoadedScenario, result: SimulationResult, shelf: Shelf) -> tuple[Option, ...]:
+    """Everything that is tried, each key once, without what changes nothing."""
+    found: dict[str, Option] = {}
+    for option in _options(scenario, result, shelf):
+        if applied(scenario.document, option.changes).data != scenario.document.data:
+            found.setdefault(option.key, option)
+    return tuple(found.values())
+
+
+def _options(scenario: LoadedScenario, result: SimulationResult, shelf: Shelf) -> Iterator[Option]:
+    document = scenario.document
+    platform = shelf.platform(scenario.scenario.platform, root=document.root, changes=scenario.changes)
+    tiers = tuple(dict.fromkeys(_used(result)))
+    stores = [tier for tier in tiers if tier in platform.targets]
+    for tier in stores:
+        yield from hardware.drives(platform, tier)
+        yield from hardware.systems(platform, tier)
+        yield from hardware.ports(platform, tier)
+    yield from hardware.places(scenario, tiers)
+    yield from hardware.memory(scenario, tiers)
+    yield from hardware.cables(platform)
+    yield from hardware.processors(scenario)
+    yield from workloads(scenario)
+    yield from settings(scenario, storage=bool(stores))
+
+
+def _used(result: SimulationResult) -> Iterable[str]:
+    yield result.target
+    if isinstance(result, TrainingResult):
+        yield result.optimizer_target

@@ -1,0 +1,46 @@
+"""What could be changed about a scenario: each option is a scenario of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from simoffload.documents import Document
+from simoffload.documents.overrides import with_value
+from simoffload.documents.tree import Location
+
+__all__ = ["Change", "Kind", "Option", "applied", "change"]
+
+Kind = Literal["hardware", "placement", "workload", "setting"]
+"""What is changed: something to buy, where things lie, what is asked for, or how DeepSpeed is set."""
+
+
+class Change(NamedTuple):
+    """One value of the scenario's file."""
+
+    location: Location
+    value: Any
+
+
+class Option(NamedTuple):
+    """A change that may pay."""
+
+    key: str
+    """A short name, unique among the options of a scenario; its file is called after it."""
+    words: str
+    kind: Kind
+    changes: tuple[Change, ...]
+
+
+def change(path: str, value: Any) -> Change:
+    """A change at a path whose keys have no dots: ``workload.batch_size``."""
+    return Change(tuple(path.split(".")), value)
+
+
+def applied(document: Document, changes: Iterable[Change]) -> Document:
+    """The document with changes made to it; keys that are missing are created."""
+    data = document.data
+    for location, value in changes:
+        data, _, _ = with_value(data, location, value)
+    return replace(document, data=data, marks={})

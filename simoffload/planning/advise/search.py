@@ -1,0 +1,227 @@
+"""Looking through a catalogue: which purchase meets a budget and a service level best."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from simoffload.errors import InputError, SimulationError
+from simoffload.planning.advise.catalogue import Dimension, dimensions
+from simoffload.planning.advise.options import Change, applied
+from simoffload.planning.advise.service import ServiceLevel
+from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.results.result import SimulationResult
+from simoffload.scenario import LoadedScenario, Shelf, resolve
+from simoffload.simulation import Progress, fit, simulate
+
+__all__ = ["Method", "Objective", "Point", "Search", "search"]
+
+Objective = Literal["throughput", "cost"]
+"""The most work per time, or the least money per unit of work, within budget and service level."""
+Method = Literal["grid", "optuna"]
+SCHEMA = "simoffload/search/1"
+MOST_ON_A_GRID = 600
+"""Combinations up to which all are tried."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One purchase that works, simulated."""
+
+    words: tuple[str, ...]
+    """What was chosen, one for each dimension."""
+    changes: tuple[Change, ...]
+    scenario: LoadedScenario
+    result: SimulationResult
+    economics: Economics
+    meets: bool
+    """Whether it keeps the budget and the service level."""
+
+    @property
+    def purchase(self) -> float:
+        """In the list's currency; endless where prices are missing."""
+        known = self.economics.purchase
+        return math.inf if known is None or self.economics.bill.missing else known
+
+    @property
+    def rate(self) -> float:
+        """[1/s] tokens, or checkpoints."""
+        return 1 / self.result.unit_s if self.result.unit_s else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "words": list(self.words),
+            "changes": [{"path": list(place), "value": value} for place, value in self.changes],
+            "meets": self.meets,
+            "units_per_s": self.rate,
+            "purchase": self.economics.purchase,
+            "metrics": self.result.metrics(),
+            "economics": self.economics.metrics(),
+        }
+
+
+class _Counts(NamedTuple):
+    combinations: int
+    too_dear: int
+    too_large: int
+    refused: int
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was found in a catalogue."""
+
+    points: tuple[Point, ...]
+    """Everything that was simulated."""
+    best: Point | None
+    """The best by the objective that keeps budget and service level; None if nothing does."""
+    objective: Objective
+    method: Method
+    combinations: int
+    """In the catalogue."""
+    too_dear: int
+    """Combinations beyond the budget; they are not simulated."""
+    too_large: int
+    """Combinations that do not fit."""
+    refused: int
+    """Combinations that DeepSpeed or the machine refuses."""
+    currency: str
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """Points that keep the service level and that no other beats in both purchase and rate (Pareto)."""
+        found: list[Point] = []
+        for point in sorted(
+            (one for one in self.points if one.meets), key=lambda one: (one.purchase, -one.rate)
+        ):
+            if not found or point.rate > found[-1].rate:
+                found.append(point)
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON."""
+        return {
+            "schema": SCHEMA,
+            "objective": self.objective,
+            "method": self.method,
+            "currency": self.currency,
+            "combinations": self.combinations,
+            "simulated": len(self.points),
+            "too_dear": self.too_dear,
+            "too_large": self.too_large,
+            "refused": self.refused,
+            "best": self.best.to_dict() if self.best else None,
+            "front": [point.to_dict() for point in self.front],
+        }
+
+
+def search(
+    scenario: LoadedScenario,
+    *,
+    budget: float | None = None,
+    service: Sequence[ServiceLevel] = (),
+    objective: Objective = "throughput",
+    platforms: Sequence[str] = (),
+    method: Method | None = None,
+    trials: int = 200,
+    costs: CostList | None = None,
+    progress: Progress | None = None,
+) -> Search:
+    """Simulate purchases from the shipped catalogue for the work of a scenario.
+
+    Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
+    ``platforms``. All combinations are tried up to 600, beyond that ``trials`` that Optuna's NSGA-II
+    chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. Raises InputError for
+    an unknown platform, or without the package optuna where it is needed.
+    """
+    known, shelf = load_costs() if costs is None else costs, Shelf()
+    run = _Run(scenario, shelf, known, budget, tuple(service), progress)
+    spaces = [dimensions(scenario, platform, shelf) for platform in dict.fromkeys((None, *platforms))]
+    combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
+    chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
+    for space in spaces:
+        if chosen == "grid":
+            for choice in itertools.product(*(range(len(one.choices)) for one in space)):
+                run.point(space, choice)
+        else:
+            from simoffload.planning.advise.optimizer import explore
+
+            explore(space, run.point, trials=max(1, trials // len(spaces)))
+    points = tuple(run.points.values())
+    fitting = [one for one in points if one.meets]
+    ranks: Mapping[Objective, Callable[[Point], tuple[float, float]]] = {
+        "throughput": lambda one: (-one.rate, one.purchase),
+        "cost": lambda one: (_dearness(one), one.purchase),
+    }
+    best = min(fitting, key=ranks[objective], default=None)
+    return Search(
+        points,
+        best,
+        objective,
+        chosen,
+        combinations,
+        run.too_dear,
+        run.too_large,
+        run.refused,
+        known.currency,
+    )
+
+
+def _dearness(point: Point) -> float:
+    """Cost of a unit of work; endless where it is not known."""
+    per_h = point.economics.metrics()["cost_per_h"]
+    return per_h / point.rate if per_h is not None and not point.economics.missing else math.inf
+
+
+class _Run:
+    """Simulates combinations, each scenario once, and counts what falls through."""
+
+    def __init__(
+        self,
+        scenario: LoadedScenario,
+        shelf: Shelf,
+        costs: CostList,
+        budget: float | None,
+        service: tuple[ServiceLevel, ...],
+        progress: Progress | None,
+    ) -> None:
+        self._scenario, self._shelf, self._costs = scenario, shelf, costs
+        self._budget, self._service, self._progress = budget, service, progress
+        self.points: dict[tuple[Change, ...], Point] = {}
+        self.too_dear = self.too_large = self.refused = 0
+
+    def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> Point | None:
+        """The combination of a choice in each dimension; None if it cannot be had."""
+        picked = [dimension.choices[index] for dimension, index in zip(space, choice, strict=True)]
+        changes = tuple(one for option in picked for one in option.changes)
+        key = tuple(Change(place, repr(value)) for place, value in changes)
+        if key in self.points:
+            return self.points[key]
+        found = self._simulated(changes, tuple(option.words for option in picked if option.words))
+        if found is not None:
+            self.points[key] = found
+        return found
+
+    def _simulated(self, changes: tuple[Change, ...], words: tuple[str, ...]) -> Point | None:
+        try:
+            scenario = resolve(applied(self._scenario.document, changes), shelf=self._shelf)
+            capacity = fit(scenario)
+            if not capacity.fits:
+                self.too_large += 1
+                return None
+            price = economics(scenario, capacity, self._costs).purchase
+            if self._budget is not None and (price is None or price > self._budget):
+                self.too_dear += 1
+                return None
+            if self._progress is not None:
+                self._progress(f"{len(self.points) + 1}: {', '.join(words) or 'as it is'}")
+            result = simulate(scenario)
+        except (InputError, SimulationError):
+            self.refused += 1
+            return None
+        meets = all(level.kept(result) for level in self._service)
+        return Point(words, changes, scenario, result, economics(scenario, result, self._costs), meets)

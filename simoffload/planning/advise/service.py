@@ -1,0 +1,66 @@
+"""Service levels: limits that an answer has to keep."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simoffload.documents import suggest
+from simoffload.errors import InputError, Problem
+from simoffload.results.result import SimulationResult
+from simoffload.units import format_seconds, parse_seconds
+
+__all__ = ["ServiceLevel", "parse_service"]
+
+_TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
+"""Short names of metrics that must not be larger [s]."""
+_RATES = ("tokens_per_s", "decode_tokens_per_s", "samples_per_s")
+"""Metrics that must not be smaller [1/s]."""
+_EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
+
+
+class ServiceLevel(NamedTuple):
+    """A metric and its limit."""
+
+    metric: str
+    limit: float
+    """[s], or [1/s] for rates."""
+
+    @property
+    def text(self) -> str:
+        """ "tpot_s at most 200 ms"."""
+        if self.metric in _RATES:
+            return f"{self.metric} at least {self.limit:g}"
+        return f"{self.metric} at most {format_seconds(self.limit)}"
+
+    def kept(self, result: SimulationResult) -> bool:
+        """Whether a result keeps it; one that has no such metric does not."""
+        value = result.metrics().get(self.metric)
+        if value is None:
+            return False
+        return value >= self.limit if self.metric in _RATES else value <= self.limit
+
+
+def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
+    """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    metric = _TIMES.get(name, name)
+    known = [*(short for short, full in _TIMES.items() if full in result.formulas), *_RATES]
+    mine = [one for one in known if _TIMES.get(one, one) in result.formulas]
+    if not equals or not value:
+        raise _refusal(text, f"has no limit; {_EXAMPLE}")
+    if metric not in (*_TIMES.values(), *_RATES):
+        raise _refusal(text, f'there is no metric "{name}"{suggest(name, mine)}; {_EXAMPLE}')
+    if metric not in result.formulas:
+        raise _refusal(text, f"{name} is no metric of this kind of work; it has {', '.join(mine)}")
+    try:
+        limit = float(value) if metric in _RATES else parse_seconds(value)
+    except ValueError as error:
+        told = str(error) if metric not in _RATES else f'"{value[:40]}" is no number'
+        raise _refusal(text, f"{told}; {_EXAMPLE}") from None
+    if not limit > 0:
+        raise _refusal(text, f"must be above zero; {_EXAMPLE}")
+    return ServiceLevel(metric, limit)
+
+
+def _refusal(text: str, message: str) -> InputError:
+    return InputError((Problem("--slo", None, None, text[:80], message),))
