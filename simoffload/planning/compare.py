@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import load_platform
 from simoffload.hardware.changes import Changes
+from simoffload.hardware.equipment import Equipment
+from simoffload.hardware.library import is_path
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -139,8 +141,12 @@ def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, Lo
 def _on_platform(scenario: LoadedScenario, platform: str) -> LoadedScenario:
     named = {"platform": platform, "name": f"{scenario.name} on {platform}"}
     inner = scenario.scenario.model_copy(update=named)
-    changes = Changes(scenario.document, ("profiles",)) if inner.profiles else None
-    machine = load_platform(platform, changes=changes).machine(nodes=inner.nodes)
+    machine = load_platform(
+        platform,
+        root=None if is_path(platform) else scenario.document.root,
+        changes=Changes.of(scenario.document),
+        equipment=Equipment.of(scenario.document),
+    ).machine(nodes=inner.nodes)
     for key, part in (("checkpoint", inner.checkpoint), ("dataset", inner.dataset)):
         if part is not None:
             storage_name(part.tier, machine, f"{key}.tier")

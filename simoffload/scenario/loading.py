@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from simoffload.documents import SUFFIXES, Document, read_document, set_value, suggest, validate
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
-from simoffload.hardware.changes import Changes
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.schema import Scenario
 from simoffload.scenario.shelf import Shelf
@@ -71,13 +70,7 @@ def resolve(
     except InputError as error:
         raise InputError((*error.problems, *problems)) from None
     model = _try(document, problems, "model", lambda: shelf.model(scenario.model, root=document.root))
-    changes = Changes(document, ("profiles",)) if scenario.profiles else None
-    platform = _try(
-        document,
-        problems,
-        "platform",
-        lambda: shelf.platform(scenario.platform, root=document.root, changes=changes),
-    )
+    platform = _try(document, problems, "platform", lambda: shelf.platform(document))
     if problems or model is None or platform is None:
         raise InputError(problems)
     machine = _try(document, problems, "nodes", lambda: shelf.machine(platform, nodes=scenario.nodes))
