@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from simoffload.documents import SUFFIXES, Document, read_document, set_value, suggest, validate
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
+from simoffload.models.library import is_model, list_models
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.schema import Scenario
 from simoffload.scenario.shelf import Shelf
@@ -125,7 +126,10 @@ def locate(source: str | Path) -> Path:
     shipped = find_scenario(str(source))
     if shipped is not None:
         return shipped
-    message = f"no such file, and no shipped scenario of that name{suggest(str(source), list_scenarios())}"
+    known = [*list_scenarios(), *list_models()]
+    message = f"no such file, and no shipped scenario or model of that name{suggest(str(source), known)}"
+    if is_model(str(source)):
+        message = "is a model and no scenario; default_scenario (run, fit and compare) makes one of it"
     raise InputError([Problem(str(source), None, None, "", message)])
 
 
