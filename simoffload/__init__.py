@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simoffload.results.inference import InferenceResult
     from simoffload.results.result import SimulationResult
     from simoffload.results.training import TrainingResult
-    from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
+    from simoffload.scenario import LoadedScenario, default_scenario, list_scenarios, load_scenario
     from simoffload.simulation import fit, simulate
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "TrainingResult",
     "compare",
     "compare_scenarios",
+    "default_scenario",
     "fit",
     "list_models",
     "list_profiles",
@@ -64,6 +65,7 @@ _HOME = {
     "TrainingResult": "simoffload.results.training",
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
+    "default_scenario": "simoffload.scenario",
     "fit": "simoffload.simulation",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",

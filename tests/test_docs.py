@@ -29,6 +29,18 @@ def test_examples_of_scenarios_and_profiles_run(
     assert "on my-machine with its weights on array" in " ".join(capsys.readouterr().out.split())
 
 
+def test_every_scenario_of_the_reference_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = BLOCK.findall((DOCS / "scenarios.md").read_text())
+    shipped = [block for block in blocks if "platform: my-machine.yaml" not in block]
+    assert len(shipped) == 2
+    monkeypatch.chdir(tmp_path)
+    for number, block in enumerate(shipped):
+        (tmp_path / f"{number}.yaml").write_text(block)
+        assert main(["check", f"{number}.yaml"]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", [*DOCS.glob("*.md"), DOCS.parent / "README.md"], ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):

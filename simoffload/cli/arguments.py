@@ -31,14 +31,14 @@ _EPILOG = """\
 example:
   simoffload compare ddn/bloom-7b1 --on gpu,dram,raid,nfs,ai400x2
 
-A SCENARIO is a YAML or JSON file, the name of a shipped scenario (simoffload scenarios list), or "-" for
-standard input. Exit status: 0 done, 1 the simulation could not finish, 2 bad input, 3 does not fit,
-130 interrupted.
+A SCENARIO is a YAML or JSON file, the name of a shipped scenario (simoffload scenarios list), "-" for
+standard input or, for run, fit and compare, the name of a model (simoffload models list). Exit status:
+0 done, 1 the simulation could not finish, 2 bad input, 3 does not fit, 130 interrupted.
 """
 _SET = "replace or add a value of the scenario, as workload.batch_size=8; may be repeated"
 _JSON = "print one JSON document on standard output, errors too"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
-_TARGETS = "where the weights go: tiers of the platform, or platform:tier"
+_TARGETS = "where the weights go: tiers of the platform; platform:tier for it and those after it on another"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ __all__ = ["compare"]
 def compare(arguments: Namespace, console: Console) -> Exit:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
-    cases = _cases(arguments)
+    cases = _cases(arguments, console)
     from simoffload.planning import compare_scenarios
     from simoffload.report.comparison_text import compare_text
 
@@ -72,28 +73,29 @@ def _for_report(
     return tuple(comparison.results.values()), baseline, published
 
 
-def _cases(arguments: Namespace) -> dict[str, LoadedScenario]:
+def _cases(arguments: Namespace, console: Console) -> dict[str, LoadedScenario]:
     """What is compared, by label."""
+    scenario_of = partial(load, overrides=arguments.overrides, targets=arguments.on, console=console)
     if arguments.on:
         if len(arguments.scenarios) == 1:
-            return move(load(arguments.scenarios[0], overrides=arguments.overrides), arguments.on)
-        each = _by_name(arguments.scenarios, arguments.overrides)
+            return move(scenario_of(arguments.scenarios[0]), arguments.on)
+        each = _by_name(arguments.scenarios, scenario_of)
         moved = {name: move(scenario, arguments.on) for name, scenario in each.items()}
         return {f"{name} {target}": case for name, cases in moved.items() for target, case in cases.items()}
     if len(arguments.scenarios) == 1:
         raise _refusal(
             "one scenario is no comparison; give several, or --on TARGET,… for one on several targets"
         )
-    return _by_name(arguments.scenarios, arguments.overrides)
+    return _by_name(arguments.scenarios, scenario_of)
 
 
-def _by_name(sources: list[str], overrides: list[str]) -> dict[str, LoadedScenario]:
+def _by_name(sources: list[str], scenario_of: Callable[[str], LoadedScenario]) -> dict[str, LoadedScenario]:
     """Load every scenario and label it with its name; where names are equal, with its file as well."""
     problems: list[Problem] = []
     loaded: list[tuple[str, LoadedScenario]] = []
     for source in sources:
         try:
-            loaded.append((source, load(source, overrides=overrides)))
+            loaded.append((source, scenario_of(source)))
         except InputError as error:
             problems += error.problems
     if problems:

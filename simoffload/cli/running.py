@@ -24,7 +24,7 @@ def run(arguments: Namespace, console: Console) -> Exit:
     if arguments.trace and arguments.output_dir is None:
         raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
     folder = OutputFolder.of(arguments)
-    scenario = load(arguments.scenario, overrides=arguments.overrides)
+    scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
     from simoffload.report.kinds import words
     from simoffload.report.text import result_text
     from simoffload.simulation import simulate
@@ -59,7 +59,7 @@ def _files(result: SimulationResult, arguments: Namespace, shown: PassResult | N
 
 def fit(arguments: Namespace, console: Console) -> Exit:
     """Say what each tier must hold, for one scenario or for it on several targets."""
-    scenario = load(arguments.scenario, overrides=arguments.overrides)
+    scenario = load(arguments.scenario, overrides=arguments.overrides, targets=arguments.on, console=console)
     if arguments.on:
         return _fit_on(scenario, arguments.on, console)
     from simoffload.report.text import result_text

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simoffload.cli.console import Console
     from simoffload.documents import Document
     from simoffload.hardware.library import Entry
     from simoffload.scenario import LoadedScenario
@@ -81,13 +82,45 @@ def find_profile(reference: str) -> Entry:
     raise InputError((Problem("", None, None, "", message),))
 
 
-def load(source: str, *, overrides: Sequence[str] = ()) -> LoadedScenario:
-    """Load a scenario from a file, by the name of a shipped one, or from standard input."""
+def load(
+    source: str, *, overrides: Sequence[str] = (), targets: Sequence[str] | None = None, console: Console
+) -> LoadedScenario:
+    """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for a
+    model, on the platform that stands before the first of ``targets`` that has one.
+    """
     from simoffload.scenario import load_scenario, resolve
 
     if source == STDIN:
         return resolve(read(source), overrides=overrides)
+    if _is_model(source):
+        return _of_model(source, overrides, targets or (), console)
     return load_scenario(source, overrides=overrides)
+
+
+def _is_model(source: str) -> bool:
+    """Whether it names a model; a file or a shipped scenario of the name comes first."""
+    from simoffload.models.library import is_model
+    from simoffload.scenario import find_scenario
+
+    return is_model(source) and not Path(source).is_file() and find_scenario(source) is None
+
+
+def _of_model(
+    model: str, overrides: Sequence[str], targets: Sequence[str], console: Console
+) -> LoadedScenario:
+    from simoffload.report.phrases import plural
+    from simoffload.scenario import default_scenario
+    from simoffload.workload import Inference
+
+    platforms = (target.rpartition(":")[0] for target in targets)
+    scenario = default_scenario(model, next(filter(None, platforms), None), overrides=overrides)
+    work = scenario.scenario.workload
+    told = str(work.kind)
+    if isinstance(work, Inference):
+        told = f"batch {work.batch_size} per GPU, {work.prompt_length} tokens in, {work.output_length} out"
+    where = f"{plural(scenario.scenario.strategy.ranks, 'GPU')} of {scenario.machine.platform}"
+    console.note(f"{model} is a model: {told}, on {where}; change with --set")
+    return scenario
 
 
 def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:

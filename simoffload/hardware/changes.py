@@ -21,6 +21,11 @@ class Changes(NamedTuple):
     keys: tuple[str, ...]
     """Where the section is in the document."""
 
+    @classmethod
+    def of(cls, document: Document) -> Changes | None:
+        """What a scenario says in its section ``profiles``; None if it says nothing."""
+        return cls(document, ("profiles",)) if document.data.get("profiles") else None
+
     @property
     def by_profile(self) -> Mapping[str, Mapping[str, Any]]:
         """What the section says."""
@@ -45,6 +50,10 @@ class Changes(NamedTuple):
                 raise InputError(problems)
             document = replace(document, data=data, marks={})
         return document
+
+    def concern(self, kind: str, identifier: str) -> bool:
+        """Whether anything of a profile changes."""
+        return any(self._names(kind, identifier))
 
     def placed(self, error: InputError, kind: str, identifier: str) -> InputError:
         """What is wrong with a changed profile, at the change in the scenario."""

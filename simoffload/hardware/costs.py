@@ -71,6 +71,8 @@ class DeviceCosts(Frozen):
     rent: Money | None = None
     """Per hour for one, electricity included."""
     power: Power | None = None
+    sold: bool = True
+    """False for parts of machines that are only rented: a search does not propose them."""
 
 
 class MemoryCosts(Frozen):

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from simoffload.documents import SUFFIXES, Document, read_document, suggest, validate
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.costs import Costs
+from simoffload.hardware.place import Place
 from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid
 from simoffload.shipped import shipped_folder
 
-__all__ = ["KINDS", "Entry", "Library", "Place", "ProfileInput", "ProfileSummary", "ProfileUse", "is_path"]
+__all__ = ["KINDS", "Entry", "Library", "ProfileInput", "ProfileSummary", "ProfileUse", "is_path"]
 
 KINDS: dict[str, type[Profile]] = {
     "accelerator": Accelerator,
@@ -88,21 +89,6 @@ class Entry(NamedTuple):
             )
 
 
-class Place(NamedTuple):
-    """Where something is written, to say it when it is wrong."""
-
-    document: Document
-    keys: tuple[str | int, ...]
-
-    def problem(self, message: str) -> Problem:
-        """A problem at this place."""
-        return self.document.problem(self.keys, message)
-
-    def error(self, message: str) -> InputError:
-        """The same as an exception."""
-        return InputError((self.problem(message),))
-
-
 def is_path(reference: str) -> bool:
     """Whether a reference is the path of a file rather than an id."""
     return "/" in reference or reference.endswith(SUFFIXES)
@@ -125,7 +111,7 @@ class _Files:
     """What was found on disk, so that nothing is looked for or read twice."""
 
     found: dict[tuple[str, tuple[str, ...], str], Path] = field(default_factory=dict)
-    """(reference, kinds, file in which it is written) → file."""
+    """(reference, kinds, folder from which it starts) → file."""
     real: dict[Path, Path] = field(default_factory=dict)
     """File → the same without links."""
     entries: dict[Path, Entry] = field(default_factory=dict)
@@ -140,12 +126,19 @@ class Library:
         self._folders: list[Path] = [*((root,) if root else ()), shipped_folder("hardware_profiles")]
         self._files = _Files()
         self._changes: Changes | None = None
+        self._cables: Mapping[str, tuple[str, Place]] = {}
+        self._asked: dict[str, None] = {}  # ids of cables, those not taken included
         self._read: dict[Path, Entry] = {}
 
-    def view(self, changes: Changes | None = None) -> Library:
-        """A library of the same files in which nothing was used yet and ``changes`` are made to what is."""
+    def view(
+        self, changes: Changes | None = None, cables: Mapping[str, tuple[str, Place]] | None = None
+    ) -> Library:
+        """A library of the same files in which nothing was used yet and ``changes`` are made to what is.
+
+        ``cables`` has, by the id of a profile of PCIe, the reference to the one that is taken instead.
+        """
         other = Library(self.root)
-        other._files, other._changes = self._files, changes
+        other._files, other._changes, other._cables = self._files, changes, cables or {}
         return other
 
     def uses(self) -> Iterator[ProfileUse]:
@@ -195,10 +188,20 @@ class Library:
         to the user's folder. Raises InputError if there is no such profile, it is of another kind, it lies
         outside of the user's folder or something in it is wrong.
         """
-        key = (reference, kinds, written.document.path if written and is_path(reference) else "")
+        path = self._found(reference, kinds, written)
+        if "pcie" in kinds:
+            cable = self._entry(path).use.id
+            self._asked[cable] = None
+            if cable in self._cables:
+                reference, written = self._cables[cable]
+                path = self._found(reference, kinds, written)
+        return self.read(path, kinds, written)
+
+    def _found(self, reference: str, kinds: tuple[str, ...], written: Place | None) -> Path:
+        key = (reference, kinds, str(written.folder) if written and is_path(reference) else "")
         if key not in self._files.found:
             self._files.found[key] = self._locate(reference, kinds, written)
-        return self.read(self._files.found[key], kinds, written)
+        return self._files.found[key]
 
     def _locate(self, reference: str, kinds: tuple[str, ...], written: Place | None) -> Path:
         if is_path(reference):
@@ -215,28 +218,43 @@ class Library:
 
     def read(self, path: Path, kinds: tuple[str, ...], written: Place | None = None) -> Entry:
         """Read and check one file, which must hold a profile of one of ``kinds``."""
-        if path not in self._files.real:
-            self._files.real[path] = path.resolve()
+        original = self._entry(path)
         where = self._files.real[path]
         if where not in self._read:
-            if where not in self._files.entries:
-                self._files.entries[where] = self._open(path)
-            self._read[where] = self._changed(self._files.entries[where])
+            self._read[where] = self._changed(original)
         entry = self._read[where]
         if entry.use.kind not in kinds:
             message = f"{entry.use.path} is a profile of kind {entry.use.kind}, not {_either(kinds)}"
             raise _error(message, written or Place(entry.document, ("kind",)))
         return entry
 
+    def _entry(self, path: Path) -> Entry:
+        """What a file says before any change."""
+        if path not in self._files.real:
+            self._files.real[path] = path.resolve()
+        where = self._files.real[path]
+        if where not in self._files.entries:
+            self._files.entries[where] = self._open(path)
+        return self._files.entries[where]
+
     def entries(self) -> tuple[Entry, ...]:
         """Everything used so far, in that order."""
         return tuple(self._read.values())
+
+    def changes(self, entry: Entry) -> bool:
+        """Whether numbers of a profile are changed."""
+        return self._changes is not None and self._changes.concern(entry.use.kind, entry.use.id)
 
     def check_changes(self) -> None:
         """Refuse changes to profiles that were not used, or that two of different kinds could mean.
 
         Raises InputError.
         """
+        for cable, (_, place) in self._cables.items():
+            if cable not in self._asked:
+                known = suggest(cable, self._asked) or f" (has: {', '.join(self._asked)})"
+                text = f"no slot of this platform is of that generation of PCIe{known}"
+                raise InputError((place.problem(text, at_key=True),))
         if self._changes is not None:
             self._changes.check_all_meant([(entry.use.kind, entry.use.id) for entry in self._read.values()])
 
@@ -278,7 +296,7 @@ class Library:
 
     def _within(self, reference: str, written: Place | None) -> Path:
         """The file of a relative reference, unless it lies outside of the user's folder."""
-        folder = Path(written.document.path).parent if written else self.root or Path()
+        folder = written.folder if written else self.root or Path()
         path, boundary = folder / reference, self.root or folder
         if not path.resolve().is_relative_to(boundary.resolve()):
             raise _error(f'"{reference[:80]}" lies outside of the folder whose files may be used', written)

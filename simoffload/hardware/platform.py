@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -9,11 +10,20 @@ from pydantic import Field, model_validator
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Count, Frozen, Name, Provenance, Reference, Text
 
-__all__ = ["CPU", "Attachment", "PlatformProfile", "StorageTier", "Switch", "WiringStatement"]
+__all__ = ["CPU", "Attachment", "PlatformProfile", "StorageTier", "Switch", "WiringStatement", "name_fault"]
 
 CPU = "cpu"
 """The vertex of the host: its sockets, their memory and the PCIe root."""
 _TAKEN = {CPU, "hbm", "dram"}
+
+
+def name_fault(name: str, names: Sequence[str]) -> str | None:
+    """What is wrong with one of the ``names`` of a platform's parts, if anything."""
+    if name in _TAKEN:
+        return f'"{name}" is built in and cannot be the name of something else'
+    if names.count(name) > 1:
+        return f'"{name}" names two things; names must differ among switches, nics and tiers'
+    return None
 
 
 class WiringStatement(Provenance):
@@ -71,14 +81,15 @@ class PlatformProfile(Profile):
     """Adapters that carry collectives between hosts."""
     tiers: dict[Name, StorageTier] = Field(default_factory=dict)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all its parts."""
+        return (*self.switches, *self.nics, *self.tiers, *(f"gpu{i}" for i in range(len(self.gpus))))
+
     @model_validator(mode="after")
     def _distinct(self) -> PlatformProfile:
-        names = [*self.switches, *self.nics, *self.tiers, *(f"gpu{i}" for i in range(len(self.gpus)))]
-        for name in names:
-            if name in _TAKEN:
-                raise ValueError(f'"{name}" is built in and cannot be the name of something else')
-            if names.count(name) > 1:
-                raise ValueError(
-                    f'"{name}" names two things; names must differ among switches, nics and tiers'
-                )
+        for name in self.names:
+            fault = name_fault(name, self.names)
+            if fault:
+                raise ValueError(fault)
         return self

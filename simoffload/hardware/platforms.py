@@ -9,7 +9,9 @@ from typing import TypeVar
 from simoffload.documents import suggest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.changes import Changes
-from simoffload.hardware.library import Entry, Library, Place, ProfileSummary, is_path
+from simoffload.hardware.equipment import Equipment
+from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
+from simoffload.hardware.place import Place
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, Plug, Target, plug, resolve_target
@@ -34,36 +36,48 @@ def load_profile(kind: str, name: str, *, root: FilePath | None = None) -> Profi
 
 
 def load_platform(
-    name_or_path: str | FilePath, *, root: FilePath | None = None, changes: Changes | None = None
+    name_or_path: str | FilePath,
+    *,
+    root: FilePath | None = None,
+    changes: Changes | None = None,
+    equipment: Equipment | None = None,
 ) -> Platform:
     """Load a shipped platform by id, or a platform file of your own.
 
     ``root`` is the user's folder: paths are relative to it and may not leave it, and ids are looked up in
     it first if it is laid out like ``hardware_profiles``. Without ``root`` it is the folder of the platform
-    file, or the one around it if that is called ``platform``. ``changes`` are made to the profiles it is
-    built from. Raises InputError with every problem found.
+    file, or the one around it if that is called ``platform``. ``equipment`` comes into it, and ``changes``
+    are made to the profiles it is then built from. Raises InputError with every problem found.
     """
     text = str(name_or_path)
     if root is None and (isinstance(name_or_path, FilePath) or is_path(text)):
         path = FilePath(name_or_path)
         folder = path.parent
-        library = Library(folder.parent if folder.name == "platform" else folder).view(changes)
-        return _Loader(library, library.read(path, ("platform",))).load()
-    return platform_from(Library(root), text, changes=changes)
+        library = Library(folder.parent if folder.name == "platform" else folder)
+        view = library.view(changes, equipment and equipment.cables())
+        return _Loader(view, view.read(path, ("platform",)), equipment).load()
+    return platform_from(Library(root), text, changes=changes, equipment=equipment)
 
 
-def platform_from(library: Library, reference: str, *, changes: Changes | None = None) -> Platform:
+def platform_from(
+    library: Library,
+    reference: str,
+    *,
+    changes: Changes | None = None,
+    equipment: Equipment | None = None,
+) -> Platform:
     """The same from a library that keeps what it reads for the next platform."""
-    view = library.view(changes)
-    return _Loader(view, view.find(reference, ("platform",))).load()
+    view = library.view(changes, equipment and equipment.cables())
+    return _Loader(view, view.find(reference, ("platform",)), equipment).load()
 
 
 class _Loader:
     """Follows a platform's references and collects what is wrong with them."""
 
-    def __init__(self, library: Library, entry: Entry) -> None:
+    def __init__(self, library: Library, entry: Entry, equipment: Equipment | None) -> None:
         assert isinstance(entry.profile, PlatformProfile)
-        self._library, self._entry, self._platform = library, entry, entry.profile
+        self._library, self._entry, self._equipment = library, entry, equipment
+        self._platform = equipment.installed_in(entry.profile) if equipment else entry.profile
         self._problems: list[Problem] = []
 
     def load(self) -> Platform:
@@ -83,6 +97,8 @@ class _Loader:
         if self._problems or host is None or gpu_plug is None or not isinstance(accelerator, Accelerator):
             raise InputError(sorted(self._problems, key=self._order))
         entries = self._library.entries()
+        said = [entry.inputs() for entry in entries]
+        added = self._equipment.inputs(platform.id) if self._equipment else ()
         return Platform(
             profile=platform,
             host=host,
@@ -92,7 +108,7 @@ class _Loader:
             nics={name: found for name, found in nics.items() if found},
             targets={name: found for name, found in targets.items() if found},
             profiles=tuple(entry.use for entry in entries),
-            inputs=tuple(line for entry in entries for line in entry.inputs()),
+            inputs=tuple(line for lines in (*said, added) for line in lines),
         )
 
     def _order(self, problem: Problem) -> tuple[bool, str, int, int]:
@@ -103,7 +119,9 @@ class _Loader:
     # -- references -----------------------------------------------------------------------------
 
     def _at(self, *keys: str | int) -> Place:
-        return Place(self._entry.document, keys)
+        """Where an entry of the platform is written: in its file, or where equipment is."""
+        added = self._equipment.place(keys) if self._equipment else None
+        return added or Place(self._entry.document, keys)
 
     def _try(self, action: Callable[[], T]) -> T | None:
         try:
@@ -124,8 +142,15 @@ class _Loader:
         accelerator = entry.profile
         assert isinstance(accelerator, Accelerator)
         if self._platform.gpu_links == "switched" and accelerator.interconnect is None:
-            raise self._at("gpu_links").error(f"{accelerator.id} has no links of its own; write none")
+            raise self._unlinked(accelerator)
         return plug(self._library, accelerator.pcie, entry, "pcie")
+
+    def _unlinked(self, accelerator: Accelerator) -> InputError:
+        added = self._equipment.place(("accelerator",)) if self._equipment else None
+        text = f"{accelerator.id} has no links of its own"
+        if added is None:
+            return self._at("gpu_links").error(f"{text}; write none")
+        return added.error(f"{text}, which the slots of {self._platform.id} are for; take one that has")
 
     def _switch(self, name: str) -> Plug | None:
         switch = self._platform.switches[name]
@@ -155,8 +180,10 @@ class _Loader:
             message = f"a target of kind {kind} is remote; say `through` which adapters"
             self._problems.append(self._at(*keys, "at").problem(message))
         target = self._try(lambda: resolve_target(self._library, entry))
-        if target and tier.at and len(tier.at) > max(1, target.drives):
-            message = f"{len(tier.at)} vertices for {target.drives} drive(s)"
+        # An array of fewer drives by the scenario's `profiles` leaves slots empty.
+        slots = 1 if self._library.changes(entry) else len(tier.at or ())
+        if target and slots > max(1, target.drives):
+            message = f"{slots} vertices for {target.drives} drive(s)"
             self._problems.append(self._at(*keys, "at").problem(message))
         return target
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simoffload.hardware.library import Entry, Library, Place
+from simoffload.hardware.library import Entry, Library
 from simoffload.hardware.paths import TierKind
+from simoffload.hardware.place import Place
 from simoffload.hardware.profiles import Nic, Pcie, Slot
 from simoffload.hardware.quantities import RateCurve
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, Service

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from simoffload.documents import parse_yaml, suggest
 
-__all__ = ["Size", "find_size", "list_models"]
+__all__ = ["Size", "find_size", "is_model", "list_models"]
 
 
 class Size(BaseModel):
@@ -33,9 +33,20 @@ def _sizes() -> dict[str, Size]:
     return TypeAdapter(dict[str, Size]).validate_python(parse_yaml(text, name="sizes.yaml").data)
 
 
+@cache
+def _canonical() -> dict[str, str]:
+    """Every name and alias in small letters, and the name of its row."""
+    return {alias.lower(): known for known, size in _sizes().items() for alias in (known, *size.aliases)}
+
+
 def list_models() -> tuple[str, ...]:
     """Names that a scenario may use, in the order of ``sizes.yaml``."""
     return tuple(_sizes())
+
+
+def is_model(name: str) -> bool:
+    """Whether it is a name or an alias, without an organisation before it."""
+    return name.lower() in _canonical()
 
 
 def find_size(name: str) -> tuple[str, Size]:
@@ -43,8 +54,7 @@ def find_size(name: str) -> tuple[str, Size]:
 
     Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one.
     """
-    sizes = _sizes()
-    canonical = {alias.lower(): known for known, size in sizes.items() for alias in (known, *size.aliases)}
+    sizes, canonical = _sizes(), _canonical()
     wanted = name.strip().rsplit("/", maxsplit=1)[-1].lower()
     if wanted in canonical:
         return canonical[wanted], sizes[canonical[wanted]]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import load_platform
 from simoffload.hardware.changes import Changes
+from simoffload.hardware.equipment import Equipment
+from simoffload.hardware.library import is_path
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -114,33 +117,53 @@ class Comparison:
 
 
 def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
-    """The same work on every target, by the target as it was written.
+    """The same work on every target, by the target: the tier, with ``platform:`` before it on another one.
 
     A target is what ``LoadedScenario.on`` takes: a tier of the scenario's platform, of training also
-    ``weights+optimizer``, with ``platform:`` before it for another platform.
+    ``weights+optimizer``. With ``platform:`` before it, it and those after it are on that platform, until
+    the next one says another; ``:tier`` is on the scenario's own again.
     Raises InputError for unknown targets, all of them at once.
     """
     problems: list[Problem] = []
+    places = {"": scenario}
     moved: dict[str, LoadedScenario] = {}
+    platform = ""
     for target in targets:
-        if target in moved:
-            problems.append(Problem("", None, None, "", f'target "{target}" is given twice'))
+        before, colon, tier = target.rpartition(":")
+        if colon:
+            platform = "" if _is_own(before, scenario) else before
+        label = f"{platform}:{tier}" if platform else tier
+        if label in moved:
+            problems.append(Problem("", None, None, "", f'target "{label}" is given twice'))
             continue
         try:
-            platform, _, tier = target.rpartition(":")
-            moved[target] = (_on_platform(scenario, platform) if platform else scenario).on(tier)
+            if platform not in places:
+                places[platform] = _on_platform(scenario, platform)
+            moved[label] = places[platform].on(tier)
         except InputError as error:
             problems += [one if one.path else one._replace(key="") for one in error.problems]
     if problems:
-        raise InputError(problems)
+        raise InputError(dict.fromkeys(problems))
     return moved
+
+
+def _is_own(platform: str, scenario: LoadedScenario) -> bool:
+    """Whether it is the scenario's platform; of paths the scenario's starts from its folder."""
+    own, root = scenario.scenario.platform, scenario.document.root or Path()
+    if is_path(platform) and is_path(own):
+        return Path(platform).resolve() == (root / own).resolve()
+    return platform == own
 
 
 def _on_platform(scenario: LoadedScenario, platform: str) -> LoadedScenario:
     named = {"platform": platform, "name": f"{scenario.name} on {platform}"}
     inner = scenario.scenario.model_copy(update=named)
-    changes = Changes(scenario.document, ("profiles",)) if inner.profiles else None
-    machine = load_platform(platform, changes=changes).machine(nodes=inner.nodes)
+    machine = load_platform(
+        platform,
+        root=None if is_path(platform) else scenario.document.root,
+        changes=Changes.of(scenario.document),
+        equipment=Equipment.of(scenario.document),
+    ).machine(nodes=inner.nodes)
     for key, part in (("checkpoint", inner.checkpoint), ("dataset", inner.dataset)):
         if part is not None:
             storage_name(part.tier, machine, f"{key}.tier")

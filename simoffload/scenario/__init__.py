@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simoffload.scenario.defaults import default_scenario
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.loading import find_scenario, list_scenarios, load_scenario, resolve
 from simoffload.scenario.schema import EngineOptions, Scenario
@@ -12,6 +13,7 @@ __all__ = [
     "LoadedScenario",
     "Scenario",
     "Shelf",
+    "default_scenario",
     "find_scenario",
     "list_scenarios",
     "load_scenario",

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from simoffload.documents import SUFFIXES, Document, read_document, set_value, suggest, validate
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
-from simoffload.hardware.changes import Changes
+from simoffload.models.library import is_model, list_models
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.schema import Scenario
 from simoffload.scenario.shelf import Shelf
@@ -71,13 +71,7 @@ def resolve(
     except InputError as error:
         raise InputError((*error.problems, *problems)) from None
     model = _try(document, problems, "model", lambda: shelf.model(scenario.model, root=document.root))
-    changes = Changes(document, ("profiles",)) if scenario.profiles else None
-    platform = _try(
-        document,
-        problems,
-        "platform",
-        lambda: shelf.platform(scenario.platform, root=document.root, changes=changes),
-    )
+    platform = _try(document, problems, "platform", lambda: shelf.platform(document))
     if problems or model is None or platform is None:
         raise InputError(problems)
     machine = _try(document, problems, "nodes", lambda: shelf.machine(platform, nodes=scenario.nodes))
@@ -132,7 +126,10 @@ def locate(source: str | Path) -> Path:
     shipped = find_scenario(str(source))
     if shipped is not None:
         return shipped
-    message = f"no such file, and no shipped scenario of that name{suggest(str(source), list_scenarios())}"
+    known = [*list_scenarios(), *list_models()]
+    message = f"no such file, and no shipped scenario or model of that name{suggest(str(source), known)}"
+    if is_model(str(source)):
+        message = "is a model and no scenario; default_scenario (run, fit and compare) makes one of it"
     raise InputError([Problem(str(source), None, None, "", message)])
 
 

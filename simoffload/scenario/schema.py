@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from simoffload.hardware.equipment import Parts
 from simoffload.models import ModelSpec
 from simoffload.strategies import Strategy
 from simoffload.units import Seconds
@@ -46,6 +47,8 @@ class Scenario(BaseModel):
     platform: Annotated[str, Field(min_length=1)]
     """Id of a shipped platform or the path of a platform file, relative to the scenario."""
     nodes: Annotated[int, Field(strict=True, ge=1, le=8192)] = 1
+    equipment: Parts = Parts()
+    """What is added to the platform, or put in the place of its own."""
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Numbers in place of those of the platform's profiles, by ``id`` or ``kind/id``."""
     workload: Workload

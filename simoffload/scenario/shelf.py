@@ -13,6 +13,7 @@ from simoffload.documents import Document, read_document, validate
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware.changes import Changes
+from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import Library
 from simoffload.hardware.platforms import platform_from
 from simoffload.hardware.topology import Platform
@@ -76,16 +77,23 @@ class Shelf:
             self._shapes[key] = (shape, _digest(canonical([shape.name, spec.hf_config(root=root)])))
         return self._shapes[key]
 
-    def platform(self, reference: str, *, root: Path | None, changes: Changes | None = None) -> Platform:
-        """A platform with ``changes`` to its profiles; raises what ``load_platform`` raises."""
+    def platform(self, document: Document, *, changed: bool = True) -> Platform:
+        """The platform of a scenario with its equipment and, if ``changed``, the changes to its profiles.
+
+        Raises what ``load_platform`` raises.
+        """
+        reference, root = document.data["platform"], document.root
+        changes = Changes.of(document) if changed else None
+        equipment = Equipment.of(document)
         if root is None:
-            return load_platform(reference, changes=changes)
+            return load_platform(reference, changes=changes, equipment=equipment)
         if root not in self._libraries:
             self._libraries[root] = Library(root)
         library = self._libraries[root]
-        written = canonical(changes.by_profile) if changes else ""
+        written = canonical([document.data.get("equipment"), changes and changes.by_profile])
         return self._platforms.get(
-            (root, reference, written), lambda: platform_from(library, reference, changes=changes)
+            (root, reference, written),
+            lambda: platform_from(library, reference, changes=changes, equipment=equipment),
         )
 
     def machine(self, platform: Platform, *, nodes: int) -> Machine:
@@ -110,39 +118,38 @@ class Shelf:
         said = {key: value for key, value in data.items() if key not in {"name", "description"}}
         platform, model = said.get("platform"), said.get("model")
         if isinstance(platform, str):
-            said["platform"] = self._platforms_content(platform, root)
+            document = Document("", data, root)
+            said["platform"] = self._platforms_content(document)
             if said.get("profiles"):
-                said["profiles"] = self._changes(data, platform, root)
+                said["profiles"] = self._changes(document)
         if isinstance(model, dict) and "config" in model:
             said["model"] = self._models_content(model, root)
         return _digest(canonical(said))
 
-    def _platforms_content(self, reference: str, root: Path | None) -> Any:
+    def _platforms_content(self, document: Document) -> Any:
         try:
-            platform = self.platform(reference, root=root)
+            platform = self.platform(document, changed=False)
         except InputError:
-            return reference
+            return document.data["platform"]
         return [use.sha256 for use in platform.profiles]
 
-    def _changes(self, data: dict[str, Any], reference: str, root: Path | None) -> Any:
+    def _changes(self, document: Document) -> Any:
         """The changes to profiles that decide anything; all of them where they cannot be made."""
-        changes = data["profiles"]
+        data, changes = document.data, document.data["profiles"]
         try:
-            decide = deciding_changes(data, self.platform(reference, root=root))
+            decide = deciding_changes(data, self.platform(document, changed=False))
         except InputError:
             return changes
         if decide == changes:
             return changes
-        possible = self._possible.get(
-            (root, reference, canonical(changes)), lambda: self._is_possible(data, reference, root)
-        )
+        key = document.root, data["platform"], canonical([data.get("equipment"), changes])
+        possible = self._possible.get(key, lambda: self._is_possible(document))
         return decide if possible else changes
 
-    def _is_possible(self, data: dict[str, Any], reference: str, root: Path | None) -> bool:
+    def _is_possible(self, document: Document) -> bool:
         """Whether a machine can be made with the changes of a scenario."""
         try:
-            document = Document("", data, root)
-            machine = self.platform(reference, root=root, changes=Changes(document, ("profiles",))).machine()
+            machine = self.platform(document).machine()
         except InputError:
             return False
         return all(resource.capacity > 0 for resource in machine.resources)

@@ -13,7 +13,7 @@ CASES: tuple[Case, ...] = (
         (
             (
                 "ddn/bloom-176:",
-                "no such file, and no shipped scenario of that name",
+                "no such file, and no shipped scenario or model of that name",
                 'did you mean "ddn/bloom-176b"',
             ),
         ),

@@ -100,3 +100,15 @@ def test_standard_input_is_checked(program, monkeypatch: pytest.MonkeyPatch) -> 
     answer = program("check", "-")
     assert answer.out == "-: ok (scenario)\n"
     assert NOTE in answer.err
+
+
+def test_check_understands_equipment(program, tmp_path: Path) -> None:
+    text = SCENARIO + "equipment: {tiers: {array: {profile: raid0-8x-pm1733-3.84tb, at: [plx0]}}}\n"
+    (tmp_path / "equipped.yaml").write_text(text)
+    assert program("check", "equipped.yaml").out == "equipped.yaml: ok (scenario)\n"
+    (tmp_path / "equipped.yaml").write_text(text.replace("[plx0]", "[plx4]"))
+    answer = program("check", "equipped.yaml")
+    assert answer.status == 2
+    assert answer.err.startswith(
+        'equipped.yaml:10:67: equipment.tiers.array.at[0]: no vertex "plx4" (has: cpu,'
+    )

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from simoffload.hardware import Platform, list_profiles, load_profile
 from simoffload.hardware.storage import Raid
-from simoffload.planning.advise.options import Change, change
+from simoffload.planning.advise.options import Change, applied, change
+from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario, Shelf
 from simoffload.strategies import CheckpointStorage, Resident
 from simoffload.units import format_bytes
@@ -38,18 +39,19 @@ class Dimension(NamedTuple):
     choices: tuple[Choice, ...]
 
 
-def dimensions(scenario: LoadedScenario, name: str | None, shelf: Shelf) -> tuple[Dimension, ...]:
+def dimensions(
+    scenario: LoadedScenario, name: str | None, shelf: Shelf, costs: CostList
+) -> tuple[Dimension, ...]:
     """The catalogue for the work of a scenario on a platform; None is its own.
 
     Raises InputError for an unknown platform.
     """
-    document = scenario.document
-    platform = shelf.platform(name or scenario.scenario.platform, root=document.root)
-    moved: tuple[Change, ...] = ()
-    if name is not None:
-        moved = (change("platform", name), change("strategy.ranks", len(platform.profile.gpus)))
+    there = () if name is None else (change("platform", name),)
+    platform = shelf.platform(applied(scenario.document, there), changed=False)
+    gpus = () if name is None else (change("strategy.ranks", len(platform.profile.gpus)),)
+    moved = (*there, *gpus)
     found = [Dimension("platform", (Choice(platform.profile.name if moved else "", moved),))]
-    found.append(Dimension("storage", tuple(_storage(scenario, platform, own=name is None))))
+    found.append(Dimension("storage", tuple(_storage(scenario, platform, costs, own=name is None))))
     host = platform.host
     sizes = [factor * host.memory_capacity.value for factor in _MEMORY]
     found.append(Dimension("memory", tuple(_memory(host.id, size, first=size == sizes[0]) for size in sizes)))
@@ -71,7 +73,7 @@ def _batch(batch: int, *, first: bool) -> Choice:
     return Choice(f"batch {batch}", () if first else (change("workload.batch_size", batch),))
 
 
-def _storage(scenario: LoadedScenario, platform: Platform, *, own: bool) -> Iterator[Choice]:
+def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Choice]:
     """As it is, every tier that the platform has, arrays of any number of drives, and shared storage."""
     if isinstance(scenario.scenario.strategy, Resident):
         yield Choice("", ())
@@ -84,6 +86,8 @@ def _storage(scenario: LoadedScenario, platform: Platform, *, own: bool) -> Iter
     for one in list_profiles("raid"):
         array = load_profile("raid", one.id)
         assert isinstance(array, Raid)
+        if not costs.sold(f"drive/{array.drive}"):
+            continue
         local = _tier({"profile": array.id, "at": list(where)})
         for number in _DRIVES:
             count = Change(("profiles", array.id, "count"), number)

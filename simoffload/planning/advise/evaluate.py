@@ -107,7 +107,7 @@ def advise(
     now, shelf = economics(scenario, result, known), Shelf()
     tried: list[Tried] = []
     impossible: list[Impossible] = []
-    for option in options_of(scenario, result, shelf):
+    for option in options_of(scenario, result, shelf, known):
         found = _try(option, scenario, shelf, progress)
         if isinstance(found, Impossible):
             impossible.append(found)
@@ -115,16 +115,17 @@ def advise(
         changed, answer = found
         cost = economics(changed, answer, known)
         gain = result.unit_s / answer.unit_s if result.unit_s and answer.unit_s else None
-        tried.append(Tried(option, changed, answer, cost, gain, _extra(now, cost)))
+        tried.append(Tried(option, changed, answer, cost, gain, _extra(now, cost) if option.priced else None))
     tried.sort(key=lambda one: one.result.unit_s or 0.0)
     return Advice(scenario, result, now, tuple(tried), tuple(impossible))
 
 
 def _extra(now: Economics, then: Economics) -> float | None:
-    """What has to be bought: lines of the one bill that the other does not have, nothing is given back."""
-    if now.purchase is None or then.purchase is None:
+    """What has to be bought: line by line what one bill has more than the other; nothing is given back."""
+    if now.bill.missing or then.bill.missing:
         return None
-    return max(0.0, then.purchase - now.purchase)
+    before, after = (one.bill.by_key for one in (now, then))
+    return sum(max(0.0, total - before.get(key, 0.0)) for key, total in after.items())
 
 
 def _try(
@@ -145,22 +146,26 @@ def _try(
         return Impossible(option, str(error))
 
 
-def options_of(scenario: LoadedScenario, result: SimulationResult, shelf: Shelf) -> tuple[Option, ...]:
+def options_of(
+    scenario: LoadedScenario, result: SimulationResult, shelf: Shelf, costs: CostList
+) -> tuple[Option, ...]:
     """Everything that is tried, each key once, without what changes nothing."""
     found: dict[str, Option] = {}
-    for option in _options(scenario, result, shelf):
+    for option in _options(scenario, result, shelf, costs):
         if applied(scenario.document, option.changes).data != scenario.document.data:
             found.setdefault(option.key, option)
     return tuple(found.values())
 
 
-def _options(scenario: LoadedScenario, result: SimulationResult, shelf: Shelf) -> Iterator[Option]:
+def _options(
+    scenario: LoadedScenario, result: SimulationResult, shelf: Shelf, costs: CostList
+) -> Iterator[Option]:
     document = scenario.document
-    platform = shelf.platform(scenario.scenario.platform, root=document.root, changes=scenario.changes)
+    platform = shelf.platform(document)
     tiers = tuple(dict.fromkeys(_used(result)))
     stores = [tier for tier in tiers if tier in platform.targets]
     for tier in stores:
-        yield from hardware.drives(platform, tier)
+        yield from hardware.drives(platform, tier, costs)
         yield from hardware.systems(platform, tier)
         yield from hardware.ports(platform, tier)
     yield from hardware.places(scenario, tiers)

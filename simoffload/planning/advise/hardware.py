@@ -8,8 +8,11 @@ from simoffload.errors import InputError
 from simoffload.hardware import Platform, list_profiles, load_profile
 from simoffload.hardware.profiles import Nic, Pcie
 from simoffload.hardware.storage import Drive, Raid
+from simoffload.hardware.targets import Target
 from simoffload.planning.advise.options import Change, Option
+from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario
+from simoffload.simulation import fit
 from simoffload.strategies import Resident, ZeroInference, ZeroTraining
 from simoffload.units import format_bytes, format_rate
 from simoffload.workload import Checkpointing, Training
@@ -50,7 +53,7 @@ def _targets(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[str]:
 
 
 def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
-    """Twice the host memory, alone and with the weights in it."""
+    """Twice the host memory, alone, and with the weights in it where they do not fit as it is."""
     host = scenario.machine.host
     twice = 2 * host.memory_capacity.value
     size, now = (format_bytes(one, binary=True) for one in (twice, twice // 2))
@@ -58,11 +61,14 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
     words = f"{size} of host memory instead of {now}"
     yield Option("memory-x2", words, "hardware", (changed,))
     if "dram" not in tiers and isinstance(scenario.scenario.strategy, ZeroInference | ZeroTraining):
-        moved = Change(("strategy",), scenario.on("dram").document.data["strategy"])
+        inside = scenario.on("dram")
+        if fit(inside).fits:
+            return
+        moved = Change(("strategy",), inside.document.data["strategy"])
         yield Option("memory-x2-on-dram", f"{words}, and the weights in it", "hardware", (changed, moved))
 
 
-def drives(platform: Platform, tier: str) -> Iterator[Option]:
+def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Option]:
     """One more drive, twice as many, and faster ones."""
     target, where = platform.targets[tier], platform.profile.tiers[tier].at
     if target.drive is None or where is None:
@@ -77,28 +83,31 @@ def drives(platform: Platform, tier: str) -> Iterator[Option]:
                 return
             changed = _array(tier, array, where, number)
         yield Option(f"{tier}-{number}-drives", words, "hardware", changed)
-    yield from _faster(tier, target.drive, target.array, where, target.drives)
+    yield from _faster(tier, target, where, [one for one in _drives() if costs.sold(f"drive/{one.id}")])
 
 
-def _faster(
-    tier: str, now: Drive, array: Raid | None, where: tuple[str, ...], number: int
-) -> Iterator[Option]:
+def _faster(tier: str, target: Target, where: tuple[str, ...], known: Sequence[Drive]) -> Iterator[Option]:
     """As many of faster drives, the fastest first."""
-    known = [load_profile("drive", one.id) for one in list_profiles("drive")]
-    faster = [one for one in known if isinstance(one, Drive) and one.read.value > now.read.value]
-    found = 0
+    assert target.drive is not None
+    rate, found = target.drive.read.value, 0
+    faster = (one for one in known if one.read.value > rate)
     for drive in sorted(faster, key=lambda one: (-one.read.value, one.id)):
-        joined = _striped(drive.id, like=array) if array is not None else None
-        if found == _FASTER_DRIVES or (array is not None and joined is None):
+        joined = _striped(drive.id, like=target.array) if target.array else None
+        if found == _FASTER_DRIVES or (target.array and joined is None):
             continue
         found += 1
-        words = f"{number} x {drive.name} ({format_rate(drive.read.value)}) in {tier}"
+        words = f"{target.drives} x {drive.name} ({format_rate(drive.read.value)}) in {tier}"
         changed = (
-            _array(tier, joined, where, number)
+            _array(tier, joined, where, target.drives)
             if joined is not None
             else (Change(("equipment", "tiers", tier), {"profile": drive.id, "at": list(where)}),)
         )
         yield Option(f"{tier}-{drive.id}", words, "hardware", changed)
+
+
+def _drives() -> list[Drive]:
+    known = (load_profile("drive", one.id) for one in list_profiles("drive"))
+    return [one for one in known if isinstance(one, Drive)]
 
 
 def _striped(drive: str, *, like: Raid | None = None) -> Raid | None:
@@ -184,7 +193,9 @@ def cables(platform: Platform) -> Iterator[Option]:
         return
     following = min(later, key=lambda one: one.lane_rate.value)
     changed = (Change(("equipment", "pcie", now.id), following.id),)
-    yield Option(f"pcie-{following.id}", f"{following.name} instead of {now.name}", "hardware", changed)
+    yield Option(
+        f"pcie-{following.id}", f"{following.name} instead of {now.name}", "hardware", changed, priced=False
+    )
 
 
 def processors(scenario: LoadedScenario) -> Iterator[Option]:
@@ -198,7 +209,7 @@ def processors(scenario: LoadedScenario) -> Iterator[Option]:
             if isinstance(value, float) and key not in _NO_TIMES:
                 changed.append(Change(("profiles", host.id, section, key), f"{value / _FASTER_THREAD} s"))
     words = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
-    yield Option("faster-thread", words, "hardware", tuple(changed))
+    yield Option("faster-thread", words, "hardware", tuple(changed), priced=False)
 
 
 _NO_TIMES = {"ranks", "cold_share", "cold_limit", "graph"}

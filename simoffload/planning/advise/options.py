@@ -31,6 +31,8 @@ class Option(NamedTuple):
     words: str
     kind: Kind
     changes: tuple[Change, ...]
+    priced: bool = True
+    """Whether a bill shows what it costs."""
 
 
 def change(path: str, value: Any) -> Change:

@@ -23,7 +23,7 @@ Objective = Literal["throughput", "cost"]
 """The most work per time, or the least money per unit of work, within budget and service level."""
 Method = Literal["grid", "optuna"]
 SCHEMA = "simoffload/search/1"
-MOST_ON_A_GRID = 600
+MOST_ON_A_GRID = 1000
 """Combinations up to which all are tried."""
 
 
@@ -134,13 +134,13 @@ def search(
     """Simulate purchases from the shipped catalogue for the work of a scenario.
 
     Storage, number of drives, host memory and batch are combined, on the scenario's platform and on
-    ``platforms``. All combinations are tried up to 600, beyond that ``trials`` that Optuna's NSGA-II
+    ``platforms``. All combinations are tried up to 1000, beyond that ``trials`` that Optuna's NSGA-II
     chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. Raises InputError for
     an unknown platform, or without the package optuna where it is needed.
     """
     known, shelf = load_costs() if costs is None else costs, Shelf()
     run = _Run(scenario, shelf, known, budget, tuple(service), progress)
-    spaces = [dimensions(scenario, platform, shelf) for platform in dict.fromkeys((None, *platforms))]
+    spaces = [dimensions(scenario, platform, shelf, known) for platform in dict.fromkeys((None, *platforms))]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
     for space in spaces:

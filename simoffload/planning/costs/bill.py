@@ -56,6 +56,14 @@ class Bill(NamedTuple):
         return tuple(item.key for item in self.items if item.total is None)
 
     @property
+    def by_key(self) -> dict[str, float]:
+        """Sums of what has a price."""
+        found: dict[str, float] = {}
+        for item in self.items:
+            found[item.key] = found.get(item.key, 0.0) + (item.total or 0.0)
+        return found
+
+    @property
     def prices(self) -> tuple[Figure, ...]:
         """All that went in."""
         found = (item.price for item in self.items if item.price and not item.covered)

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import suggest
 from simoffload.hardware.costs import Costs, DeviceCosts, Power
-from simoffload.hardware.library import Entry, Library, Place
+from simoffload.hardware.library import Entry, Library
 from simoffload.hardware.parts import MEMORY, Part
+from simoffload.hardware.place import Place
 from simoffload.hardware.quantities import Sourced
 
 __all__ = ["CostList", "Figure", "load_costs"]
@@ -75,6 +76,10 @@ class CostList:
         """Per hour of one device or machine."""
         named = self._device(key).rent
         return _figure(named, f"{key}, an hour") if named else None
+
+    def sold(self, key: str) -> bool:
+        """Whether a device can be bought by itself."""
+        return self._device(key).sold
 
     def power(self, part: Part) -> tuple[Power, float] | None:
         """Of one device, and how many such devices one of the part is; None where the list does not know it.

@@ -1,0 +1,25 @@
+"""What to change: single changes ranked by what they gain, and a search through a catalogue."""
+
+from __future__ import annotations
+
+from simoffload.planning.advise.evaluate import Advice, Impossible, Tried, advise
+from simoffload.planning.advise.options import Change, Option, applied
+from simoffload.planning.advise.search import Method, Objective, Point, Search, search
+from simoffload.planning.advise.service import ServiceLevel, parse_service
+
+__all__ = [
+    "Advice",
+    "Change",
+    "Impossible",
+    "Method",
+    "Objective",
+    "Option",
+    "Point",
+    "Search",
+    "ServiceLevel",
+    "Tried",
+    "advise",
+    "applied",
+    "parse_service",
+    "search",
+]

@@ -1,0 +1,69 @@
+"""A scenario for a model that is given by its name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from simoffload.documents import Document, set_value
+from simoffload.documents.overrides import with_value
+from simoffload.errors import InputError
+from simoffload.hardware import list_profiles
+from simoffload.models import ModelShape
+from simoffload.scenario.loaded import LoadedScenario
+from simoffload.scenario.loading import resolve
+from simoffload.scenario.shelf import Shelf
+from simoffload.strategies import ZeroInference
+from simoffload.strategies.ds_config.sections import OffloadParamSection
+
+__all__ = ["default_scenario"]
+
+_WORKLOAD = {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32}
+"""One short conversation on each GPU; our choice."""
+_BUFFER_SIZE = ("strategy", "ds_config", "zero_optimization", "offload_param", "buffer_size")
+
+
+def default_scenario(
+    model: str, platform: str | None = None, *, overrides: Sequence[str] = ()
+) -> LoadedScenario:
+    """Inference of a model under ZeRO-Inference on all GPUs of a platform, the weights in host memory.
+
+    One sequence on each GPU, 512 tokens in and 32 out, DeepSpeed's defaults except that swap buffers hold the
+    largest parameter. ``overrides`` (``a.b=value``) replace any of it, the platform as well.
+    Raises InputError for an unknown model or platform, or if there is no platform.
+    """
+    data: dict[str, Any] = {"name": model, "model": model, "workload": _WORKLOAD}
+    if platform is not None:
+        data["platform"] = platform
+    document = Document(model, {**data, "strategy": {"weights": "dram"}}, Path())
+    for assignment in overrides:
+        document = set_value(document, assignment)
+    if "platform" not in document.data:
+        known = ", ".join(one.id for one in list_profiles("platform"))
+        text = f"a model needs a platform: --on PLATFORM:TIER,… or --set platform=PLATFORM, of {known}"
+        raise InputError([document.problem((), text)])
+    shelf = Shelf()
+    return resolve(_filled(resolve(document, shelf=shelf)), shelf=shelf)
+
+
+def _filled(scenario: LoadedScenario) -> Document:
+    """The document with what follows from model and platform, unless it says that itself."""
+    document, strategy = scenario.document, scenario.scenario.strategy
+    data, ranks = document.data, strategy.ranks
+    if "ranks" not in data["strategy"]:
+        ranks = scenario.machine.gpus
+        data = with_value(data, ("strategy", "ranks"), ranks)[0]
+    if isinstance(strategy, ZeroInference):
+        section = strategy.ds_config.zero_optimization.offload_param or OffloadParamSection()
+        slice_numel = -(-_largest_parameter(scenario.model) // ranks)
+        if "buffer_size" not in section.model_fields_set and slice_numel > int(section.buffer_size):
+            data = with_value(data, _BUFFER_SIZE, slice_numel)[0]
+    return replace(document, data=data)
+
+
+def _largest_parameter(model: ModelShape) -> int:
+    """[elements]"""
+    modules = (*model.modules_before, *model.layer, *model.modules_after)
+    return max(parameter.numel for module in modules for parameter in module.parameters)

@@ -1,0 +1,68 @@
+"""``simoffload run``, ``fit`` and ``compare`` with a model in place of a scenario."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import SCENARIO
+
+NOTE = (
+    "bloom-560m is a model: batch 1 per GPU, 512 tokens in, 32 out, on 8 GPUs of dgx-a100; change with --set"
+)
+
+
+def test_the_platform_stands_before_a_target(program) -> None:
+    answer = program("compare", "bloom-560m", "--on", "dgx-a100:dram,raid,dgx-h100:raid", "--json")
+    assert answer.status == 0
+    assert answer.err.splitlines()[0] == NOTE
+    labels = [row["label"] for row in json.loads(answer.out)["compared"]]
+    assert labels == ["dram", "raid", "dgx-h100:raid"]
+
+
+def test_it_holds_for_the_targets_before_it_too(program) -> None:
+    answer = program("fit", "bloom-560m", "--on", "dram,dgx-a100:raid", "--json")
+    assert [row["label"] for row in json.loads(answer.out)["compared"]] == ["dram", "raid"]
+
+
+def test_what_is_set_is_in_the_note(program) -> None:
+    words = (
+        "--set",
+        "platform=h100-2nvme",
+        "--set",
+        "workload.batch_size=4",
+        "--set",
+        "workload.output_length=1",
+    )
+    answer = program("run", "bloom-560m", *words)
+    assert answer.status == 0
+    assert answer.err.startswith(
+        "bloom-560m is a model: batch 4 per GPU, 512 tokens in, 1 out, on 1 GPU of h100"
+    )
+    assert "batch 4 × 1 GPU" in answer.out
+
+
+def test_without_a_platform(program) -> None:
+    answer = program("fit", "bloom-560m", "--on", "dram,raid")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith(
+        "bloom-560m: a model needs a platform: --on PLATFORM:TIER,… or --set platform"
+    )
+
+
+def test_a_misspelt_model(program) -> None:
+    answer = program("fit", "lama-3.1-8b", "--on", "dgx-a100:dram")
+    assert (answer.status, answer.out) == (2, "")
+    assert 'no shipped scenario or model of that name; did you mean "llama-3.1-8b"?' in answer.err
+
+
+def test_a_file_of_that_name_comes_first(program) -> None:
+    Path("opt-13b").write_text(SCENARIO)
+    answer = program("fit", "opt-13b", "--set", "platform=dgx-a100")
+    assert (answer.status, answer.out) == (2, "")
+    assert "the name of a document ends in .yaml" in answer.err
+
+
+def test_a_checkpoints_folder_of_that_name_does_not(program) -> None:
+    Path("bloom-560m").mkdir()
+    assert program("fit", "bloom-560m", "--on", "dgx-a100:dram").status == 0

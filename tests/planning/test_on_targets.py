@@ -1,0 +1,80 @@
+"""Targets as people list them: a platform before one holds for those after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simoffload.errors import InputError
+from simoffload.planning import on_targets
+from simoffload.scenario import LoadedScenario, load_scenario
+from tests.cli.conftest import SCENARIO
+
+
+@pytest.fixture(scope="module")
+def scenario() -> LoadedScenario:
+    return load_scenario("ddn/bloom-7b1")
+
+
+def places(moved: dict[str, LoadedScenario]) -> list[tuple[str, str, str]]:
+    return [
+        (label, one.machine.platform, one.scenario.strategy.model_dump()["weights"])
+        for label, one in moved.items()
+    ]
+
+
+def test_a_platform_holds_until_the_next(scenario: LoadedScenario) -> None:
+    listed = ["raid", "dgx-h100:dram", "raid", "dgx-a100:nfs", "ai400x2"]
+    assert places(on_targets(scenario, listed)) == [
+        ("raid", "dgx-a100", "raid"),
+        ("dgx-h100:dram", "dgx-h100", "dram"),
+        ("dgx-h100:raid", "dgx-h100", "raid"),
+        ("nfs", "dgx-a100", "nfs"),
+        ("ai400x2", "dgx-a100", "ai400x2"),
+    ]
+
+
+def test_the_scenarios_own_platform_keeps_its_name(scenario: LoadedScenario) -> None:
+    moved = on_targets(scenario, ["dgx-a100:dram", "raid", "dgx-h100:raid"])
+    assert [one.name for one in moved.values()] == ["bloom-7b1", "bloom-7b1", "bloom-7b1 on dgx-h100"]
+
+
+def test_a_colon_alone_leads_back(scenario: LoadedScenario) -> None:
+    assert list(on_targets(scenario, ["dgx-h100:raid", ":raid", "dram"])) == ["dgx-h100:raid", "raid", "dram"]
+
+
+def test_a_platform_file_is_its_own_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = load_scenario("ddn/bloom-7b1").machine.profiles[0].path
+    text = (Path(__file__).parents[2] / shipped).read_text()
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "mine.yaml").write_text(text.replace("id: dgx-a100", "id: mine"))
+    (tmp_path / "study" / "s.yaml").write_text(SCENARIO.replace("platform: dgx-a100", "platform: mine.yaml"))
+    monkeypatch.chdir(tmp_path)
+    moved = on_targets(load_scenario("study/s.yaml"), ["study/mine.yaml:raid", "dgx-a100:raid"])
+    assert [(label, place) for label, place, _ in places(moved)] == [
+        ("raid", "mine"),
+        ("dgx-a100:raid", "dgx-a100"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("targets", "label"),
+    [
+        (["raid", "dgx-a100:raid"], "raid"),
+        (["dgx-h100:raid", "raid"], "dgx-h100:raid"),
+        (["dgx-h100:raid", "dgx-a100:raid", "dgx-h100:dram", "raid"], "dgx-h100:raid"),
+    ],
+)
+def test_the_same_place_twice_is_refused(scenario: LoadedScenario, targets: list[str], label: str) -> None:
+    with pytest.raises(InputError) as caught:
+        on_targets(scenario, targets)
+    (problem,) = caught.value.problems
+    assert problem.message == f'target "{label}" is given twice'
+
+
+def test_an_unknown_platform_is_told_once(scenario: LoadedScenario) -> None:
+    with pytest.raises(InputError) as caught:
+        on_targets(scenario, ["dgx-h10:dram", "raid", "nfs"])
+    (problem,) = caught.value.problems
+    assert problem.message == 'there is no platform "dgx-h10"; did you mean "dgx-h100"?'

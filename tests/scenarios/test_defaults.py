@@ -1,0 +1,70 @@
+"""A model by its name becomes a scenario."""
+
+from __future__ import annotations
+
+import pytest
+
+from simoffload import default_scenario, fit, list_models
+from simoffload.errors import InputError
+from simoffload.scenario import load_scenario
+from simoffload.strategies import ZeroInference
+from simoffload.workload import Inference
+
+
+def buffer_size(*arguments: str, overrides: tuple[str, ...] = ()) -> int | str:
+    strategy = default_scenario(*arguments, overrides=overrides).scenario.strategy
+    assert isinstance(strategy, ZeroInference)
+    section = strategy.ds_config.zero_optimization.offload_param
+    return section.buffer_size if section else 0
+
+
+def test_it_uses_all_gpus_and_host_memory() -> None:
+    scenario = default_scenario("llama-3.1-70b", "dgx-h100")
+    assert scenario.name == "llama-3.1-70b"
+    assert scenario.scenario.workload == Inference(batch_size=1, prompt_length=512, output_length=32)
+    strategy = scenario.scenario.strategy
+    assert isinstance(strategy, ZeroInference)
+    assert (strategy.ranks, strategy.weights) == (8, "dram")
+
+
+def test_buffers_hold_the_largest_parameter() -> None:
+    # the embedding, 250,880 x 14,336 elements, of which each of 8 ranks has a slice
+    assert buffer_size("bloom-176b", "dgx-a100") == 250_880 * 14_336 // 8
+    assert buffer_size("bloom-176b", "dgx-a100", overrides=("strategy.ranks=1",)) == 250_880 * 14_336
+
+
+def test_deepspeeds_buffers_stay_where_they_are_large_enough() -> None:
+    assert buffer_size("llama-3.1-8b", "dgx-a100") == 0  # 128,256 x 4,096 / 8 = 66 million, and 100 are usual
+
+
+def test_what_is_said_is_kept() -> None:
+    said = "strategy.ds_config.zero_optimization.offload_param={buffer_size: 5e8, buffer_count: 9}"
+    assert buffer_size("bloom-176b", "dgx-a100", overrides=(said,)) == 500_000_000
+
+
+def test_overrides_decide_before_anything_follows_from_them() -> None:
+    scenario = default_scenario(
+        "llama-3.1-8b", overrides=("platform=dgx-a100", "nodes=2", "workload.batch_size=4")
+    )
+    assert scenario.scenario.strategy.ranks == 16
+    assert scenario.scenario.workload.model_dump()["batch_size"] == 4
+
+
+@pytest.mark.parametrize("platform", ["dgx-a100", "h100-2nvme"])
+def test_deepspeed_accepts_every_model_on_drives(platform: str) -> None:
+    for model in list_models():
+        assert fit(default_scenario(model, platform).on("raid")).target == "raid"
+
+
+def test_without_a_platform_the_platforms_are_listed() -> None:
+    with pytest.raises(InputError) as caught:
+        default_scenario("llama-3.1-8b")
+    (problem,) = caught.value.problems
+    assert problem.path == "llama-3.1-8b"
+    assert problem.message.startswith("a model needs a platform: --on PLATFORM:TIER,… or --set platform=")
+    assert "dgx-a100, dgx-a100-80g, dgx-h100" in problem.message
+
+
+def test_a_model_is_no_scenario() -> None:
+    with pytest.raises(InputError, match=r"llama-3\.1-8b: is a model and no scenario; default_scenario"):
+        load_scenario("llama-3.1-8b")
