@@ -37,6 +37,7 @@ standard input or, for run, fit and compare, the name of a model (simoffload mod
 """
 _SET = "replace or add a value of the scenario, as workload.batch_size=8; may be repeated"
 _JSON = "print one JSON document on standard output, errors too"
+_WRITTEN = "result.json, report.html, report.md and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
 _TARGETS = "where the weights go: tiers of the platform; platform:tier for it and those after it on another"
 
@@ -118,7 +119,7 @@ def _add_run(commands: _Commands) -> None:
     parser.add_argument("scenario", metavar="SCENARIO")
     _add_overrides(parser)
     add_limits(parser)
-    _add_output(parser, "result.json and report.html")
+    _add_output(parser, _WRITTEN)
     parser.add_argument("--trace", action="store_true", help="also write trace.json, for ui.perfetto.dev")
     parser.set_defaults(command=running.run)
 
@@ -130,7 +131,7 @@ def _add_compare(commands: _Commands) -> None:
     parser.add_argument("--baseline", metavar="NAME", help="what ratios refer to (default: the first)")
     _add_overrides(parser)
     add_limits(parser)
-    _add_output(parser, "result.json and report.html")
+    _add_output(parser, _WRITTEN)
     parser.set_defaults(command=comparing.compare)
 
 

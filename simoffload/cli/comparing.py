@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
-from simoffload.cli.folder import REPORT, RESULT, OutputFolder, json_writer
+from simoffload.cli.folder import MARKDOWN, REPORT, RESULT, TABLE, OutputFolder, Writer, json_writer
 from simoffload.cli.sources import load, move
 from simoffload.errors import InputError, Problem
 
@@ -37,12 +37,8 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     results, baseline, published = _for_report(comparison, cases)
     written: tuple[Path, ...] = ()
     if folder:
-        from simoffload.report.page import write_comparison
-
-        page = partial(
-            write_comparison, results, published=published, baseline=baseline, command=arguments.line
-        )
-        written = folder.write({RESULT: json_writer(comparison.to_dict()), REPORT: page})
+        files = _files(comparison, results, published=published, baseline=baseline, command=arguments.line)
+        written = folder.write(files)
     text = compare_text(
         results, published=published, baseline=baseline, color=console.color, width=console.width
     )
@@ -53,6 +49,30 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     if written:
         console.say("wrote " + ", ".join(map(str, written)))
     return Exit.OK if comparison.fits else Exit.DOES_NOT_FIT
+
+
+def _files(
+    comparison: Comparison,
+    results: tuple[SimulationResult, ...],
+    *,
+    published: dict[str, Published],
+    baseline: str | None,
+    command: str,
+) -> dict[str, Writer]:
+    from simoffload.exchange.csv_rows import write_csv
+    from simoffload.report.comparison import groups
+    from simoffload.report.markdown import write_markdown
+    from simoffload.report.page import write_comparison
+    from simoffload.report.story import story_of_several
+
+    found = groups(results, published=published, baseline=baseline)
+    columns, rows = comparison.table()
+    return {
+        RESULT: json_writer(comparison.to_dict()),
+        REPORT: partial(write_comparison, results, published=published, baseline=baseline, command=command),
+        MARKDOWN: partial(write_markdown, story_of_several(found, command=command)),
+        TABLE: partial(write_csv, columns=columns, rows=rows),
+    }
 
 
 def _for_report(

@@ -12,13 +12,14 @@ from typing import Any, Self
 
 from simoffload.errors import InputError, Problem
 
-__all__ = ["REPORT", "RESULT", "TRACE", "OutputFolder", "Writer", "json_writer"]
+__all__ = ["MARKDOWN", "REPORT", "RESULT", "TABLE", "TRACE", "OutputFolder", "Writer", "json_writer"]
 
 Writer = Callable[[Path], object]
 """Writes one file to the given path."""
 
-RESULT, REPORT, TRACE = "result.json", "report.html", "trace.json"
-_OURS = {RESULT, REPORT, TRACE}
+RESULT, REPORT, MARKDOWN, TABLE = "result.json", "report.html", "report.md", "table.csv"
+TRACE = "trace.json"
+_OURS = {RESULT, REPORT, MARKDOWN, TABLE, TRACE}
 _SIGNATURE = b'"schema": "simoffload/'  # near the beginning of every result.json that we write
 
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
-from simoffload.cli.folder import REPORT, RESULT, TRACE, OutputFolder, Writer, json_writer
+from simoffload.cli.folder import (
+    MARKDOWN,
+    REPORT,
+    RESULT,
+    TABLE,
+    TRACE,
+    OutputFolder,
+    Writer,
+    json_writer,
+)
 from simoffload.cli.sources import load, move
 from simoffload.errors import InputError, Problem
 
@@ -45,11 +54,17 @@ def run(arguments: Namespace, console: Console) -> Exit:
 
 def _files(result: SimulationResult, arguments: Namespace, shown: PassResult | None) -> dict[str, Writer]:
     from simoffload.exchange.chrome_trace import write_trace
+    from simoffload.report.long_table import write_long_table
+    from simoffload.report.markdown import write_markdown
     from simoffload.report.page import write_report
+    from simoffload.report.story import story_of
 
+    story = story_of(result, command=arguments.line)
     files: dict[str, Writer] = {
         RESULT: json_writer(result.to_dict()),
         REPORT: lambda path: write_report(result, path, command=arguments.line),
+        MARKDOWN: lambda path: write_markdown(story, path),
+        TABLE: lambda path: write_long_table(story, path),
     }
     if arguments.trace and shown is not None:
         timeline = result.timelines[shown.name]

@@ -90,7 +90,16 @@ class Comparison:
         """
         import pandas as pd
 
-        rows = {
+        return pd.DataFrame.from_dict(self._rows(), orient="index")
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """The same as plain values: names of the columns, the label's first, and the rows."""
+        found = self._rows()
+        columns = tuple(dict.fromkeys(name for row in found.values() for name in row))
+        return ("label", *columns), [(label, *map(row.get, columns)) for label, row in found.items()]
+
+    def _rows(self) -> dict[str, dict[str, Any]]:
+        return {
             label: {
                 "model": result.model,
                 "platform": result.platform,
@@ -104,7 +113,6 @@ class Comparison:
             }
             for label, result in self.results.items()
         }
-        return pd.DataFrame.from_dict(rows, orient="index")
 
     def _particular(self, result: SimulationResult) -> dict[str, str]:
         """What tells results apart where some are not of inference."""

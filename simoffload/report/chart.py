@@ -22,6 +22,7 @@ __all__ = [
     "LEGEND",
     "ORANGE",
     "PURPLE",
+    "ROOM_FOR_NAMES",
     "ROW",
     "SKY",
     "VERMILION",
@@ -31,6 +32,7 @@ __all__ = [
     "bars",
     "by_cause",
     "cause_colour",
+    "labelled",
     "layout",
     "names_axis",
     "plain",
@@ -72,6 +74,8 @@ FRAME = 68
 """[px] around the bars: axis, its title, margins."""
 LEGEND = 30
 """[px] of a line of legend above the bars."""
+ROOM_FOR_NAMES: Figure = {"minsize": 11, "mode": "hide"}
+"""``uniformtext`` of a layout whose bars have names in them: all equally large, or left out."""
 _LONGEST_NAME = 34
 
 
@@ -160,6 +164,17 @@ class Part(NamedTuple):
     """What hovering over it tells."""
 
 
+def labelled(name: str, count: int) -> Figure:
+    """What writes the name of a trace into each of ``count`` bars that have room for it: a colour alone does
+    not say enough. Goes with ``ROOM_FOR_NAMES`` in the layout."""
+    return {
+        "text": [plain(name)] * count,
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+    }
+
+
 def by_cause(parts: Sequence[Part]) -> list[Figure]:
     """Stacked bars, a trace for each cause; the one with most in all comes first."""
     totals: dict[str, float] = {}
@@ -175,6 +190,7 @@ def by_cause(parts: Sequence[Part]) -> list[Figure]:
                 x=[part.length for part in mine],
                 told=[part.told for part in mine],
                 color=cause_colour(cause),
+                **labelled(cause, len(mine)),
             )
         )
     return traces

@@ -10,6 +10,7 @@ from simoffload.report.chart import (
     CYCLE,
     FRAME,
     LEGEND,
+    ROOM_FOR_NAMES,
     ROW,
     VERMILION,
     Figure,
@@ -17,6 +18,7 @@ from simoffload.report.chart import (
     axis,
     bars,
     by_cause,
+    labelled,
     layout,
     names_axis,
     plain,
@@ -162,6 +164,7 @@ def causes_compared(groups: Sequence[Group]) -> Figure:
             FRAME + LEGEND * (1 if len(data) <= _ONE_LINE else -(-len(data) // 3)) + ROW * max(2, len(rows)),
             barmode="stack",
             showlegend=True,
+            uniformtext=ROOM_FOR_NAMES,
             xaxis=axis("exposed time, as a fraction of the step", tickformat=".0%", range=[0, 1]),
             yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
         ),
@@ -187,6 +190,7 @@ def phases_compared(groups: Sequence[Group]) -> Figure:
                 x=times,
                 told=[f"{plain(name)}: {format_seconds(time)}" for time in times],
                 color=CYCLE[number % len(CYCLE)],
+                **labelled(name, len(rows)),
             )
         )
     return {
@@ -195,6 +199,7 @@ def phases_compared(groups: Sequence[Group]) -> Figure:
             FRAME + LEGEND + ROW * max(2, len(rows)),
             barmode="stack",
             showlegend=True,
+            uniformtext=ROOM_FOR_NAMES,
             xaxis=axis("time of one step [s]", rangemode="tozero"),
             yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
         ),

@@ -11,6 +11,8 @@ from simoffload.report.comparison import Group, Published, Row, by_kind, groups,
 from simoffload.report.kinds import words
 from simoffload.report.paper import Paper, shortened
 from simoffload.report.phrases import counted, percent
+from simoffload.report.sections import Section
+from simoffload.report.text import told
 from simoffload.results.result import SimulationResult
 
 __all__ = ["compare_text"]
@@ -23,8 +25,11 @@ def compare_text(
     baseline: str | None = None,
     color: bool = False,
     width: int = 100,
+    more: Sequence[Section] = (),
 ) -> str:
     """Tabulate several results, one table for each model and kind of work; ``groups`` explains the arguments.
+
+    ``more`` sections follow the tables.
 
     Raises ValueError if ``baseline`` names no result.
     """
@@ -40,6 +45,8 @@ def compare_text(
         timed = (row.result for group in alike for row in group.rows if row.result.step)
         legend = next((words(result).legend for result in timed), "")
         paper.lines += (paper.ink(line, "dim") for line in wrap(legend, paper.width))
+    for one in more:
+        paper.section(one.short, told(paper, one))
     for text in warnings(found):
         paper.paragraph("Warning", text, "yellow")
     return str(paper)

@@ -11,7 +11,7 @@ from simoffload.report.columns import columns
 from simoffload.report.kinds import words
 from simoffload.report.paper import MARGIN, Paper, shortened
 from simoffload.report.phrases import alike, bottleneck, bound, counted, group_links, origins, percent, worked
-from simoffload.report.sections import Section, sections
+from simoffload.report.sections import Section, findings
 from simoffload.report.summary import headline, verdict
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
@@ -19,13 +19,16 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.units import format_bytes, format_rate, format_seconds
 
-__all__ = ["result_text"]
+__all__ = ["result_text", "told"]
 
 _MAX_LINKS = 8
 
 
-def result_text(result: SimulationResult, *, color: bool = False, width: int = 100) -> str:
-    """Describe one result: verdict, capacity, speed, causes, bound, links, warnings, origin of the inputs."""
+def result_text(
+    result: SimulationResult, *, color: bool = False, width: int = 100, more: Sequence[Section] = ()
+) -> str:
+    """Describe one result: verdict, capacity, speed, causes, bound, links, ``more``, warnings, origin of the
+    inputs."""
     paper = Paper(color=color, width=width)
     training = result if isinstance(result, TrainingResult) else None
     paper.lines += [paper.ink(line, "bold") for line in wrap(" · ".join(headline(result)), paper.width)]
@@ -45,8 +48,9 @@ def result_text(result: SimulationResult, *, color: bool = False, width: int = 1
         paper.section("Links", _links(paper, result.step))
     if training:
         paper.section("Storage", training_text.storage(paper, training))
-    for one in sections(result):
-        paper.section(one.short, _told(paper, one))
+    for one in (*findings(result), *more):
+        if one.short:
+            paper.section(one.short, told(paper, one))
     for warning in result.warnings:
         paper.paragraph("Warning", printable(warning), "yellow")
     if result.work:
@@ -90,12 +94,11 @@ def _speed(paper: Paper, result: SimulationResult) -> list[str]:
     return told
 
 
-def _told(paper: Paper, section: Section) -> list[str]:
+def told(paper: Paper, section: Section) -> list[str]:
     """Sentences, then tables."""
     lines = [line for text in section.sentences for line in paper.wrapped(text)]
     for table in section.tables:
-        rows = (tuple(map(printable, row)) for row in table.rows)
-        lines += paper.headed([table.head, *rows], right=table.numbers)
+        lines += paper.headed([table.head, *table.texts], right=table.numbers)
     return lines
 
 

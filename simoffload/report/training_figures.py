@@ -5,6 +5,7 @@ from __future__ import annotations
 from simoffload.report.chart import (
     FRAME,
     LEGEND,
+    ROOM_FOR_NAMES,
     ROW,
     Figure,
     Part,
@@ -62,6 +63,7 @@ def phases(result: TrainingResult) -> Figure:
             FRAME + LEGEND * -(-len(data) // _LEGEND_COLUMNS) + ROW * max(2, len(result.phases)),
             barmode="stack",
             showlegend=True,
+            uniformtext=ROOM_FOR_NAMES,
             xaxis=axis("exposed time in one step [s]", range=[0, 1.25 * longest]),
             yaxis=names_axis(
                 [

@@ -12,13 +12,11 @@ from simoffload.units import format_bytes
 __all__ = [
     "MomentNeeds",
     "PhaseShares",
-    "StorageRow",
     "causes_by_phase",
     "estimates",
     "moments",
     "phase_names",
     "several",
-    "storage",
     "times",
 ]
 
@@ -47,17 +45,6 @@ class PhaseShares(NamedTuple):
             for exposed, name in parts
             if exposed
         )
-
-
-class StorageRow(NamedTuple):
-    """What one step moves to and from a tier, in words."""
-
-    tier: str
-    cells: tuple[str, ...]
-    """Under ``STORAGE_HEADS``."""
-
-
-STORAGE_HEADS = ("read", "written", "read per parameter", "written per parameter")
 
 
 def moments(result: TrainingResult) -> tuple[MomentNeeds, ...]:
@@ -108,13 +95,3 @@ def causes_by_phase(result: TrainingResult) -> tuple[PhaseShares, ...]:
             mine[phase.name] += float(phase.times) * share.exposed_s
     causes = [share.cause for share in result.step.shares] if result.step else []
     return tuple(PhaseShares(cause, tuple(exposed[cause].values())) for cause in causes)
-
-
-def storage(result: TrainingResult) -> tuple[StorageRow, ...]:
-    """Bytes read and written by one step on all ranks, in all and for each parameter of the model."""
-    rows = []
-    for one in result.traffic:
-        whole = (format_bytes(one.read), format_bytes(one.written))
-        each = (f"{size / result.parameters:.3g} B" for size in (one.read, one.written))
-        rows.append(StorageRow(one.tier, (*whole, *each)))
-    return tuple(rows)

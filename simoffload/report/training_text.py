@@ -6,8 +6,8 @@ from simoffload.errors import printable
 from simoffload.report.columns import columns
 from simoffload.report.paper import Paper
 from simoffload.report.phrases import counted, percent
+from simoffload.report.sections.storage import storage as storage_section
 from simoffload.report.training_tables import (
-    STORAGE_HEADS,
     causes_by_phase,
     estimates,
     moments,
@@ -15,7 +15,6 @@ from simoffload.report.training_tables import (
     several,
     times,
 )
-from simoffload.report.training_tables import storage as storage_rows
 from simoffload.results.passes import PassResult
 from simoffload.results.training import TrainingResult
 from simoffload.units import format_bytes, format_seconds
@@ -75,11 +74,12 @@ def causes(paper: Paper, result: TrainingResult, step: PassResult) -> list[str]:
 
 def storage(paper: Paper, result: TrainingResult) -> list[str]:
     """Bytes that one step moves to and from storage."""
-    rows = storage_rows(result)
-    if not rows:
+    tables = storage_section(result).tables
+    if not tables:
         return []
-    table = [("one step", *STORAGE_HEADS), *((printable(row.tier), *row.cells) for row in rows)]
-    return [*paper.headed(table, right=range(1, len(STORAGE_HEADS) + 1)), *_requests(paper, result)]
+    (table,) = tables
+    rows = [("one step", *table.head[1:]), *table.texts]
+    return [*paper.headed(rows, right=table.numbers), *_requests(paper, result)]
 
 
 def _requests(paper: Paper, result: TrainingResult) -> list[str]:

@@ -1,41 +1,28 @@
-"""What the templates say about one result."""
+"""The pictures of a page: charts of one result, and the parts of its timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import yaml
-from markupsafe import Markup
-
-from simoffload.errors import printable
 from simoffload.report import figures, training_figures
 from simoffload.report.chart import Figure
 from simoffload.report.kinds import words
-from simoffload.report.phrases import bottleneck, bound, group_bounds, group_links, origins, worked
-from simoffload.report.sections import sections
-from simoffload.report.summary import headline, verdict
-from simoffload.report.training_tables import (
-    STORAGE_HEADS,
-    causes_by_phase,
-    estimates,
-    moments,
-    phase_names,
-    storage,
-    times,
-)
+from simoffload.report.sections import BOUND, CAPACITY, CAUSES, PHASES, Entry, Table
+from simoffload.report.sections.structure import byte_count, count, seconds
 from simoffload.report.window import Bar, Window, windows
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 
-__all__ = ["Charts", "lines", "view"]
+__all__ = ["Chart", "Charts", "Pictures", "pictures"]
 
 _MOST_BOUNDS = 8
 _LONGEST = 15
 """Kinds of operations listed under a timeline."""
 
 
-class _Chart(NamedTuple):
+class Chart(NamedTuple):
+    """What a template needs to make room for a figure."""
+
     number: int
     height: float
     label: str
@@ -47,66 +34,40 @@ class Charts:
     def __init__(self) -> None:
         self.figures: list[Figure] = []
 
-    def add(self, figure: Figure, label: str) -> _Chart:
-        """Take a figure; what a template needs to make room for it."""
+    def add(self, figure: Figure, label: str) -> Chart:
+        """Take a figure."""
         self.figures.append(figure)
-        return _Chart(len(self.figures) - 1, figure["layout"]["height"], label)
+        return Chart(len(self.figures) - 1, figure["layout"]["height"], label)
 
 
-def view(result: SimulationResult, charts: Charts, *, bars: int) -> dict[str, Any]:
-    """What is told of one result; ``bars`` operations at most are drawn."""
-    told = words(result)
-    shown: dict[str, Any] = {
-        "result": result,
-        "headline": headline(result),
-        "verdict": verdict(result),
-        "whole": told.whole,
-        "capacity": _capacity(result, charts),
-        "metrics": [(metric, result.formulas[metric.key]) for metric in told.metrics],
-        "note": told.note,
-        "training": _training(result, charts) if isinstance(result, TrainingResult) else None,
-        "sections": sections(result),
-        "origins": origins(result.provenance.origins),
-        "engine": worked(result),
-        "scenario": lines(_yaml(result.provenance.scenario)),
-    }
+class Pictures(NamedTuple):
+    """What a page shows of a story beside its words."""
+
+    charts: dict[str, Chart]
+    """By the title of their section."""
+    timeline: dict[str, Any] | None = None
+    each: tuple[Pictures, ...] = ()
+    """Of several results, in their order."""
+
+
+def pictures(result: SimulationResult, charts: Charts, *, bars: int) -> Pictures:
+    """The pictures of one result; ``bars`` operations at most are drawn."""
+    drawn = {CAPACITY: _capacity(result, charts)}
     step = result.step
     if step is None:
-        return shown
-    return shown | {
-        "bottleneck": bottleneck(step, told.called),
-        "causes": charts.add(figures.causes(step), "time by cause"),
-        "other_passes": [one for one in result.passes if one is not step],
-        "bound": bound(step),
-        "bounds": charts.add(figures.bounds(step, most=_MOST_BOUNDS), "bounds and simulated time"),
-        "all_bounds": group_bounds(step),
-        "links": group_links(step.links),
-        **_timeline(result, charts, bars=bars),
-    }
+        return Pictures(drawn)
+    if isinstance(result, TrainingResult):
+        drawn[PHASES] = charts.add(training_figures.phases(result), "time of each phase")
+    drawn[CAUSES] = charts.add(figures.causes(step), "time by cause")
+    drawn[BOUND] = charts.add(figures.bounds(step, most=_MOST_BOUNDS), "bounds and simulated time")
+    return Pictures(drawn, _timeline(result, charts, bars=bars))
 
 
-def _capacity(result: SimulationResult, charts: Charts) -> _Chart:
+def _capacity(result: SimulationResult, charts: Charts) -> Chart:
     """Each tier at its peak, or at every moment where there are several."""
     if isinstance(result, TrainingResult) and len(result.moments) > 1:
         return charts.add(training_figures.memory(result), "what each tier must hold at each moment")
     return charts.add(figures.capacity(result.capacity), "what each tier must hold")
-
-
-def _training(result: TrainingResult, charts: Charts) -> dict[str, Any]:
-    """What only pages about training show."""
-    step = result.step_s
-    return {
-        "moments": moments(result),
-        "estimates": estimates(result),
-        "phases": [
-            (phase.result, times(phase), phase.time_s, phase.time_s / step) for phase in result.phases if step
-        ],
-        "phase_chart": charts.add(training_figures.phases(result), "time of each phase") if step else None,
-        "phase_names": phase_names(result),
-        "causes": [split.exposed_s for split in causes_by_phase(result)],
-        "storage_heads": STORAGE_HEADS,
-        "storage": storage(result),
-    }
 
 
 def _timeline(result: SimulationResult, charts: Charts, *, bars: int) -> dict[str, Any]:
@@ -116,43 +77,32 @@ def _timeline(result: SimulationResult, charts: Charts, *, bars: int) -> dict[st
     name = name if name in result.timelines else next(iter(result.timelines), "")
     found = windows(result.timelines[name], most=bars // 2, called=told.parts) if name else ()
     return {
-        "timeline_name": name,
+        "name": name,
         "parts": told.parts,
         "windows": [
             {
                 "title": window.title,
                 "chart": charts.add(figures.schedule(window), f"{window.title}: operations by stream"),
                 "omitted": window.omitted,
-                "work": _work(window)[:_LONGEST],
+                "work": _work(window, told.parts),
             }
             for window in found
         ],
     }
 
 
-def _work(window: Window) -> list[tuple[str, str, str, int, float, int]]:
-    """(label, kind, stream, count, time [s], bytes) of the window's own operations, longest first."""
+def _work(window: Window, parts: str) -> Table:
+    """The window's own operations, longest first."""
     work: dict[tuple[str, str, str], list[Bar]] = {}
     for bar in window.bars:
         if bar.own:
             work.setdefault((bar.label, bar.kind, bar.stream), []).append(bar)
-    rows = [
-        (*key, len(bars), sum(bar.duration_s for bar in bars), sum(bar.size for bar in bars))
+    totals = [
+        (key, len(bars), sum(bar.duration_s for bar in bars), sum(bar.size for bar in bars))
         for key, bars in work.items()
     ]
-    return sorted(rows, key=lambda row: -row[4])
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        """Write a value again where it occurs again: scenario files have no anchors."""
-        return True
-
-
-def _yaml(tree: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-
-
-def lines(text: str) -> Markup:
-    """Text of several lines, each safe to show."""
-    return Markup("\n").join(printable(line) for line in text.rstrip("\n").split("\n"))
+    rows: list[tuple[Entry, ...]] = []
+    for key, number, time, size in sorted(totals, key=lambda row: -row[2])[:_LONGEST]:
+        rows.append((*key, count(number), seconds(time), byte_count(size) if size else ""))
+    head = ("module or tensor", "kind", "stream", "operations", "time", "bytes")
+    return Table("", head, tuple(rows), (3, 4, 5), folded=f"Work of these {parts}, longest first")

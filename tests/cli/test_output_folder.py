@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from simoffload.cli.folder import OutputFolder
 from simoffload.errors import InputError
 
+WRITTEN = ["report.html", "report.md", "result.json", "table.csv"]
 FAST = ("--set", "workload.output_length=1")
 
 
@@ -20,34 +22,61 @@ def names(folder: Path) -> list[str]:
 def test_result_and_page(program, tmp_path: Path) -> None:
     answer = program("run", "small.yaml", "--output-dir", "new/out", "--json", *FAST)
     out = tmp_path / "new" / "out"
-    assert names(out) == ["report.html", "result.json"]
+    assert names(out) == WRITTEN
     assert json.loads((out / "result.json").read_text()) == json.loads(answer.out)
     assert (out / "report.html").read_text().startswith("<!DOCTYPE html>")
-    assert "wrote new/out/result.json, new/out/report.html" in answer.err
+    assert (out / "report.md").read_text().startswith("# bloom-560m · float16")
+    assert (
+        "wrote new/out/result.json, new/out/report.html, new/out/report.md, new/out/table.csv" in answer.err
+    )
 
 
 def test_trace(program, tmp_path: Path) -> None:
     answer = program("run", "small.yaml", "--output-dir", "out", "--trace", *FAST)
-    assert answer.out.splitlines()[-1] == "wrote out/result.json, out/report.html, out/trace.json"
+    assert answer.out.splitlines()[-1] == (
+        "wrote out/result.json, out/report.html, out/report.md, out/table.csv, out/trace.json"
+    )
     assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
 
 
 def test_compare_writes_one_page(program, tmp_path: Path) -> None:
     answer = program("compare", "small.yaml", "--on", "dram,raid", "--output-dir", "out", "--json", *FAST)
-    assert names(tmp_path / "out") == ["report.html", "result.json"]
+    assert names(tmp_path / "out") == WRITTEN
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == json.loads(answer.out)
+
+
+def test_the_table_of_a_run_has_its_metrics(program, tmp_path: Path) -> None:
+    program("run", "small.yaml", "--output-dir", "out", *FAST)
+    metrics = json.loads((tmp_path / "out" / "result.json").read_text())["metrics"]
+    rows = {row["row"]: row for row in table(tmp_path / "out" / "table.csv") if row["section"] == "Speed"}
+    assert float(rows["ttft_s"]["value"]) == metrics["ttft_s"]
+    assert rows["ttft_s"]["unit"] == "s"
+    assert rows.keys() == {name for name, value in metrics.items() if value is not None}
+
+
+def test_the_table_of_a_comparison_has_a_row_for_each_target(program, tmp_path: Path) -> None:
+    program("compare", "small.yaml", "--on", "dram,raid", "--output-dir", "out", *FAST)
+    compared = json.loads((tmp_path / "out" / "result.json").read_text())["compared"]
+    rows = table(tmp_path / "out" / "table.csv")
+    assert [(row["label"], row["fits"], row["tpot_s"]) for row in rows] == [
+        ("dram", "true", ""),
+        ("raid", "true", ""),
+    ]
+    for row, one in zip(rows, compared, strict=True):
+        assert float(row["ratio"]) == one["ratio"]
+        assert float(row["e2e_s"]) == one["result"]["metrics"]["e2e_s"]
 
 
 def test_what_does_not_fit_is_written_too(program, tmp_path: Path) -> None:
     too_large = ("--set", "model=bloom-176b", "--set", "strategy.weights=gpu")
     assert program("run", "small.yaml", *too_large, "--output-dir", "out", "--trace").status == 3
-    assert names(tmp_path / "out") == ["report.html", "result.json"]
+    assert names(tmp_path / "out") == WRITTEN
 
 
 def test_our_earlier_files_are_replaced_and_stale_ones_go(program, tmp_path: Path) -> None:
     assert program("run", "small.yaml", "--output-dir", "out", "--trace", *FAST).status == 0
     assert program("run", "small.yaml", "--output-dir", "out", *FAST).status == 0
-    assert names(tmp_path / "out") == ["report.html", "result.json"]
+    assert names(tmp_path / "out") == WRITTEN
 
 
 def test_overwrite_leaves_other_files(program, tmp_path: Path) -> None:
@@ -55,7 +84,12 @@ def test_overwrite_leaves_other_files(program, tmp_path: Path) -> None:
     (tmp_path / "out" / "notes.txt").write_text("mine")
     assert program("run", "small.yaml", "--output-dir", "out", *FAST).status == 2
     assert program("run", "small.yaml", "--output-dir", "out", "--overwrite", *FAST).status == 0
-    assert names(tmp_path / "out") == ["notes.txt", "report.html", "result.json"]
+    assert names(tmp_path / "out") == ["notes.txt", *WRITTEN]
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("exists", [True, False])

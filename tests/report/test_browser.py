@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -16,7 +18,10 @@ from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
+from tests.report.conftest import EVIL
 
+PAPER = 688
+"""[px] between the margins of A4: (210 - 2 x 14) mm at 96 px an inch."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = [
@@ -41,6 +46,7 @@ def browse(tmp_path: Path) -> Callable[[Path], tuple[str, str]]:
             "--disable-sync",
             "--enable-logging=stderr",
             "--virtual-time-budget=10000",
+            f"--window-size={PAPER},1000",
             f"--user-data-dir={tmp_path / 'browser'}",
             "--dump-dom",
         ]
@@ -129,3 +135,93 @@ def test_a_report_on_checkpoints_draws_its_charts(
     assert said == ""
     assert page.count('data-drawn="yes"') == page.count("data-figure=") == 5
     assert "crc32" in page
+
+
+SORT = """<script>
+const table = document.querySelector("table");
+const head = table.tHead.rows[0].cells[COLUMN];
+const shown = () => Array.from(table.tBodies[0].rows, (row) => row.cells[0].textContent);
+const orders = [shown()];
+for (let i = 0; i < 3; i++) {
+  head.querySelector("button").click();
+  orders.push([head.getAttribute("aria-sort"), ...shown()]);
+}
+document.body.dataset.orders = JSON.stringify(orders);
+</script>"""
+
+
+def orders(dom: str) -> list[list[str]]:
+    (found,) = re.findall('data-orders="([^"]*)"', dom)
+    return json.loads(html.unescape(found))
+
+
+def sorting(page: Path, *, column: int) -> None:
+    """Let the page click three times on the head of a column of its first table."""
+    script = SORT.replace("COLUMN", str(column))
+    page.write_text(page.read_text().replace("</body>", f"{script}</body>"))
+
+
+def test_tables_are_sorted_by_value_and_back(
+    make_result: Callable[..., SimulationResult],
+    make_refusal: Callable[..., SimulationResult],
+    tmp_path: Path,
+    browse: Callable[[Path], tuple[str, str]],
+) -> None:
+    """ "50 ms" is less than "2.01 s", and what has no time stays at the end."""
+    path = tmp_path / "comparison.html"
+    results = [make_refusal(target="hbm"), make_result(target="nfs"), make_result(target="dram", time_s=0.05)]
+    write_comparison(results, path)
+    sorting(path, column=2)
+    page, said = browse(path)
+    assert said == ""
+    assert orders(page) == [
+        ["hbm", "nfs", "dram"],
+        ["ascending", "dram", "nfs", "hbm"],
+        ["descending", "nfs", "dram", "hbm"],
+        ["none", "hbm", "nfs", "dram"],
+    ]
+
+
+def test_heads_are_buttons_for_the_keyboard(
+    recorded: SimulationResult, tmp_path: Path, browse: Callable[[Path], tuple[str, str]]
+) -> None:
+    path = tmp_path / "report.html"
+    write_report(recorded, path)
+    page, _ = browse(path)
+    assert '<th scope="col" class="number" aria-sort="none"><button type="button">value</button></th>' in page
+
+
+def test_sorting_does_not_wake_names_up(
+    make_result: Callable[..., SimulationResult], tmp_path: Path, browse: Callable[[Path], tuple[str, str]]
+) -> None:
+    path = tmp_path / "comparison.html"
+    write_comparison([make_result(target=EVIL), make_result(target="a")], path)
+    sorting(path, column=1)
+    page, said = browse(path)
+    assert said == ""
+    assert "<img" not in page
+    assert len(orders(page)) == 4
+
+
+PRINT = """<script>
+window.dispatchEvent(new Event("beforeprint"));
+const wide = Array.from(document.querySelectorAll("main *"), (one) => one.getBoundingClientRect().right);
+document.body.dataset.width = Math.ceil(Math.max(...wide));
+</script>"""
+
+
+@pytest.mark.parametrize("scenario", ["xinnor/llama-16b-optimizer", "ddn/bloom-7b1"])
+def test_nothing_is_wider_than_paper(
+    scenario: str, tmp_path: Path, browse: Callable[[Path], tuple[str, str]]
+) -> None:
+    path = tmp_path / "report.html"
+    write_report(
+        simulate(load_scenario(scenario), keep_timelines=True), path, command="simoffload run " + "x" * 200
+    )
+    page = path.read_text().replace("@media print", "@media all").replace("</body>", f"{PRINT}</body>")
+    path.write_text(page)
+    dom, said = browse(path)
+    assert said == ""
+    (width,) = re.findall('data-width="([0-9]+)"', dom)
+    assert int(width) <= PAPER
+    assert "<details>" not in dom, "all are unfolded"

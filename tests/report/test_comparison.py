@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from simoffload.report.comparison import Published, group_verdict, groups, warnings
+from simoffload.report.comparison_figures import causes_compared
 from simoffload.results.result import SimulationResult
 
 Make = Callable[..., SimulationResult]
@@ -77,3 +78,14 @@ def test_the_verdict_is_a_sentence(make_result: Make, make_refusal: Make) -> Non
 def test_a_warning_is_said_once(make_result: Make) -> None:
     found = groups([make_result(target=target, warnings=("careful",)) for target in ("dram", "raid")])
     assert warnings(found) == ["dram; raid: careful"]
+
+
+def test_causes_are_told_by_more_than_a_colour(make_result: Make) -> None:
+    figure = causes_compared(groups([make_result(), make_result(target="dram")]))
+    assert [(trace["name"], trace["text"]) for trace in figure["data"]] == [
+        ("storage read", ["storage read"]),
+        ("raid read", ["raid read"]),
+        ("GPU compute", ["GPU compute"] * 2),
+        ("host to GPU", ["host to GPU"] * 2),
+    ]
+    assert figure["layout"]["uniformtext"]["mode"] == "hide"

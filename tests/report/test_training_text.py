@@ -9,8 +9,9 @@ from fractions import Fraction
 import pytest
 
 from simoffload.report.kinds import words
+from simoffload.report.sections.storage import storage
 from simoffload.report.text import result_text
-from simoffload.report.training_tables import causes_by_phase, moments, storage
+from simoffload.report.training_tables import causes_by_phase, moments
 from simoffload.results.training import Phase, StorageTraffic, TrainingResult
 from tests.report.conftest import ANSI
 
@@ -158,11 +159,11 @@ def test_bytes_per_parameter_are_those_of_the_model(make_training: Make) -> None
     """xinnor.io: 158.93 GiB read and 317.87 GiB written for 14.22e9 parameters."""
     numel = 14_220_000_000
     traffic = (StorageTraffic("raid", 12 * numel, 24 * numel), StorageTraffic("nfs", 0, 2 * numel))
-    rows = storage(make_training(parameters=numel, traffic=traffic))
-    assert [(row.tier, *row.cells) for row in rows] == [
+    (table,) = storage(make_training(parameters=numel, traffic=traffic)).tables
+    assert table.texts == (
         ("raid", "171 GB", "341 GB", "12 B", "24 B"),
         ("nfs", "0 B", "28.4 GB", "0 B", "2 B"),
-    ]
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])

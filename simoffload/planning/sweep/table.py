@@ -5,7 +5,6 @@ What is written depends on the rows alone: not on when, where or in which order 
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from simoffload.errors import InputError, Problem
+from simoffload.exchange.csv_rows import write_csv
 from simoffload.exchange.files import replacing
 from simoffload.planning.sweep.definition import AFTER, Sweep
 from simoffload.planning.sweep.journal import Journal
@@ -94,15 +94,7 @@ def write_table(table: Table, path: Path) -> None:
 
 
 def _write_csv(table: Table, path: Path) -> None:
-    with replacing(path) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table.columns())
-        for row in table.rows(table.all_axes(False)):
-            writer.writerow([_cell(value) for value in row])
-
-
-def _cell(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
+    write_csv(path, table.columns(), table.rows(table.all_axes(False)))
 
 
 def _write_json(table: Table, path: Path) -> None:

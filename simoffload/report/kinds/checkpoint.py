@@ -110,13 +110,13 @@ _SHOWN: Shown = {
 def _cells(result: CheckpointResult) -> tuple[Cell, ...]:
     metrics = result.metrics()
 
-    def told(key: str, show: Callable[[float], str]) -> str:
+    def told(short: str, head: str, key: str, show: Callable[[float], str]) -> Cell:
         value = metrics[key]
-        return "" if value is None else show(value)
+        return Cell(short, head, "" if value is None else show(value), value)
 
     return (
-        Cell("saved", "until saved", told("save_s", format_seconds)),
-        Cell("rate", "rate", told("bytes_per_s", _rate)),
-        Cell("stall", "training stands still", told("stall_s", format_seconds)),
-        Cell("restored", "restoring", told("restore_s", format_seconds)),
+        told("saved", "until saved", "save_s", format_seconds),
+        told("rate", "rate", "bytes_per_s", _rate),
+        told("stall", "training stands still", "stall_s", format_seconds),
+        told("restored", "restoring", "restore_s", format_seconds),
     )

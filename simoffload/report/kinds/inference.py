@@ -53,10 +53,10 @@ _SHOWN: Shown = {
 def _cells(result: InferenceResult) -> tuple[Cell, ...]:
     first, step, rate, token = result.ttft_s, result.step_time_s, result.tokens_per_s, result.per_token_s
     return (
-        Cell("TTFT", "first token", format_seconds(first) if first else ""),
-        Cell("step", "step", format_seconds(step) if step else ""),
-        Cell("tokens/s", "tokens/s", per_second(rate, "") if rate else ""),
-        Cell("ms/token", "ms per token", milliseconds(token) if token else ""),
+        Cell("TTFT", "first token", format_seconds(first) if first else "", first),
+        Cell("step", "step", format_seconds(step) if step else "", step),
+        Cell("tokens/s", "tokens/s", per_second(rate, "") if rate else "", rate),
+        Cell("ms/token", "ms per token", milliseconds(token) if token else "", token),
     )
 
 

@@ -74,14 +74,14 @@ _SHOWN: Shown = {
 
 
 def _cells(result: TrainingResult) -> tuple[Cell, ...]:
-    def time(seconds: float | None) -> str:
-        return format_seconds(seconds) if seconds is not None else ""
+    def time(short: str, head: str, seconds: float | None) -> Cell:
+        return Cell(short, head, format_seconds(seconds) if seconds is not None else "", seconds)
 
     rate = result.tokens_per_s
     return (
-        Cell("step", "step", time(result.step_s)),
-        Cell("forward", "forward", time(result.forward_s)),
-        Cell("backward", "backward", time(result.backward_s)),
-        Cell("opt. step", "optimizer step", time(result.optimizer_s)),
-        Cell("tokens/s", "tokens/s", per_second(rate, "") if rate else ""),
+        time("step", "step", result.step_s),
+        time("forward", "forward", result.forward_s),
+        time("backward", "backward", result.backward_s),
+        time("opt. step", "optimizer step", result.optimizer_s),
+        Cell("tokens/s", "tokens/s", per_second(rate, "") if rate else "", rate),
     )

@@ -48,6 +48,8 @@ class Cell(NamedTuple):
     """Head of the column on a page."""
     value: str
     """Empty where the result has no times."""
+    number: float | None
+    """The value in SI units."""
 
 
 class Place(NamedTuple):

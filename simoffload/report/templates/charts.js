@@ -1,6 +1,9 @@
 (function () {
   "use strict";
   const PRINTED = 660; // px: what an A4 page has between its margins
+  // There, one long name would put all names of a legend below each other, and cut off the last.
+  const NARROW = { "legend.font.size": 8, "legend.entrywidth": 0.5, "legend.entrywidthmode": "fraction" };
+  const WIDE = { "legend.font.size": null, "legend.entrywidth": null, "legend.entrywidthmode": "pixels" };
   const figures = JSON.parse(document.getElementById("figures").textContent);
   // plotly.js would offer to send a chart to its makers' server: no such button, no such address.
   const config = {
@@ -38,10 +41,10 @@
     closed = folds.filter((fold) => !fold.open && !fold.matches(".target"));
     for (const fold of closed) fold.open = true;
     draw();
-    eachDrawn({ width: PRINTED });
+    eachDrawn({ width: PRINTED, ...NARROW });
   });
   window.addEventListener("afterprint", function () {
-    eachDrawn({ width: null, autosize: true });
+    eachDrawn({ width: null, autosize: true, ...WIDE });
     for (const fold of closed) fold.open = false;
   });
   draw();

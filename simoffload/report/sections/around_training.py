@@ -1,14 +1,24 @@
-"""Checkpoints, data and wear of drives in sentences and tables, for terminal and page."""
+"""Checkpoints, data and wear of drives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.report.phrases import percent, plural
+from simoffload.report.sections.speed import largest
+from simoffload.report.sections.structure import (
+    Datum,
+    Entry,
+    Section,
+    Table,
+    byte_count,
+    byte_rate,
+    count,
+    fraction,
+    seconds,
+)
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints, Outlook
-from simoffload.results.passes import PassResult
 from simoffload.results.reading import Epoch, Reading
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -17,34 +27,13 @@ from simoffload.simulation.data_loading import sentences
 from simoffload.units import format_bytes, format_rate, format_seconds
 from simoffload.workload import Dataset
 
-__all__ = ["Section", "Table", "efficiency", "sections"]
+__all__ = ["around_training"]
 
 _FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
 
 
-class Table(NamedTuple):
-    """Rows of text under a head."""
-
-    caption: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: tuple[int, ...]
-    """Columns that are aligned at the right."""
-
-
-class Section(NamedTuple):
-    """What is told about one subject."""
-
-    title: str
-    """On a page."""
-    short: str
-    """At the left of a terminal."""
-    sentences: tuple[str, ...]
-    tables: tuple[Table, ...]
-
-
-def sections(result: SimulationResult) -> tuple[Section, ...]:
-    """What a result has beside its steps; nothing for inference."""
+def around_training(result: SimulationResult) -> tuple[Section, ...]:
+    """What a run has beside its steps; nothing for inference."""
     found: list[Section] = []
     if isinstance(result, TrainingResult | CheckpointResult) and result.checkpoint is not None:
         found.append(_checkpoint(result.checkpoint))
@@ -70,7 +59,7 @@ def _checkpoint(one: Checkpoints) -> Section:
         "Parts of a checkpoint",
         ("part", "each", "writers", "files", "from"),
         tuple(
-            (part.name, format_bytes(part.size), str(part.writers), str(part.files), _FROM[part.device])
+            (part.name, byte_count(part.size), count(part.writers), count(part.files), _FROM[part.device])
             for part in one.parts
         ),
         (1, 2, 3),
@@ -98,18 +87,18 @@ def _failures(outlook: Outlook) -> list[str]:
         f"{format_seconds(outlook.young_s)} (Young), {format_seconds(outlook.daly_s)} (Daly)"
     )
     if outlook.best_efficiency is not None:
-        told += f"; {efficiency(outlook.best_efficiency)} of the time then goes into training"
+        told += f"; {_efficiency(outlook.best_efficiency)} of the time then goes into training"
     if outlook.efficiency is not None and outlook.interval_s is not None:
-        told += f", {efficiency(outlook.efficiency)} at {format_seconds(outlook.interval_s)}"
+        told += f", {_efficiency(outlook.efficiency)} at {format_seconds(outlook.interval_s)}"
     if outlook.lost_work_s is None:
         return [told]
     lost, restart = format_seconds(outlook.lost_work_s), format_seconds(outlook.restart_s)
     return [told, f"a failure throws away {lost} of training on average, and {restart} pass until it goes on"]
 
 
-def efficiency(fraction: float) -> str:
+def _efficiency(share: float) -> str:
     """ "99.87 %": the digits in which such fractions differ."""
-    return f"{fraction * 100:.2f} %"
+    return f"{share * 100:.2f} %"
 
 
 def _phases(one: Checkpoints) -> tuple[Table, ...]:
@@ -123,14 +112,10 @@ def _phases(one: Checkpoints) -> tuple[Table, ...]:
     table = Table(
         "Phases of saving and restoring",
         ("phase", "", "time", "largest part"),
-        tuple((name, when, format_seconds(each.time_s), _largest(each)) for name, when, each in rows),
+        tuple((name, when, seconds(each.time_s), largest(each)) for name, when, each in rows),
         (2,),
     )
     return (table,)
-
-
-def _largest(one: PassResult) -> str:
-    return f"{one.bottleneck.cause} {percent(one.bottleneck.exposed_s / one.time_s)}"
 
 
 # -- data ----------------------------------------------------------------------------------------
@@ -153,15 +138,15 @@ def _data(dataset: Dataset, reading: Reading) -> Section:
     return Section("Data", "Data", told, (table,))
 
 
-def _epoch(epoch: Epoch) -> tuple[str, ...]:
+def _epoch(epoch: Epoch) -> tuple[Entry, ...]:
     last = epoch.first + epoch.repeats - 1
     return (
-        str(epoch.first) if last == epoch.first else f"{epoch.first} to {last}",
-        percent(epoch.hit_ratio),
-        format_rate(epoch.needed) if epoch.needed else "nothing",
-        format_rate(epoch.reachable),
-        format_seconds(epoch.batch_s),
-        percent(epoch.starvation),
+        count(epoch.first) if last == epoch.first else f"{epoch.first} to {last}",
+        fraction(epoch.hit_ratio),
+        byte_rate(epoch.needed) if epoch.needed else Datum("nothing", 0.0, "B/s"),
+        byte_rate(epoch.reachable),
+        seconds(epoch.batch_s),
+        fraction(epoch.starvation),
     )
 
 
@@ -169,18 +154,19 @@ def _epoch(epoch: Epoch) -> tuple[str, ...]:
 
 
 def _wear(found: Sequence[TierWear]) -> Section:
-    rows = []
+    rows: list[tuple[Entry, ...]] = []
     for tier, unit, one in found:
         rated = one.rated_drive_writes_per_day
+        each_day = f"{format_bytes(one.per_drive_day)} ({one.drive_writes_per_day:.2g})"
         rows.append(
             (
                 tier,
-                str(one.drives),
-                f"{format_bytes(one.per_step)} a {unit}",
-                format_bytes(one.per_day),
-                f"{format_bytes(one.per_drive_day)} ({one.drive_writes_per_day:.2g})",
-                "no rating" if rated is None else f"{rated:.2g}",
-                duration(one.years) if one.years is not None else "",
+                count(one.drives),
+                Datum(f"{format_bytes(one.per_step)} a {unit}", one.per_step, "B"),
+                byte_count(one.per_day),
+                Datum(each_day, one.per_drive_day, "B"),
+                "no rating" if rated is None else Datum(f"{rated:.2g}", rated),
+                Datum(duration(one.years), one.years, "years") if one.years is not None else "",
             )
         )
     head = ("tier", "drives", "written", "a day", "each a day (drive writes)", "rated", "used up in")

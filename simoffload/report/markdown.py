@@ -1,0 +1,93 @@
+"""A story as Markdown, to paste where people discuss it (https://github.github.com/gfm/).
+
+Whatever comes from files is text: nothing in it makes links, pictures, tags or tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from simoffload.errors import printable
+from simoffload.exchange.files import replacing
+from simoffload.report.sections import Listing, Section, Table
+from simoffload.report.story import Story
+
+__all__ = ["markdown", "write_markdown"]
+
+_TAGS = {"&": "&amp;", "<": "&lt;"}
+# An underscore within a word is no emphasis, and the names of metrics have many.
+_SPECIAL = re.compile(r"[\\`*\[\]|~$&<]|(?<!\w)_|_(?!\w)")
+# At the beginning of a line these make it something else than a paragraph.
+_BLOCK = re.compile(r"^(\d*)([>#+=:.)-])")
+
+
+def write_markdown(story: Story, path: str | Path) -> None:
+    """Write a story as Markdown. Raises OSError if the file cannot be written."""
+    with replacing(path) as file:
+        file.write(markdown(story))
+
+
+def markdown(story: Story) -> str:
+    """The story; what a page shows as pictures alone is left out."""
+    return "\n\n".join(_story(story, level=1)) + "\n"
+
+
+def _story(story: Story, *, level: int) -> Iterator[str]:
+    if level == 1:
+        yield f"# {_text(' · '.join(story.headline))}"
+    yield from (f"**{_text(verdict)}**" for verdict in story.verdicts)
+    yield from (f"> **Warning:** {_text(warning)}" for warning in story.warnings)
+    yield from _sections(story.findings, level + 1)
+    if story.each:
+        yield f"{'#' * (level + 1)} Each result"
+    for label, one in story.each:
+        yield f"{'#' * (level + 2)} {_text(label)}"
+        yield from _story(one, level=level + 2)
+    yield from _sections(story.background, level + 1)
+
+
+def _sections(sections: Sequence[Section], level: int) -> Iterator[str]:
+    for section in sections:
+        if not (section.sentences or section.tables or section.listings):
+            continue  # a chart of what is in other tables
+        yield f"{'#' * level} {_text(section.title)}"
+        if section.sentences:
+            yield _paragraph(" ".join(map(_sentence, section.sentences)))
+        for table in section.tables:
+            yield from _table(table)
+        yield from map(_paragraph, section.notes)
+        for listing in section.listings:
+            yield from _listing(listing)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+def _table(table: Table) -> Iterator[str]:
+    if table.caption:
+        yield f"**{_text(table.caption)}**"
+    rules = ("---:" if column in table.numbers else "---" for column in range(len(table.head)))
+    rows = (table.head, *table.texts)
+    head, *lines = (f"| {' | '.join(map(_text, row))} |" for row in rows)
+    yield "\n".join((head, f"|{'|'.join(rules)}|", *lines))
+
+
+def _listing(listing: Listing) -> Iterator[str]:
+    if listing.caption:
+        yield f"{_text(listing.caption)}:"
+    longest = max(map(len, re.findall("`+", listing.text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    lines = (printable(line) for line in listing.text.rstrip("\n").split("\n"))
+    yield "\n".join((fence, *lines, fence))
+
+
+def _paragraph(text: str) -> str:
+    return _BLOCK.sub(r"\1\\\2", _text(text.strip()))
+
+
+def _text(text: str) -> str:
+    """Text within a line."""
+    return _SPECIAL.sub(lambda found: _TAGS.get(found[0], f"\\{found[0]}"), printable(text))

@@ -1,0 +1,117 @@
+"""Why not faster: what the time goes to, how close that is to the bound, and what crossed the links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simoffload.report.kinds import words
+from simoffload.report.phrases import bottleneck, bound, group_bounds, group_links
+from simoffload.report.sections.structure import (
+    Datum,
+    Entry,
+    Section,
+    Table,
+    byte_count,
+    byte_rate,
+    fraction,
+    named_alike,
+    seconds,
+)
+from simoffload.report.training_tables import PhaseShares, causes_by_phase, phase_names, times
+from simoffload.results.passes import PassResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from simoffload.units import format_seconds
+
+__all__ = ["BOUND", "CAUSES", "bounds", "causes", "links"]
+
+CAUSES = "Where the time goes"
+BOUND = "How close to the bound"
+_EXPOSED = (
+    "Exposed: on the chain of operations that determined the time; these add up to it. "
+    "What is busy beyond that is hidden (hatched in the chart): done meanwhile."
+)
+_NO_FASTER = (
+    "no schedule is faster than its slowest part: the bytes of each link over its bandwidth, and what the "
+    "GPU and the host thread have to do one after the other"
+)
+
+
+def causes(result: SimulationResult, step: PassResult) -> Section:
+    """The causes of the step that stands for the run, then of everything else that was simulated."""
+    told = words(result)
+    tables = _of_training(result, step) if isinstance(result, TrainingResult) else _of_passes(result, step)
+    return Section(CAUSES, "", (f"largest part: {bottleneck(step, told.called)}",), tables, (_EXPOSED,))
+
+
+def _of_passes(result: SimulationResult, step: PassResult) -> tuple[Table, ...]:
+    others = [one for one in result.passes if one is not step]
+    folded = "The other simulated passes"
+    return _by_cause(step, _of_pass(step)), *(_by_cause(one, _of_pass(one), folded) for one in others)
+
+
+def _of_pass(one: PassResult) -> str:
+    time = f"{one.name}: {format_seconds(one.time_s)}"
+    if not one.new_tokens:
+        return time
+    tokens = "token" if one.new_tokens == 1 else "tokens"
+    return f"{time}, {one.new_tokens} new {tokens} per sequence, context {one.context}"
+
+
+def _of_training(result: TrainingResult, step: PassResult) -> tuple[Table, ...]:
+    whole = f"{step.name}: {format_seconds(step.time_s)}"
+    table = _by_cause(step, whole, phases=phase_names(result), splits=causes_by_phase(result))
+    folded = "The phases one by one"
+    parts = [
+        (phase.result, f"{format_seconds(phase.result.time_s)} each, {times(phase)}")
+        for phase in result.phases
+    ]
+    return table, *(_by_cause(one, f"{one.name}: {told} in a step", folded) for one, told in parts)
+
+
+def _by_cause(
+    one: PassResult,
+    caption: str,
+    folded: str = "",
+    *,
+    phases: tuple[str, ...] = (),
+    splits: Sequence[PhaseShares] = (),
+) -> Table:
+    """Causes with their share of a pass; of a whole step also with what each phase has of them."""
+    rows: list[tuple[Entry, ...]] = []
+    for number, share in enumerate(one.shares):
+        parts = [seconds(part or None) for part in splits[number].exposed_s] if phases else []
+        whole = fraction(share.exposed_s / one.time_s)
+        rows.append(
+            (share.cause, seconds(share.exposed_s), whole, *parts, seconds(share.busy_s), share.limit)
+        )
+    of_which = "of the step" if phases else "of the pass"
+    head = ("cause", "exposed", of_which, *(f"in {name}" for name in phases), "busy in all", "held back by")
+    return Table(caption, head, tuple(rows), tuple(range(1, len(head) - 1)), folded=folded)
+
+
+def bounds(result: SimulationResult, step: PassResult) -> Section:
+    """The fastest that each resource allows."""
+    rows = tuple(
+        (named_alike(names), seconds(time), fraction(time / step.time_s))
+        for names, time in group_bounds(step)
+    )
+    head = ("resource", "at least", f"of the {words(result).whole}")
+    table = Table("", head, rows, (1, 2), folded="All bounds")
+    return Section(BOUND, "", (bound(step), _NO_FASTER), (table,))
+
+
+def links(result: SimulationResult, step: PassResult) -> Section:
+    """What each link carried, and for how long."""
+    rows: list[tuple[Entry, ...]] = []
+    for names, use in group_links(step.links):
+        moved = byte_count(use.size)
+        if len(names) > 1:
+            moved = moved._replace(text=f"{moved.text} each")
+        mean: Entry = byte_rate(use.size / use.busy_s) if use.busy_s else ""
+        shares = (fraction(time / step.time_s) for time in (use.busy_s, use.saturated_s))
+        full: tuple[Datum, ...] = tuple(shares)
+        rows.append((named_alike(names), moved, byte_rate(use.capacity), mean, seconds(use.busy_s), *full))
+    whole = f"of the {words(result).whole}"
+    head = ("link", "moved", "capacity", "mean while busy", "busy", whole, "filled to capacity")
+    return Section("Links", "", tables=(Table(step.name, head, tuple(rows), tuple(range(1, len(head)))),))

@@ -1,0 +1,59 @@
+"""How fast: all metrics, and the phases of a training step."""
+
+from __future__ import annotations
+
+from simoffload.report.kinds import words
+from simoffload.report.phrases import percent
+from simoffload.report.sections.structure import Datum, Entry, Section, Table, fraction, seconds
+from simoffload.report.training_tables import times
+from simoffload.results.passes import PassResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+
+__all__ = ["PHASES", "largest", "phases", "speed", "unit_of"]
+
+PHASES = "Phases of a step"
+_UNITS = {"bytes_per_s": "B/s", "_per_s": "1/s", "_s": "s", "_bytes": "B", "tflops_per_gpu": "TFLOP/s"}
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric, which its name ends in; empty for a fraction."""
+    return next((unit for end, unit in _UNITS.items() if metric.endswith(end)), "")
+
+
+def speed(result: SimulationResult) -> Section:
+    """All metrics that have a value, and how each is computed."""
+    told = words(result)
+    values = result.metrics()
+    shares = any(metric.share for metric in told.metrics)
+    rows: list[tuple[Entry, ...]] = []
+    for key, name, text, share in told.metrics:
+        value = Datum(text, values[key], unit_of(key))
+        of_step = [share] if shares else []
+        rows.append((Datum(name, name=key), value, *of_step, f"{key} = {result.formulas[key]}"))
+    head = ("metric", "value", *(["of the step"] if shares else []), "how it is computed")
+    table = Table("", head, tuple(rows), tuple(range(1, len(head) - 1)))
+    return Section("Speed", "", tables=(table,), notes=(told.note,) if told.note else ())
+
+
+def phases(result: TrainingResult) -> Section:
+    """What a step is made up of."""
+    step = result.step_s or 0.0
+    rows = tuple(
+        (
+            phase.result.name,
+            Datum(times(phase), float(phase.times)),
+            seconds(phase.result.time_s),
+            seconds(phase.time_s),
+            fraction(phase.time_s / step),
+            largest(phase.result),
+        )
+        for phase in result.phases
+    )
+    head = ("phase", "in a step", "each", "in all", "of the step", "most of the time")
+    return Section(PHASES, "", tables=(Table("", head, rows, (1, 2, 3, 4)),))
+
+
+def largest(one: PassResult) -> str:
+    """ "raid read 81 %": what most of a pass goes to."""
+    return f"{one.bottleneck.cause} {percent(one.bottleneck.exposed_s / one.time_s)}"

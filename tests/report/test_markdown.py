@@ -1,0 +1,112 @@
+"""A story as Markdown: the words of the page, in its order, and names that stay text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from simoffload.documents import parse_yaml
+from simoffload.report.comparison import Published, groups
+from simoffload.report.markdown import markdown
+from simoffload.report.page import write_comparison, write_report
+from simoffload.report.sections import Listing, Section, Table
+from simoffload.report.story import Story, story_of, story_of_several
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from tests.report.conftest import EVIL
+
+Make = Callable[..., SimulationResult]
+
+
+def heads(text: str, level: int = 2) -> list[str]:
+    return re.findall(f"^{'#' * level} (.*)$", text, re.MULTILINE)
+
+
+def test_the_answer_comes_first(make_result: Make) -> None:
+    text = markdown(story_of(make_result(warnings=("careful",)), command="simoffload run small.yaml"))
+    lines = text.split("\n\n")
+    assert lines[0] == "# bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100"
+    assert lines[1].startswith("**bloom-7b1 runs on dgx-a100 with its weights on raid: a step of 8")
+    assert lines[2] == "> **Warning:** careful"
+    assert "Command:\n\n```\nsimoffload run small.yaml\n```" in text
+
+
+def test_tables_are_aligned_as_on_the_page(make_result: Make) -> None:
+    text = markdown(story_of(make_result()))
+    assert (
+        "**decode 1: 2 s, 1 new token per sequence, context 33**\n\n"
+        "| cause | exposed | of the pass | busy in all | held back by |\n"
+        "|---|---:|---:|---:|---|\n"
+        "| raid read | 1.62 s | 81 % | 1.8 s | raid |\n"
+    ) in text
+
+
+def test_the_scenario_can_be_run_again(make_result: Make) -> None:
+    result = make_result()
+    (block,) = re.findall("```\n(.*?)```", markdown(story_of(result)), re.DOTALL)
+    assert parse_yaml(block, name="report").data == result.provenance.scenario
+
+
+def test_it_has_the_sections_of_the_page(
+    make_training: Callable[..., TrainingResult], tmp_path: Path
+) -> None:
+    result = make_training()
+    write_report(result, tmp_path / "page.html")
+    page = re.findall("<h2>(.*?)</h2>", (tmp_path / "page.html").read_text())
+    assert heads(markdown(story_of(result))) == [title for title in page if title != "Timeline"]
+
+
+def test_results_side_by_side(make_result: Make, make_refusal: Make, tmp_path: Path) -> None:
+    results = [make_result(target="dram"), make_result(time_s=4.0), make_refusal(target="hbm")]
+    found = groups(results, published={"raid": Published(1.8, "white paper, figure 3")})
+    text = markdown(story_of_several(found, command="simoffload compare"))
+    assert heads(text) == [
+        "Side by side",
+        "Capacity",
+        "Each result",
+        "Inputs and their origin",
+        "Versions and profiles",
+        "Limits",
+    ]
+    assert heads(text, 3) == ["bloom-7b1, dram", "bloom-7b1, raid", "bloom-7b1, hbm"]
+    assert "| raid | 5 s | 4.03 s | 1.93 | 519 | 2× | 1.8× | raid read 81 % | 74 % |" in text
+    assert "| hbm |  |  |  |  |  |  | does not fit: raid needs 14 GB in all, has 10 GB" in text
+    assert "Published for bloom-7b1, raid: white paper, figure 3" in text
+    write_comparison(results, tmp_path / "page.html")
+    page = re.findall("<h2>(.*?)</h2>", (tmp_path / "page.html").read_text())
+    assert [title for title in page if title in heads(text)] == [
+        *heads(text)[:2],
+        *heads(text)[2:3],
+        *["Capacity"] * 3,
+        *heads(text)[3:],
+    ]
+
+
+def told(*sections: Section) -> str:
+    return markdown(Story(("small",), True, (), (), sections, ()))
+
+
+def test_names_stay_text() -> None:
+    table = Table(EVIL, (EVIL, "x|y"), ((EVIL, "[a](http://b) `c` *d* _e_ $f$ ~g~"),), ())
+    text = told(Section(EVIL, "", (EVIL,), (table,), (EVIL,)))
+    assert "<" not in text
+    assert "\u202e" not in text, "shown as an escape"
+    assert r"| \[a\](http://b) \`c\` \*d\* \_e\_ \$f\$ \~g\~ |" in text
+    assert r"x\|y" in text
+
+
+def test_names_of_metrics_stay_readable() -> None:
+    assert "Tokens_per_s rises." in told(Section("Speed", "", ("tokens_per_s rises",)))
+
+
+def test_the_beginning_of_a_line_makes_no_list_or_heading() -> None:
+    notes = ("# one", "- two", "1. three", "> four", "    five", "=====")
+    listing = (Listing("", "x"),)
+    lines = told(Section("Notes", "", notes=notes, listings=listing)).strip().split("\n\n")[2:-1]
+    assert lines == [r"\# one", r"\- two", r"1\. three", r"\> four", "five", r"\====="]
+
+
+def test_a_listing_cannot_end_its_fence() -> None:
+    text = told(Section("Scenario", "", listings=(Listing("", "name: x\n````\n# not a heading"),)))
+    assert text.endswith("`````\nname: x\n````\n# not a heading\n`````\n")

@@ -1,0 +1,105 @@
+"""A section is told once, and every face of a result has it."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simoffload.report.comparison import groups
+from simoffload.report.comparison_text import compare_text
+from simoffload.report.long_table import COLUMNS, write_long_table
+from simoffload.report.markdown import markdown
+from simoffload.report.page import write_comparison, write_report
+from simoffload.report.sections import Datum, Section, Table
+from simoffload.report.sections.speed import unit_of
+from simoffload.report.story import story_of, story_of_several
+from simoffload.report.text import result_text
+from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.inference import InferenceResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+
+Make = Callable[..., SimulationResult]
+
+COST = Section(
+    "Cost and energy",
+    "Cost",
+    ("a million tokens cost 12.5 credits",),
+    (
+        Table(
+            "A million tokens",
+            ("part", "cost"),
+            (("hardware", Datum("10 credits", 10.0, "credits")), ("electricity", Datum("2.5 credits", 2.5))),
+            (1,),
+        ),
+    ),
+    ("Prices of 2026.",),
+)
+
+
+def flat(text: str) -> str:
+    return " ".join(re.sub("<[^>]*>", " ", text).split())
+
+
+def test_a_section_from_elsewhere_is_told_everywhere(make_result: Make, tmp_path: Path) -> None:
+    result, more = make_result(), (COST,)
+    assert re.search(
+        r"\nCost      a million tokens cost 12.5 credits\n +part +cost\n", result_text(result, more=more)
+    )
+    write_report(result, tmp_path / "page.html", more=more)
+    page = (tmp_path / "page.html").read_text()
+    words = (
+        "A million tokens cost 12.5 credits. A million tokens part cost hardware 10 credits electricity 2.5"
+    )
+    assert words in flat(page)
+    assert "Prices of 2026." in flat(page)
+    assert '<td class="number" data-value="10.0">10 credits</td>' in page
+    assert "| hardware | 10 credits |" in markdown(story_of(result, more=more))
+    write_long_table(story_of(result, more=more), tmp_path / "table.csv")
+    row = "Cost and energy,A million tokens,hardware,cost,10.0,credits\n"
+    assert row in (tmp_path / "table.csv").read_text()
+
+
+def test_and_beside_several_results(make_result: Make, tmp_path: Path) -> None:
+    results, more = [make_result(), make_result(target="dram")], (COST,)
+    assert "\nCost      a million" in compare_text(results, more=more)
+    assert "## Cost and energy" in markdown(story_of_several(groups(results), more=more))
+    write_comparison(results, tmp_path / "page.html", more=more)
+    heads = re.findall("<h2>(.*?)</h2>", (tmp_path / "page.html").read_text())
+    assert heads.index("Capacity") < heads.index("Cost and energy") < heads.index("Each result")
+
+
+def test_what_only_a_page_shows_stays_out_of_the_terminal(make_result: Make) -> None:
+    quiet = COST._replace(short="")
+    assert result_text(make_result(), more=(quiet,)) == result_text(make_result())
+
+
+def test_the_table_has_every_number_in_si_units(make_result: Make, tmp_path: Path) -> None:
+    write_long_table(story_of(make_result()), tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert tuple(head) == COLUMNS
+    for row in (
+        ["Capacity", "", "raid, weights", "needed", "14000000000", "B"],
+        ["Capacity", "", "hbm, in all", "free", str(36 << 30), "B"],
+        ["Links", "decode 1", "gpu0.pcie, gpu1.pcie", "capacity", "25000000000", "B/s"],
+    ):
+        assert row in rows
+    (rate,) = (row for row in rows if row[2] == "tokens_per_s")
+    assert float(rate[4]) == pytest.approx(8 * 4 * 2 / 16.6)
+    assert rate[5] == "1/s"
+    caused = [row for row in rows if row[1].startswith("decode 1: ") and row[3] == "exposed"]
+    assert sum(float(row[4]) for row in caused) == pytest.approx(2.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [InferenceResult, TrainingResult, CheckpointResult])
+def test_units_are_in_the_names_of_metrics(kind: type[SimulationResult]) -> None:
+    fractions = {"stall_share", "efficiency", "best_efficiency"}
+    assert {name for name in kind.formulas if not unit_of(name)} == fractions & kind.formulas.keys()
+    assert unit_of("restore_bytes_per_s") == "B/s"
+    assert unit_of("checkpoint_bytes") == "B"
+    assert unit_of("per_token_s") == "s"
