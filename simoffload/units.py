@@ -26,6 +26,7 @@ __all__ = [
     "format_bytes",
     "format_rate",
     "format_seconds",
+    "format_watts",
     "parse_bytes",
     "parse_flops",
     "parse_flops_rate",
@@ -274,6 +275,11 @@ def format_seconds(seconds: float) -> str:
     # Without minutes: 90 s and 300 s stay comparable at a glance.
     shown = {unit: scale for unit, scale in _TIME.units.items() if unit in _TIMES and unit != "min"}
     return _readable(seconds, shown) if seconds else "0 s"
+
+
+def format_watts(power: float) -> str:
+    """Show a power [W] to people: "692 W", "1.84 kW"."""
+    return _readable(power, _POWER.units)
 
 
 def _exact(value: float, quantity: _Quantity) -> str:

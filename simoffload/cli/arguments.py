@@ -114,11 +114,17 @@ def _add_output(parser: _Parser, holds: str) -> None:
     )
 
 
+def _add_costs(parser: _Parser) -> None:
+    text = "prices and powers of your own, laid over the shipped ones (docs/costs.md)"
+    parser.add_argument("--costs", type=Path, metavar="FILE", help=text)
+
+
 def _add_run(commands: _Commands) -> None:
     parser = _command(commands, "run", "simulate a scenario: does it fit, how fast, and why not faster")
     parser.add_argument("scenario", metavar="SCENARIO")
     _add_overrides(parser)
     add_limits(parser)
+    _add_costs(parser)
     _add_output(parser, _WRITTEN)
     parser.add_argument("--trace", action="store_true", help="also write trace.json, for ui.perfetto.dev")
     parser.set_defaults(command=running.run)
@@ -131,6 +137,7 @@ def _add_compare(commands: _Commands) -> None:
     parser.add_argument("--baseline", metavar="NAME", help="what ratios refer to (default: the first)")
     _add_overrides(parser)
     add_limits(parser)
+    _add_costs(parser)
     _add_output(parser, _WRITTEN)
     parser.set_defaults(command=comparing.compare)
 

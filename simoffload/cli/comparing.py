@@ -5,8 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
@@ -17,6 +16,7 @@ from simoffload.errors import InputError, Problem
 if TYPE_CHECKING:
     from simoffload.planning import Comparison
     from simoffload.report.comparison import Published
+    from simoffload.report.sections import Section
     from simoffload.results.result import SimulationResult
     from simoffload.scenario import LoadedScenario
 
@@ -28,19 +28,27 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     folder = OutputFolder.of(arguments)
     cases = _cases(arguments, console)
     from simoffload.planning import compare_scenarios
+    from simoffload.planning.costs import load_costs
     from simoffload.report.comparison_text import compare_text
 
+    prices = load_costs(arguments.costs)
     with Progress(console) as progress:
         comparison = compare_scenarios(
-            cases, baseline=arguments.baseline, keep_timelines=folder is not None, progress=progress
+            cases,
+            baseline=arguments.baseline,
+            costs=prices,
+            keep_timelines=folder is not None,
+            progress=progress,
         )
-    results, baseline, published = _for_report(comparison, cases)
-    written: tuple[Path, ...] = ()
-    if folder:
-        files = _files(comparison, results, published=published, baseline=baseline, command=arguments.line)
-        written = folder.write(files)
+    told = _told(comparison, cases)
+    written = folder.write(_files(comparison, told, command=arguments.line)) if folder else ()
     text = compare_text(
-        results, published=published, baseline=baseline, color=console.color, width=console.width
+        told.results,
+        published=told.published,
+        baseline=told.baseline,
+        more=told.more,
+        color=console.color,
+        width=console.width,
     )
     console.answer(text, comparison.to_dict())
     if console.as_json:
@@ -51,35 +59,18 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     return Exit.OK if comparison.fits else Exit.DOES_NOT_FIT
 
 
-def _files(
-    comparison: Comparison,
-    results: tuple[SimulationResult, ...],
-    *,
-    published: dict[str, Published],
-    baseline: str | None,
-    command: str,
-) -> dict[str, Writer]:
-    from simoffload.exchange.csv_rows import write_csv
-    from simoffload.report.comparison import groups
-    from simoffload.report.markdown import write_markdown
-    from simoffload.report.page import write_comparison
-    from simoffload.report.story import story_of_several
+class _Told(NamedTuple):
+    """What reports are made of: names there are those that reports know."""
 
-    found = groups(results, published=published, baseline=baseline)
-    columns, rows = comparison.table()
-    return {
-        RESULT: json_writer(comparison.to_dict()),
-        REPORT: partial(write_comparison, results, published=published, baseline=baseline, command=command),
-        MARKDOWN: partial(write_markdown, story_of_several(found, command=command)),
-        TABLE: partial(write_csv, columns=columns, rows=rows),
-    }
+    results: tuple[SimulationResult, ...]
+    baseline: str | None
+    published: dict[str, Published]
+    more: tuple[Section, ...]
 
 
-def _for_report(
-    comparison: Comparison, cases: dict[str, LoadedScenario]
-) -> tuple[tuple[SimulationResult, ...], str | None, dict[str, Published]]:
-    """Results, the baseline's name and published ratios by name, where names are what reports know."""
+def _told(comparison: Comparison, cases: dict[str, LoadedScenario]) -> _Told:
     from simoffload.report.comparison import Published, exact_name
+    from simoffload.report.sections.costs import Costed, costs_compared
     from simoffload.validation import published_ratios
 
     names = {label: exact_name(result) for label, result in comparison.results.items()}
@@ -90,7 +81,29 @@ def _for_report(
         if result.target in ratios:
             published[names[label]] = Published(*ratios[result.target])
     baseline = names[comparison.baseline] if comparison.baseline is not None else None
-    return tuple(comparison.results.values()), baseline, published
+    priced = [Costed(label, comparison.results[label], one) for label, one in comparison.economics.items()]
+    return _Told(tuple(comparison.results.values()), baseline, published, costs_compared(priced))
+
+
+def _files(comparison: Comparison, told: _Told, *, command: str) -> dict[str, Writer]:
+    from simoffload.exchange.csv_rows import write_csv
+    from simoffload.report.comparison import groups
+    from simoffload.report.markdown import write_markdown
+    from simoffload.report.page import write_comparison
+    from simoffload.report.story import story_of_several
+
+    results, baseline, published, more = told
+    found = groups(results, published=published, baseline=baseline)
+    columns, rows = comparison.table()
+    page = partial(
+        write_comparison, results, published=published, baseline=baseline, command=command, more=more
+    )
+    return {
+        RESULT: json_writer(comparison.to_dict()),
+        REPORT: page,
+        MARKDOWN: partial(write_markdown, story_of_several(found, more=more, command=command)),
+        TABLE: partial(write_csv, columns=columns, rows=rows),
+    }
 
 
 def _cases(arguments: Namespace, console: Console) -> dict[str, LoadedScenario]:

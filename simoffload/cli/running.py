@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
@@ -21,6 +22,7 @@ from simoffload.cli.sources import load, move
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simoffload.report.sections import Section
     from simoffload.results.passes import PassResult
     from simoffload.results.result import SimulationResult
     from simoffload.scenario import LoadedScenario
@@ -34,15 +36,19 @@ def run(arguments: Namespace, console: Console) -> Exit:
         raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
+    from simoffload.planning.costs import economics, load_costs
     from simoffload.report.kinds import words
+    from simoffload.report.sections.costs import costs
     from simoffload.report.text import result_text
     from simoffload.simulation import simulate
 
+    prices = load_costs(arguments.costs)
     with Progress(console) as progress:
         result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
-    told = words(result)
-    written = folder.write(_files(result, arguments, told.shown)) if folder else ()
-    console.answer(result_text(result, color=console.color, width=console.width), result.to_dict())
+    told, priced = words(result), economics(scenario, result, prices)
+    more, data = costs(result, priced), result.to_dict() | {"economics": priced.to_dict()}
+    written = folder.write(_files(result, data, more, arguments, told.shown)) if folder else ()
+    console.answer(result_text(result, color=console.color, width=console.width, more=more), data)
     if console.as_json:
         console.warn(result.warnings)
     if written:
@@ -52,17 +58,23 @@ def run(arguments: Namespace, console: Console) -> Exit:
     return Exit.OK if result.fits else Exit.DOES_NOT_FIT
 
 
-def _files(result: SimulationResult, arguments: Namespace, shown: PassResult | None) -> dict[str, Writer]:
+def _files(
+    result: SimulationResult,
+    data: dict[str, Any],
+    more: Sequence[Section],
+    arguments: Namespace,
+    shown: PassResult | None,
+) -> dict[str, Writer]:
     from simoffload.exchange.chrome_trace import write_trace
     from simoffload.report.long_table import write_long_table
     from simoffload.report.markdown import write_markdown
     from simoffload.report.page import write_report
     from simoffload.report.story import story_of
 
-    story = story_of(result, command=arguments.line)
+    story = story_of(result, more=more, command=arguments.line)
     files: dict[str, Writer] = {
-        RESULT: json_writer(result.to_dict()),
-        REPORT: lambda path: write_report(result, path, command=arguments.line),
+        RESULT: json_writer(data),
+        REPORT: lambda path: write_report(result, path, command=arguments.line, more=more),
         MARKDOWN: lambda path: write_markdown(story, path),
         TABLE: lambda path: write_long_table(story, path),
     }

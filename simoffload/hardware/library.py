@@ -181,6 +181,10 @@ class Library:
                 entry = self.read(path, (each,))
                 yield ProfileSummary(each, entry.profile.id, entry.profile.name, entry.use.path)
 
+    def names(self) -> set[str]:
+        """``kind/id`` of every profile, by the names of the files."""
+        return {f"{kind}/{path.stem}" for kind in KINDS for path in self._files_of(kind)}
+
     def find(self, reference: str, kinds: tuple[str, ...], written: Place | None = None) -> Entry:
         """Read the profile that ``reference`` names.
 

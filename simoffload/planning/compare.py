@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from simoffload.hardware import load_platform
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import is_path
+from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -34,6 +35,8 @@ class Comparison:
     results: dict[str, SimulationResult]
     baseline: str | None = None
     """Label that ratios refer to; None = of each model and kind of work the first result that has times."""
+    economics: Mapping[str, Economics] = field(default_factory=dict)
+    """What each answer costs, by label; empty where only what fits was asked."""
 
     @property
     def fits(self) -> bool:
@@ -77,13 +80,14 @@ class Comparison:
                     "baseline": self.baseline_of(label),
                     "ratio": self.ratio(label),
                     "result": result.to_dict(),
+                    **({"economics": self.economics[label].to_dict()} if label in self.economics else {}),
                 }
                 for label, result in self.results.items()
             ],
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per label: model, platform, target, fits, all metrics, bottleneck, ratio.
+        """One row per label: model, platform, target, fits, all metrics, costs, bottleneck, ratio.
 
         With other work than inference in it also the kind of work and, of training, the optimizer's tier;
         what a kind lacks is missing.
@@ -107,6 +111,7 @@ class Comparison:
                 **self._particular(result),
                 "fits": result.fits,
                 **result.metrics(),
+                **(self.economics[label].metrics() if label in self.economics else {}),
                 "bottleneck": result.bottleneck,
                 "bound_fraction": result.bound_fraction,
                 "ratio": self.ratio(label),
@@ -184,22 +189,27 @@ def compare(
     targets: Sequence[str],
     *,
     baseline: str | None = None,
+    costs: CostList | None = None,
     keep_timelines: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Simulate a scenario on each of several targets.
+    """Simulate a scenario on each of several targets, and say what each costs.
 
-    ``baseline`` is one of the targets; by default the first that has times. Raises InputError for
+    ``baseline`` is one of the targets; by default the first that has times. ``costs`` is a list of prices
+    and powers, the shipped one by default. Raises InputError for
     an unknown target and for what DeepSpeed would refuse, before anything is simulated.
     """
     moved = on_targets(scenario, targets)
-    return compare_scenarios(moved, baseline=baseline, keep_timelines=keep_timelines, progress=progress)
+    return compare_scenarios(
+        moved, baseline=baseline, costs=costs, keep_timelines=keep_timelines, progress=progress
+    )
 
 
 def compare_scenarios(
     scenarios: Mapping[str, LoadedScenario],
     *,
     baseline: str | None = None,
+    costs: CostList | None = None,
     keep_timelines: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -213,7 +223,9 @@ def compare_scenarios(
         else capacity
         for label, capacity in capacities.results.items()
     }
-    return replace(capacities, results=results)
+    prices = load_costs() if costs is None else costs
+    priced = {label: economics(scenarios[label], result, prices) for label, result in results.items()}
+    return replace(capacities, results=results, economics=priced)
 
 
 def _labelled(progress: Progress | None, label: str) -> Progress | None:

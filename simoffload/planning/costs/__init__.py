@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from simoffload.planning.costs.bill import Bill, Item, bill
-from simoffload.planning.costs.economics import Economics, economics
+from simoffload.planning.costs.economics import FORMULAS, Economics, economics
 from simoffload.planning.costs.energy import Draw, Energy, energy
 from simoffload.planning.costs.flips import Flip, flips
 from simoffload.planning.costs.lists import CostList, load_costs
 
 __all__ = [
+    "FORMULAS",
     "Bill",
     "CostList",
     "Draw",

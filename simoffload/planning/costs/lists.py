@@ -183,7 +183,7 @@ def _overlaid(below: Any, above: Any) -> Any:
 
 def _unknown(mine: Costs) -> tuple[str, ...]:
     """Devices of a list that no shipped profile describes: slips, or profiles of the user's own."""
-    known = {f"{one.kind}/{one.id}" for one in Library().summaries()}
+    known = Library().names()
     return tuple(
         f'the list of costs names "{key}", which is no shipped profile{suggest(key, known)}'
         for key in mine.devices

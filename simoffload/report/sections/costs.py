@@ -1,0 +1,249 @@
+"""What an answer costs: hardware, energy, tokens; of one result, and of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from simoffload.planning.costs import FORMULAS, Economics, Flip, flips
+from simoffload.planning.costs.flips import FIRST, SECOND
+from simoffload.report.phrases import percent
+from simoffload.report.sections.structure import Datum, Entry, Section, Table, count
+from simoffload.results.result import SimulationResult
+from simoffload.units import format_watts
+
+__all__ = ["COSTS", "Costed", "costs", "costs_compared", "money"]
+
+COSTS = "Cost and energy"
+_MOST_FLIPS = 3
+_LONGEST = 28
+"""[characters] of a result's name in a table."""
+
+
+class Costed(NamedTuple):
+    """A result among others, with what it costs."""
+
+    label: str
+    result: SimulationResult
+    economics: Economics
+
+
+def money(value: float | None, currency: str) -> Entry:
+    """ "221,000 USD", "5.7 USD"; empty for None."""
+    return "" if value is None else Datum(_amount(value, currency), value, currency)
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _amount(value: float, currency: str) -> str:
+    return f"{_digits(value)} {currency}".rstrip()
+
+
+def _watts(value: float | None) -> Entry:
+    return "" if value is None else Datum(format_watts(value), value, "W")
+
+
+def _joules(value: float | None) -> Entry:
+    return "" if value is None else Datum(f"{_digits(value)} J", value, "J")
+
+
+# -- one result --------------------------------------------------------------------------------
+
+
+def costs(result: SimulationResult, one: Economics) -> tuple[Section, ...]:
+    """What is told of one result; the lines of the bill and of the power are not for a terminal."""
+    told = Section(COSTS, "Cost", tuple(_sentences(result, one)))
+    details = Section(
+        "Bill, power and prices",
+        "",
+        tables=(_metrics(one), _bill(one), _power(one), _figures(one)),
+        notes=("Prices and powers come from lists, which a list of your own can change: --costs FILE.",),
+    )
+    return told, details
+
+
+def _sentences(result: SimulationResult, one: Economics) -> list[str]:
+    found, currency, years = one.metrics(), one.costs.currency, one.costs.assumption("lifetime").value
+    told = []
+    if found["purchase"] is None:
+        told.append("no prices are known of this machine")
+    else:
+        text = f"machine and storage cost {_amount(found['purchase'], currency)}"
+        if found["purchase_per_h"] is not None:
+            text += f", {_amount(found['purchase_per_h'], currency)} an hour over {years:g} years"
+        told.append(text)
+    if found["power_w"] is not None and found["electricity_per_h"] is not None:
+        pue = one.costs.assumption("pue").value
+        text = f"{format_watts(found['power_w'])} while it works; with a PUE of {pue:g}"
+        told.append(f"{text}, {_amount(found['electricity_per_h'], currency)} of electricity an hour")
+    told += _per_work(result, one, found)
+    return told + list(one.warnings)
+
+
+def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
+    """Of a million tokens, and of a step or a checkpoint."""
+    currency, told = one.costs.currency, []
+    million, kwh = found["cost_per_million_tokens"], found["kwh_per_million_tokens"]
+    if million is not None and kwh is not None:
+        text = f"a million tokens cost {_amount(million, currency)} and take {_digits(kwh)} kWh"
+        rented = found["rent_per_million_tokens"]
+        if rented is not None and one.rent is not None:
+            hour = f"{_amount(one.rent.value, currency)} for {one.rent.what}"
+            text += f"; rented, {_amount(rented, currency)} (at {hour})"
+        told.append(text)
+    run = found["cost_per_run"]
+    if run is not None and found["energy_per_run_j"] is not None:
+        joules = found["energy_per_run_j"]
+        what = {"token": "generation"}.get(result.unit, result.unit)
+        if result.workload.get("kind") == "training":
+            what = "training step"
+        told.append(
+            f"a {what} costs {_amount(run, currency)} and takes {_digits(joules / 3.6e6)} kWh without the PUE"
+        )
+    return told
+
+
+def _metrics(one: Economics) -> Table:
+    units = {"_w": "W", "_j": "J", "kwh_per_million_tokens": "kWh", "return_per_purchase": ""}
+    rows: list[tuple[Entry, ...]] = []
+    for name, value in one.metrics().items():
+        if value is None:
+            continue
+        unit = next((unit for end, unit in units.items() if name.endswith(end)), one.costs.currency)
+        rows.append((name, Datum(f"{value:,.4g} {unit}".rstrip(), value, unit), f"{name} = {FORMULAS[name]}"))
+    return Table("Costs and energy", ("metric", "value", "how it is computed"), tuple(rows), (1,))
+
+
+def _bill(one: Economics) -> Table:
+    currency = one.costs.currency
+    rows: list[tuple[Entry, ...]] = []
+    for item in one.bill.items:
+        each = item.price.value * item.units if item.price else None
+        total = "comes with the machine" if item.covered else money(item.total, currency)
+        price = "" if item.covered else money(each, currency)
+        rows.append(
+            (item.words, count(item.number), price, total if item.covered or item.price else "unknown")
+        )
+    rows.append(("sum", "", "", money(one.purchase, currency) if one.purchase is not None else "unknown"))
+    return Table("What has to be bought", ("part", "number", "each", "all"), tuple(rows), (1, 2, 3))
+
+
+def _power(one: Economics) -> Table:
+    rows: tuple[tuple[Entry, ...], ...] = ()
+    if one.energy is not None:
+        rows = tuple(
+            (
+                draw.key,
+                Datum(f"{draw.number:g}", draw.number),
+                _watts(draw.idle_w),
+                _watts(draw.active_w),
+                Datum(percent(draw.busy), draw.busy),
+                _watts(draw.watts),
+            )
+            for draw in one.energy.draws
+        )
+    head = ("device", "number", "idle, each", "active, each", "busy", "all")
+    return Table("What draws power", head, rows, (1, 2, 3, 4, 5))
+
+
+def _figures(one: Economics) -> Table:
+    rows = tuple(
+        (
+            figure.what,
+            Datum(f"{figure.value:g}", figure.value),
+            figure.origin,
+            figure.source,
+            str(figure.date),
+        )
+        for figure in one.figures
+    )
+    head = ("price or assumption", "value", "origin", "source", "date")
+    return Table("Where prices come from", head, rows, (1,), folded="Where prices come from")
+
+
+# -- several -----------------------------------------------------------------------------------
+
+
+def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
+    """One table, and the prices at which the cheapest and the next would cost the same."""
+    if not any(one.economics.purchase is not None for one in found):
+        return ()
+    rows = tuple(_compared(one, found) for one in found)
+    head = ("result", "purchase", "power", "J/token", "kWh/1M", "cost/1M", "rented/1M", "return", "wear")
+    table = Table("", head, rows, tuple(range(1, 8)))
+    shown = _without_empty(table)
+    notes = [
+        f"kWh and cost are for a million tokens; cost = {FORMULAS['cost_per_million_tokens']}",
+        f"return is beside that of the best; return = {FORMULAS['return_per_purchase']}",
+    ]
+    warnings = dict.fromkeys(text for one in found for text in one.economics.warnings)
+    return (Section(COSTS, "Cost", (*_verdicts(found), *warnings), (shown,), tuple(notes)),)
+
+
+def _compared(one: Costed, found: Sequence[Costed]) -> tuple[Entry, ...]:
+    metrics, currency = one.economics.metrics(), one.economics.costs.currency
+    best = max((other.economics.metrics()["return_per_purchase"] or 0.0 for other in found), default=0.0)
+    mine = metrics["return_per_purchase"]
+    kwh = metrics["kwh_per_million_tokens"]
+    label = one.label if len(one.label) <= _LONGEST else f"{one.label[: _LONGEST - 1]}…"
+    return (
+        Datum(label, name=one.label),
+        money(metrics["purchase"], currency),
+        _watts(metrics["power_w"]),
+        _joules(metrics["energy_per_token_j"]),
+        "" if kwh is None else Datum(_digits(kwh), kwh, "kWh"),
+        money(metrics["cost_per_million_tokens"], currency),
+        money(metrics["rent_per_million_tokens"], currency),
+        "" if mine is None else Datum(f"{mine / best:.3g}×", mine),
+        _wear(one.result),
+    )
+
+
+def _wear(result: SimulationResult) -> str:
+    """Of the drives that steps or checkpoints write to; inference writes nothing."""
+    worn = getattr(result, "wear", ())
+    years = [(one.tier, one.wear.years) for one in worn if one.wear.years is not None]
+    return ", ".join(f"{tier} lasts {time:.3g} years" for tier, time in years)
+
+
+def _without_empty(table: Table) -> Table:
+    """The table without columns in which nothing stands."""
+    kept = [i for i in range(len(table.head)) if i == 0 or any(row[i] != "" for row in table.rows)]
+    return table._replace(
+        head=tuple(table.head[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in table.rows),
+        numbers=tuple(new for new, old in enumerate(kept) if old in table.numbers),
+    )
+
+
+def _verdicts(found: Sequence[Costed]) -> list[str]:
+    """Which answer costs least for its work, and what would turn that round."""
+    priced = [one for one in found if _per_unit(one) is not None]
+    priced.sort(key=lambda one: _per_unit(one) or 0.0)
+    if len(priced) < 2:
+        return []
+    first, second = priced[:2]
+    currency = first.economics.costs.currency
+    mine, other = _per_unit(first) or 0.0, _per_unit(second) or 0.0
+    told = f"{first.label} costs least for its work, {second.label} {other / mine:.3g} times as much"
+    turns = flips(first.economics, second.economics)[:_MOST_FLIPS]
+    if not turns:
+        return [told, "no single price of either turns that round"]
+    return [told, *(_flip(flip, first.label, second.label, currency) for flip in turns)]
+
+
+def _per_unit(one: Costed) -> float | None:
+    run = one.economics.metrics()["cost_per_run"]
+    return None if run is None or one.economics.bill.missing else run / one.economics.runs
+
+
+def _flip(flip: Flip, first: str, second: str, currency: str) -> str:
+    what = {FIRST: f"everything bought for {first}", SECOND: f"everything bought for {second}"}.get(
+        flip.what, flip.what
+    )
+    now, at = _amount(flip.now, currency), _amount(flip.at, currency)
+    direction = "below" if flip.cheaper_above else "above"
+    return f"{second} would cost less with {what} {direction} {at} (now {now})"
