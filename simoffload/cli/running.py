@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
@@ -12,7 +12,7 @@ from simoffload.cli.sources import load, move
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from simoffload.results.passes import PassResult
+    from simoffload.planning.explanation import Explanation
     from simoffload.results.result import SimulationResult
     from simoffload.scenario import LoadedScenario
 
@@ -25,15 +25,18 @@ def run(arguments: Namespace, console: Console) -> Exit:
         raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides)
+    from simoffload.planning.explanation import explain
     from simoffload.report.kinds import words
     from simoffload.report.text import result_text
     from simoffload.simulation import simulate
 
     with Progress(console) as progress:
         result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
-    told = words(result)
-    written = folder.write(_files(result, arguments, told.shown)) if folder else ()
-    console.answer(result_text(result, color=console.color, width=console.width), result.to_dict())
+        explanation = explain(scenario, progress=progress) if arguments.explain and result.fits else None
+    told, data = words(result), _data(result, explanation)
+    written = folder.write(_files(result, explanation, data, arguments)) if folder else ()
+    text = result_text(result, explanation=explanation, color=console.color, width=console.width)
+    console.answer(text, data)
     if console.as_json:
         console.warn(result.warnings)
     if written:
@@ -43,13 +46,26 @@ def run(arguments: Namespace, console: Console) -> Exit:
     return Exit.OK if result.fits else Exit.DOES_NOT_FIT
 
 
-def _files(result: SimulationResult, arguments: Namespace, shown: PassResult | None) -> dict[str, Writer]:
+def _data(result: SimulationResult, explanation: Explanation | None) -> dict[str, Any]:
+    """The result as plain values, with how sure it is and, where that was asked for, why."""
+    from simoffload.planning.confidence import confidence
+
+    sure = confidence(result).to_dict() if result.step else None
+    explained = {"explanation": explanation.to_dict()} if explanation else {}
+    return result.to_dict() | {"confidence": sure} | explained
+
+
+def _files(
+    result: SimulationResult, explanation: Explanation | None, data: dict[str, Any], arguments: Namespace
+) -> dict[str, Writer]:
     from simoffload.exchange.chrome_trace import write_trace
+    from simoffload.report.kinds import words
     from simoffload.report.page import write_report
 
+    shown = words(result).shown
     files: dict[str, Writer] = {
-        RESULT: json_writer(result.to_dict()),
-        REPORT: lambda path: write_report(result, path, command=arguments.line),
+        RESULT: json_writer(data),
+        REPORT: lambda path: write_report(result, path, explanation=explanation, command=arguments.line),
     }
     if arguments.trace and shown is not None:
         timeline = result.timelines[shown.name]

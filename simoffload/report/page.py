@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
+from simoffload.planning.explanation import Explanation
 from simoffload.report import comparison_figures
 from simoffload.report.comparison import (
     Group,
@@ -38,14 +39,20 @@ _MOST_BARS = 12_000
 """Operations drawn on a page, about 2 MB."""
 
 
-def write_report(result: SimulationResult, path: str | Path, *, command: str = "") -> None:
-    """Write a page about one result; ``command`` is what reproduces it.
+def write_report(
+    result: SimulationResult,
+    path: str | Path,
+    *,
+    explanation: Explanation | None = None,
+    command: str = "",
+) -> None:
+    """Write a page about one result, with its ``explanation``; ``command`` is what reproduces it.
 
     Raises OSError if the file cannot be written.
     """
     charts = Charts()
     title = f"simoffload: {', '.join(headline(result))}"
-    shown = view(result, charts, bars=_MOST_BARS)
+    shown = view(result, charts, bars=_MOST_BARS, explanation=explanation)
     _write(path, "single.html", charts, title=title, view=shown, command=lines(command))
 
 

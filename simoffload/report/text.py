@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from simoffload.errors import printable
+from simoffload.planning.explanation import Explanation
 from simoffload.report import training_text
 from simoffload.report.columns import columns
+from simoffload.report.explanation import explained
+from simoffload.report.groups import groups
 from simoffload.report.kinds import words
 from simoffload.report.paper import MARGIN, Paper, shortened
 from simoffload.report.phrases import alike, bottleneck, bound, counted, group_links, origins, percent, worked
-from simoffload.report.sections import Section, sections
+from simoffload.report.sections import Section, Table, sections
 from simoffload.report.summary import headline, verdict
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
@@ -24,8 +27,15 @@ __all__ = ["result_text"]
 _MAX_LINKS = 8
 
 
-def result_text(result: SimulationResult, *, color: bool = False, width: int = 100) -> str:
-    """Describe one result: verdict, capacity, speed, causes, bound, links, warnings, origin of the inputs."""
+def result_text(
+    result: SimulationResult,
+    *,
+    explanation: Explanation | None = None,
+    color: bool = False,
+    width: int = 100,
+) -> str:
+    """Describe one result: verdict, capacity, speed, causes, bound, links, how sure, warnings, origin of the
+    inputs; with an ``explanation`` also what it hangs on."""
     paper = Paper(color=color, width=width)
     training = result if isinstance(result, TrainingResult) else None
     paper.lines += [paper.ink(line, "bold") for line in wrap(" · ".join(headline(result)), paper.width)]
@@ -40,20 +50,19 @@ def result_text(result: SimulationResult, *, color: bool = False, width: int = 1
             paper.section("Why", training_text.causes(paper, training, result.step))
         else:
             paper.section("Why", _causes(paper, result.step))
+        paper.section("", _table(paper, groups(result.step)))
         most = bottleneck(result.step, words(result).called)
         paper.paragraph("Bound", f"{most}; {bound(result.step)}.", "bold")
         paper.section("Links", _links(paper, result.step))
     if training:
         paper.section("Storage", training_text.storage(paper, training))
-    for one in sections(result):
+    for one in (*sections(result), *explained(result, explanation)):
         paper.section(one.short, _told(paper, one))
     for warning in result.warnings:
         paper.paragraph("Warning", printable(warning), "yellow")
     if result.work:
         paper.paragraph("Engine", "; ".join(worked(result)))
-    paper.paragraph(
-        "Inputs", f"{origins(result.provenance.origins) or 'none'}; errors on real runs: docs/VALIDATION.md"
-    )
+    paper.paragraph("Inputs", origins(result.provenance.origins) or "none")
     return str(paper)
 
 
@@ -93,10 +102,12 @@ def _speed(paper: Paper, result: SimulationResult) -> list[str]:
 def _told(paper: Paper, section: Section) -> list[str]:
     """Sentences, then tables."""
     lines = [line for text in section.sentences for line in paper.wrapped(text)]
-    for table in section.tables:
-        rows = (tuple(map(printable, row)) for row in table.rows)
-        lines += paper.headed([table.head, *rows], right=table.numbers)
-    return lines
+    return lines + [line for table in section.tables for line in _table(paper, table)]
+
+
+def _table(paper: Paper, table: Table) -> list[str]:
+    rows = (tuple(map(printable, row)) for row in table.rows)
+    return paper.headed([table.head, *rows], right=table.numbers)
 
 
 def _causes(paper: Paper, step: PassResult) -> list[str]:

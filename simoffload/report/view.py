@@ -9,8 +9,11 @@ import yaml
 from markupsafe import Markup
 
 from simoffload.errors import printable
+from simoffload.planning.explanation import Explanation
 from simoffload.report import figures, training_figures
 from simoffload.report.chart import Figure
+from simoffload.report.explanation import explained, figures_of
+from simoffload.report.groups import groups
 from simoffload.report.kinds import words
 from simoffload.report.phrases import bottleneck, bound, group_bounds, group_links, origins, worked
 from simoffload.report.sections import sections
@@ -53,7 +56,9 @@ class Charts:
         return _Chart(len(self.figures) - 1, figure["layout"]["height"], label)
 
 
-def view(result: SimulationResult, charts: Charts, *, bars: int) -> dict[str, Any]:
+def view(
+    result: SimulationResult, charts: Charts, *, bars: int, explanation: Explanation | None = None
+) -> dict[str, Any]:
     """What is told of one result; ``bars`` operations at most are drawn."""
     told = words(result)
     shown: dict[str, Any] = {
@@ -65,7 +70,8 @@ def view(result: SimulationResult, charts: Charts, *, bars: int) -> dict[str, An
         "metrics": [(metric, result.formulas[metric.key]) for metric in told.metrics],
         "note": told.note,
         "training": _training(result, charts) if isinstance(result, TrainingResult) else None,
-        "sections": sections(result),
+        "sections": (*sections(result), *explained(result, explanation)),
+        "charts": {title: charts.add(*drawn) for title, drawn in figures_of(explanation).items()},
         "origins": origins(result.provenance.origins),
         "engine": worked(result),
         "scenario": lines(_yaml(result.provenance.scenario)),
@@ -76,6 +82,7 @@ def view(result: SimulationResult, charts: Charts, *, bars: int) -> dict[str, An
     return shown | {
         "bottleneck": bottleneck(step, told.called),
         "causes": charts.add(figures.causes(step), "time by cause"),
+        "groups": groups(step),
         "other_passes": [one for one in result.passes if one is not step],
         "bound": bound(step),
         "bounds": charts.add(figures.bounds(step, most=_MOST_BOUNDS), "bounds and simulated time"),
