@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from simoffload.exchange.chrome_trace import write_trace
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
+    from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
+    from simoffload.planning.confidence import confidence
+    from simoffload.planning.sensitivity import sensitivity
+    from simoffload.planning.uncertainty import uncertainty
     from simoffload.report.page import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
     from simoffload.results.inference import InferenceResult
@@ -35,6 +39,7 @@ __all__ = [
     "TrainingResult",
     "compare",
     "compare_scenarios",
+    "confidence",
     "default_scenario",
     "fit",
     "list_models",
@@ -44,7 +49,10 @@ __all__ = [
     "load_platform",
     "load_scenario",
     "on_targets",
+    "sensitivity",
     "simulate",
+    "storage_curve",
+    "uncertainty",
     "write_comparison",
     "write_report",
     "write_trace",
@@ -66,6 +74,7 @@ _HOME = {
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
     "default_scenario": "simoffload.scenario",
+    "confidence": "simoffload.planning.confidence",
     "fit": "simoffload.simulation",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
@@ -74,7 +83,10 @@ _HOME = {
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",
     "on_targets": "simoffload.planning.compare",
+    "sensitivity": "simoffload.planning.sensitivity",
     "simulate": "simoffload.simulation",
+    "storage_curve": "simoffload.planning.bandwidth",
+    "uncertainty": "simoffload.planning.uncertainty",
     "write_comparison": "simoffload.report.page",
     "write_report": "simoffload.report.page",
     "write_trace": "simoffload.exchange.chrome_trace",

@@ -126,6 +126,9 @@ def _add_run(commands: _Commands) -> None:
     add_limits(parser)
     _add_costs(parser)
     _add_output(parser, _WRITTEN)
+    parser.add_argument(
+        "--explain", action="store_true", help="also what the result hangs on, its range, and faster storage"
+    )
     parser.add_argument("--trace", action="store_true", help="also write trace.json, for ui.perfetto.dev")
     parser.set_defaults(command=running.run)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
@@ -22,6 +23,9 @@ from simoffload.cli.sources import load, move
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simoffload.planning.costs import Economics
+    from simoffload.planning.explanation import Explanation
+    from simoffload.report.chart import Figure
     from simoffload.report.sections import Section
     from simoffload.results.passes import PassResult
     from simoffload.results.result import SimulationResult
@@ -37,33 +41,58 @@ def run(arguments: Namespace, console: Console) -> Exit:
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
     from simoffload.planning.costs import economics, load_costs
+    from simoffload.planning.explanation import explain
     from simoffload.report.kinds import words
     from simoffload.report.sections.costs import costs
+    from simoffload.report.sections.explanation import explained, figures_of
     from simoffload.report.text import result_text
     from simoffload.simulation import simulate
 
     prices = load_costs(arguments.costs)
     with Progress(console) as progress:
         result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
-    told, priced = words(result), economics(scenario, result, prices)
-    more, data = costs(result, priced), result.to_dict() | {"economics": priced.to_dict()}
-    written = folder.write(_files(result, data, more, arguments, told.shown)) if folder else ()
-    console.answer(result_text(result, color=console.color, width=console.width, more=more), data)
+        explanation = explain(scenario, progress=progress) if arguments.explain and result.fits else None
+    priced, shown = economics(scenario, result, prices), words(result).shown
+    told = _Told(
+        result.to_dict() | _added(result, priced, explanation),
+        (*(explained(explanation) if explanation else ()), *costs(result, priced)),
+        figures_of(explanation) if explanation else {},
+    )
+    written = folder.write(_files(result, told, arguments, shown)) if folder else ()
+    text = result_text(result, color=console.color, width=console.width, more=told.more)
+    console.answer(text, told.data)
     if console.as_json:
         console.warn(result.warnings)
     if written:
         console.say("wrote " + ", ".join(map(str, written)))
-    if arguments.trace and told.whole != "pass" and told.shown:
-        console.note(f'{TRACE} shows "{told.shown.name}", the part of the {told.whole} that takes longest')
+    if arguments.trace and words(result).whole != "pass" and shown:
+        console.note(
+            f'{TRACE} shows "{shown.name}", the part of the {words(result).whole} that takes longest'
+        )
     return Exit.OK if result.fits else Exit.DOES_NOT_FIT
 
 
+class _Told(NamedTuple):
+    """What is answered beside the result itself."""
+
+    data: dict[str, Any]
+    """All of it as plain values."""
+    more: tuple[Section, ...]
+    figures: Mapping[str, tuple[Figure, str]]
+
+
+def _added(result: SimulationResult, priced: Economics, explanation: Explanation | None) -> dict[str, Any]:
+    from simoffload.planning.confidence import confidence
+
+    return {
+        "confidence": confidence(result).to_dict() if result.step else None,
+        "economics": priced.to_dict(),
+        **({"explanation": explanation.to_dict()} if explanation else {}),
+    }
+
+
 def _files(
-    result: SimulationResult,
-    data: dict[str, Any],
-    more: Sequence[Section],
-    arguments: Namespace,
-    shown: PassResult | None,
+    result: SimulationResult, told: _Told, arguments: Namespace, shown: PassResult | None
 ) -> dict[str, Writer]:
     from simoffload.exchange.chrome_trace import write_trace
     from simoffload.report.long_table import write_long_table
@@ -71,10 +100,10 @@ def _files(
     from simoffload.report.page import write_report
     from simoffload.report.story import story_of
 
-    story = story_of(result, more=more, command=arguments.line)
+    story = story_of(result, more=told.more, command=arguments.line)
     files: dict[str, Writer] = {
-        RESULT: json_writer(data),
-        REPORT: lambda path: write_report(result, path, command=arguments.line, more=more),
+        RESULT: json_writer(told.data),
+        REPORT: partial(write_report, result, command=arguments.line, more=told.more, figures=told.figures),
         MARKDOWN: lambda path: write_markdown(story, path),
         TABLE: lambda path: write_long_table(story, path),
     }

@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
 from simoffload.report import comparison_figures
+from simoffload.report.chart import Figure
 from simoffload.report.comparison import Group, Published, by_kind, groups
 from simoffload.report.comparison_sections import charted
 from simoffload.report.sections import Section, Table, shown
@@ -27,14 +28,21 @@ _MOST_BARS = 12_000
 
 
 def write_report(
-    result: SimulationResult, path: str | Path, *, command: str = "", more: Sequence[Section] = ()
+    result: SimulationResult,
+    path: str | Path,
+    *,
+    command: str = "",
+    more: Sequence[Section] = (),
+    figures: Mapping[str, tuple[Figure, str]] | None = None,
 ) -> None:
     """Write a page about one result; ``command`` is what reproduces it, ``more`` is told after the rest.
 
-    Raises OSError if the file cannot be written.
+    ``figures`` are charts and what they show, by the titles of sections of ``more``. Raises OSError if the
+    file cannot be written.
     """
     charts = Charts()
     drawn = pictures(result, charts, bars=_MOST_BARS)
+    drawn.charts.update({title: charts.add(*one) for title, one in (figures or {}).items()})
     _write(path, story_of(result, more=more, command=command), charts, drawn)
 
 

@@ -11,7 +11,8 @@ from simoffload.report.columns import columns
 from simoffload.report.kinds import words
 from simoffload.report.paper import MARGIN, Paper, shortened
 from simoffload.report.phrases import alike, bottleneck, bound, counted, group_links, origins, percent, worked
-from simoffload.report.sections import Section, findings
+from simoffload.report.sections import Section, Table, findings
+from simoffload.report.sections.groups import groups
 from simoffload.report.summary import headline, verdict
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
@@ -19,7 +20,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.units import format_bytes, format_rate, format_seconds
 
-__all__ = ["result_text", "told"]
+__all__ = ["result_text", "tabled", "told"]
 
 _MAX_LINKS = 8
 
@@ -43,6 +44,7 @@ def result_text(
             paper.section("Why", training_text.causes(paper, training, result.step))
         else:
             paper.section("Why", _causes(paper, result.step))
+        paper.section("", tabled(paper, groups(result.step)))
         most = bottleneck(result.step, words(result).called)
         paper.paragraph("Bound", f"{most}; {bound(result.step)}.", "bold")
         paper.section("Links", _links(paper, result.step))
@@ -55,9 +57,7 @@ def result_text(
         paper.paragraph("Warning", printable(warning), "yellow")
     if result.work:
         paper.paragraph("Engine", "; ".join(worked(result)))
-    paper.paragraph(
-        "Inputs", f"{origins(result.provenance.origins) or 'none'}; errors on real runs: docs/VALIDATION.md"
-    )
+    paper.paragraph("Inputs", origins(result.provenance.origins) or "none")
     return str(paper)
 
 
@@ -97,9 +97,12 @@ def _speed(paper: Paper, result: SimulationResult) -> list[str]:
 def told(paper: Paper, section: Section) -> list[str]:
     """Sentences, then tables."""
     lines = [line for text in section.sentences for line in paper.wrapped(text)]
-    for table in section.tables:
-        lines += paper.headed([table.head, *table.texts], right=table.numbers)
-    return lines
+    return lines + [line for table in section.tables for line in tabled(paper, table)]
+
+
+def tabled(paper: Paper, table: Table) -> list[str]:
+    """Rows under their head."""
+    return paper.headed([table.head, *table.texts], right=table.numbers)
 
 
 def _causes(paper: Paper, step: PassResult) -> list[str]:

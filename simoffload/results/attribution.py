@@ -7,13 +7,17 @@ overlaps, so the times along it sum to the makespan exactly and nothing is count
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from simoffload.results.chain import Place, last_of, walk
 from simoffload.results.timeline import Timeline
 from simoffload.schedule import Schedule
 
-__all__ = ["Attribution", "attribute"]
+__all__ = ["Attribution", "Group", "attribute"]
+
+Group = Literal["GPU", "host", "transfers", "storage", "waiting"]
+"""What a cause of time is about: work of the GPU; of the host's processors; copies between memories and
+collectives; reads and writes of storage; waiting for what an earlier step left."""
 
 _COMPUTE = "GPU compute"
 _NAMES = {
@@ -29,6 +33,18 @@ _NAMES = {
     "cached": "entering the page cache",
     "checksum": "crc32",
 }
+_GROUPS: dict[str, Group] = {
+    "hook": "host",
+    "launch": "host",
+    "pages": "host",
+    "cached": "host",
+    "checksum": "host",
+    "cpu": "host",
+    "read": "storage",
+    "write": "storage",
+    "wait": "waiting",
+}
+"""By kind of operation; of the others those with a route are transfers, the rest is done by the GPU."""
 
 
 class Attribution(NamedTuple):
@@ -40,6 +56,8 @@ class Attribution(NamedTuple):
     """[ps] on the deciding chain, largest first; sums to its end."""
     busy: dict[str, int]
     """[ps] spent on each cause in all, hidden or not, on the rank that has most of it."""
+    groups: dict[str, Group]
+    """Of each cause."""
     exposed_streams: dict[str, int]
     """[ps] on the deciding chain, by stream."""
     busy_streams: dict[str, int]
@@ -55,6 +73,11 @@ _Kind = tuple[str, int, int]
 def _cause(kind: _Kind, schedule: Schedule) -> str:
     name, _, route = kind
     return schedule.routes[route].name if route >= 0 else _NAMES[name]
+
+
+def _group(kind: _Kind) -> Group:
+    name, _, route = kind
+    return _GROUPS.get(name, "transfers" if route >= 0 else "GPU")
 
 
 def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attribution:
@@ -76,10 +99,16 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
         sum(totals.values()),
         _largest_first(exposed),
         _largest_first(busy),
+        _groups(schedule),
         dict(exposed_streams),
         dict(busy_streams),
         dict(exposed_links),
     )
+
+
+def _groups(schedule: Schedule) -> dict[str, Group]:
+    kinds = {(op.kind, op.stream, op.route) for block in schedule.blocks for op in block.ops}
+    return {_cause(kind, schedule): _group(kind) for kind in kinds}
 
 
 def _on_chain(timeline: Timeline, last: Place | None) -> dict[tuple[_Kind, int], int]:

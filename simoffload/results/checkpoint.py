@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 from simoffload.results.passes import PassResult, combined
-from simoffload.results.result import SimulationResult
+from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.wear import TierWear
 
 __all__ = ["CheckpointPhase", "CheckpointResult", "Checkpoints", "Outlook", "SavedPart"]
@@ -157,10 +157,10 @@ class Checkpoints:
             "written_bytes": self.written,
             "parts": [part._asdict() for part in self.parts],
             "saving": [
-                {"name": one.result.name, "time_s": one.result.time_s, "background": one.background}
+                {"name": one.result.name, **attributed(one.result), "background": one.background}
                 for one in self.saving
             ],
-            "restoring": [{"name": one.name, "time_s": one.time_s} for one in self.restoring],
+            "restoring": [{"name": one.name, **attributed(one)} for one in self.restoring],
             "outlook": self.outlook._asdict() if self.outlook else None,
         }
 

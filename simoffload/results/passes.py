@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from simoffload.results.attribution import Attribution, attribute
+from simoffload.results.attribution import Attribution, Group, attribute
 from simoffload.results.timeline import Timeline
+from simoffload.results.times import Time, seconds
 from simoffload.schedule.bounds import link_time, stream_times
 
-__all__ = ["LinkUse", "PassResult", "Share", "StreamUse", "combined", "summarize_pass"]
+__all__ = ["GroupShare", "LinkUse", "PassResult", "Share", "StreamUse", "combined", "summarize_pass"]
 
-_PICO = 1e-12
 _SATURATED = 0.5  # of the time that a link is in use; our choice: from there on the link is called the limit
 
 _LATENCY = 0.3  # of a transfer's time; our choice: from there on its latency is called the limit
@@ -23,14 +23,46 @@ class Share(NamedTuple):
     """One cause of time."""
 
     cause: str
-    exposed_s: float
-    """[s] on the chain of operations that determined the pass; these sum to its time."""
-    busy_s: float
-    """[s] in all on the rank that has most of it, hidden behind something else or not."""
+    group: Group
+    """What works or is worked on."""
+    exposed_ps: Time
+    """[ps] on the chain of operations that determined the pass; these sum to its time exactly."""
+    busy_ps: Time
+    """[ps] in all on the rank that has most of it, hidden behind something else or not."""
     limit: str
     """What held a transfer back: a link that was full, or the single transfer's own limit."""
     size: int = 0
     """[B] moved on all ranks, for a transfer."""
+
+    @property
+    def exposed_s(self) -> float:
+        """[s] see ``exposed_ps``."""
+        return seconds(self.exposed_ps)
+
+    @property
+    def busy_s(self) -> float:
+        """[s] see ``busy_ps``."""
+        return seconds(self.busy_ps)
+
+
+class GroupShare(NamedTuple):
+    """All causes of one group."""
+
+    group: Group
+    exposed_ps: Time
+    """[ps] on the deciding chain; these sum to the time of the pass exactly."""
+    hidden_ps: Time
+    """[ps] done meanwhile; of causes that go on at the same time each counts."""
+
+    @property
+    def exposed_s(self) -> float:
+        """[s] see ``exposed_ps``."""
+        return seconds(self.exposed_ps)
+
+    @property
+    def hidden_s(self) -> float:
+        """[s] see ``hidden_ps``."""
+        return seconds(self.hidden_ps)
 
 
 class StreamUse(NamedTuple):
@@ -65,7 +97,7 @@ class PassResult(NamedTuple):
     name: str
     new_tokens: int
     context: int
-    time_s: float
+    time_ps: Time
     shares: tuple[Share, ...]
     """Largest exposed time first."""
     links: tuple[LinkUse, ...]
@@ -76,6 +108,21 @@ class PassResult(NamedTuple):
     """Of the deciding rank, in the schedule's order."""
     unfinished_s: float = 0.0
     """[s] that other streams go on after the stream with which the pass ends."""
+
+    @property
+    def time_s(self) -> float:
+        """[s] from its begin to its end."""
+        return seconds(self.time_ps)
+
+    @property
+    def groups(self) -> tuple[GroupShare, ...]:
+        """Exposed and hidden time by group, largest exposed time first."""
+        exposed, hidden = dict[Group, Time](), dict[Group, Time]()
+        for share in self.shares:
+            exposed[share.group] = exposed.get(share.group, 0) + share.exposed_ps
+            hidden[share.group] = hidden.get(share.group, 0) + share.busy_ps - share.exposed_ps
+        order = sorted(exposed, key=lambda group: (-exposed[group], -hidden[group], group))
+        return tuple(GroupShare(group, exposed[group], hidden[group]) for group in order)
 
     @property
     def bottleneck(self) -> Share:
@@ -107,17 +154,15 @@ def summarize_pass(
         name=timeline.schedule.name,
         new_tokens=new_tokens,
         context=context,
-        time_s=end * _PICO,
+        time_ps=end,
         shares=_shares(timeline, attribution),
         links=_links(timeline, attribution),
-        bounds={name: min(bound, end * _PICO) for name, bound in _bounds(timeline).items()},
+        bounds={name: min(bound, seconds(end)) for name, bound in _bounds(timeline).items()},
         streams=tuple(
-            StreamUse(
-                name, attribution.busy_streams[name] * _PICO, attribution.exposed_streams.get(name, 0) * _PICO
-            )
-            for name in attribution.busy_streams
+            StreamUse(name, seconds(busy), seconds(attribution.exposed_streams.get(name, 0)))
+            for name, busy in attribution.busy_streams.items()
         ),
-        unfinished_s=(timeline.makespan - end) * _PICO,
+        unfinished_s=seconds(timeline.makespan - end),
     )
 
 
@@ -129,8 +174,9 @@ def _shares(timeline: Timeline, attribution: Attribution) -> tuple[Share, ...]:
     return tuple(
         Share(
             name,
-            attribution.exposed.get(name, 0) * _PICO,
-            attribution.busy[name] * _PICO,
+            attribution.groups[name],
+            attribution.exposed.get(name, 0),
+            attribution.busy[name],
             limits.get(name, ""),
             sizes[name],
         )
@@ -182,10 +228,12 @@ def _fixed(timeline: Timeline) -> Counter[str]:
 
 def _links(timeline: Timeline, attribution: Attribution) -> tuple[LinkUse, ...]:
     def exposed(name: str) -> float:
-        return attribution.exposed_links.get(name, 0) * _PICO
+        return seconds(attribution.exposed_links.get(name, 0))
 
     uses = [
-        LinkUse(link.name, size, busy * _PICO, full * _PICO, link.capacity // link.scale, exposed(link.name))
+        LinkUse(
+            link.name, size, seconds(busy), seconds(full), link.capacity // link.scale, exposed(link.name)
+        )
         for link, size, busy, full in zip(
             timeline.schedule.links,
             timeline.link_bytes,
@@ -209,10 +257,10 @@ def _bounds(timeline: Timeline) -> dict[str, float]:
     for (_, stream), time in stream_times(schedule, ranks).items():
         name = _WORK.get(schedule.streams[stream])
         if name is not None:
-            bounds[name] = max(bounds.get(name, 0.0), time * _PICO)
+            bounds[name] = max(bounds.get(name, 0.0), seconds(time))
     for link, load in zip(schedule.links, timeline.link_loads, strict=True):
         if load:
-            bounds[link.name] = link_time(load, link) * _PICO
+            bounds[link.name] = seconds(link_time(load, link))
     return bounds
 
 
@@ -223,32 +271,31 @@ def combined(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassRes
         name=name,
         new_tokens=parts[0][0].new_tokens,
         context=parts[0][0].context,
-        time_s=sum(one.time_s * count for one, count in weighted),
-        shares=_sum_shares(weighted),
+        time_ps=sum(one.time_ps * count for one, count in parts),
+        shares=_sum_shares(parts),
         links=_sum_links(weighted),
         bounds=_sums((key, value * count) for one, count in weighted for key, value in one.bounds.items()),
         streams=_sum_streams(weighted),
     )
 
 
-def _sum_shares(parts: Sequence[tuple[PassResult, float]]) -> tuple[Share, ...]:
+def _sum_shares(parts: Sequence[tuple[PassResult, Fraction]]) -> tuple[Share, ...]:
     """By cause; what held a transfer back is said of the pass in which it took longest."""
     found: dict[str, Share] = {}
-    longest: dict[str, float] = {}
+    longest: dict[str, Time] = {}
     for one, count in parts:
         for share in one.shares:
-            known = found.get(share.cause, Share(share.cause, 0.0, 0.0, "", 0))
-            limit = known.limit
-            if share.busy_s * count >= longest.get(share.cause, 0.0):
-                limit, longest[share.cause] = share.limit, share.busy_s * count
-            found[share.cause] = Share(
-                share.cause,
-                known.exposed_s + share.exposed_s * count,
-                known.busy_s + share.busy_s * count,
-                limit,
-                known.size + round(share.size * count),
+            known = found.get(share.cause, share._replace(exposed_ps=0, busy_ps=0, limit="", size=0))
+            limit, busy = known.limit, share.busy_ps * count
+            if busy >= longest.get(share.cause, 0):
+                limit, longest[share.cause] = share.limit, busy
+            found[share.cause] = known._replace(
+                exposed_ps=known.exposed_ps + share.exposed_ps * count,
+                busy_ps=known.busy_ps + busy,
+                limit=limit,
+                size=known.size + round(share.size * count),
             )
-    return tuple(sorted(found.values(), key=lambda share: (-share.exposed_s, -share.busy_s, share.cause)))
+    return tuple(sorted(found.values(), key=lambda share: (-share.exposed_ps, -share.busy_ps, share.cause)))
 
 
 def _sum_links(parts: Sequence[tuple[PassResult, float]]) -> tuple[LinkUse, ...]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
 from simoffload.results.timeline import PassWork, Timeline
+from simoffload.results.times import whole
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Provenance", "SimulationResult"]
+__all__ = ["Provenance", "SimulationResult", "attributed"]
 
 SCHEMA = "simoffload/result/1"
 
@@ -163,7 +164,7 @@ class SimulationResult(ABC):
             return None
         return {
             "pass": self.step.name,
-            "time_s": self.step.time_s,
+            **attributed(self.step),
             "bottleneck": self.bottleneck,
             "bottleneck_share": self.bottleneck_share,
             "limit": self.step.bottleneck.limit,
@@ -173,16 +174,18 @@ class SimulationResult(ABC):
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per simulated pass and cause: pass, context, cause, exposed_s, busy_s, limit, size [B]."""
+        """One row per simulated pass and cause: pass, context, cause, group, exposed_s, busy_s, limit,
+        size [B]."""
         import pandas as pd
 
         rows = [
-            {"pass": one.name, "context": one.context, "time_s": one.time_s, **share._asdict()}
+            {"pass": one.name, "context": one.context, "time_s": one.time_s, **cause}
             for one in self.passes
-            for share in one.shares
+            for cause in _causes(one)
         ]
         return pd.DataFrame(
-            rows, columns=["pass", "context", "time_s", "cause", "exposed_s", "busy_s", "limit", "size"]
+            rows,
+            columns=["pass", "context", "time_s", "cause", "group", "exposed_s", "busy_s", "limit", "size"],
         )
 
 
@@ -212,13 +215,53 @@ def _tier(use: TierUse) -> dict[str, Any]:
     }
 
 
+def attributed(one: PassResult) -> dict[str, Any]:
+    """Where the time of a pass went, as plain values.
+
+    ``time_ps`` and every ``exposed_ps`` are whole numbers that sum exactly: where a part of a step is a
+    fraction of a picosecond, by largest remainders.
+    """
+    causes = _causes(one)
+    of_group: dict[str, int] = {}
+    for cause in causes:
+        of_group[cause["group"]] = of_group.get(cause["group"], 0) + cause["exposed_ps"]
+    return {
+        "time_s": one.time_s,
+        "time_ps": round(one.time_ps),
+        "time_by_cause": causes,
+        "time_by_group": [
+            {
+                "group": each.group,
+                "exposed_s": each.exposed_s,
+                "hidden_s": each.hidden_s,
+                "exposed_ps": of_group[each.group],
+            }
+            for each in one.groups
+        ],
+    }
+
+
+def _causes(one: PassResult) -> list[dict[str, Any]]:
+    return [
+        {
+            "cause": share.cause,
+            "group": share.group,
+            "exposed_s": share.exposed_s,
+            "busy_s": share.busy_s,
+            "limit": share.limit,
+            "size": share.size,
+            "exposed_ps": exposed,
+        }
+        for share, exposed in zip(one.shares, whole([share.exposed_ps for share in one.shares]), strict=True)
+    ]
+
+
 def _pass(one: PassResult) -> dict[str, Any]:
     return {
         "name": one.name,
         "new_tokens": one.new_tokens,
         "context": one.context,
-        "time_s": one.time_s,
-        "time_by_cause": [share._asdict() for share in one.shares],
+        **attributed(one),
         "links": [
             {
                 "link": use.link,

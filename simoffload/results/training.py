@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -12,6 +12,7 @@ from simoffload.results.checkpoint import Checkpoints
 from simoffload.results.passes import PassResult, combined
 from simoffload.results.reading import Reading
 from simoffload.results.result import SimulationResult
+from simoffload.results.times import Time, seconds
 from simoffload.results.wear import TierWear
 from simoffload.workload import Dataset
 
@@ -31,9 +32,14 @@ class Phase(NamedTuple):
     result: PassResult
 
     @property
+    def time_ps(self) -> Time:
+        """[ps] in one step."""
+        return self.times * self.result.time_ps
+
+    @property
     def time_s(self) -> float:
         """[s] in one step."""
-        return float(self.times) * self.result.time_s
+        return seconds(self.time_ps)
 
 
 class StorageTraffic(NamedTuple):
@@ -124,7 +130,7 @@ class TrainingResult(SimulationResult):
 
     def phase_s(self, name: str) -> float | None:
         """Time of all phases of that name in one step [s]."""
-        return sum(phase.time_s for phase in self.phases if phase.name == name) if self.phases else None
+        return _sum(phase for phase in self.phases if phase.name == name) if self.phases else None
 
     @property
     def forward_s(self) -> float | None:
@@ -144,7 +150,7 @@ class TrainingResult(SimulationResult):
     @property
     def step_s(self) -> float | None:
         """[s] see ``formulas``."""
-        return sum(phase.time_s for phase in self.phases) if self.phases else None
+        return _sum(self.phases) if self.phases else None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -191,6 +197,7 @@ class TrainingResult(SimulationResult):
                     "pass": phase.result.name,
                     "times": float(phase.times),
                     "time_s": phase.time_s,
+                    "time_ps": round(phase.time_ps),
                 }
                 for phase in self.phases
             ],
@@ -228,3 +235,8 @@ class TrainingResult(SimulationResult):
         frame.insert(0, "phase", [phase.name for phase in rows])
         frame.insert(1, "times", [float(phase.times) for phase in rows])
         return frame
+
+
+def _sum(phases: Iterable[Phase]) -> float:
+    """[s] of phases one after the other."""
+    return seconds(sum(phase.time_ps for phase in phases))

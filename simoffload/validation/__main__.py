@@ -1,14 +1,18 @@
-"""``python -m simoffload.validation [--write PAGE] [ID…]``: predict what was published and measured."""
+"""``python -m simoffload.validation [--write PAGE] [--errors FILE] [ID…]``: predict what was published and
+measured."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from simoffload.exchange.files import replacing
+from simoffload.planning.calibration_errors import csv_text
+from simoffload.validation.errors_table import error_rows
 from simoffload.validation.markdown import BEGIN, END, insert_tables, tables
-from simoffload.validation.measured import compare_measured
+from simoffload.validation.measured import MeasuredRun, compare_measured
 from simoffload.validation.measured_tables import MEASURED_BEGIN, MEASURED_END, measured_tables
 from simoffload.validation.plots import Plot, plots
 from simoffload.validation.published import compare_published
@@ -26,12 +30,19 @@ def main() -> int:
     parser.add_argument(
         "--only", choices=("published", "measured"), help="leave the other tables as they are"
     )
+    parser.add_argument(
+        "--errors", type=Path, metavar="FILE", help="also write errors on real runs as the shipped table"
+    )
     arguments = parser.parse_args()
     only = arguments.only or ("published" if arguments.ids else None)
     sections: dict[tuple[str, str], str] = {}
     drawn: list[Plot] = []
     if only != "published":
-        written, drawn = _measured()
+        runs = compare_measured()
+        written, drawn = _measured(runs)
+        if arguments.errors:
+            with replacing(arguments.errors) as file:
+                file.write(csv_text(error_rows(runs)))
         sections[MEASURED_BEGIN, MEASURED_END] = written
     if only != "measured":
         sections[BEGIN, END] = tables(compare_published(arguments.ids))
@@ -42,8 +53,7 @@ def main() -> int:
     return 0
 
 
-def _measured() -> tuple[str, list[Plot]]:
-    runs = compare_measured()
+def _measured(runs: Sequence[MeasuredRun]) -> tuple[str, list[Plot]]:
     drawn = list(plots(runs))
     images = [(f"{_IMAGES}/{name}", about) for name, about, _ in drawn]
     return measured_tables(runs, compare_measured(own_profile=False), images), drawn

@@ -75,6 +75,31 @@ def test_what_does_not_fit_has_no_times(program) -> None:
     assert data["advice"]
 
 
+def test_every_answer_says_how_sure_it_is(program) -> None:
+    assert "How sure  ±" in program("run", "small.yaml").out
+    sure = json.loads(program("run", "small.yaml", "--json").out)["confidence"]
+    assert sure["known"] is True
+    assert 0 < sure["relative_error"] < 0.2
+    assert json.loads(program("run", "small.yaml", *TOO_LARGE, "--json").out)["confidence"] is None
+
+
+def test_explain_says_why_in_every_form(program) -> None:
+    answer = program("run", "small.yaml", "--explain", "--output-dir", "out")
+    assert answer.status == 0
+    assert [name for name in ("Bandwidth ", "Hangs on ", "How sure ") if f"\n{name}" not in answer.out] == []
+    data = json.loads(Path("out/result.json").read_text(), parse_constant=pytest.fail)["explanation"]
+    assert data["sensitivity"]["rows"][0]["swing"] > 0
+    assert data["uncertainty"]["low_s"] < data["uncertainty"]["unit_s"] < data["uncertainty"]["high_s"]
+    assert data["storage"]["tier"] == "raid"
+    assert "What the result hangs on" in Path("out/report.html").read_text()
+
+
+def test_what_does_not_fit_has_nothing_to_explain(program) -> None:
+    answer = program("run", "small.yaml", *TOO_LARGE, "--explain", "--json")
+    assert answer.status == 3
+    assert "explanation" not in json.loads(answer.out)
+
+
 def test_fit_does_not_simulate(program) -> None:
     answer = program("fit", "small.yaml", "--json")
     data = json.loads(answer.out)

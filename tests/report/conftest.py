@@ -12,6 +12,7 @@ import pytest
 
 from simoffload.engine import execute
 from simoffload.report.chart import Figure
+from simoffload.results.attribution import Group
 from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import LinkUse, PassResult, Share, summarize_pass
@@ -21,8 +22,15 @@ from simoffload.results.training import Phase, StorageTraffic, TrainingResult
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
 
 HOST, COPY, COMPUTE, IO = range(4)
-MS = 10**9  # [ps]
+MS, S = 10**9, 10**12  # [ps]
 GB = 10**9  # [B]
+GROUPS: dict[str, Group] = {
+    "GPU compute": "GPU",
+    "host to GPU": "transfers",
+    "GPU to host": "transfers",
+    "optimizer on the CPU": "host",
+}
+"""Of causes that are not about "raid"."""
 ANSI = re.compile("\x1b\\[\\d+m")
 EVIL = '"><img src=x onerror="document.title=1"></script><script>document.title=2</script>\u202e&amp;'
 """A name that no page may take for more than text."""
@@ -93,15 +101,16 @@ def provenance(**model: Any) -> Provenance:
 
 def step(name: str, time_s: float, *, cause: str = "raid read", context: int = 33) -> PassResult:
     """A pass whose time goes to one cause for four fifths."""
+    part = round(time_s * S / 100)
     return PassResult(
         name=name,
         new_tokens=1,
         context=context,
-        time_s=time_s,
+        time_ps=100 * part,
         shares=(
-            Share(cause, 0.81 * time_s, 0.9 * time_s, "raid"),
-            Share("GPU compute", 0.12 * time_s, 0.15 * time_s, ""),
-            Share("host to GPU", 0.07 * time_s, 0.5 * time_s, "what one transfer reaches by itself"),
+            Share(cause, "storage", 81 * part, 90 * part, "raid"),
+            Share("GPU compute", "GPU", 12 * part, 15 * part, ""),
+            Share("host to GPU", "transfers", 7 * part, 50 * part, "what one transfer reaches by itself"),
         ),
         links=(
             LinkUse("raid", 14 * GB, 0.9 * time_s, 0.8 * time_s, 25 * GB),
@@ -189,12 +198,16 @@ def recorded(make_result: Callable[..., InferenceResult], timeline: Timeline) ->
 def part(name: str, *causes: tuple[str, float, str]) -> PassResult:
     """A pass in which everything is exposed: (cause, seconds, what held it back), and busy twice as long."""
     time = sum(seconds for _, seconds, _ in causes)
+    times = [(cause, round(seconds * S), limit) for cause, seconds, limit in causes]
     return PassResult(
         name=name,
         new_tokens=2048,
         context=2048,
-        time_s=time,
-        shares=tuple(Share(cause, seconds, 2 * seconds, limit) for cause, seconds, limit in causes),
+        time_ps=sum(exposed for _, exposed, _ in times),
+        shares=tuple(
+            Share(cause, GROUPS.get(cause, "storage"), exposed, 2 * exposed, limit)
+            for cause, exposed, limit in times
+        ),
         links=(LinkUse("raid", 7 * GB, 0.5 * time, 0.25 * time, 25 * GB),),
         bounds={"raid": 0.5 * time, "GPU compute": 0.25 * time},
     )

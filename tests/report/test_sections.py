@@ -30,16 +30,17 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.results.wear import TierWear, Wear
 from simoffload.workload import Dataset
-from tests.report.conftest import provenance
+from tests.report.conftest import S, provenance
 
 GB, TB, HOUR = 10**9, 10**12, 3600.0
 
 
 def phase(name: str, time: float, cause: str, limit: str = "pfs write") -> PassResult:
     link = LinkUse(limit, 100 * GB, time, time, 10 * GB, time)
-    share = Share(cause, 0.8 * time, time, limit, 100 * GB)
-    rest = Share("crc32", 0.2 * time, 0.2 * time, "")
-    return PassResult(name, 0, 0, time, (share, rest), (link,), {limit: 0.9 * time})
+    part = round(time * S / 5)
+    share = Share(cause, "storage", 4 * part, 5 * part, limit, 100 * GB)
+    rest = Share("crc32", "host", part, part, "")
+    return PassResult(name, 0, 0, 5 * part, (share, rest), (link,), {limit: 0.9 * time})
 
 
 SAVED = Checkpoints(

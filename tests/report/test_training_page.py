@@ -58,7 +58,7 @@ def test_the_page_reads_without_scripts(single: str) -> None:
 
 
 def test_the_sections_come_in_order(single: str) -> None:
-    assert re.findall("<h2>(.*?)</h2>", single)[:8] == [
+    assert re.findall("<h2>(.*?)</h2>", single)[:9] == [
         "Capacity",
         "Speed",
         "Phases of a step",
@@ -66,6 +66,7 @@ def test_the_sections_come_in_order(single: str) -> None:
         "How close to the bound",
         "Links",
         "Storage",
+        "How sure",
         "Timeline",
     ]
 

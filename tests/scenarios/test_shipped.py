@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from simoffload.planning import compare_fit, on_targets
 from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
-from simoffload.simulation import simulate
 
-LARGE = {"ddn/bloom-mod-1", "ddn/bloom-mod-2"}
 TRAINING = {
     *(f"xinnor/llama-{what}" for what in ("1b", "2b", "3b", "16b-optimizer", "16b-parameters")),
     *(f"zenflow/{model}" for model in ("qwen2.5-1.5b", "qwen2.5-3b", "llama-2-7b")),
@@ -21,7 +17,6 @@ TRAINING = {
 OWN_CHECKPOINTS = {"zero-infinity/gpt2-50b", "training/bloom-mod-2"}
 """Their models are taken to call DeepSpeed's checkpoint function, which keeps checkpoints in host memory."""
 NAMES = [name for name in list_scenarios() if not name.startswith("checkpoint/")]  # see test_checkpoints.py
-INFERENCE = [name for name in NAMES if name not in TRAINING]
 DDN_TARGETS = ("gpu", "dram", "raid", "nfs", "ai400x2")
 
 
@@ -50,22 +45,6 @@ def test_it_says_what_it_is_and_gives_no_cause_for_warnings(name: str) -> None:
     expected += ["ratio 0.9 of 32"] * (name == "superoffload/qwen3-14b")  # as in its source
     assert len(warnings) == len(expected), warnings
     assert all(text in warning for text, warning in zip(expected, warnings, strict=True))
-
-
-@pytest.mark.parametrize("name", [name for name in INFERENCE if name not in LARGE])
-def test_it_runs(name: str) -> None:
-    result = simulate(load_scenario(name, overrides=["workload.output_length=2"]))
-    assert result.fits
-    assert result.per_token_s is not None
-    assert math.isfinite(result.per_token_s)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(LARGE))
-def test_the_large_ones_run(name: str) -> None:
-    result = simulate(load_scenario(name, overrides=["workload.output_length=1"]))
-    assert result.ttft_s is not None
-    assert result.ttft_s > 10
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ import pytest
 from simoffload.calibration.compare import ComparedPass, ComparedRun, Errors
 from simoffload.calibration.records import RecordedRun
 from simoffload.errors import InputError
+from simoffload.planning.calibration_errors import calibration_errors, csv_text
 from simoffload.validation import __main__ as program
+from simoffload.validation.errors_table import error_rows
 from simoffload.validation.knobs import changed, knob_pairs
 from simoffload.validation.markdown import BEGIN, END
 from simoffload.validation.measured import BARS, MeasuredRun, Verdict, compare_measured, counted, verdicts
@@ -108,6 +110,21 @@ def test_errors_by_set_with_bars_for_held_out_runs() -> None:
 def test_a_bar_holds_for_the_mean_and_the_worst(mean: float, worst: float, holds: bool) -> None:
     verdict = Verdict("holdout", "decode", Errors(3, mean, worst), Errors(3, 0.5, 0.5), BARS["decode"])
     assert verdict.holds is holds
+
+
+def test_errors_by_work_and_place() -> None:
+    nvme = ds_config("nvme", offload_param={"buffer_size": 300_000})
+    rows = [
+        measured(decode=(1.0, 1.02, 0.4)),
+        measured(decode=(1.0, 0.94, 0.6), ranks=2),
+        measured(decode=(1.0, 1.25, 0.6), ds_config=nvme),
+        measured(decode=None),
+    ]
+    memory, drives = error_rows(rows)
+    assert (memory.part, memory.work, memory.place, memory.runs) == ("holdout", "decode", "memory", 2)
+    assert (memory.mean, memory.worst) == pytest.approx((0.04, -0.06))
+    assert (memory.fewest_gpus, memory.most_gpus) == (1, 2)
+    assert (drives.place, drives.mean, drives.most_gpus) == ("nvme", 0.25, 1)
 
 
 # -- knobs --------------------------------------------------------------------------------------
@@ -249,8 +266,10 @@ def test_the_page_gets_tables_and_plots(
     monkeypatch.setattr(program, "compare_measured", lambda **_: runs)
     page = tmp_path / "page.md"
     page.write_text(PAGE)
-    monkeypatch.setattr(sys, "argv", ["validation", "--only", "measured", "--write", str(page)])
+    words = ["--only", "measured", "--write", str(page), "--errors", str(tmp_path / "errors.csv")]
+    monkeypatch.setattr(sys, "argv", ["validation", *words])
     assert program.main() == 0
+    assert (tmp_path / "errors.csv").read_text() == csv_text(error_rows(runs))
     text = page.read_text()
     assert "stale" not in text
     assert text.startswith(f"top\n{MEASURED_BEGIN}\n\n### Errors\n")
@@ -278,7 +297,7 @@ def test_the_documentation_has_the_marks(repository: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_has_the_errors_of_the_recorded_runs(repository: Path) -> None:
-    """Every recorded run is read and predicted, and docs/VALIDATION.md tells what came of it."""
+    """Every recorded run is predicted, and docs/VALIDATION.md and the shipped table tell what came of it."""
     runs = compare_measured()
     assert {(run.part, run.machine) for run in runs} >= {("fit", "h200-4x-b"), ("holdout", "h200-4x-d")}
     assert len(counted(runs, part="holdout")) == 32
@@ -288,3 +307,4 @@ def test_the_page_has_the_errors_of_the_recorded_runs(repository: Path) -> None:
         assert told is not None
         assert f" {verdict.ours.mean:.1%} |" in told[0]
         assert f" {verdict.ours.worst:+.1%} |" in told[0]
+    assert csv_text(error_rows(runs)) == csv_text(calibration_errors())

@@ -14,8 +14,9 @@ from simoffload.validation.published import _METRICS
 NUMEL = 14_220_000_000
 
 
-def phase(name: str, time_s: float, times: int = 1) -> Phase:
-    one = PassResult(name, 1, 1, time_s, (Share("GPU compute", time_s, time_s, ""),), (), {"GPU": time_s})
+def phase(name: str, time_s: int, times: int = 1) -> Phase:
+    time = time_s * 10**12
+    one = PassResult(name, 1, 1, time, (Share("GPU compute", "GPU", time, time, ""),), (), {"GPU": time_s})
     return Phase(name, Fraction(times), one)
 
 

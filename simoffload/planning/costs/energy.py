@@ -7,12 +7,13 @@ servers as far as their bandwidth is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.hardware.parts import Part
 from simoffload.planning.costs.lists import CostList
+from simoffload.results.attribution import Group
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import PassResult
@@ -21,13 +22,8 @@ from simoffload.results.training import TrainingResult
 
 __all__ = ["Draw", "Energy", "activity", "energy"]
 
-_ON_GPU = frozenset(
-    ("GPU compute", "GPU copies of gathered tensors", "gradients on the GPU", "optimizer on the GPU")
-)
 _ALL_CORES = frozenset(("CPU Adam", "CPU casts and scaling"))
-_ONE_CORE = frozenset(
-    ("host thread", "crc32", "new pages for copies", "entering the page cache", "into the page cache")
-)
+"""Causes of the host that keep every core busy; the others keep one a rank."""
 
 
 class Draw(NamedTuple):
@@ -108,19 +104,17 @@ def _busy(part: Part, one: PassResult, machine: Machine, ranks: int) -> float:
     if not one.time_s:
         return 0.0
     if part.kind == "accelerator":
-        return min(1.0, _share(one, _ON_GPU)) * ranks / machine.gpus
+        return min(1.0, _share(one, "GPU")) * ranks / machine.gpus
     if part.kind == "host":
-        threads = _share(one, _ONE_CORE) * machine.ranks_per_node(ranks)
+        whole = sum(share.busy_s for share in one.shares if share.cause in _ALL_CORES) / one.time_s
+        threads = (_share(one, "host") - whole) * machine.ranks_per_node(ranks)
         cores = threads / machine.host.cpu_optimizer.cores.value
-        return min(1.0, cores + _share(one, _ALL_CORES)) * machine.nodes_of(ranks) / machine.nodes
+        return min(1.0, cores + whole) * machine.nodes_of(ranks) / machine.nodes
     used = {use.link: use.size / (use.capacity * one.time_s) for use in one.links}
     loads = [min(1.0, sum(used.get(link, 0.0) for link in links)) for links in part.links]
     return sum(loads) / len(loads)
 
 
-def _share(one: PassResult, causes: frozenset[str]) -> float:
-    return sum(_seconds(one, causes)) / one.time_s
-
-
-def _seconds(one: PassResult, causes: frozenset[str]) -> Iterator[float]:
-    return (share.busy_s for share in one.shares if share.cause in causes)
+def _share(one: PassResult, group: Group) -> float:
+    """Fraction of a pass in which something of a group is busy, on the rank that has most of it."""
+    return sum(share.busy_s for share in one.shares if share.group == group) / one.time_s

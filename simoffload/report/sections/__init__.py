@@ -12,6 +12,7 @@ from simoffload.report.sections import background as origin
 from simoffload.report.sections.around_training import around_training
 from simoffload.report.sections.capacity import CAPACITY, capacity
 from simoffload.report.sections.causes import BOUND, CAUSES, bounds, causes, links
+from simoffload.report.sections.explanation import how_sure
 from simoffload.report.sections.speed import PHASES, phases, speed
 from simoffload.report.sections.storage import storage
 from simoffload.report.sections.structure import Datum, Entry, Listing, Section, Table, shown
@@ -52,6 +53,8 @@ def _findings(result: SimulationResult) -> Iterator[Section]:
     if training:
         yield storage(training)
     yield from around_training(result)
+    if result.step is not None:
+        yield how_sure(result)
 
 
 def background(result: SimulationResult, *, command: str = "") -> tuple[Section, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from simoffload.report.kinds import words
 from simoffload.report.phrases import bottleneck, bound, group_bounds, group_links
+from simoffload.report.sections.groups import groups
 from simoffload.report.sections.structure import (
     Datum,
     Entry,
@@ -41,7 +42,8 @@ def causes(result: SimulationResult, step: PassResult) -> Section:
     """The causes of the step that stands for the run, then of everything else that was simulated."""
     told = words(result)
     tables = _of_training(result, step) if isinstance(result, TrainingResult) else _of_passes(result, step)
-    return Section(CAUSES, "", (f"largest part: {bottleneck(step, told.called)}",), tables, (_EXPOSED,))
+    largest = f"largest part: {bottleneck(step, told.called)}"
+    return Section(CAUSES, "", (largest,), (groups(step), *tables), (_EXPOSED,))
 
 
 def _of_passes(result: SimulationResult, step: PassResult) -> tuple[Table, ...]:

@@ -1,0 +1,251 @@
+"""Storage bandwidth against throughput: what faster storage would bring, and how fast is fast enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, NamedTuple
+
+from simoffload.hardware import Machine
+from simoffload.planning.numbers import Changes, changed, numbers, scaled
+from simoffload.planning.sensitivity import timed
+from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.inference import InferenceResult
+from simoffload.results.passes import PassResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.times import Time
+from simoffload.results.training import TrainingResult
+from simoffload.scenario import LoadedScenario, Shelf
+from simoffload.simulation import Progress, simulate
+from simoffload.units import format_rate
+
+__all__ = ["NO_STORAGE", "Needed", "Point", "StorageCurve", "storage_curve"]
+
+NO_STORAGE = "weights and optimizer are in memory: no storage decides anything"
+_FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
+"""From a sixth to forty times the platform's own rate."""
+_FASTEST, _SLOWEST = 1e3, 1e-3
+"""Times the platform's own rate: what counts as endlessly fast, and how slow storage is looked at."""
+_EXACTLY = 1.01
+"""How close the ends of a bisection come."""
+_ENOUGH = 1.02
+"""Time over that with endlessly fast storage, from which on faster storage is not worth it: our choice."""
+_RATES = {"drive": ("read", "write", "read_by_outstanding"), "nfs": ("read", "write", "per_connection")}
+"""Numbers of a profile that are the speed of storage; of other kinds the first two."""
+
+
+class Point(NamedTuple):
+    """One rate of storage."""
+
+    rate: int
+    """[B/s] that the storage reads (of checkpoints: writes) for one host."""
+    throughput: float
+    """[1/s] units of work."""
+    roof: float
+    """[1/s] that no schedule can beat: bytes over this rate, or whatever else is fullest."""
+
+
+class Needed(NamedTuple):
+    """The least rate at which something holds."""
+
+    rate: int
+    """[B/s]"""
+    factor: float
+    """Times the platform's own."""
+    throughput: float
+    """[1/s] units of work."""
+    profiles: dict[str, dict[str, Any]]
+    """Section of a scenario that makes the storage so fast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageCurve:
+    """Throughput of the same work on the same machine with slower and faster storage."""
+
+    tier: str
+    verb: str
+    """reads, or of checkpoints writes."""
+    unit: str
+    points: tuple[Point, ...]
+    """Slowest first."""
+    own: Point
+    """Of the platform as it is."""
+    fastest: float
+    """[1/s] with storage a thousand times faster."""
+    hidden: Needed | None
+    """From where on the storage is no longer what most of a step's time is spent on; None where no rate is
+    enough."""
+    enough: Needed
+    """From where on faster storage gains less than 2 %."""
+    held_back: str
+    """What holds the storage back once it is a thousand times faster."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """How fast it is, and how fast it would have to be."""
+        own = f"the storage ({self.tier}) {self.verb} {format_rate(self.own.rate)}"
+        gains = f"from {format_rate(self.enough.rate)} on, faster storage gains less than 2 %"
+        most = f"{self.fastest / self.own.throughput:.3g} times the throughput at most"
+        if self.hidden is None:
+            held = f", held back by {self.held_back}" if self.held_back else ""
+            return own, f"it stays the bottleneck however fast it is{held}", f"{gains} ({most})"
+        return own, f"it is the bottleneck below {format_rate(self.hidden.rate)}", f"{gains} ({most})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "tier": self.tier,
+            "unit": self.unit,
+            "points": [point._asdict() for point in self.points],
+            "own": self.own._asdict(),
+            "fastest": self.fastest,
+            "not_the_bottleneck_from": self.hidden._asdict() if self.hidden else None,
+            "fast_enough_from": self.enough._asdict(),
+            "held_back": self.held_back,
+            "sentences": list(self.sentences),
+        }
+
+
+def storage_curve(scenario: LoadedScenario, *, progress: Progress | None = None) -> StorageCurve | None:
+    """Simulate a scenario with slower and faster storage; None where no storage is used (``NO_STORAGE``).
+
+    The rates of the drives, or of the server, change together; cables, adapters and memory stay. Raises
+    InputError where the scenario does not fit, and what ``simulate`` raises.
+    """
+    result, _ = timed(scenario)
+    tier = _tier(scenario.machine, result)
+    return _Storage(scenario, result, tier, progress).curve() if tier else None
+
+
+def _tier(machine: Machine, result: SimulationResult) -> str | None:
+    """The storage on which weights, optimizer or checkpoints are; of two the one that takes more time."""
+    assert result.step is not None
+    shares = result.step.shares
+    used = [result.target, *([result.optimizer_target] if isinstance(result, TrainingResult) else [])]
+    found = [tier for tier in used if tier in machine.wiring.targets]
+
+    def exposed(tier: str) -> Time:
+        return sum(share.exposed_ps for share in shares if share.cause in _causes(tier))
+
+    return max(found, key=exposed, default=None)
+
+
+def _causes(tier: str) -> tuple[str, str]:
+    return f"{tier} read", f"{tier} write"
+
+
+class _Run(NamedTuple):
+    rate: int
+    throughput: float
+    result: SimulationResult
+
+
+class _Storage:
+    """Simulates a scenario with storage of other speeds, each once."""
+
+    def __init__(
+        self, scenario: LoadedScenario, result: SimulationResult, tier: str, progress: Progress | None
+    ) -> None:
+        self._scenario, self._result, self._tier, self._progress = scenario, result, tier, progress
+        self._shelf = Shelf()
+        self._writes = isinstance(result, CheckpointResult)
+        self._runs: dict[float, _Run] = {1.0: self._run(scenario, result)}
+        self._roof = _roof(result, self._faster_resources())
+
+    def curve(self) -> StorageCurve:
+        runs = {self.at(factor).rate: (factor, self.at(factor)) for factor in _FACTORS}
+        points = {rate: self._point(factor, run) for rate, (factor, run) in sorted(runs.items())}
+        own, fastest = self._point(1.0, self.at(1.0)), self.at(_FASTEST)
+        assert fastest.result.step is not None
+        limits = {share.cause: share.limit for share in fastest.result.step.shares}
+        return StorageCurve(
+            tier=self._tier,
+            verb="writes" if self._writes else "reads",
+            unit=self._result.unit,
+            points=tuple(points.values()),
+            own=own,
+            fastest=fastest.throughput,
+            hidden=self._least(self._is_hidden) if self._is_hidden(fastest) else None,
+            enough=self._least(lambda run: run.throughput * _ENOUGH >= fastest.throughput),
+            held_back=limits.get(_causes(self._tier)[self._writes], ""),
+        )
+
+    def at(self, factor: float) -> _Run:
+        """The scenario with storage so many times as fast."""
+        if factor not in self._runs:
+            if self._progress:
+                self._progress(f"{self._tier} at {factor:.3g} times its rate")
+            other = changed(self._scenario, self._changes(factor), shelf=self._shelf)
+            self._runs[factor] = self._run(other, simulate(other))
+        return self._runs[factor]
+
+    def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _Run:
+        assert result.unit_s is not None
+        target = scenario.machine.wiring.targets[self._tier]
+        rate = (target.write if self._writes else target.read).rate
+        return _Run(min(rate, target.client_rate or rate), 1 / result.unit_s, result)
+
+    def _changes(self, factor: float) -> Changes:
+        target = self._scenario.machine.wiring.targets[self._tier]
+        kind, name = ("drive", target.drive.id) if target.drive else (target.kind, target.id)
+        found = {}
+        for number in numbers(self._scenario.machine):
+            if number.profile == f"{kind}/{name}" and number.key in _RATES.get(kind, ("read", "write")):
+                one = scaled(number, factor)
+                assert one is not None
+                found[number.profile, number.key] = one[0]
+        return found
+
+    def _faster_resources(self) -> set[str]:
+        """Names of what becomes faster with the storage."""
+        other = changed(self._scenario, self._changes(2.0), shelf=self._shelf).machine
+        pairs = zip(self._scenario.machine.resources, other.resources, strict=True)
+        return {mine.name for mine, faster in pairs if mine.capacity != faster.capacity}
+
+    def _point(self, factor: float, run: _Run) -> Point:
+        return Point(run.rate, run.throughput, self._roof(factor))
+
+    def _is_hidden(self, run: _Run) -> bool:
+        assert run.result.step is not None
+        return run.result.step.bottleneck.cause not in _causes(self._tier)
+
+    def _least(self, holds: Callable[[_Run], bool]) -> Needed:
+        """The slowest storage with which something holds, by bisection: what holds goes on to hold."""
+        low, high = (_SLOWEST, 1.0) if holds(self.at(1.0)) else (1.0, _FASTEST)
+        if holds(self.at(low)):
+            high = low
+        while high / low > _EXACTLY:
+            middle = sqrt(low * high)
+            low, high = (low, middle) if holds(self.at(middle)) else (middle, high)
+        run = self.at(high)
+        profiles: dict[str, dict[str, Any]] = {}
+        for (profile, key), value in self._changes(high).items():
+            profiles.setdefault(profile, {})[key] = value
+        return Needed(run.rate, high, run.throughput, profiles)
+
+
+def _roof(result: SimulationResult, storage: set[str]) -> Callable[[float], float]:
+    """Throughput [1/s] that no schedule can beat, by how many times as fast the storage is."""
+    parts = [
+        (
+            count,
+            max((bound for name, bound in one.bounds.items() if name in storage), default=0.0),
+            max((bound for name, bound in one.bounds.items() if name not in storage), default=0.0),
+        )
+        for one, count in _parts(result)
+    ]
+    time = sum(count * one.time_s for one, count in _parts(result))
+    assert result.unit_s is not None
+    units = time / result.unit_s
+    return lambda factor: units / sum(count * max(slow / factor, rest) for count, slow, rest in parts)
+
+
+def _parts(result: SimulationResult) -> list[tuple[PassResult, float]]:
+    """Passes and how often they happen in the time that a result is about."""
+    if isinstance(result, InferenceResult):
+        assert result.prefill is not None
+        return [(result.prefill, 1.0), *((one, float(result.output_length - 1)) for one in result.decode[:1])]
+    if isinstance(result, TrainingResult):
+        return [(phase.result, float(phase.times)) for phase in result.phases]
+    return [(one, 1.0) for one in ([result.step] if result.step else [])]

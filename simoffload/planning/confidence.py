@@ -1,0 +1,127 @@
+"""How sure a prediction is: the errors of predictions of real runs of its kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import hypot
+from typing import Any
+
+from simoffload.planning.calibration_errors import CalibrationError, Work, calibration_errors, place_of
+from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.inference import InferenceResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+
+__all__ = ["Confidence", "confidence", "margin", "tie"]
+
+_MEASURED = {"hbm", "dram", "nvme"}
+"""Kinds of tiers from which real runs were recorded."""
+_CALLED = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
+_WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
+
+_BEYOND = "; this one is beyond the calibrated range, where errors may be larger"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confidence:
+    """The error to expect of a prediction."""
+
+    row: CalibrationError
+    """The real runs that are most like it."""
+    unlike: str
+    """What real runs were never made of; empty where there are some. The error is then at least that of
+    ``row``."""
+    extrapolates: bool
+    """Whether the machine was never measured in the range that the work uses."""
+
+    @property
+    def relative_error(self) -> float:
+        """Mean of the absolute relative errors of those runs."""
+        return self.row.mean
+
+    @property
+    def runs(self) -> int:
+        """How many they are."""
+        return self.row.runs
+
+    @property
+    def source(self) -> str:
+        """ "23 held-out runs of decode steps in memory on 1 to 4 GPUs"."""
+        row = self.row
+        held = "held-out " if row.part == "holdout" else ""
+        gpus = "1 GPU" if row.most_gpus == 1 else f"{row.fewest_gpus} to {row.most_gpus} GPUs"
+        seen = "" if held else ", all in view when the model was made"
+        return f"{row.runs} {held}runs of {_CALLED[row.work]} {_WHERE[row.place]} on {gpus}{seen}"
+
+    @property
+    def sentence(self) -> str:
+        """The answer to "how sure?"."""
+        row = self.row
+        worst = f"{row.worst * 100:+.0f} %"
+        told = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"
+        if self.unlike:
+            told = f"unknown, as there are no real runs {self.unlike}; expect at least {told}"
+        return told + _BEYOND * self.extrapolates
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "relative_error": self.relative_error,
+            "known": not self.unlike,
+            "runs": self.runs,
+            "worst": self.row.worst,
+            "source": self.source,
+            "extrapolates": self.extrapolates,
+            "sentence": self.sentence,
+        }
+
+
+def confidence(result: SimulationResult) -> Confidence:
+    """The error to expect of a result, by its kind of work and by where weights and optimizer lie.
+
+    Held-out runs count; where there are none of a kind, those that were in view. Of checkpoints and of
+    storage over a network there are no real runs: the errors from drives in the host then stand for the
+    least that is to be expected.
+    """
+    kinds = {use.tier: use.kind for use in result.capacity}
+    tiers = [result.target]
+    if isinstance(result, TrainingResult):
+        tiers.append(result.optimizer_target)
+    remote = [tier for tier in tiers if kinds.get(tier, "hbm") not in _MEASURED]
+    unlike = f"with anything on {kinds[remote[0]]}" if remote else ""
+    if isinstance(result, CheckpointResult):
+        unlike = "of checkpoints"
+    place = "nvme" if unlike else place_of(kinds.get(tier, "hbm") for tier in tiers)
+    return Confidence(row=_row(_work(result), place), unlike=unlike, extrapolates=bool(result.extrapolations))
+
+
+def _work(result: SimulationResult) -> Work:
+    """What most of the time of a result is spent on."""
+    if isinstance(result, InferenceResult):
+        return "decode" if result.output_length > 1 else "prefill"
+    return "step"
+
+
+def _row(work: Work, place: str) -> CalibrationError:
+    rows = [row for row in calibration_errors() if (row.work, row.place) == (work, place)]
+    return next((row for row in rows if row.part == "holdout"), rows[0])
+
+
+def margin(first: SimulationResult, second: SimulationResult) -> float:
+    """By how much two results must differ, relative to the faster one, to tell which is faster.
+
+    The root of the sum of the squares of both mean errors, as of errors that know nothing of each other.
+    Those of one model on one machine do, so that ratios between them are better than this.
+    """
+    return hypot(confidence(first).relative_error, confidence(second).relative_error)
+
+
+def tie(first: SimulationResult, second: SimulationResult) -> bool:
+    """Whether two results are too close to tell which is faster: see ``margin``.
+
+    Raises ValueError unless both have times.
+    """
+    if first.unit_s is None or second.unit_s is None:
+        raise ValueError("only what fits has a time to compare")
+    slow, fast = max(first.unit_s, second.unit_s), min(first.unit_s, second.unit_s)
+    return slow / fast - 1 <= margin(first, second)

@@ -1,0 +1,109 @@
+"""How sure a result is, what it hangs on and what faster storage would bring, for terminal and page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simoffload.errors import printable
+from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
+from simoffload.planning.confidence import confidence
+from simoffload.planning.explanation import Explanation
+from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
+from simoffload.planning.uncertainty import ASSUMED, Doubt, Uncertainty
+from simoffload.report.chart import Figure
+from simoffload.report.explanation_figures import bandwidth, tornado
+from simoffload.report.phrases import percent
+from simoffload.report.sections.structure import Datum, Entry, Section, Table, byte_rate
+from simoffload.results.result import SimulationResult
+from simoffload.units import format_seconds
+
+__all__ = ["TOP", "explained", "figures_of", "how_sure"]
+
+TOP = 10
+"""Inputs that are told."""
+_HANGS_ON = "What the result hangs on"
+_STORAGE = "Storage bandwidth and throughput"
+
+
+def how_sure(result: SimulationResult) -> Section:
+    """The error on real runs that stands for a result with times."""
+    return Section("How sure", "How sure", (confidence(result).sentence,))
+
+
+def explained(explanation: Explanation) -> tuple[Section, ...]:
+    """Why a result is as it is, and in which range it lies."""
+    return (
+        _bandwidth(explanation.storage),
+        _hangs_on(explanation.sensitivity),
+        _range(explanation.uncertainty),
+    )
+
+
+def figures_of(explanation: Explanation) -> Mapping[str, tuple[Figure, str]]:
+    """Charts and what they show, by the title of the section that they belong to."""
+    found = {}
+    if explanation.sensitivity.rows:
+        told = "change of the time with each input lower and higher"
+        found[_HANGS_ON] = tornado(explanation.sensitivity, most=TOP), told
+    if explanation.storage:
+        found[_STORAGE] = bandwidth(explanation.storage), "throughput over the rate of the storage"
+    return found
+
+
+def _bandwidth(curve: StorageCurve | None) -> Section:
+    if curve is None:
+        return Section(_STORAGE, "Bandwidth", (NO_STORAGE,))
+    head = ("storage", f"{curve.unit}s/s", "no schedule beats", "")
+    rows: tuple[tuple[Entry, ...], ...] = tuple(
+        (
+            byte_rate(point.rate),
+            Datum(f"{point.throughput:.3g}", point.throughput, "1/s"),
+            Datum(f"{point.roof:.3g}", point.roof, "1/s"),
+            "this platform" if point.rate == curve.own.rate else "",
+        )
+        for point in curve.points
+    )
+    return Section(
+        _STORAGE, "Bandwidth", tuple(map(printable, curve.sentences)), (Table("", head, rows, (1, 2)),)
+    )
+
+
+def _hangs_on(found: Sensitivity) -> Section:
+    few = min(TOP, len(found.rows))
+    told = (
+        f"time per {found.result.unit} with inputs {percent(found.change)} lower and higher: {few} of "
+        f"{len(found.rows)} that matter; {found.without_effect} change nothing, {found.left_out} are not used"
+    )
+    rows = tuple(
+        (
+            row.number.key,
+            *_changes(row, found.result.unit_s or 0.0),
+            f"{row.elasticity:+.2f}",
+            row.number.origin,
+            row.number.profile,
+        )
+        for row in found.rows[:TOP]
+    )
+    head = ("input", "lower", "higher", "elasticity", "origin", "of")
+    return Section(_HANGS_ON, "Hangs on", (told,), (Table("", head, rows, (1, 2, 3)),))
+
+
+def _changes(row: SensitivityRow, time: float) -> tuple[str, str]:
+    low, high = (f"{end / time - 1:+.1%}".replace("%", " %") if end else "" for end in (row.low, row.high))
+    return low, high
+
+
+def _range(found: Uncertainty) -> Section:
+    assumed = ", ".join(f"{share * 100:.0f} % for {origin}" for origin, share in ASSUMED.items())
+    model, inputs = percent(found.confidence.relative_error), percent(found.of_inputs)
+    ends = f"{format_seconds(found.low)} to {format_seconds(found.high)} per {found.unit}"
+    told = f"{ends} (±{percent(found.relative)}: the model ±{model}, the inputs ±{inputs}, taking {assumed})"
+    rows = tuple(map(_doubt, found.largest))
+    table = Table("Largest doubts", ("input", "moves the time by", "origin", "of"), rows, (1,))
+    return Section("Range, with the doubt about inputs", "Range", (told,), (table,))
+
+
+def _doubt(one: Doubt) -> tuple[str, ...]:
+    first, *more = one.keys
+    called = f"{first} and {len(more)} of the same source" if more else first
+    return called, f"±{percent(one.contribution)}", one.origin, one.profile

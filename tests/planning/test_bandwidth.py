@@ -1,0 +1,110 @@
+"""Throughput over the rate of storage, and how fast storage has to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from simoffload.planning.bandwidth import StorageCurve, storage_curve
+from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.simulation import simulate
+
+GB = 10**9
+
+
+def curve_of(scenario: LoadedScenario) -> StorageCurve:
+    found = storage_curve(scenario)
+    assert found is not None
+    return found
+
+
+def with_profiles(scenario: LoadedScenario, profiles: dict) -> LoadedScenario:
+    """The scenario as a user would write it with that section."""
+    document = scenario.document
+    return resolve(type(document)(document.path, {**document.data, "profiles": profiles}, document.root))
+
+
+@pytest.fixture(scope="module")
+def bloom() -> LoadedScenario:
+    return load_scenario("ddn/bloom-176b", overrides=["workload.output_length=2"])
+
+
+@pytest.fixture(scope="module")
+def appliance(bloom: LoadedScenario) -> StorageCurve:
+    return curve_of(bloom)
+
+
+def test_the_platform_is_on_the_curve(bloom: LoadedScenario, appliance: StorageCurve) -> None:
+    assert appliance.own in appliance.points
+    assert appliance.own.rate == 90 * GB
+    assert appliance.own.throughput == simulate(bloom).tokens_per_s
+
+
+def test_faster_storage_is_never_slower_and_no_point_is_above_the_roof(appliance: StorageCurve) -> None:
+    rates = [point.rate for point in appliance.points]
+    assert rates == sorted(set(rates))
+    throughputs = [point.throughput for point in appliance.points]
+    assert throughputs == sorted(throughputs)
+    assert all(point.throughput <= point.roof for point in appliance.points)
+    # Where storage is slow the roof is its bytes over its rate; where it is fast something else.
+    slow, next_slow, *_, fast, fastest = (point.roof / point.rate for point in appliance.points)
+    assert slow == pytest.approx(next_slow)
+    assert fastest < fast
+
+
+def test_what_is_needed_is_a_scenario_that_does_it(bloom: LoadedScenario, appliance: StorageCurve) -> None:
+    needed = appliance.hidden
+    assert needed is not None
+    result = simulate(with_profiles(bloom, needed.profiles))
+    assert result.tokens_per_s == needed.throughput
+    assert result.bottleneck == "host to GPU"
+    slower = {"ddn-ai400x2": {"read": f"{needed.rate * 0.985 / GB} GB/s"}}
+    assert simulate(with_profiles(bloom, slower)).bottleneck == "ai400x2 read"
+
+
+def test_fast_enough_is_within_two_per_cent_of_endlessly_fast(
+    bloom: LoadedScenario, appliance: StorageCurve
+) -> None:
+    enough = appliance.enough
+    assert enough.throughput * 1.02 >= appliance.fastest
+    assert simulate(with_profiles(bloom, enough.profiles)).tokens_per_s == enough.throughput
+    read = f"{enough.rate * 0.98 / GB} GB/s"
+    slower = simulate(with_profiles(bloom, {"ddn-ai400x2": {"read": read}})).tokens_per_s
+    assert slower is not None
+    assert slower * 1.02 < appliance.fastest
+
+
+def test_cables_and_adapters_stay(bloom: LoadedScenario) -> None:
+    """Four drives on four lanes of PCIe 4 each: 7.4 GB/s a drive, however fast it is."""
+    found = curve_of(bloom.on("raid"))
+    assert found.hidden is None
+    assert found.held_back == "raid.0 -> plx0"
+    assert found.enough.rate < 4 * 7.5 * GB
+    assert found.sentences[1] == "it stays the bottleneck however fast it is, held back by raid.0 -> plx0"
+    assert found.enough.profiles.keys() == {"drive/samsung-pm1733-3.84tb"}
+
+
+def test_connections_of_a_client_are_part_of_what_is_bought(bloom: LoadedScenario) -> None:
+    found = curve_of(bloom.on("nfs"))
+    assert found.own.rate == 1_250_000_000
+    assert found.held_back == "eth0 in"
+    assert found.enough.profiles["nfs/intelliflash-h6202"].keys() == {"per_connection", "read", "write"}
+    assert found.points[-1].rate == 11_800_000_000  # of the adapter
+
+
+def test_in_memory_there_is_no_storage(bloom: LoadedScenario) -> None:
+    assert storage_curve(bloom.on("dram")) is None
+
+
+def test_checkpoints_are_written() -> None:
+    found = curve_of(load_scenario("checkpoint/phi-3-mini"))
+    assert (found.tier, found.verb, found.unit) == ("raid8", "writes", "checkpoint")
+    assert found.hidden is not None
+    assert found.hidden.rate > found.own.rate
+
+
+def test_of_training_it_is_the_tier_of_the_optimizer() -> None:
+    scenario = load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"])
+    found = curve_of(scenario)
+    assert found.tier == "nvme"
+    assert found.own.throughput == pytest.approx(simulate(scenario).tokens_per_s)
+    assert found.fastest > found.own.throughput

@@ -1,0 +1,33 @@
+"""The shipped table of errors on real runs."""
+
+from __future__ import annotations
+
+from simoffload.planning.calibration_errors import (
+    CalibrationError,
+    calibration_errors,
+    csv_text,
+    place_of,
+)
+
+
+def test_every_kind_of_work_has_errors_from_memory_and_from_drives() -> None:
+    rows = {(row.work, row.place): row for row in calibration_errors()}
+    assert rows.keys() == {
+        (work, place) for work in ("decode", "prefill", "step") for place in ("memory", "nvme")
+    }
+    for row in calibration_errors():
+        assert row.runs > 0
+        assert 0 < row.mean <= abs(row.worst) < 1
+        assert 1 <= row.fewest_gpus <= row.most_gpus
+
+
+def test_what_is_written_is_what_is_read() -> None:
+    text = csv_text(calibration_errors())
+    assert text.startswith("part,work,place,runs,mean,worst,fewest_gpus,most_gpus\nfit,decode,memory,34,")
+    row = CalibrationError("fit", "step", "nvme", 2, 0.139087918, -0.15722222, 1, 1)
+    assert csv_text([row]).splitlines()[1] == "fit,step,nvme,2,0.1391,-0.1572,1,1"
+
+
+def test_one_thing_on_drives_makes_it_a_run_from_drives() -> None:
+    assert place_of(("none", "cpu")) == place_of(("hbm", "dram")) == "memory"
+    assert place_of(("cpu", "nvme")) == "nvme"

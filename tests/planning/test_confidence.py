@@ -1,0 +1,113 @@
+"""Which real runs a result is judged by, and when two results are a tie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import hypot
+
+import pytest
+
+from simoffload.documents import parse_yaml
+from simoffload.planning import confidence as module
+from simoffload.planning.calibration_errors import CalibrationError
+from simoffload.planning.confidence import confidence, margin, tie
+from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.inference import InferenceResult
+from simoffload.results.result import SimulationResult
+from simoffload.scenario import load_scenario, resolve
+from simoffload.simulation import fit, simulate
+from tests.cli.conftest import SCENARIO
+
+ROWS = (
+    CalibrationError("fit", "decode", "memory", 34, 0.03, -0.09, 1, 4),
+    CalibrationError("holdout", "decode", "memory", 23, 0.04, -0.13, 1, 4),
+    CalibrationError("holdout", "decode", "nvme", 5, 0.13, 0.28, 1, 4),
+    CalibrationError("holdout", "prefill", "memory", 23, 0.05, 0.14, 1, 4),
+    CalibrationError("fit", "step", "nvme", 2, 0.14, 0.16, 1, 1),
+    CalibrationError("holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
+)
+
+
+@pytest.fixture(autouse=True)
+def _known_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "calibration_errors", lambda: ROWS)
+
+
+@pytest.fixture(scope="module")
+def drives() -> SimulationResult:
+    """Of decode steps with weights on drives in the host."""
+    return simulate(resolve(parse_yaml(SCENARIO, name="small.yaml")))
+
+
+@pytest.fixture(scope="module")
+def memory(drives: SimulationResult) -> SimulationResult:
+    """The same in the host's memory, which takes as long here."""
+    return replace(drives, target="dram")
+
+
+def test_held_out_runs_of_the_same_work_from_the_same_place_count(
+    drives: SimulationResult, memory: SimulationResult
+) -> None:
+    found = confidence(memory)
+    assert (found.relative_error, found.runs, found.unlike, found.extrapolates) == (0.04, 23, "", False)
+    assert found.sentence == (
+        "±4.0 %, the mean error of 23 held-out runs of decode steps in memory on 1 to 4 GPUs "
+        "(the worst -13 %)"
+    )
+    assert confidence(replace(memory, output_length=1)).relative_error == 0.05
+    assert confidence(drives).relative_error == 0.13
+
+
+@pytest.mark.parametrize(("optimizer", "error", "part"), [("nvme", 0.14, "fit"), ("dram", 0.06, "holdout")])
+def test_runs_that_were_in_view_count_where_there_are_no_others(
+    optimizer: str, error: float, part: str
+) -> None:
+    found = confidence(fit(load_scenario("xinnor/llama-1b", overrides=[f"strategy.optimizer={optimizer}"])))
+    assert (found.relative_error, found.row.part) == (error, part)
+    assert ("on 1 GPU, all in view when the model was made" in found.sentence) is (part == "fit")
+
+
+def test_of_storage_over_a_network_nothing_is_known_but_the_least() -> None:
+    found = confidence(fit(load_scenario("ddn/bloom-7b1")))
+    assert found.relative_error == 0.13
+    assert found.to_dict()["known"] is False
+    assert found.sentence.startswith("unknown, as there are no real runs with anything on pfs; expect at ")
+
+
+def test_of_checkpoints_nothing_is_known_but_the_least() -> None:
+    result = fit(load_scenario("checkpoint/phi-3-mini"))
+    assert isinstance(result, CheckpointResult)
+    assert confidence(result).unlike == "of checkpoints"
+    assert confidence(result).relative_error == 0.14
+
+
+def test_beyond_the_calibrated_range_is_said(memory: SimulationResult) -> None:
+    found = confidence(replace(memory, extrapolations=("8 ranks on a host",)))
+    assert found.extrapolates
+    assert found.sentence.endswith("; this one is beyond the calibrated range, where errors may be larger")
+
+
+def test_two_results_are_a_tie_within_the_root_of_the_squares_of_both_errors(
+    drives: SimulationResult, memory: SimulationResult
+) -> None:
+    """From drives and from memory: sqrt(0.13² + 0.04²) = 13.6 %."""
+    assert margin(drives, memory) == hypot(0.13, 0.04)
+    assert tie(drives, memory)
+    assert tie(slower(memory, 1.135), drives)
+    assert not tie(slower(memory, 1.137), drives)
+    assert not tie(drives, slower(memory, 1.137))
+    assert not tie(slower(memory, 1.06), memory)  # 5.7 %
+
+
+def slower(result: SimulationResult, times: float) -> SimulationResult:
+    """Both parts of its time so many times as long."""
+    assert isinstance(result, InferenceResult)
+    assert result.prefill is not None
+    prefill = result.prefill._replace(time_ps=round(result.prefill.time_ps * times))
+    return replace(result, prefill=prefill, decode_total_s=result.decode_total_s * times)
+
+
+def test_what_does_not_fit_ties_with_nothing(drives: SimulationResult) -> None:
+    nothing = fit(load_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"]))
+    with pytest.raises(ValueError, match="only what fits has a time"):
+        tie(drives, nothing)

@@ -1,0 +1,172 @@
+"""What explains a result, in a terminal and on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simoffload.planning.bandwidth import Needed, Point, StorageCurve
+from simoffload.planning.explanation import Explanation
+from simoffload.planning.numbers import Number
+from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
+from simoffload.planning.uncertainty import uncertainty
+from simoffload.report.explanation_figures import bandwidth, tornado
+from simoffload.report.page import write_report
+from simoffload.report.sections import findings
+from simoffload.report.sections.explanation import TOP, explained, figures_of
+from simoffload.report.text import result_text
+from simoffload.results.inference import InferenceResult
+from tests.report.conftest import EVIL, GB, checked
+from tests.report.test_page import Page
+
+Make = Callable[..., InferenceResult]
+
+TOLD = """\
+Bandwidth the storage (raid) reads 25 GB/s
+          it is the bottleneck below 40 GB/s
+          from 80 GB/s on, faster storage gains less than 2 % (2.5 times the throughput at most)
+          storage  tokens/s  no schedule beats
+          13 GB/s         2                2.5
+          25 GB/s         4                  5  this platform
+          50 GB/s         7                  8
+Hangs on  time per token with inputs 10 % lower and higher: 3 of 3 that matter; 5 change nothing, 7
+            are not used
+          input    lower  higher  elasticity  origin    of
+          read    +8.0 %  -7.0 %       -0.75  spec      drive/pm1733
+          hook            +1.5 %       +0.15  estimate  host/box
+          launch          +0.5 %       +0.05  estimate  host/box
+"""
+
+
+@pytest.fixture
+def explanation(make_result: Make) -> Explanation:
+    """Reading is three quarters of the time; two estimates of one source are a fifth."""
+    result = make_result()
+    time = result.unit_s
+    assert time is not None
+
+    def row(
+        profile: str, key: str, origin: str, low: float | None, high: float, elasticity: float
+    ) -> SensitivityRow:
+        low_s = None if low is None else time * (1 + low)
+        swing = high if low is None else low - high
+        number = Number(profile, key, "7 GB/s", origin, "a source", None)
+        return SensitivityRow(number, low_s, time * (1 + high), elasticity, swing)
+
+    rows = (
+        row("drive/pm1733", "read", "spec", 0.08, -0.07, -0.75),
+        row("host/box", "hook", "estimate", None, 0.015, 0.15),
+        row("host/box", "launch", "estimate", None, 0.005, 0.05),
+    )
+    found = Sensitivity(result, 0.1, rows, without_effect=5, left_out=7)
+    own = Point(25 * GB, 4.0, 5.0)
+    curve = StorageCurve(
+        tier="raid",
+        verb="reads",
+        unit="token",
+        points=(Point(13 * GB, 2.0, 2.5), own, Point(50 * GB, 7.0, 8.0)),
+        own=own,
+        fastest=10.0,
+        hidden=Needed(40 * GB, 1.6, 6.0, {"drive/pm1733": {"read": "10 GB/s"}}),
+        enough=Needed(80 * GB, 3.2, 9.9, {"drive/pm1733": {"read": "20 GB/s"}}),
+        held_back="raid.0 -> cpu",
+    )
+    return Explanation(found, uncertainty(found), curve)
+
+
+def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
+    make_result: Make, explanation: Explanation
+) -> None:
+    text = result_text(make_result(), more=explained(explanation))
+    assert TOLD in text
+    assert text.index("How sure") < text.index("Bandwidth") < text.index("Hangs on") < text.index("Range")
+
+
+def test_the_range_has_its_largest_doubts(explanation: Explanation) -> None:
+    """0.75 x 5 % of the drive, 0.2 x 30 % of the host, 13.3 % of the model: sqrt of 3.8² + 6² + 13.3²."""
+    *_, sure = explained(explanation)
+    (told,) = sure.sentences
+    assert told == (
+        "225 ms to 298 ms per token (±15 %: the model ±13 %, the inputs ±7.1 %, "
+        "taking 30 % for estimate, 5 % for spec, 3 % for measured)"
+    )
+    (table,) = sure.tables
+    assert table.rows == (
+        ("hook and 1 of the same source", "±6.0 %", "estimate", "host/box"),
+        ("read", "±3.8 %", "spec", "drive/pm1733"),
+    )
+
+
+def test_without_an_explanation_only_how_sure_is_told(make_result: Make, make_refusal: Make) -> None:
+    (sure,) = (one for one in findings(make_result()) if one.title == "How sure")
+    assert sure.sentences[0].startswith("±13.3 %, the mean error of 5 held-out runs")
+    assert "How sure" not in [one.title for one in findings(make_refusal())]
+
+
+def test_no_storage_is_a_sentence(explanation: Explanation) -> None:
+    there = replace(explanation, storage=None)
+    bandwidth_told = explained(there)[0]
+    assert bandwidth_told.sentences == ("weights and optimizer are in memory: no storage decides anything",)
+    assert bandwidth_told.tables == ()
+    assert [title for title in figures_of(there) if title.startswith("Storage")] == []
+
+
+def test_a_bottleneck_that_stays_says_what_holds_it_back(explanation: Explanation) -> None:
+    assert explanation.storage is not None
+    stays = replace(explanation.storage, hidden=None)
+    assert stays.sentences[1] == "it stays the bottleneck however fast it is, held back by raid.0 -> cpu"
+    assert len(bandwidth(stays)["layout"]["shapes"]) == 1
+
+
+def test_the_tornado_has_bars_to_both_sides(explanation: Explanation) -> None:
+    figure = checked(tornado(explanation.sensitivity, most=TOP))
+    lower, higher = figure["data"]
+    assert (lower["name"], lower["y"], lower["x"]) == ("10 % lower", [0], pytest.approx([0.08]))
+    assert higher["x"] == pytest.approx([-0.07, 0.015, 0.005])
+    assert [lower["marker"]["pattern"]["shape"], higher["marker"]["pattern"]["shape"]] == ["/", ""]
+    assert figure["layout"]["yaxis"]["ticktext"][0] == "read, drive/pm1733"
+
+
+def test_the_platform_is_on_the_curve(explanation: Explanation) -> None:
+    assert explanation.storage is not None
+    figure = checked(bandwidth(explanation.storage))
+    roof, simulated, own = figure["data"]
+    assert (simulated["x"], simulated["y"]) == ([13, 25, 50], [2, 4, 7])
+    assert roof["y"] == [2.5, 5, 8]
+    assert (own["x"], own["y"], own["text"]) == ([25], [4], ["this platform"])
+    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [40, 80]
+
+
+def test_a_page_says_the_same_without_scripts(
+    make_result: Make, explanation: Explanation, tmp_path: Path
+) -> None:
+    write_report(make_result(), tmp_path / "plain.html")
+    more, figures = explained(explanation), figures_of(explanation)
+    write_report(make_result(), tmp_path / "explained.html", more=more, figures=figures)
+    before, after = Page(tmp_path / "plain.html"), Page(tmp_path / "explained.html")
+    assert len(after.figures) == len(before.figures) + 2
+    assert "How sure ±13.3 %, the mean error of 5 held-out runs" in before.text
+    assert "What the result hangs on" not in before.text
+    assert "It is the bottleneck below 40 GB/s." in after.text
+    assert "read +8.0 % -7.0 % -0.75 spec drive/pm1733" in after.text
+    assert "25 GB/s 4 5 this platform" in after.text
+
+
+def test_names_stay_text(make_result: Make, explanation: Explanation, tmp_path: Path) -> None:
+    assert explanation.storage is not None
+    rows = tuple(
+        row._replace(number=row.number._replace(profile=EVIL, key=EVIL))
+        for row in explanation.sensitivity.rows
+    )
+    found = replace(explanation.sensitivity, rows=rows)
+    hostile = Explanation(found, uncertainty(found), replace(explanation.storage, tier=EVIL, hidden=None))
+    more, figures = explained(hostile), figures_of(hostile)
+    write_report(make_result(), tmp_path / "report.html", more=more, figures=figures)
+    page = Page(tmp_path / "report.html")
+    assert "img" not in page.tags
+    assert page.handlers == []
+    assert "\u202e" not in page.text
+    assert "\u202e" not in result_text(make_result(), more=more)
