@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple
 
 from simoffload.hardware.curve import Curve
@@ -78,12 +80,26 @@ class Machine:
     gpus: int
     accelerator: Accelerator
     host: Host
-    resources: tuple[Resource, ...]
     tiers: dict[str, Tier]
     profiles: tuple[ProfileUse, ...]
     """The files that it was built from."""
     numbers: tuple[ProfileInput, ...] = field(repr=False)
-    wiring: Wiring = field(repr=False)
+    lay: Callable[[], tuple[tuple[Resource, ...], Wiring]] = field(repr=False, compare=False)
+    """Lays the cables, which takes a while with a thousand hosts: what fits is known without them."""
+
+    @cached_property
+    def _laid(self) -> tuple[tuple[Resource, ...], Wiring]:
+        return self.lay()
+
+    @property
+    def resources(self) -> tuple[Resource, ...]:
+        """What its transfers share."""
+        return self._laid[0]
+
+    @property
+    def wiring(self) -> Wiring:
+        """The built topology."""
+        return self._laid[1]
 
     @property
     def gpus_per_node(self) -> int:

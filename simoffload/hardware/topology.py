@@ -15,7 +15,7 @@ from simoffload.errors import InputError
 from simoffload.hardware.graph import Graph, Resources
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.machine import Access, Entrance, Machine, Wiring
-from simoffload.hardware.paths import Tier
+from simoffload.hardware.paths import Resource, Tier
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic
 from simoffload.hardware.targets import Plug, Target
@@ -46,19 +46,16 @@ class Platform:
         if nodes > 1 and not profile.network:
             message = f"{profile.id} has no network between hosts; add `network` to it or use one node"
             raise InputError.at("nodes", message)
-        builder = _Builder(self, nodes)
-        wiring = builder.build()
         return Machine(
             platform=profile.id,
             nodes=nodes,
             gpus=nodes * len(profile.gpus),
             accelerator=self.accelerator,
             host=self.host,
-            resources=builder.resources.finish(),
             tiers=_tiers(self, nodes),
             profiles=self.profiles,
             numbers=self.inputs,
-            wiring=wiring,
+            lay=lambda: _lay(self, nodes),
         )
 
 
@@ -72,6 +69,12 @@ def _tiers(platform: Platform, nodes: int) -> dict[str, Tier]:
         copies = nodes if target.drives else 1
         tiers[name] = Tier(name, target.kind, target.capacity * copies, target.id)
     return tiers
+
+
+def _lay(platform: Platform, nodes: int) -> tuple[tuple[Resource, ...], Wiring]:
+    builder = _Builder(platform, nodes)
+    wiring = builder.build()
+    return builder.resources.finish(), wiring
 
 
 class _Builder:
