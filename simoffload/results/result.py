@@ -204,6 +204,7 @@ def _tier(use: TierUse) -> dict[str, Any]:
         "kind": use.kind,
         "scope": use.scope,
         "needed_bytes": use.needed,
+        "steady_bytes": use.steady,
         "capacity_bytes": use.capacity,
         "headroom_bytes": use.headroom,
         "fits": use.fits,

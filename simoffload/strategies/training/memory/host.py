@@ -77,7 +77,7 @@ def host_optimizer_step(case: Case) -> tuple[MemoryTerm, ...]:
         # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
         ledger.add("a sub-group cast to 16 bit", case.size * max(updated), remedy=_SUB_GROUP)
     swapped = max((group.numel for group in case.swapped_groups), default=0)
-    ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP)
+    ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
     return ledger.terms()
 
 
