@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
+    from simoffload.planning.fit.changes import smallest_changes
+    from simoffload.planning.fit.largest import largest
+    from simoffload.planning.fit.machines import machines_needed
     from simoffload.report.page import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
     from simoffload.results.inference import InferenceResult
@@ -36,14 +39,17 @@ __all__ = [
     "compare",
     "compare_scenarios",
     "fit",
+    "largest",
     "list_models",
     "list_profiles",
     "list_scenarios",
     "load_model",
     "load_platform",
     "load_scenario",
+    "machines_needed",
     "on_targets",
     "simulate",
+    "smallest_changes",
     "write_comparison",
     "write_report",
     "write_trace",
@@ -65,14 +71,17 @@ _HOME = {
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
     "fit": "simoffload.simulation",
+    "largest": "simoffload.planning.fit.largest",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
     "list_scenarios": "simoffload.scenario",
     "load_model": "simoffload.models",
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",
+    "machines_needed": "simoffload.planning.fit.machines",
     "on_targets": "simoffload.planning.compare",
     "simulate": "simoffload.simulation",
+    "smallest_changes": "simoffload.planning.fit.changes",
     "write_comparison": "simoffload.report.page",
     "write_report": "simoffload.report.page",
     "write_trace": "simoffload.exchange.chrome_trace",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from simoffload.hardware import Tier
 from simoffload.units import format_bytes
 
-__all__ = ["Estimate", "MemoryTerm", "Moment", "TierUse", "peak_uses", "tier_uses"]
+__all__ = ["Change", "Estimate", "MemoryTerm", "Moment", "TierUse", "peak_uses", "tier_uses"]
 
 
 class MemoryTerm(NamedTuple):
@@ -89,6 +89,25 @@ class TierUse(NamedTuple):
         return f"{self.tier} needs {needed} {self.scope}, has {has}"
 
 
+class Change(NamedTuple):
+    """Something that makes a scenario fit."""
+
+    kind: str
+    """"tier", "setting", "batch", "context", "precision", "gpus", "machines" or "capacity"; two of them with
+    " + " between."""
+    words: str
+    """"batch 16 → 11 on each GPU"."""
+    assignments: tuple[str, ...]
+    """As ``--set`` takes them."""
+    uses: tuple[TierUse, ...]
+    """What each tier then holds at its peak."""
+
+    @property
+    def tightest(self) -> TierUse:
+        """The tier of which the smallest part is then left."""
+        return min(self.uses, key=lambda use: use.headroom / use.capacity)
+
+
 def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
     """Group the terms by tier, in the order of the machine's tiers; tiers without terms are left out."""
     terms = tuple(terms)
@@ -104,7 +123,7 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
 
 
 def peak_uses(moments: Iterable[Moment], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
-    """For every tier what it holds when it holds most, the first such moment counting, and in steady state."""
+    """For every tier what it holds when it holds most, and later on; of equal moments the first counts."""
     largest: dict[str, TierUse] = {}
     steady: dict[str, int] = {}
     for moment in moments:
