@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simoffload.cli.cases import cases, refusal
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
 from simoffload.cli.folder import REPORT, RESULT, OutputFolder, json_writer
-from simoffload.cli.sources import load, move
-from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from simoffload.planning import Comparison
@@ -25,15 +24,15 @@ __all__ = ["compare"]
 def compare(arguments: Namespace, console: Console) -> Exit:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
-    cases = _cases(arguments)
+    compared = _cases(arguments)
     from simoffload.planning import compare_scenarios
     from simoffload.report.comparison_text import compare_text
 
     with Progress(console) as progress:
         comparison = compare_scenarios(
-            cases, baseline=arguments.baseline, keep_timelines=folder is not None, progress=progress
+            compared, baseline=arguments.baseline, keep_timelines=folder is not None, progress=progress
         )
-    results, baseline, published = _for_report(comparison, cases)
+    results, baseline, published = _for_report(comparison, compared)
     written: tuple[Path, ...] = ()
     if folder:
         from simoffload.report.page import write_comparison
@@ -74,39 +73,7 @@ def _for_report(
 
 def _cases(arguments: Namespace) -> dict[str, LoadedScenario]:
     """What is compared, by label."""
-    if arguments.on:
-        if len(arguments.scenarios) == 1:
-            return move(load(arguments.scenarios[0], overrides=arguments.overrides), arguments.on)
-        each = _by_name(arguments.scenarios, arguments.overrides)
-        moved = {name: move(scenario, arguments.on) for name, scenario in each.items()}
-        return {f"{name} {target}": case for name, cases in moved.items() for target, case in cases.items()}
-    if len(arguments.scenarios) == 1:
-        raise _refusal(
-            "one scenario is no comparison; give several, or --on TARGET,… for one on several targets"
-        )
-    return _by_name(arguments.scenarios, arguments.overrides)
-
-
-def _by_name(sources: list[str], overrides: list[str]) -> dict[str, LoadedScenario]:
-    """Load every scenario and label it with its name; where names are equal, with its file as well."""
-    problems: list[Problem] = []
-    loaded: list[tuple[str, LoadedScenario]] = []
-    for source in sources:
-        try:
-            loaded.append((source, load(source, overrides=overrides)))
-        except InputError as error:
-            problems += error.problems
-    if problems:
-        raise InputError(dict.fromkeys(problems))
-    names = [scenario.name for _, scenario in loaded]
-    cases = {
-        scenario.name if names.count(scenario.name) == 1 else f"{scenario.name} ({source})": scenario
-        for source, scenario in loaded
-    }
-    if len(cases) < len(loaded):
-        raise _refusal("a scenario is given twice")
-    return cases
-
-
-def _refusal(message: str) -> InputError:
-    return InputError((Problem("simoffload compare", None, None, "", message),))
+    if len(arguments.scenarios) == 1 and not arguments.on:
+        text = "one scenario is no comparison; give several, or --on TARGET,… for one on several targets"
+        raise refusal("compare", text)
+    return cases(arguments.scenarios, arguments.on, overrides=arguments.overrides, command="compare")

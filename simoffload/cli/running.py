@@ -1,4 +1,4 @@
-"""``simoffload run`` and ``simoffload fit``."""
+"""``simoffload run``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
 from simoffload.cli.folder import REPORT, RESULT, TRACE, OutputFolder, Writer, json_writer
-from simoffload.cli.sources import load, move
+from simoffload.cli.sources import load
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from simoffload.results.passes import PassResult
     from simoffload.results.result import SimulationResult
-    from simoffload.scenario import LoadedScenario
 
-__all__ = ["fit", "run"]
+__all__ = ["run"]
 
 
 def run(arguments: Namespace, console: Console) -> Exit:
@@ -25,12 +24,14 @@ def run(arguments: Namespace, console: Console) -> Exit:
         raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides)
+    from simoffload.planning.fit import with_changes
     from simoffload.report.kinds import words
     from simoffload.report.text import result_text
     from simoffload.simulation import simulate
 
     with Progress(console) as progress:
         result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
+        result = with_changes(scenario, result)
     told = words(result)
     written = folder.write(_files(result, arguments, told.shown)) if folder else ()
     console.answer(result_text(result, color=console.color, width=console.width), result.to_dict())
@@ -55,26 +56,3 @@ def _files(result: SimulationResult, arguments: Namespace, shown: PassResult | N
         timeline = result.timelines[shown.name]
         files[TRACE] = lambda path: write_trace(timeline, path)
     return files
-
-
-def fit(arguments: Namespace, console: Console) -> Exit:
-    """Say what each tier must hold, for one scenario or for it on several targets."""
-    scenario = load(arguments.scenario, overrides=arguments.overrides)
-    if arguments.on:
-        return _fit_on(scenario, arguments.on, console)
-    from simoffload.report.text import result_text
-    from simoffload.simulation import fit
-
-    result = fit(scenario)
-    console.answer(result_text(result, color=console.color, width=console.width), result.to_dict())
-    return Exit.OK if result.fits else Exit.DOES_NOT_FIT
-
-
-def _fit_on(scenario: LoadedScenario, targets: tuple[str, ...], console: Console) -> Exit:
-    from simoffload.planning import compare_fit
-    from simoffload.report.comparison_text import compare_text
-
-    comparison = compare_fit(move(scenario, targets))
-    results = tuple(comparison.results.values())
-    console.answer(compare_text(results, color=console.color, width=console.width), comparison.to_dict())
-    return Exit.OK if comparison.fits else Exit.DOES_NOT_FIT
