@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.planning.confidence import confidence
+    from simoffload.planning.fit.changes import smallest_changes
+    from simoffload.planning.fit.largest import largest
+    from simoffload.planning.fit.machines import machines_needed
     from simoffload.planning.sensitivity import sensitivity
     from simoffload.planning.uncertainty import uncertainty
     from simoffload.report.page import write_comparison, write_report
@@ -42,15 +45,18 @@ __all__ = [
     "confidence",
     "default_scenario",
     "fit",
+    "largest",
     "list_models",
     "list_profiles",
     "list_scenarios",
     "load_model",
     "load_platform",
     "load_scenario",
+    "machines_needed",
     "on_targets",
     "sensitivity",
     "simulate",
+    "smallest_changes",
     "storage_curve",
     "uncertainty",
     "write_comparison",
@@ -76,17 +82,20 @@ _HOME = {
     "default_scenario": "simoffload.scenario",
     "confidence": "simoffload.planning.confidence",
     "fit": "simoffload.simulation",
+    "largest": "simoffload.planning.fit.largest",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
     "list_scenarios": "simoffload.scenario",
     "load_model": "simoffload.models",
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",
+    "machines_needed": "simoffload.planning.fit.machines",
     "on_targets": "simoffload.planning.compare",
     "sensitivity": "simoffload.planning.sensitivity",
     "simulate": "simoffload.simulation",
     "storage_curve": "simoffload.planning.bandwidth",
     "uncertainty": "simoffload.planning.uncertainty",
+    "smallest_changes": "simoffload.planning.fit.changes",
     "write_comparison": "simoffload.report.page",
     "write_report": "simoffload.report.page",
     "write_trace": "simoffload.exchange.chrome_trace",

@@ -17,6 +17,7 @@ from simoffload.cli import (
     catalogue,
     checking,
     comparing,
+    fitting,
     importing,
     running,
     sweeping,
@@ -147,10 +148,17 @@ def _add_compare(commands: _Commands) -> None:
 
 def _add_fit(commands: _Commands) -> None:
     parser = _command(commands, "fit", "say what each tier must hold and whether it can, without simulating")
-    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
     parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
+    questions = parser.add_mutually_exclusive_group()
+    questions.add_argument(
+        "--machines", action="store_true", help="how many machines it takes, without offload and with it"
+    )
+    questions.add_argument(
+        "--largest", action="store_true", help="the largest batch, context and model that fit"
+    )
     _add_overrides(parser)
-    parser.set_defaults(command=running.fit)
+    parser.set_defaults(command=fitting.fit)
 
 
 def _add_check(commands: _Commands) -> None:

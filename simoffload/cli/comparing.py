@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from simoffload.cli.cases import cases, refusal
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
 from simoffload.cli.folder import MARKDOWN, REPORT, RESULT, TABLE, OutputFolder, Writer, json_writer
-from simoffload.cli.sources import load, move
-from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from simoffload.planning import Comparison
@@ -26,7 +24,7 @@ __all__ = ["compare"]
 def compare(arguments: Namespace, console: Console) -> Exit:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
-    cases = _cases(arguments, console)
+    compared = _cases(arguments, console)
     from simoffload.planning import compare_scenarios
     from simoffload.planning.costs import load_costs
     from simoffload.report.comparison_text import compare_text
@@ -34,13 +32,13 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     prices = load_costs(arguments.costs)
     with Progress(console) as progress:
         comparison = compare_scenarios(
-            cases,
+            compared,
             baseline=arguments.baseline,
             costs=prices,
             keep_timelines=folder is not None,
             progress=progress,
         )
-    told = _told(comparison, cases)
+    told = _told(comparison, compared)
     written = folder.write(_files(comparison, told, command=arguments.line)) if folder else ()
     text = compare_text(
         told.results,
@@ -108,40 +106,9 @@ def _files(comparison: Comparison, told: _Told, *, command: str) -> dict[str, Wr
 
 def _cases(arguments: Namespace, console: Console) -> dict[str, LoadedScenario]:
     """What is compared, by label."""
-    scenario_of = partial(load, overrides=arguments.overrides, targets=arguments.on, console=console)
-    if arguments.on:
-        if len(arguments.scenarios) == 1:
-            return move(scenario_of(arguments.scenarios[0]), arguments.on)
-        each = _by_name(arguments.scenarios, scenario_of)
-        moved = {name: move(scenario, arguments.on) for name, scenario in each.items()}
-        return {f"{name} {target}": case for name, cases in moved.items() for target, case in cases.items()}
-    if len(arguments.scenarios) == 1:
-        raise _refusal(
-            "one scenario is no comparison; give several, or --on TARGET,… for one on several targets"
-        )
-    return _by_name(arguments.scenarios, scenario_of)
-
-
-def _by_name(sources: list[str], scenario_of: Callable[[str], LoadedScenario]) -> dict[str, LoadedScenario]:
-    """Load every scenario and label it with its name; where names are equal, with its file as well."""
-    problems: list[Problem] = []
-    loaded: list[tuple[str, LoadedScenario]] = []
-    for source in sources:
-        try:
-            loaded.append((source, scenario_of(source)))
-        except InputError as error:
-            problems += error.problems
-    if problems:
-        raise InputError(dict.fromkeys(problems))
-    names = [scenario.name for _, scenario in loaded]
-    cases = {
-        scenario.name if names.count(scenario.name) == 1 else f"{scenario.name} ({source})": scenario
-        for source, scenario in loaded
-    }
-    if len(cases) < len(loaded):
-        raise _refusal("a scenario is given twice")
-    return cases
-
-
-def _refusal(message: str) -> InputError:
-    return InputError((Problem("simoffload compare", None, None, "", message),))
+    if len(arguments.scenarios) == 1 and not arguments.on:
+        text = "one scenario is no comparison; give several, or --on TARGET,… for one on several targets"
+        raise refusal("compare", text)
+    return cases(
+        arguments.scenarios, arguments.on, overrides=arguments.overrides, command="compare", console=console
+    )

@@ -1,4 +1,4 @@
-"""``simoffload run`` and ``simoffload fit``."""
+"""``simoffload run``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simoffload.cli.folder import (
     Writer,
     json_writer,
 )
-from simoffload.cli.sources import load, move
+from simoffload.cli.sources import load
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from simoffload.report.sections import Section
     from simoffload.results.passes import PassResult
     from simoffload.results.result import SimulationResult
-    from simoffload.scenario import LoadedScenario
 
-__all__ = ["fit", "run"]
+__all__ = ["run"]
 
 
 def run(arguments: Namespace, console: Console) -> Exit:
@@ -42,6 +41,7 @@ def run(arguments: Namespace, console: Console) -> Exit:
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
     from simoffload.planning.costs import economics, load_costs
     from simoffload.planning.explanation import explain
+    from simoffload.planning.fit import with_changes
     from simoffload.report.kinds import words
     from simoffload.report.sections.costs import costs
     from simoffload.report.sections.explanation import explained, figures_of
@@ -51,6 +51,7 @@ def run(arguments: Namespace, console: Console) -> Exit:
     prices = load_costs(arguments.costs)
     with Progress(console) as progress:
         result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
+        result = with_changes(scenario, result)
         explanation = explain(scenario, progress=progress) if arguments.explain and result.fits else None
     priced, shown = economics(scenario, result, prices), words(result).shown
     told = _Told(
@@ -111,26 +112,3 @@ def _files(
         timeline = result.timelines[shown.name]
         files[TRACE] = lambda path: write_trace(timeline, path)
     return files
-
-
-def fit(arguments: Namespace, console: Console) -> Exit:
-    """Say what each tier must hold, for one scenario or for it on several targets."""
-    scenario = load(arguments.scenario, overrides=arguments.overrides, targets=arguments.on, console=console)
-    if arguments.on:
-        return _fit_on(scenario, arguments.on, console)
-    from simoffload.report.text import result_text
-    from simoffload.simulation import fit
-
-    result = fit(scenario)
-    console.answer(result_text(result, color=console.color, width=console.width), result.to_dict())
-    return Exit.OK if result.fits else Exit.DOES_NOT_FIT
-
-
-def _fit_on(scenario: LoadedScenario, targets: tuple[str, ...], console: Console) -> Exit:
-    from simoffload.planning import compare_fit
-    from simoffload.report.comparison_text import compare_text
-
-    comparison = compare_fit(move(scenario, targets))
-    results = tuple(comparison.results.values())
-    console.answer(compare_text(results, color=console.color, width=console.width), comparison.to_dict())
-    return Exit.OK if comparison.fits else Exit.DOES_NOT_FIT

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple
 
 from simoffload.hardware.curve import Curve
@@ -79,14 +81,33 @@ class Machine:
     gpus: int
     accelerator: Accelerator
     host: Host
-    resources: tuple[Resource, ...]
     tiers: dict[str, Tier]
-    parts: tuple[Part, ...]
-    """What it is made of, with the storage that its hosts share."""
     profiles: tuple[ProfileUse, ...]
     """The files that it was built from."""
     numbers: tuple[ProfileInput, ...] = field(repr=False)
-    wiring: Wiring = field(repr=False)
+    lay: Callable[[], tuple[tuple[Resource, ...], Wiring]] = field(repr=False, compare=False)
+    """Lays the cables, which takes a while with a thousand hosts: what fits is known without them."""
+    count: Callable[[], tuple[Part, ...]] = field(repr=False, compare=False)
+    """Counts the parts."""
+
+    @cached_property
+    def _laid(self) -> tuple[tuple[Resource, ...], Wiring]:
+        return self.lay()
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What it is made of, with the storage that its hosts share."""
+        return self.count()
+
+    @property
+    def resources(self) -> tuple[Resource, ...]:
+        """What its transfers share."""
+        return self._laid[0]
+
+    @property
+    def wiring(self) -> Wiring:
+        """The built topology."""
+        return self._laid[1]
 
     @property
     def gpus_per_node(self) -> int:

@@ -16,7 +16,7 @@ from simoffload.hardware.graph import Graph, Resources
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.machine import Access, Entrance, Machine, Wiring
 from simoffload.hardware.parts import parts
-from simoffload.hardware.paths import Tier
+from simoffload.hardware.paths import Resource, Tier
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic
 from simoffload.hardware.targets import Plug, Target
@@ -47,20 +47,17 @@ class Platform:
         if nodes > 1 and not profile.network:
             message = f"{profile.id} has no network between hosts; add `network` to it or use one node"
             raise InputError.at("nodes", message)
-        builder = _Builder(self, nodes)
-        wiring = builder.build()
         return Machine(
             platform=profile.id,
             nodes=nodes,
             gpus=nodes * len(profile.gpus),
             accelerator=self.accelerator,
             host=self.host,
-            resources=builder.resources.finish(),
             tiers=_tiers(self, nodes),
-            parts=parts(self, builder.prefixes),
+            count=lambda: parts(self, _prefixes(nodes)),
             profiles=self.profiles,
             numbers=self.inputs,
-            wiring=wiring,
+            lay=lambda: _lay(self, nodes),
         )
 
 
@@ -76,6 +73,17 @@ def _tiers(platform: Platform, nodes: int) -> dict[str, Tier]:
     return tiers
 
 
+def _lay(platform: Platform, nodes: int) -> tuple[tuple[Resource, ...], Wiring]:
+    builder = _Builder(platform, nodes)
+    wiring = builder.build()
+    return builder.resources.finish(), wiring
+
+
+def _prefixes(nodes: int) -> list[str]:
+    """With which the names of each host's vertices begin."""
+    return [f"node{node} " if nodes > 1 else "" for node in range(nodes)]
+
+
 class _Builder:
     """Adds resources host by host."""
 
@@ -83,13 +91,11 @@ class _Builder:
         self._platform, self._nodes = platform, nodes
         self._graph = Graph()
         self.resources = Resources()
-        self.prefixes = [f"node{node} " if nodes > 1 else "" for node in range(nodes)]
-        """Of the names of each host's vertices."""
 
     def build(self) -> Wiring:
         """Everything."""
         platform, profile = self._platform, self._platform.profile
-        prefixes = self.prefixes
+        prefixes = _prefixes(self._nodes)
         memories = tuple(self._host(prefix, profile) for prefix in prefixes)
         count = len(profile.gpus)
         gpus = tuple(f"{prefixes[i // count]}gpu{i}" for i in range(self._nodes * count))

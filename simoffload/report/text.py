@@ -8,6 +8,7 @@ from textwrap import wrap
 from simoffload.errors import printable
 from simoffload.report import training_text
 from simoffload.report.columns import columns
+from simoffload.report.fit_text import changes
 from simoffload.report.kinds import words
 from simoffload.report.paper import MARGIN, Paper, shortened
 from simoffload.report.phrases import alike, bottleneck, bound, counted, group_links, origins, percent, worked
@@ -35,6 +36,8 @@ def result_text(
     paper.lines += [paper.ink(line, "bold") for line in wrap(" · ".join(headline(result)), paper.width)]
     paper.paragraph("Verdict", verdict(result), "green" if result.fits else "red")
     paper.section("Capacity", _capacity(paper, result.capacity))
+    if result.changes is not None:
+        paper.section("Changes", changes(paper, result.changes))
     if training:
         paper.section("Memory", training_text.memory(paper, training))
     if result.step is not None:

@@ -32,8 +32,11 @@ def memory(paper: Paper, result: TrainingResult) -> list[str]:
         ("needed at", *tiers),
         *((printable(each.name), *(counted(use.needed, use) for use in each.uses)) for each in found),
     ]
-    head, *rows = (line.rstrip() for line in columns(table, right=range(1, len(tiers) + 1)))
     fits = [all(use.fits for use in each.uses) for each in found]
+    if any(use.passing for use in result.capacity):
+        table.append(("from the second step on", *(counted(use.steady, use) for use in result.capacity)))
+        fits.append(all(use.steady <= use.capacity for use in result.capacity))
+    head, *rows = (line.rstrip() for line in columns(table, right=range(1, len(tiers) + 1)))
     marked = (row if fit else paper.ink(row, "red") for row, fit in zip(rows, fits, strict=True))
     others = [
         line for name, told, how in estimates(result) for line in paper.detail(f"{name}: {told} ({how})")

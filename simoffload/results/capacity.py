@@ -8,7 +8,7 @@ from typing import NamedTuple
 from simoffload.hardware import Tier
 from simoffload.units import format_bytes
 
-__all__ = ["Estimate", "MemoryTerm", "Moment", "TierUse", "peak_uses", "tier_uses"]
+__all__ = ["Change", "Estimate", "MemoryTerm", "Moment", "TierUse", "peak_uses", "tier_uses"]
 
 
 class MemoryTerm(NamedTuple):
@@ -22,6 +22,8 @@ class MemoryTerm(NamedTuple):
     """Page-locked host memory."""
     remedy: str = ""
     """What makes it smaller, where that is not another tier for the weights."""
+    once: bool = False
+    """Only in the first step."""
 
 
 class Moment(NamedTuple):
@@ -30,6 +32,8 @@ class Moment(NamedTuple):
     name: str
     """"initialisation", "forward and backward", "optimizer step", …"""
     terms: tuple[MemoryTerm, ...]
+    once: bool = False
+    """Before the first step."""
 
 
 class Estimate(NamedTuple):
@@ -60,6 +64,13 @@ class TierUse(NamedTuple):
     terms: tuple[MemoryTerm, ...]
     moment: str = ""
     """When the need is largest, where that differs between stages of a run."""
+    passing: int = 0
+    """[B] of the need that is gone once the first step is done."""
+
+    @property
+    def steady(self) -> int:
+        """[B] held at most from the second step on."""
+        return self.needed - self.passing
 
     @property
     def fits(self) -> bool:
@@ -78,6 +89,25 @@ class TierUse(NamedTuple):
         return f"{self.tier} needs {needed} {self.scope}, has {has}"
 
 
+class Change(NamedTuple):
+    """Something that makes a scenario fit."""
+
+    kind: str
+    """"tier", "setting", "batch", "context", "precision", "gpus", "machines" or "capacity"; two of them with
+    " + " between."""
+    words: str
+    """"batch 16 → 11 on each GPU"."""
+    assignments: tuple[str, ...]
+    """As ``--set`` takes them."""
+    uses: tuple[TierUse, ...]
+    """What each tier then holds at its peak."""
+
+    @property
+    def tightest(self) -> TierUse:
+        """The tier of which the smallest part is then left."""
+        return min(self.uses, key=lambda use: use.headroom / use.capacity)
+
+
 def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
     """Group the terms by tier, in the order of the machine's tiers; tiers without terms are left out."""
     terms = tuple(terms)
@@ -87,15 +117,20 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
         if mine:
             scope = {"hbm": "per GPU", "dram": "per host"}.get(tier.kind, "in all")
             needed = sum(term.size for term in mine)
-            uses.append(TierUse(name, tier.kind, scope, needed, tier.capacity, mine))
+            passing = sum(term.size for term in mine if term.once)
+            uses.append(TierUse(name, tier.kind, scope, needed, tier.capacity, mine, passing=passing))
     return tuple(uses)
 
 
 def peak_uses(moments: Iterable[Moment], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
-    """For every tier what it holds when it holds most, the first such moment counting."""
+    """For every tier what it holds when it holds most, and later on; of equal moments the first counts."""
     largest: dict[str, TierUse] = {}
+    steady: dict[str, int] = {}
     for moment in moments:
         for use in tier_uses(moment.terms, tiers):
             if use.tier not in largest or use.needed > largest[use.tier].needed:
                 largest[use.tier] = use._replace(moment=moment.name)
-    return tuple(largest[name] for name in tiers if name in largest)
+            if not moment.once:
+                steady[use.tier] = max(use.steady, steady.get(use.tier, 0))
+    peaks = (largest[name] for name in tiers if name in largest)
+    return tuple(use._replace(passing=use.needed - steady.get(use.tier, 0)) for use in peaks)

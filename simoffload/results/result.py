@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from simoffload.results.capacity import TierUse
+from simoffload.results.capacity import Change, TierUse
 from simoffload.results.passes import PassResult
 from simoffload.results.timeline import PassWork, Timeline
 from simoffload.results.times import whole
@@ -60,11 +60,13 @@ class SimulationResult(ABC):
     ranks: int
     capacity: tuple[TierUse, ...]
     advice: tuple[str, ...]
-    """What would make it fit; empty when it does."""
+    """What lacks and what to do about it; empty when it fits."""
     warnings: tuple[str, ...]
     provenance: Provenance
     extrapolations: tuple[str, ...] = ()
     """What lies outside of the range in which the machine was measured."""
+    changes: tuple[Change, ...] | None = None
+    """The smallest changes that make it fit; None where they were not looked for."""
     timelines: dict[str, Timeline] = field(default_factory=dict, repr=False, compare=False)
     """Recorded passes by name, where asked for."""
     work: tuple[PassWork, ...] = field(default=(), compare=False)
@@ -137,6 +139,7 @@ class SimulationResult(ABC):
             "fits": self.fits,
             "capacity": [_tier(use) for use in self.capacity],
             "advice": list(self.advice),
+            "changes": None if self.changes is None else [_change(one) for one in self.changes],
             "metrics": self.metrics(),
             "formulas": dict(self.formulas),
             "step": self._step(),
@@ -207,6 +210,7 @@ def _tier(use: TierUse) -> dict[str, Any]:
         "kind": use.kind,
         "scope": use.scope,
         "needed_bytes": use.needed,
+        "steady_bytes": use.steady,
         "capacity_bytes": use.capacity,
         "headroom_bytes": use.headroom,
         "fits": use.fits,
@@ -254,6 +258,11 @@ def _causes(one: PassResult) -> list[dict[str, Any]]:
         }
         for share, exposed in zip(one.shares, whole([share.exposed_ps for share in one.shares]), strict=True)
     ]
+
+
+def _change(one: Change) -> dict[str, Any]:
+    headroom = {use.tier: use.headroom for use in one.uses}
+    return {"kind": one.kind, "words": one.words, "set": list(one.assignments), "headroom_bytes": headroom}
 
 
 def _pass(one: PassResult) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from simoffload.documents import SUFFIXES, Document, read_document, set_value, suggest, validate
+from simoffload.documents.overrides import parse_path
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models.library import is_model, list_models
@@ -61,9 +62,9 @@ def resolve(
 
     Scenarios that share a ``shelf`` read what they have in common once.
     """
-    for assignment in overrides:
-        document = set_value(document, assignment)
     shelf = Shelf() if shelf is None else shelf
+    for assignment in overrides:
+        document = set_value(_opened(document, assignment, shelf), assignment)
     problems: list[Problem] = []
     document = completed(document, shelf, problems)
     try:
@@ -82,6 +83,17 @@ def resolve(
     if problems:
         raise InputError(problems)
     return LoadedScenario(scenario, document, model, machine)
+
+
+def _opened(document: Document, assignment: str, shelf: Shelf) -> Document:
+    """The document with its ds_config in place of the path, if the assignment sets something in it."""
+    strategy = document.data.get("strategy")
+    path = strategy.get("ds_config") if isinstance(strategy, dict) else None
+    within = parse_path(assignment.partition("=")[0].strip())[:-1]
+    if not isinstance(path, str) or within[:2] != ("strategy", "ds_config"):
+        return document
+    config = shelf.ds_config(path, root=document.root)
+    return replace(document, data={**document.data, "strategy": {**strategy, "ds_config": config}})
 
 
 def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:

@@ -21,7 +21,7 @@ def tier_name(name: str, machine: Machine, key: str) -> str:
 
 def storage_name(name: str, machine: Machine, key: str) -> str:
     """The same for what must be on storage. Raises InputError."""
-    storage = tuple(machine.wiring.targets)
+    storage = tuple(tier.name for tier in machine.tiers.values() if tier.kind not in {"hbm", "dram"})
     if name in storage:
         return name
     raise _no_tier("storage tier", name, machine, storage, key)

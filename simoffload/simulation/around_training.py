@@ -40,7 +40,7 @@ def with_sections(
         held = {(term.tier, term.name) for term in (*moments[-1].terms, *always)}
         more = [term for term in checkpoints.memory if (term.tier, term.name) not in held]
         moments = (*moments, Moment("checkpoint", (*moments[-1].terms, *more)))
-    return tuple(Moment(moment.name, (*moment.terms, *always)) for moment in moments)
+    return tuple(moment._replace(terms=(*moment.terms, *always)) for moment in moments)
 
 
 def _data_terms(scenario: LoadedScenario, dataset: Dataset) -> list[MemoryTerm]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -230,3 +231,19 @@ def test_outstanding_bytes_limit_a_flow(small: Machine) -> None:
     path = small.storage_read("raid", 0)
     assert path.outstanding_rate(3_500_000, block=500_000) == 10 * GB
     assert path.outstanding_rate(3_500_000, block=1_000_000) == 10 * GB
+
+
+def test_cables_are_laid_once_and_only_when_asked_for(small: Machine) -> None:
+    """What fits on a thousand hosts is known without them."""
+    laid = []
+
+    def lay() -> tuple:
+        laid.append(small.nodes)
+        return small.resources, small.wiring
+
+    machine = replace(small, lay=lay)
+    assert machine.tiers["dram"].capacity
+    assert laid == []
+    assert machine.resources == small.resources
+    assert machine.wiring is small.wiring
+    assert laid == [1]

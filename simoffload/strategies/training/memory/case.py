@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -189,6 +190,15 @@ class Case:
     def largest_group(self) -> int:
         """[elements] of the largest sub-group."""
         return max((group.numel for group in self.groups), default=0)
+
+    @cached_property
+    def largest_update(self) -> int:
+        """[B] of the updated parameters of a sub-group, each padded to its file, at most."""
+        return max((self._aligned(group) for group in self.groups), default=0)
+
+    def _aligned(self, group: SubGroup) -> int:
+        numels = Counter(tensor.slice_numel for tensor in group.tensors)
+        return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
 
     @property
     def flattens_on_host(self) -> bool:

@@ -9,7 +9,6 @@ zenflow/, superoffload/. Page-locked memory that PyTorch frees stays page-locked
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from simoffload.models.shape import SINGLE
@@ -17,7 +16,6 @@ from simoffload.results.capacity import MemoryTerm
 from simoffload.strategies.training.memory.case import Case
 from simoffload.strategies.training.memory.ledger import Ledger, rounded
 from simoffload.strategies.training.memory.states import moment_bytes
-from simoffload.strategies.training.swap import SubGroup
 
 __all__ = ["host_initialisation", "host_micro_step", "host_optimizer_step"]
 
@@ -77,7 +75,7 @@ def host_optimizer_step(case: Case) -> tuple[MemoryTerm, ...]:
         # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
         ledger.add("a sub-group cast to 16 bit", case.size * max(updated), remedy=_SUB_GROUP)
     swapped = max((group.numel for group in case.swapped_groups), default=0)
-    ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP)
+    ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
     return ledger.terms()
 
 
@@ -113,13 +111,7 @@ def _weights(case: Case, ledger: Ledger) -> None:
         add("swap buffers of parameters", pool, _BUFFERS)
     kept = min(params.max_in_cpu, case.part) * case.size
     ledger.add("parameters kept in memory", kept, pinned=True, remedy="lower offload_param.max_in_cpu")
-    updated = max((_aligned_group(case, group) for group in case.groups), default=0)
-    add("swap buffer of updated parameters", updated, _SUB_GROUP)
-
-
-def _aligned_group(case: Case, group: SubGroup) -> int:
-    numels = Counter(tensor.slice_numel for tensor in group.tensors)
-    return sum(count * case.aligned(numel * case.size) for numel, count in numels.items())
+    add("swap buffer of updated parameters", case.largest_update, _SUB_GROUP)
 
 
 def _locking(case: Case, ledger: Ledger) -> Callable[[str, int, str], None]:

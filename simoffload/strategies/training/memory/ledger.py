@@ -23,12 +23,20 @@ class Ledger:
         self._terms: list[MemoryTerm] = []
         self._rounding = 0
 
-    def add(self, name: str, sizes: int | Iterable[int], *, pinned: bool = False, remedy: str = "") -> None:
+    def add(
+        self,
+        name: str,
+        sizes: int | Iterable[int],
+        *,
+        pinned: bool = False,
+        remedy: str = "",
+        once: bool = False,
+    ) -> None:
         """Allocations that PyTorch makes, page-locked or not [B]."""
         found = [sizes] if isinstance(sizes, int) else list(sizes)
         if pinned:
             self._rounding += pinned_rounding(found)
-        self._put(name, sum(found), pinned, remedy)
+        self._put(name, sum(found), pinned, remedy, once=once)
 
     def add_locked(self, name: str, size: int, *, remedy: str = "") -> None:
         """An allocation that DeepSpeed page-locks itself (swap buffers since 0.19.4): nothing is rounded."""
@@ -49,6 +57,7 @@ class Ledger:
         )
         return (*self._terms, *([rounding] if self._rounding else []))
 
-    def _put(self, name: str, size: int, pinned: bool, remedy: str) -> None:
+    def _put(self, name: str, size: int, pinned: bool, remedy: str, *, once: bool = False) -> None:
         if size:
-            self._terms.append(MemoryTerm("dram", name, size * self._ranks, pinned=pinned, remedy=remedy))
+            term = MemoryTerm("dram", name, size * self._ranks, pinned=pinned, remedy=remedy, once=once)
+            self._terms.append(term)

@@ -73,7 +73,7 @@ def training_moments(
     gathered = Gathered(case, peak=gathered_elements, reducing=gathered_while_reducing, batch=gather_batch)
     begun, steady = storage_terms(case, started=False), storage_terms(case, started=True)
     return (
-        Moment(INITIALISATION, (*gpu_initialisation(case), *host_initialisation(case), *begun)),
+        Moment(INITIALISATION, (*gpu_initialisation(case), *host_initialisation(case), *begun), once=True),
         Moment(MICRO_STEP, (*gpu_micro_step(case, gathered), *host_micro_step(case), *steady)),
         Moment(OPTIMIZER_STEP, (*gpu_optimizer_step(case), *host_optimizer_step(case), *steady)),
     )

@@ -1,0 +1,64 @@
+"""Several scenarios, or one on several targets, by label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from simoffload.cli.console import Console
+from simoffload.cli.sources import load, move
+from simoffload.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simoffload.scenario import LoadedScenario
+
+__all__ = ["cases", "refusal"]
+
+
+def cases(
+    sources: Sequence[str],
+    targets: Sequence[str] | None,
+    *,
+    overrides: Sequence[str],
+    command: str,
+    console: Console,
+) -> dict[str, LoadedScenario]:
+    """Every scenario on every target. Raises InputError with everything that is wrong."""
+    scenario_of = partial(load, overrides=overrides, targets=targets, console=console)
+    if not targets:
+        return _by_name(sources, scenario_of, command)
+    if len(sources) == 1:
+        return move(scenario_of(sources[0]), targets)
+    moved = {
+        name: move(scenario, targets) for name, scenario in _by_name(sources, scenario_of, command).items()
+    }
+    return {f"{name} {target}": case for name, each in moved.items() for target, case in each.items()}
+
+
+def _by_name(
+    sources: Sequence[str], scenario_of: Callable[[str], LoadedScenario], command: str
+) -> dict[str, LoadedScenario]:
+    """Load every scenario and label it with its name; where names are equal, with its file as well."""
+    problems: list[Problem] = []
+    loaded: list[tuple[str, LoadedScenario]] = []
+    for source in sources:
+        try:
+            loaded.append((source, scenario_of(source)))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+    names = [scenario.name for _, scenario in loaded]
+    found = {
+        scenario.name if names.count(scenario.name) == 1 else f"{scenario.name} ({source})": scenario
+        for source, scenario in loaded
+    }
+    if len(found) < len(loaded):
+        raise refusal(command, "a scenario is given twice")
+    return found
+
+
+def refusal(command: str, message: str) -> InputError:
+    """A command line that makes no sense, as "simoffload compare: …"."""
+    return InputError((Problem(f"simoffload {command}", None, None, "", message),))

@@ -1,0 +1,174 @@
+"""How many machines a model needs, with and without offload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from simoffload.errors import InputError
+from simoffload.models import ModelShape
+from simoffload.planning.fit.kinds import MOST_NODES, MOST_RANKS
+from simoffload.planning.fit.search import smallest_that_fits
+from simoffload.planning.fit.variants import Variants, assignment
+from simoffload.scenario import LoadedScenario
+from simoffload.scenario.tiers import tier_name
+from simoffload.strategies import ZeroInference, ZeroTraining
+from simoffload.strategies.ds_config.parameters import fetch_settings
+from simoffload.strategies.training.memory import white_paper_rule
+from simoffload.workload import Checkpointing, Training
+
+__all__ = ["MachineCount", "MachinesNeeded", "machines_needed"]
+
+_ZERO = ("strategy", "ds_config", "zero_optimization")
+
+
+class MachineCount(NamedTuple):
+    """Machines for a model whose states are on one tier."""
+
+    tier: str
+    """"hbm" without offload."""
+    machines: int | None
+    """None: however many there are, it does not fit."""
+    why: str
+    """What is too small however many there are."""
+
+
+class MachinesNeeded(NamedTuple):
+    """How many machines of one platform a scenario's work needs, all of their GPUs at work."""
+
+    name: str
+    model: str
+    work: str
+    """"inference" or "training"."""
+    platform: str
+    gpus: int
+    """Of one machine."""
+    hbm: int
+    """[B] of all of them."""
+    states: int
+    """[B] of the model by the rule of thumb of the work."""
+    counts: tuple[MachineCount, ...]
+    """Without offload, then for each tier."""
+
+    @property
+    def by_rule(self) -> int:
+        """Machines whose GPUs hold ``states`` and nothing else."""
+        return -(-self.states // self.hbm)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON."""
+        return {
+            "name": self.name,
+            "model": self.model,
+            "work": self.work,
+            "platform": self.platform,
+            "gpus": self.gpus,
+            "hbm_bytes": self.hbm,
+            "states_bytes": self.states,
+            "by_rule": self.by_rule,
+            "counts": [count._asdict() for count in self.counts],
+        }
+
+
+def machines_needed(scenario: LoadedScenario, *, tiers: Sequence[str] | None = None) -> MachinesNeeded:
+    """Count the machines of a scenario's platform that its model needs, without offload and with it.
+
+    Weights, and in training gradients and optimizer states, are divided among all GPUs of the machines (ZeRO
+    stage 3) and lie in HBM or on the tier; everything else is counted as ``fit`` does, with the batch, the
+    context and the settings of the scenario.
+
+    Parameters
+    ----------
+    tiers
+        Tiers to offload to, by default all of the platform.
+
+    Raises
+    ------
+    InputError
+        For a scenario of checkpoints and an unknown tier.
+
+    Notes
+    -----
+    ``by_rule`` is ``states`` / HBM of a machine: for inference the weights alone, 2 bytes a parameter in 16
+    bit; for training 240 x layers x hidden^2 bytes, 20 a parameter (Rajbhandari et al., ZeRO-Infinity, arXiv
+    2104.07857, equations 1 and 2), as DDN's white paper "Large Language Models" counts both.
+    """
+    workload, machine = scenario.scenario.workload, scenario.machine
+    if isinstance(workload, Checkpointing):
+        text = "machines are counted for inference and training, not for checkpoints"
+        raise InputError([scenario.document.problem(("workload", "kind"), text)])
+    names = tuple(machine.tiers) if tiers is None else ("hbm", *tiers)
+    named = dict.fromkeys(tier_name(name, machine, "tiers") for name in names)
+    return MachinesNeeded(
+        name=scenario.name,
+        model=scenario.model.name,
+        work=workload.kind,
+        platform=machine.platform,
+        gpus=machine.gpus_per_node,
+        hbm=machine.gpus_per_node * machine.tiers["hbm"].capacity,
+        states=_states(scenario),
+        counts=tuple(_count(scenario, tier) for tier in named),
+    )
+
+
+def _states(scenario: LoadedScenario) -> int:
+    if isinstance(scenario.scenario.workload, Training):
+        whole = white_paper_rule(scenario.model).total
+        assert whole is not None
+        return whole
+    return scenario.model.weight_bytes
+
+
+def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
+    """By trying: a need that is divided falls with the number of machines."""
+    moved = scenario.on(f"{tier}+{tier}" if isinstance(scenario.scenario.workload, Training) else tier)
+    each = scenario.machine.gpus_per_node
+    most = min(MOST_NODES, MOST_RANKS // each)
+    variants = Variants(moved)
+
+    def assignments(nodes: int) -> tuple[str, ...]:
+        ranks = nodes * each
+        return (*variants.spread(nodes, per_node=each), *_allowed(moved, tier, ranks))
+
+    found = smallest_that_fits(lambda nodes: variants.shortage(*assignments(nodes)), start=1, most=most)
+    if found is not None:
+        return MachineCount(tier, found, "")
+    return MachineCount(tier, None, _why(variants, {nodes: assignments(nodes) for nodes in (1, most)}))
+
+
+def _why(variants: Variants, tried: Mapping[int, tuple[str, ...]]) -> str:
+    """What is too small with most machines, or with one where more are refused; why more are refused."""
+    told = []
+    for nodes, assignments in sorted(tried.items(), reverse=True):
+        uses = variants.needs(*assignments)
+        if uses is not None:
+            lacking = "; ".join(use.sentence() for use in uses if not use.fits)
+            told.append(f"with {nodes:,} machine{'' if nodes == 1 else 's'} {lacking}")
+            break
+        told.append(variants.refusal(*assignments))
+    return "; ".join(dict.fromkeys(told))
+
+
+def _allowed(scenario: LoadedScenario, tier: str, ranks: int) -> tuple[str, ...]:
+    """What must be set so that DeepSpeed takes all states on a tier, divided among so many ranks."""
+    strategy, model = scenario.scenario.strategy, scenario.model
+    assert isinstance(strategy, ZeroTraining | ZeroInference)  # LoadedScenario.on makes it one
+    config, found = strategy.ds_config, []
+    settings, _ = fetch_settings(config, version=strategy.deepspeed_version, hidden_size=model.hidden_size)
+    largest = -(-_largest_tensor(model) // ranks)
+    if largest > settings.buffer_size:
+        found.append(assignment(largest, *_ZERO, "offload_param", "buffer_size"))
+    zero = config.zero_optimization
+    if zero.stage < 3:
+        found.append(assignment(3, *_ZERO, "stage"))
+    if zero.zenflow is not None and tier == "hbm":
+        found.append(assignment(None, *_ZERO, "zenflow"))
+    if zero.offload_optimizer is not None and zero.offload_optimizer.super_offload and tier != "dram":
+        found.append(assignment(False, *_ZERO, "offload_optimizer", "super_offload"))
+    return tuple(found)
+
+
+def _largest_tensor(model: ModelShape) -> int:
+    """[elements]"""
+    modules = (*model.modules_before, *model.layer, *model.modules_after)
+    return max(parameter.numel for module in modules for parameter in module.parameters)

@@ -1,0 +1,148 @@
+"""``simoffload fit``: changes, machines, the largest."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+IN_HBM = ("ddn/bloom-176b", "--set", "strategy.weights=gpu")
+
+
+def changes_of(text: str) -> list[str]:
+    """What ``--set`` would be given, line by line."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line.startswith("--set")]
+
+
+@pytest.mark.parametrize("command", ["fit", "run"])
+def test_what_does_not_fit_comes_with_changes_to_copy(program, command: str) -> None:
+    answer = program(command, *IN_HBM)
+    assert answer.status == 3
+    told = changes_of(answer.out)
+    assert told[0] == "--set strategy.weights=dram"
+    assert told[-1] == "--set nodes=3 --set strategy.ranks=24"
+    for line in told:
+        assert program("fit", *IN_HBM, *shlex.split(line)).status == 0
+
+
+def test_what_fits_has_none(program) -> None:
+    answer = program("fit", "ddn/bloom-176b", "--json")
+    assert json.loads(answer.out)["changes"] is None
+    assert changes_of(program("fit", "ddn/bloom-176b").out) == []
+
+
+def test_profiles_with_dots_and_values_with_spaces_can_be_copied(program) -> None:
+    small = (
+        "ddn/bloom-mod-2",
+        "--set",
+        "strategy.weights=raid",
+        "--set",
+        "profiles.dgx-a100-1tib.memory_capacity=256 GiB",
+    )
+    answer = program("fit", *small)
+    memory, drives = changes_of(answer.out)
+    assert memory == """--set 'profiles.host/dgx-a100-1tib.memory_capacity="320 GiB"'"""
+    assert drives == """--set 'profiles."raid/raid0-4x-pm1733-3.84tb".count=13'"""
+    assert program("fit", *small, *shlex.split(f"{memory} {drives}")).status == 0
+
+
+def test_changes_reach_into_a_ds_config_file(program, tmp_path) -> None:
+    text = (tmp_path / "small.yaml").read_text().partition("  ds_config:")[0]
+    (tmp_path / "mine.yaml").write_text(f"{text}  ds_config: ds.json\n")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"offload_param": {"buffer_size": 6e10}}}')
+    told = changes_of(program("fit", "mine.yaml").out)
+    buffers = "--set strategy.ds_config.zero_optimization.offload_param.buffer_size=30000000000"
+    assert buffers in told
+    assert program("fit", "mine.yaml", *shlex.split(buffers)).status == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "held"),
+    [
+        ("7b1", (True, True, True, True, True)),
+        ("176b", (False, True, True, True, True)),
+        ("mod-1", (False, False, True, True, True)),
+        ("mod-2", (False, False, False, True, True)),
+    ],
+)
+def test_the_white_papers_matrix_of_models_and_targets(program, model: str, held: tuple[bool, ...]) -> None:
+    targets = "gpu,dram,raid,nfs,ai400x2"
+    data = json.loads(program("fit", f"ddn/bloom-{model}", "--on", targets, "--json").out)
+    assert tuple(row["result"]["fits"] for row in data["compared"]) == held
+
+
+def test_several_scenarios_are_one_table(program) -> None:
+    answer = program("fit", "ddn/bloom-7b1", "ddn/bloom-176b")
+    assert answer.status == 0
+    assert answer.out.count("fits: hbm") == 2
+
+
+MACHINES = """\
+Machines needed: dgx-a100, 8 GPUs with 317 GiB of HBM in all
+model        work       rule  hbm  raid
+bloom-176b   inference     2    3     1
+bloom-mod-2  inference   143  855     4
+bloom-176b   training     11   32     1
+"""
+
+
+def test_machines_of_several_scenarios_are_one_table(program) -> None:
+    names = ("ddn/bloom-176b", "ddn/bloom-mod-2", "training/bloom-176b")
+    answer = program("fit", *names, "--machines", "--on", "raid")
+    assert answer.status == 0
+    assert answer.out.startswith(MACHINES)
+    assert "rule = machines whose HBM holds the weights" in answer.out
+
+
+def test_machines_as_json(program) -> None:
+    data = json.loads(program("fit", "ddn/bloom-176b", "--machines", "--on", "raid", "--json").out)
+    assert data["schema"] == "simoffload/fit/1"
+    (needed,) = data["machines"]
+    assert needed["by_rule"] == 2
+    assert needed["states_bytes"] == 352_494_542_848
+    assert needed["counts"] == [
+        {"tier": "hbm", "machines": 3, "why": ""},
+        {"tier": "raid", "machines": 1, "why": ""},
+    ]
+
+
+def test_an_unknown_tier_is_a_slip_of_the_option(program) -> None:
+    answer = program("fit", "ddn/bloom-7b1", "--machines", "--on", "tape")
+    assert answer.status == 2
+    assert answer.err == '--on: no tier "tape" on platform "dgx-a100" (has: hbm, dram, raid, nfs, ai400x2)\n'
+
+
+def test_the_largest_on_two_targets(program) -> None:
+    answer = program("fit", "ddn/bloom-176b", "--largest", "--on", "gpu,raid")
+    assert answer.status == 0
+    assert answer.out.splitlines()[:3] == [
+        "model       weights  batch per GPU    context    layers  parameters",
+        "bloom-176b  hbm             16 → –    108 → –   70 → 33         85B",
+        "bloom-176b  raid           16 → 57  108 → 366  70 → 253        628B",
+    ]
+
+
+def test_a_context_beyond_the_models_own_is_warned_of(program) -> None:
+    answer = program("fit", "training/gpt-1t", "--largest")
+    assert "Warning   opt 128x25600 was made for a context of 2,048 tokens" in answer.out
+
+
+def test_the_largest_as_json(program) -> None:
+    data = json.loads(program("fit", "ddn/bloom-176b", "--largest", "--json").out)
+    (held,) = data["largest"]
+    assert held["batch_size"] == {"now": 16, "most": 57, "set": ["workload.batch_size=57"]}
+
+
+@pytest.mark.parametrize("question", ["--machines", "--largest"])
+def test_where_nothing_is_enough_the_status_says_so(program, question: str) -> None:
+    """A reserve as large as the GPU leaves no room for anything."""
+    full = ("--set", "profiles.a100-40g-sxm.reserved=42 GB")
+    assert program("fit", "ddn/bloom-7b1", question, *full).status == 3
+
+
+def test_two_questions_at_once_are_refused(program) -> None:
+    answer = program("fit", "ddn/bloom-7b1", "--machines", "--largest")
+    assert answer.status == 2
+    assert "argument --largest: not allowed with argument --machines" in answer.err
