@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from simoffload.planning.advise.evaluate import Advice, Impossible, Tried, advise
+from simoffload.planning.advise.evaluate import WORTH, Advice, Impossible, Tried, advise
 from simoffload.planning.advise.options import Change, Option, applied
 from simoffload.planning.advise.search import Method, Objective, Point, Search, search
 from simoffload.planning.advise.service import ServiceLevel, parse_service
 
 __all__ = [
+    "WORTH",
     "Advice",
     "Change",
     "Impossible",

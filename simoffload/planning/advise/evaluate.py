@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simoffload.documents.tree import Location
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise import hardware
-from simoffload.planning.advise.options import Option, applied
+from simoffload.planning.advise.options import Change, Option, applied
 from simoffload.planning.advise.settings import settings, workloads
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.result import SimulationResult
@@ -16,9 +17,11 @@ from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, Shelf, resolve
 from simoffload.simulation import Progress, fit, simulate
 
-__all__ = ["Advice", "Impossible", "Tried", "advise", "options_of"]
+__all__ = ["WORTH", "Advice", "Impossible", "Tried", "advise", "options_of"]
 
 SCHEMA = "simoffload/advice/1"
+WORTH = 1.002
+"""Gain from which on a change counts as one that helps: our choice."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ class Advice:
     impossible: tuple[Impossible, ...]
 
     @property
+    def helping(self) -> tuple[Tried, ...]:
+        """Those that gain."""
+        return tuple(one for one in self.tried if one.gain is None or one.gain >= WORTH)
+
+    @property
     def by_cost(self) -> tuple[Tried, ...]:
         """Those that gain and cost something, the most gain for the money first."""
         paid = [one for one in self.tried if one.gain_per_cost is not None and one.gain_per_cost > 0]
@@ -107,17 +115,36 @@ def advise(
     now, shelf = economics(scenario, result, known), Shelf()
     tried: list[Tried] = []
     impossible: list[Impossible] = []
-    for option in options_of(scenario, result, shelf, known):
+
+    def evaluate(option: Option) -> None:
         found = _try(option, scenario, shelf, progress)
         if isinstance(found, Impossible):
             impossible.append(found)
-            continue
+            return
         changed, answer = found
         cost = economics(changed, answer, known)
         gain = result.unit_s / answer.unit_s if result.unit_s and answer.unit_s else None
         tried.append(Tried(option, changed, answer, cost, gain, _extra(now, cost) if option.priced else None))
+
+    for option in options_of(scenario, result, shelf, known):
+        evaluate(option)
+    together = _together(tried)
+    if together is not None:
+        evaluate(together)
     tried.sort(key=lambda one: one.result.unit_s or 0.0)
     return Advice(scenario, result, now, tuple(tried), tuple(impossible))
+
+
+def _together(tried: Sequence[Tried]) -> Option | None:
+    """All settings that gain by themselves at once, of each key the best; None where that is one or none."""
+    helping = [one for one in tried if one.option.kind == "setting" and (one.gain or 0.0) >= WORTH]
+    best: dict[Location, Change] = {}
+    for one in sorted(helping, key=lambda one: one.gain or 0.0):
+        best |= {each.location: each for each in one.option.changes}
+    if len(helping) < 2:
+        return None
+    words = f"all settings that gain by themselves at once ({len(best)} keys)"
+    return Option("settings", words, "setting", tuple(best.values()))
 
 
 def _extra(now: Economics, then: Economics) -> float | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
+from simoffload.exchange.scenario_file import scenario_text
 from simoffload.report.phrases import LIMITS, origins
 from simoffload.report.sections.structure import Listing, Section, Table
 
@@ -28,17 +27,7 @@ def inputs(numbers: Sequence[tuple[str, str, str, str, str, str]], counts: Mappi
 def scenario(tree: Mapping[str, Any], command: str = "") -> Section:
     """The scenario as a file, and the command that was given."""
     listings = [Listing("Command", command)] if command else []
-    return Section("Scenario", "", listings=(*listings, Listing("", _yaml(tree))))
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        """Write a value again where it occurs again: scenario files have no anchors."""
-        return True
-
-
-def _yaml(tree: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return Section("Scenario", "", listings=(*listings, Listing("", scenario_text(tree))))
 
 
 def versions(

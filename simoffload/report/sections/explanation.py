@@ -17,7 +17,7 @@ from simoffload.report.sections.structure import Datum, Entry, Section, Table, b
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_seconds
 
-__all__ = ["TOP", "explained", "figures_of", "how_sure"]
+__all__ = ["TOP", "bandwidth_section", "explained", "figures_of", "how_sure"]
 
 TOP = 10
 """Inputs that are told."""
@@ -33,7 +33,7 @@ def how_sure(result: SimulationResult) -> Section:
 def explained(explanation: Explanation) -> tuple[Section, ...]:
     """Why a result is as it is, and in which range it lies."""
     return (
-        _bandwidth(explanation.storage),
+        bandwidth_section(explanation.storage),
         _hangs_on(explanation.sensitivity),
         _range(explanation.uncertainty),
     )
@@ -50,7 +50,8 @@ def figures_of(explanation: Explanation) -> Mapping[str, tuple[Figure, str]]:
     return found
 
 
-def _bandwidth(curve: StorageCurve | None) -> Section:
+def bandwidth_section(curve: StorageCurve | None) -> Section:
+    """Throughput over the rate of the storage, and how fast is fast enough."""
     if curve is None:
         return Section(_STORAGE, "Bandwidth", (NO_STORAGE,))
     head = ("storage", f"{curve.unit}s/s", "no schedule beats", "")

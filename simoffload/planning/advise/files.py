@@ -1,0 +1,66 @@
+"""What is recommended as files: scenarios to run, and a ds_config to paste."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from simoffload.exchange.scenario_file import scenario_text
+from simoffload.hardware.library import is_path
+from simoffload.planning.advise.evaluate import Advice
+from simoffload.planning.advise.search import Search
+from simoffload.scenario import LoadedScenario
+
+__all__ = ["SIGNATURE", "recommended", "user_files"]
+
+SIGNATURE = "# Written by simoffload advise."
+"""First line of every scenario that is written."""
+_SHIPPED = "hardware_profiles/"
+_LONGEST_NAME = 200
+
+
+def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
+    """Texts by file name: every change that helps, the best purchase and the front of a search.
+
+    A scenario that refers to files of its own needs ``user_files`` beside it.
+    """
+    found: dict[str, str] = {}
+    for rank, one in enumerate(advice.helping, start=1):
+        name = f"{rank:02d}-{one.option.key}".replace("+", "-and-")
+        found[f"{name}.yaml"] = _scenario(advice.scenario, one.scenario, one.option.words)
+        config = one.scenario.document.data["strategy"].get("ds_config")
+        if one.option.kind == "setting" and config is not None:
+            found[f"{name}.ds_config.json"] = json.dumps(config, indent=2) + "\n"
+    if search is not None and search.best is not None:
+        words = f"best by {search.objective}: {', '.join(search.best.words)}"
+        found["best.yaml"] = _scenario(advice.scenario, search.best.scenario, words)
+    for rank, point in enumerate(search.front if search else (), start=1):
+        found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point.scenario, ", ".join(point.words))
+    return found
+
+
+def _scenario(base: LoadedScenario, changed: LoadedScenario, words: str) -> str:
+    data: Mapping[str, Any] = changed.document.data
+    named = {"name": f"{base.name}: {words}"[:_LONGEST_NAME], "description": f"{base.name} with {words}."}
+    return f"{SIGNATURE}\n{scenario_text({**data, **named})}"
+
+
+def user_files(scenario: LoadedScenario) -> dict[str, Path]:
+    """The user's own files that a scenario needs, by where they lie in its folder."""
+    root = scenario.document.root
+    if root is None:
+        return {}
+    return {str(path.relative_to(root)): path for path in _own(scenario, root) if path.is_relative_to(root)}
+
+
+def _own(scenario: LoadedScenario, root: Path) -> Iterator[Path]:
+    for use in scenario.machine.profiles:
+        if not use.path.startswith(_SHIPPED):
+            yield Path(use.path)
+    model = scenario.document.data.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("config"), str):
+        yield root / model["config"]
+    if is_path(scenario.scenario.platform):
+        yield root / scenario.scenario.platform

@@ -1,0 +1,186 @@
+"""What changes to a scenario would bring, and what a search through a catalogue found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from simoffload.planning.advise import WORTH, Advice, Point, Search, ServiceLevel, Tried
+from simoffload.planning.bandwidth import StorageCurve
+from simoffload.planning.confidence import margin
+from simoffload.report.phrases import percent, plural
+from simoffload.report.sections.costs import money
+from simoffload.report.sections.explanation import bandwidth_section
+from simoffload.report.sections.structure import Datum, Entry, Listing, Section, Table, seconds
+from simoffload.results.result import SimulationResult
+from simoffload.units import format_seconds
+
+__all__ = ["FRONT", "GAINS", "advice_verdict", "advised", "searched"]
+
+GAINS = "What helps"
+FRONT = "Purchases worth considering"
+_MOST = 12
+"""Changes that are told at once."""
+_KINDS = {"hardware": "buy", "placement": "move", "workload": "work", "setting": "set"}
+
+
+def advice_verdict(advice: Advice) -> str:
+    """The answer in a sentence."""
+    result = advice.result
+    if not result.fits:
+        best = advice.helping[:1]
+        lacks = "; ".join(result.advice) or "it does not fit"
+        return f"As it is, {lacks}." + (f" It would with: {best[0].option.words}." if best else "")
+    now = f"A step takes {format_seconds(result.step_time_s or 0.0)}, most of it {result.bottleneck}"
+    told = [f"most is gained with {_said(one)}" for one in advice.helping[:1]]
+    paid = [f"most for the money with {_said(one)}" for one in advice.by_cost[:1]]
+    free = [one for one in advice.helping if one.option.kind == "setting"][:1]
+    set_ = [f"of the settings with {_said(one)}" for one in free]
+    return f"{now}: {', '.join([*told, *paid, *set_]) or 'no change that was tried helps'}."
+
+
+def _said(one: Tried) -> str:
+    return f"{one.option.words} ({_times(one.gain)})"
+
+
+def _times(gain: float | None) -> str:
+    return f"{gain:.3g}×" if gain is not None else "fits"
+
+
+def advised(advice: Advice, curve: StorageCurve | None) -> tuple[Section, ...]:
+    """Gains, what they cost, what changes nothing, settings to paste, and how fast storage must be."""
+    currency = advice.economics.costs.currency
+    helping = advice.helping
+    table = _table(helping[:_MOST], currency, advice.result)
+    more = _table(helping[_MOST:], currency, advice.result)._replace(folded="Smaller gains")
+    sections = [
+        Section(
+            GAINS,
+            "Helps",
+            _doubt(advice),
+            (table, *((more,) if more.rows else ())),
+            ("gain = time per unit of work as it is over that with the change, each simulated by itself",),
+        )
+    ]
+    if advice.by_cost:
+        paid = _table(advice.by_cost[:_MOST], currency, advice.result)
+        sections.append(Section("Most for the money", "For money", tables=(paid,)))
+    told = [f"{one.option.words} ({_times(one.gain)})" for one in advice.tried if (one.gain or WORTH) < WORTH]
+    if told:
+        sections.append(Section("What does not help", "Does not", (_first(told),)))
+    if advice.impossible:
+        rows = tuple((one.option.words, one.why) for one in advice.impossible)
+        table = Table("", ("change", "why not"), rows, (), folded=plural(len(rows), "change"))
+        sections.append(Section("What is impossible", "", tables=(table,)))
+    sections += _settings(advice)
+    if advice.result.fits:
+        sections.append(bandwidth_section(curve))
+    return tuple(sections)
+
+
+def _first(told: Sequence[str]) -> str:
+    shown = "; ".join(told[:_MOST])
+    return f"{shown}; and {len(told) - _MOST} more" if len(told) > _MOST else shown
+
+
+def _doubt(advice: Advice) -> tuple[str, ...]:
+    timed = [one.result for one in advice.tried if one.gain is not None]
+    if not timed or not advice.result.fits:
+        return ()
+    error = margin(advice.result, timed[0])
+    told = f"gains below {percent(error)} are within the error of predictions of real runs"
+    return (f"{told}; that of two like scenarios is mostly the same, so that it weighs less here",)
+
+
+def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> Table:
+    rows: list[tuple[Entry, ...]] = []
+    for one in found:
+        gain = one.gain_per_cost
+        rows.append(
+            (
+                Datum(one.option.words, name=one.option.key),
+                _KINDS[one.option.kind],
+                "" if one.gain is None else Datum(_times(one.gain), one.gain),
+                seconds(one.result.step_time_s),
+                _cost(one, currency),
+                "" if gain is None else Datum(f"{gain:+.3g}", gain),
+                f"{one.result.bottleneck} {percent(one.result.bottleneck_share or 0.0)}",
+            )
+        )
+    head = (
+        "change",
+        "",
+        "gain",
+        base.step.name.split()[0] if base.step else "step",
+        "cost",
+        f"gain/1000 {currency}",
+        "then most of the time",
+    )
+    return Table("", head, tuple(rows), (2, 3, 4, 5))
+
+
+def _cost(one: Tried, currency: str) -> Entry:
+    if one.extra is None:
+        return "unknown"
+    return money(one.extra, currency) if one.extra else Datum("nothing", 0.0, currency)
+
+
+def _settings(advice: Advice) -> list[Section]:
+    """The ds_config of the settings that gain most."""
+    best = [one for one in advice.helping if one.option.kind == "setting" and one.gain is not None][:1]
+    config = best[0].scenario.document.data["strategy"].get("ds_config") if best else None
+    if config is None:
+        return []
+    told = f"with {_said(best[0])}"
+    return [
+        Section(
+            "Settings to paste",
+            "",
+            (told,),
+            listings=(Listing("ds_config.json", json.dumps(config, indent=2)),),
+        )
+    ]
+
+
+# -- search ------------------------------------------------------------------------------------
+
+
+def searched(search: Search, *, budget: float | None, service: Sequence[ServiceLevel]) -> tuple[Section, ...]:
+    """What was looked for, the best, and the front of purchase against throughput."""
+    told = [_looked(search, budget, service), _best(search)]
+    told.append(
+        f"{len(search.points)} simulated, {search.too_large} do not fit, {search.too_dear} are beyond the "
+        f"budget, {search.refused} are refused by DeepSpeed or the machine"
+    )
+    rows = tuple(_point(point, search) for point in search.front)
+    head = ("purchase", "units/s", "a step", "of 1M tokens", "what")
+    table = Table("No other purchase is both cheaper and faster", head, rows, (0, 1, 2, 3), keys=1)
+    return (Section(FRONT, "Purchases", tuple(told), (table,) if rows else ()),)
+
+
+def _looked(search: Search, budget: float | None, service: Sequence[ServiceLevel]) -> str:
+    limits = [f"at most {budget:,.0f} {search.currency}"] if budget is not None else []
+    limits += [level.text for level in service]
+    how = "all of them" if search.method == "grid" else "by Optuna's NSGA-II"
+    told = f"{search.combinations:,} combinations of storage, drives, memory and batch, {how}"
+    return f"{told}; {', '.join(limits)}" if limits else told
+
+
+def _best(search: Search) -> str:
+    best = search.best
+    if best is None:
+        return "nothing keeps the budget and the service level"
+    what = {"throughput": "fastest", "cost": "cheapest for its work"}[search.objective]
+    price = f"{best.purchase:,.0f} {search.currency}"
+    return f"{what}: {', '.join(best.words) or 'as it is'}; {best.rate:.3g} {best.result.unit}s/s for {price}"
+
+
+def _point(point: Point, search: Search) -> tuple[Entry, ...]:
+    found = point.economics.metrics()
+    return (
+        money(point.economics.purchase, search.currency),
+        Datum(f"{point.rate:.3g}", point.rate, "1/s"),
+        seconds(point.result.step_time_s),
+        money(found["cost_per_million_tokens"], search.currency),
+        ", ".join(point.words) or "as it is",
+    )
