@@ -83,8 +83,8 @@ def test_a_warning_is_said_once(make_result: Make) -> None:
 def test_causes_are_told_by_more_than_a_colour(make_result: Make) -> None:
     figure = causes_compared(groups([make_result(), make_result(target="dram")]))
     assert [(trace["name"], trace["text"]) for trace in figure["data"]] == [
-        ("storage read", ["storage read"]),
         ("raid read", ["raid read"]),
+        ("storage read", ["storage read"]),
         ("GPU compute", ["GPU compute"] * 2),
         ("host to GPU", ["host to GPU"] * 2),
     ]
