@@ -4,6 +4,7 @@
 # test-deepspeed  those that run real DeepSpeed on the CPU, in an environment of their own
 # check  lint, formatting, types, layers
 # bench  time the engine and whole scenarios
+# reference  write docs/schema and docs/reference anew, after a change of what files hold
 # lock   write requirements/*.txt anew from pyproject.toml (needs uv; LOCK_FLAGS=--upgrade for newer versions)
 # clean  remove everything that these targets made
 
@@ -20,7 +21,7 @@ PYTEST_ARGS ?= -n 2
 # Twice quiet: errors only. Empty it to watch pip: make test PIP_FLAGS=
 PIP_FLAGS ?= --quiet --quiet
 
-.PHONY: help demo test test-fast test-deepspeed check bench lock clean
+.PHONY: help demo test test-fast test-deepspeed check bench reference lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -56,6 +57,9 @@ check: $(VENV)/.dev
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-cache --no-logo
+
+reference: $(VENV)/.dev
+	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_engine.py

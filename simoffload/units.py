@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from simoffload.errors import printable
 
@@ -284,6 +284,8 @@ def format_watts(power: float) -> str:
 
 def _exact(value: float, quantity: _Quantity) -> str:
     """The shortest text that reads back as exactly the same number."""
+    if not value:
+        return f"0 {quantity.base}"
     texts = [f"{value!r} {quantity.base}"]
     for unit, scale in quantity.units.items():
         digits = f"{float(value / scale):.6g}"
@@ -293,7 +295,18 @@ def _exact(value: float, quantity: _Quantity) -> str:
     return min(texts, key=len)
 
 
-def _boundary(quantity: _Quantity) -> tuple[BeforeValidator, PlainSerializer]:
+def _described(quantity: _Quantity) -> dict[str, Any]:
+    """The JSON schema of text with a unit: numbers as ``_parse`` reads them, in any unit of the quantity."""
+    units = "|".join(map(re.escape, quantity.units))
+    return {
+        "title": quantity.name,
+        "type": "string",
+        "pattern": rf"^ *[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)? *({units}) *$",
+        "examples": re.findall('"(.*?)"', quantity.examples.format(40)),
+    }
+
+
+def _boundary(quantity: _Quantity) -> tuple[BeforeValidator, PlainSerializer, WithJsonSchema]:
     """Accept text with a unit and nothing else; dumped as JSON, give such text again."""
 
     def read(value: Any) -> int | float:
@@ -307,7 +320,8 @@ def _boundary(quantity: _Quantity) -> tuple[BeforeValidator, PlainSerializer]:
     def write(value: float) -> str:
         return _exact(value, quantity)
 
-    return BeforeValidator(read), PlainSerializer(write, return_type=str, when_used="json")
+    written = PlainSerializer(write, return_type=str, when_used="json")
+    return BeforeValidator(read), written, WithJsonSchema(_described(quantity), mode="validation")
 
 
 Bytes = Annotated[int, *_boundary(_SIZE)]

@@ -20,12 +20,13 @@ from simoffload.cli import (
     fitting,
     importing,
     running,
+    schemas,
     sweeping,
 )
 from simoffload.cli.option_types import add_limits, listed, size
 from simoffload.errors import InputError, Problem
 
-__all__ = ["parse"]
+__all__ = ["parse", "program"]
 
 _DESCRIPTION = "Simulate offloading large language models to CPU memory, drives and file servers."
 _EPILOG = """\
@@ -67,6 +68,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
     Raises InputError for what it does not understand and SystemExit after ``--help`` and ``--version``.
     """
+    arguments = program().parse_args(words)
+    arguments.line = shlex.join(["simoffload", *words])
+    return arguments
+
+
+def program() -> argparse.ArgumentParser:
+    """All commands and options."""
     parser = _Parser(
         prog="simoffload",
         description=_DESCRIPTION,
@@ -83,11 +91,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     _add_profiles(commands)
     _add_scenarios(commands)
     _add_models(commands)
+    _add_schema(commands)
     sweeping.add(commands, set_help=_SET, json_help=_JSON)
     _add_calibrate(commands)
-    arguments = parser.parse_args(words)
-    arguments.line = shlex.join(["simoffload", *words])
-    return arguments
+    return parser
 
 
 class _Commands(Protocol):
@@ -215,6 +222,13 @@ def _add_models(commands: _Commands) -> None:
     showing = _command(actions, "show", "print the modules of a model with their parameters")
     showing.add_argument("model", metavar="NAME", help="a name, or the path of a Hugging Face config.json")
     _finish((listing, catalogue.list_models), (showing, catalogue.show_model))
+
+
+def _add_schema(commands: _Commands) -> None:
+    parser = _command(commands, "schema", "print a JSON schema, with which editors complete and check files")
+    kinds = "; ".join(f"{kind}: {what}" for kind, what in schemas.SCHEMAS.items())
+    parser.add_argument("kind", metavar="KIND", choices=schemas.SCHEMAS, help=kinds)
+    _finish((parser, schemas.print_schema))
 
 
 def _add_calibrate(commands: _Commands) -> None:

@@ -30,6 +30,7 @@ class WiringStatement(Provenance):
     """Where a part of the wiring is known from."""
 
     about: Text
+    """Which part."""
 
 
 class Switch(Frozen):
@@ -38,20 +39,25 @@ class Switch(Frozen):
     to: Name
     """``cpu`` or another switch."""
     pcie: Reference
+    """Generation of the cable."""
     lanes: Count
+    """Of the cable."""
 
 
 class Attachment(Frozen):
     """A network adapter and where it is plugged in."""
 
     profile: Reference
+    """The adapter."""
     at: Name
+    """The vertex, ``cpu`` or a switch."""
 
 
 class StorageTier(Frozen):
     """A place for weights: local drives ``at`` vertices of the host, or a target ``through`` adapters."""
 
     profile: Reference
+    """A drive, an array, a server or a remote target."""
     at: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256)] | None = None
     """Vertices of the drives: drive i is plugged in at entry i modulo their number."""
     through: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256)] | None = None
@@ -69,17 +75,23 @@ class PlatformProfile(Profile):
 
     kind: Literal["platform"]
     wiring: Annotated[tuple[WiringStatement, ...], Field(min_length=1)]
+    """Where the wiring is known from."""
     host: Reference
+    """Profile of the host."""
     accelerator: Reference
+    """Profile of its GPUs."""
     gpus: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256)]
     """The vertex at which each GPU is plugged in; GPU i is entry i, and rank i runs on it."""
     gpu_links: Literal["switched", "none"]
     """``switched``: every GPU reaches every other over its own links (NVSwitch); ``none``: over PCIe."""
     switches: dict[Name, Switch] = Field(default_factory=dict)
+    """PCIe switches by name."""
     nics: dict[Name, Attachment] = Field(default_factory=dict)
+    """Network adapters by name."""
     network: tuple[Name, ...] = ()
     """Adapters that carry collectives between hosts."""
     tiers: dict[Name, StorageTier] = Field(default_factory=dict)
+    """Places for weights, by the names that scenarios use."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -41,8 +41,11 @@ class Profile(Frozen):
     """What every profile file begins with."""
 
     id: Identifier
+    """By which other files refer to it; of a shipped profile also the name of its file."""
     name: Text
+    """What people call it."""
     notes: str = ""
+    """What must be known to use it."""
 
 
 class Slot(Frozen):
@@ -51,6 +54,7 @@ class Slot(Frozen):
     profile: Reference
     """PCIe generation."""
     lanes: Sourced[Count]
+    """Lanes that are wired."""
 
 
 class Pcie(Profile):
@@ -99,6 +103,7 @@ class ComputeRates(Frozen):
     """Dense peak per data type, with fp32 accumulation; a type that the chip lacks is left out."""
 
     float32: Sourced[FlopsPerSecond]
+    """Without TF32."""
     float16: Sourced[FlopsPerSecond] | None = None
     bfloat16: Sourced[FlopsPerSecond] | None = None
     float8: Sourced[FlopsPerSecond] | None = None
@@ -108,9 +113,11 @@ class Interconnect(Frozen):
     """Links among accelerators that do not use PCIe; absent when there are none."""
 
     name: Text
+    """As NVLink."""
     per_direction: Sourced[BytesPerSecond]
     """Of all links of one accelerator together."""
     efficiency: Sourced[Share]
+    """Of that rate in collectives."""
     latency: Sourced[Seconds]
     """Of one collective operation on little data."""
 
@@ -125,16 +132,23 @@ class Accelerator(Profile):
 
     kind: Literal["accelerator"]
     hbm_capacity: Sourced[PositiveBytes]
+    """All of it, what is ``reserved`` included."""
     hbm_bandwidth: Sourced[BytesPerSecond]
+    """Peak."""
     hbm_efficiency: Sourced[Share]
+    """What kernels reach of the peak."""
     reserved: Sourced[PositiveBytes]
     """What the driver, the CUDA context, cuBLAS and NCCL keep of the capacity."""
     compute: ComputeRates
+    """Peak rates of arithmetic."""
     matmul_efficiency: EfficiencyCurve
+    """What matrix multiplications reach of the peak."""
     kernel_latency: Sourced[Seconds]
     """What one kernel costs on the GPU beyond its work."""
     pcie: Slot
+    """How it is plugged in."""
     interconnect: Interconnect | None = None
+    """Links to other GPUs; None: all traffic goes over PCIe."""
 
     @property
     def hbm_rate(self) -> float:
@@ -243,6 +257,7 @@ class CpuOptimizer(Frozen):
     cores: Sourced[Count]
     """All sockets."""
     numa_nodes: Sourced[Count]
+    """Nodes with memory of their own."""
     thread: Sourced[BytesPerSecond]
     """One thread of Adam by itself, in the limit of few threads."""
     limit: Sourced[BytesPerSecond]
@@ -267,7 +282,9 @@ class Host(Profile):
 
     kind: Literal["host"]
     cpu: Text
+    """Name of the processors."""
     memory_capacity: Sourced[PositiveBytes]
+    """All that is installed."""
     memory_bandwidth: Sourced[BytesPerSecond]
     """Peak of all channels."""
     stream_fraction: Sourced[Share]
@@ -283,8 +300,11 @@ class Host(Profile):
     reserved: Sourced[PositiveBytes]
     """Memory that the operating system and the processes keep."""
     cpu_optimizer: CpuOptimizer
+    """Arithmetic on the CPU."""
     deepspeed: DeepSpeedCosts
+    """Costs of the Python thread under DeepSpeed."""
     training: TrainingCosts
+    """Its costs in training beyond those."""
 
     def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
         """[B/s] of memory traffic of PyTorch's loops over ``threads`` threads: casts, products, copies.
@@ -309,8 +329,10 @@ class Nic(Profile):
 
     kind: Literal["nic"]
     link_rate: Sourced[BytesPerSecond]
+    """On the wire, in one direction."""
     achieved: Sourced[BytesPerSecond]
     """Payload in one direction."""
     latency: Sourced[Seconds]
     """One way, of a small message."""
     pcie: Slot
+    """How it is plugged in."""

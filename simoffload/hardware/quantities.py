@@ -62,7 +62,9 @@ class Provenance(Frozen):
 
     origin: Origin
     source: Text
+    """Document, page or command that says so."""
     date: datetime.date
+    """When it was looked up or measured."""
     residual: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
     """Largest relative difference between the measurements and the fit that gave the number."""
 
@@ -71,6 +73,7 @@ class Sourced(Provenance, Generic[T]):
     """A number with its origin."""
 
     value: T
+    """The number, with its unit."""
 
 
 def _must_increase(sizes: list[float]) -> None:

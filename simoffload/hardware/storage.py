@@ -52,6 +52,7 @@ class Endurance(Frozen):
     dwpd: Sourced[Positive] | None = None
     """Drive writes per day."""
     warranty_years: Sourced[Positive] | None = None
+    """Over which ``dwpd`` holds."""
 
     @model_validator(mode="after")
     def _enough(self) -> Endurance:
@@ -86,11 +87,15 @@ class Drive(Profile):
 
     kind: Literal["drive"]
     capacity: Sourced[PositiveBytes]
+    """For data."""
     read: Sourced[BytesPerSecond]
     """Sequential, at a queue deep enough."""
     write: Sourced[BytesPerSecond]
+    """Sequential, sustained."""
     read_latency: Sourced[Seconds]
+    """Of one request on an idle drive."""
     write_latency: Sourced[Seconds]
+    """Of one request on an idle drive."""
     random_read: Sourced[Count] | None = None
     """[requests/s] of 4 KiB."""
     random_write: Sourced[Count] | None = None
@@ -100,6 +105,7 @@ class Drive(Profile):
     endurance: Endurance | None = None
     """None where no rating was found."""
     pcie: Slot
+    """How it is plugged in."""
 
 
 class Raid(Profile):
@@ -107,9 +113,13 @@ class Raid(Profile):
 
     kind: Literal["raid"]
     level: Literal[0, 5, 6, 10]
+    """Parity and mirrors: 0 none, 5 and 6 parity of one and two drives, 10 mirrors."""
     drive: Reference
+    """Profile of its drives."""
     count: Count
+    """How many drives."""
     chunk: Sourced[PositiveBytes]
+    """On one drive before the next one follows."""
     read_efficiency: Sourced[Share]
     """Of the drives' summed rate."""
     write_efficiency: Sourced[Share]
@@ -150,15 +160,19 @@ class Nfs(Profile):
     link: Reference
     """Adapter of the server."""
     mounts: Sourced[Count]
+    """Of one client."""
     nconnect: Sourced[Count]
     """TCP connections per mount."""
     per_connection: Sourced[BytesPerSecond]
+    """What one connection carries."""
     read: Sourced[BytesPerSecond]
     """Of the server, all clients together."""
     write: Sourced[BytesPerSecond]
+    """Of the server, all clients together."""
     latency: Sourced[Seconds]
     """Of one request over the network."""
     capacity: Sourced[PositiveBytes]
+    """For data."""
 
     @property
     def client_rate(self) -> int:
@@ -177,14 +191,17 @@ class Pfs(Profile):
     stripe_count: Sourced[Count]
     """Targets over which one file lies."""
     rpc_size: Sourced[PositiveBytes]
+    """Of one request on the wire."""
     rpcs_in_flight: Sourced[Count]
     """Per client and target."""
     read: Sourced[BytesPerSecond]
     """Of the servers, all clients together."""
     write: Sourced[BytesPerSecond]
+    """Of the servers, all clients together."""
     latency: Sourced[PositiveSeconds]
     """Of one RPC over the network."""
     capacity: Sourced[PositiveBytes]
+    """For data."""
 
     @model_validator(mode="after")
     def _stripes(self) -> Pfs:
@@ -216,6 +233,7 @@ class NvmeOf(Profile):
 
     kind: Literal["nvmeof"]
     protocol: Literal["rdma", "tcp"]
+    """How blocks travel."""
     target: Reference
     """The drive or array that is exported."""
     link: Reference

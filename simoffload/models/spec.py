@@ -28,8 +28,11 @@ class ModelSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str | None = None
+    """A model that is known by name (``simoffload models list``)."""
     config: str | None = None
+    """Path of a Hugging Face config.json in the scenario's folder."""
     family: str | None = None
+    """Any shape of a family: bloom, opt, llama, mixtral."""
     dtype: Dtype = "float16"
     """Of weights, activations and cache, whatever type a checkpoint was saved in."""
 

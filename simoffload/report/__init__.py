@@ -1,3 +1,4 @@
-"""What a person reads: ``text`` and ``comparison_text`` for the terminal, ``page`` for HTML files that need
-nothing else; ``kinds`` holds what is said differently of inference and of training.
+"""What a person reads of results: ``sections`` says what is told, subject by subject, and ``story`` in which
+order; ``page`` (HTML that needs nothing else), ``markdown``, ``long_table``, ``text`` and ``comparison_text``
+(terminal) show it. ``kinds`` holds what is said differently of inference and of training.
 """

@@ -42,19 +42,26 @@ class Scenario(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
+    """What reports call it."""
     description: Annotated[str, Field(max_length=4000)] = ""
+    """What it stands for, and what its source leaves open."""
     model: ModelSpec
+    """The model, by name, by config or by sizes."""
     platform: Annotated[str, Field(min_length=1)]
     """Id of a shipped platform or the path of a platform file, relative to the scenario."""
     nodes: Annotated[int, Field(strict=True, ge=1, le=8192)] = 1
+    """Equal hosts of that platform."""
     equipment: Parts = Parts()
     """What is added to the platform, or put in the place of its own."""
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Numbers in place of those of the platform's profiles, by ``id`` or ``kind/id``."""
     workload: Workload
+    """What is done."""
     strategy: Strategy
+    """What is offloaded, and how."""
     checkpoint: TrainingCheckpoints | None = None
     """Checkpoints that a training run saves."""
     dataset: Dataset | None = None
     """What a training run reads."""
     engine: EngineOptions = EngineOptions()
+    """Shortcuts and limits of the simulation."""

@@ -28,7 +28,7 @@ HOST, COMPUTE = range(2)
 
 
 class Resident(BaseModel):
-    """The strategy as a scenario names it."""
+    """No offloading and no ZeRO: everything whole on every GPU."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -44,7 +44,7 @@ _BUFFERS = "lower offload_param.buffer_count or buffer_size"
 
 
 class ZeroInference(BaseModel):
-    """The strategy as a scenario names it."""
+    """Inference with weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,6 +56,7 @@ class ZeroInference(BaseModel):
     ds_config: DeepSpeedConfig = DeepSpeedConfig()
     """DeepSpeed's configuration, inline or the path of a ds_config.json."""
     deepspeed_version: str = LATEST
+    """Text; it decides names, defaults and mechanisms."""
 
     @field_validator("deepspeed_version", mode="before")
     @classmethod

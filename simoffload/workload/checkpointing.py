@@ -105,6 +105,7 @@ class _Options(BaseModel):
 
     contents: Contents = "zero"
     writer: Writer = Writer()
+    """What writes the files."""
     mode: Mode = "blocking"
     pin_memory: bool = True
     """The snapshot goes to page-locked memory that is kept for the next; else to fresh pageable memory."""

@@ -33,11 +33,14 @@ class Dataset(BaseModel):
     sample_size: PositiveBytes
     """[B] of one sample (of all alike, or the mean)."""
     samples: Count
+    """How many there are."""
     samples_per_file: Count = 1
+    """In each file or shard."""
     shuffle: Literal["none", "shard", "full"] = "full"
     """"full": every sample is a random read. "shard": files are dealt anew to the ranks in every epoch and
     each is read from its beginning (WebDataset, tar and TFRecord shards). "none": the same order always."""
     epochs: Annotated[Count, Field(le=1_000_000)] = 1
+    """How often all are read: what the page cache keeps is read faster."""
     workers: Annotated[int, Field(strict=True, ge=0, le=4096)] = 2
     """Processes of each rank (``num_workers``); 0: the training process reads between its steps. DeepSpeed's
     loader has 2 (deepspeed/runtime/dataloader.py, ``num_local_io_workers``), PyTorch's and the Hugging Face

@@ -22,6 +22,7 @@ class Training(BaseModel):
     sequence_length: Annotated[Count, Field(le=10_000_000)]
     """Tokens of each sequence."""
     gradient_accumulation_steps: Annotated[Count, Field(le=100_000)] = 1
+    """Micro-steps of one step."""
     gradient_checkpointing: bool = True
     """Only the input of each layer is kept; the backward pass computes the rest again."""
     use_reentrant: bool = False

@@ -15,7 +15,7 @@ __all__ = ["CheckpointStorage"]
 
 
 class CheckpointStorage(BaseModel):
-    """The strategy as a scenario names it."""
+    """Where checkpoints go that are simulated by themselves."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

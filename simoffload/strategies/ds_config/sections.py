@@ -57,53 +57,79 @@ class OffloadParamSection(Section):
     """``zero_optimization.offload_param``."""
 
     device: Literal["none", "cpu", "nvme"] | None = None
+    """Where the weights are, unless the scenario names a tier."""
     nvme_path: str | None = None
+    """Read by DeepSpeed alone; here the tier decides."""
     buffer_count: Positive = 5
+    """Swap buffers of weights on storage."""
     buffer_size: AutoElements = 100_000_000
+    """[elements] of each swap buffer; the largest slice of a parameter must fit."""
     max_in_cpu: AutoElements = 1_000_000_000
+    """[elements] of weights that stay in host memory under NVMe offload."""
     pin_memory: bool | None = None
+    """Weights in page-locked host memory; None: what the version does."""
 
 
 class OffloadOptimizerSection(Section):
     """``zero_optimization.offload_optimizer``."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
+    """Where the optimizer's states are, unless the scenario names a tier."""
     nvme_path: str | None = None
+    """Read by DeepSpeed alone; here the tier decides."""
     buffer_count: Positive = 4
+    """Swap buffers of the optimizer, each of the largest sub-group."""
     pin_memory: bool | None = None
+    """Gradients and states in page-locked host memory; None: what the version does."""
     pipeline_read: bool = False
+    """The next sub-group is read while one is updated."""
     pipeline_write: bool = False
+    """A sub-group is written while the next is updated."""
     fast_init: bool = False
     """Only of start-up: master weights are made from parameters on storage through the parameters' swap
     buffers, the same bytes in another order (``_initialize_from_swapped_fp16_params``)."""
     ratio: Fraction = 1.0
     """Twin-Flow: share of the sub-groups whose optimizer runs on the CPU (stage 3)."""
     super_offload: bool = False
+    """SuperOffload: the update on the CPU runs in a process of its own, beside backward."""
     cpuadam_cores_perc: Fraction = 0.8
+    """Share of the cores that SuperOffload's process uses."""
 
 
 class ZenFlowSection(Section):
     """``zero_optimization.zenflow``."""
 
     topk_ratio: Fraction = 0.1
+    """Share of the columns that are updated on the GPU at once."""
     select_strategy: Literal["auto", "step", "epoch"] = "auto"
+    """When the columns are selected again."""
     select_interval: Literal["auto"] | Positive = "auto"
+    """Steps (or epochs) between two selections."""
     update_interval: Literal["auto"] | Positive = "auto"
+    """Steps between two updates on the CPU."""
     overlap_step: bool = False
+    """The update on the CPU runs beside the next steps."""
     offload: bool = False
+    """Moments of the selected columns lie in host memory."""
     auto_ratio: Fraction = 0.99
     """Share of the tensors that make an update under ``update_interval: auto``, whose interval is assumed."""
     full_warm_up_rounds: Elements = 0
+    """First steps in which everything is updated."""
     pt_reserved_cores_perc: Fraction = 0.5
+    """Share of the cores that the update leaves to PyTorch."""
 
 
 class ZeroSection(Section):
     """``zero_optimization``."""
 
     stage: Literal[0, 1, 2, 3] = 3
+    """What is partitioned: nothing, optimizer states, gradients too, weights too."""
     offload_param: OffloadParamSection | None = None
+    """Weights outside of the GPU (stage 3)."""
     offload_optimizer: OffloadOptimizerSection | None = None
+    """Optimizer states outside of the GPU."""
     zenflow: ZenFlowSection | None = None
+    """Updates of the important columns on the GPU, of the others later on the CPU."""
     contiguous_gradients: bool = True
     """False is not simulated: no bucket of ``reduce_bucket_size``, and no copies into it (stage3.py,
     ``__add_grad_to_ipg_bucket``)."""
@@ -111,16 +137,25 @@ class ZeroSection(Section):
     """False is not simulated in stage 3 (``__avg_scatter_contiguous_grads``: an all-reduce); stages 1 and 2
     all-reduce either way (stage_1_and_2.py, ``average_tensor``)."""
     reduce_bucket_size: AutoElements = 500_000_000
+    """[elements] of gradients that are reduced at once."""
     allgather_bucket_size: AutoElements = 500_000_000
+    """[elements] that stages 1 and 2 gather at once after an update."""
     sub_group_size: AutoElements = 1_000_000_000
+    """[elements] that stage 3 updates at once."""
     round_robin_gradients: bool = False
     """Spreads the ranks' copies to host memory over the backward pass, as all simulated ranks do."""
     overlap_comm: bool | None = None
+    """Gradients are reduced beside the backward pass; None: in stage 3."""
     stage3_prefetch_bucket_size: AutoElements = 50_000_000
+    """[elements] that are gathered ahead."""
     stage3_param_persistence_threshold: AutoElements = 100_000
+    """[elements] Smaller parameters stay gathered."""
     stage3_model_persistence_threshold: AutoElements = sys.maxsize
+    """[elements] of all parameters that stay gathered for being small."""
     stage3_max_live_parameters: AutoElements = 1_000_000_000
+    """[elements] on a GPU at most before one is let go."""
     stage3_max_reuse_distance: AutoElements = 1_000_000_000
+    """[elements] A parameter that is used again sooner is kept."""
 
 
 class AioSection(Section):
@@ -129,17 +164,24 @@ class AioSection(Section):
     block_size: Annotated[Positive, Field(multiple_of=512)] = 1 << 20
     """Files are opened with O_DIRECT."""
     queue_depth: Positive = 8
+    """Requests in flight of one thread."""
     intra_op_parallelism: Positive | None = None
+    """Threads that share one read or write."""
     thread_count: Positive | None = None
+    """Older name of ``intra_op_parallelism``."""
     single_submit: bool = False
+    """Requests are submitted one by one."""
     overlap_events: bool = True
+    """Requests are submitted while others complete."""
     use_gds: bool = False
+    """GPUDirect Storage: between drive and HBM without host memory."""
 
 
 class OptimizerSection(Section):
     """``optimizer``."""
 
     type: Annotated[str, Field(min_length=1)] = "AdamW"
+    """AdamW, Adam, SGD, AdamW8bit or Adafactor."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Hyperparameters, which cost the same whatever they are; ``torch_adam`` is warned about."""
 
@@ -148,6 +190,7 @@ class DataTypesSection(Section):
     """``data_types``."""
 
     grad_accum_dtype: Literal["fp32", "fp16", "bf16"] | None = None
+    """In which gradients are accumulated; None: the model's type."""
 
 
 class ActivationCheckpointingSection(Section):
@@ -156,6 +199,7 @@ class ActivationCheckpointingSection(Section):
     partition_activations: bool = False
     """Divides checkpoints among tensor-parallel ranks, of which there is one here."""
     cpu_checkpointing: bool = False
+    """Checkpointed activations lie in host memory."""
 
 
 def _lower(value: Any) -> Any:
@@ -167,23 +211,31 @@ class CheckpointWriterSection(Section):
     """``checkpoint.writer`` (deepspeed/runtime/model_checkpointing/constants.py); "mock" writes nothing."""
 
     type: Annotated[Literal["python", "fast"], BeforeValidator(_lower)] = "fast"
+    """Python's file object, or FastPersist."""
     io_buffer_size: Positive = 64 * 2**20
+    """[B] of the pinned buffer."""
     io_buffer_double: bool = True
+    """One half is filled while the other is written."""
     data_parallel: Annotated[Literal["replica", "socket", "machine"], BeforeValidator(_lower)] | None = None
+    """Which ranks write parts of what all ranks hold alike."""
     decoupled: bool = False
+    """A process of its own writes while training goes on."""
 
 
 class CheckpointSection(Section):
     """``checkpoint``."""
 
     checkpoint_serialization: bool = True
+    """PyTorch's zip format; else the older one."""
     writer: CheckpointWriterSection | None = None
+    """Without it ``torch.save`` writes."""
 
 
 class PrecisionSection(Section):
     """``fp16`` or ``bf16``; the model's dtype decides what is simulated."""
 
     enabled: bool | Literal["auto"] = False
+    """What DeepSpeed would compute in."""
 
 
 def _one_precision(value: PrecisionSection, info: ValidationInfo) -> PrecisionSection:
@@ -198,14 +250,26 @@ class DeepSpeedConfig(Section):
     """A ds_config.json, as far as it decides what is offloaded and how."""
 
     zero_optimization: ZeroSection = ZeroSection()
+    """What is partitioned and offloaded."""
     aio: AioSection = AioSection()
+    """How storage is read and written."""
     optimizer: OptimizerSection | None = None
+    """Which optimizer; without it AdamW."""
     fp16: PrecisionSection = PrecisionSection()
+    """Half precision."""
     bf16: Annotated[PrecisionSection, AfterValidator(_one_precision)] = PrecisionSection()
+    """Brain floating point."""
     train_batch_size: AutoPositive | None = None
+    """Sequences of one step on all ranks; must agree with the scenario."""
     train_micro_batch_size_per_gpu: AutoPositive | None = None
+    """The scenario's ``batch_size``; must agree with it."""
     gradient_accumulation_steps: AutoPositive | None = None
+    """Must agree with the scenario."""
     gradient_clipping: Annotated[float, Field(ge=0.0)] | Literal["auto"] = 0.0
+    """Largest norm of the gradients; 0: it is not computed."""
     data_types: DataTypesSection = DataTypesSection()
+    """Types of what is accumulated."""
     activation_checkpointing: ActivationCheckpointingSection = ActivationCheckpointingSection()
+    """DeepSpeed's own checkpointing of activations."""
     checkpoint: CheckpointSection | None = None
+    """How checkpoints are written."""

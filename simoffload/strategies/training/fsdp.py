@@ -48,7 +48,7 @@ _UNMEASURED = "host-thread costs of FSDP: those of ZeRO-3's calls are taken"
 
 
 class Fsdp(BaseModel):
-    """The strategy as a scenario names it, with FSDP's names for the knobs and its defaults."""
+    """Training under PyTorch's FSDP, with its names for the knobs and its defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,6 +60,7 @@ class Fsdp(BaseModel):
     backward_prefetch: Prefetch = "pre"
     """Gather the next unit before this one's gradients are computed, after, or when it is needed."""
     limit_all_gathers: bool = True
+    """No more than two units are gathered ahead of the one at work."""
     reshard_after_forward: bool = True
     """``FULL_SHARD``; otherwise ``SHARD_GRAD_OP``."""
     mixed_precision: bool = True

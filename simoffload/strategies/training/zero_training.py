@@ -43,7 +43,7 @@ class Lora(BaseModel):
 
 
 class ZeroTraining(BaseModel):
-    """The strategy as a scenario names it."""
+    """Training with states partitioned over the ranks, in HBM, host memory or on storage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,6 +57,7 @@ class ZeroTraining(BaseModel):
     ds_config: DeepSpeedConfig = DeepSpeedConfig()
     """DeepSpeed's configuration, inline or the path of a ds_config.json."""
     deepspeed_version: str = LATEST
+    """Text; it decides names, defaults and mechanisms."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     """Threads of each rank's CPU optimizer (``OMP_NUM_THREADS``); by default the cores over the ranks."""
 

@@ -1,0 +1,91 @@
+"""``simoffload schema``: what files may hold, as JSON schemas for editors."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any
+
+from simoffload.cli.console import Console
+from simoffload.cli.exits import Exit
+
+__all__ = ["SCHEMAS", "print_schema", "schema_of"]
+
+SCHEMAS = {
+    "scenario": "a scenario",
+    "sweep": "the section sweep of a scenario",
+    "profile": "a hardware profile of any kind",
+    "platform": "a platform",
+    "ds_config": "DeepSpeed's ds_config.json, as far as it is read",
+}
+"""What there are schemas of."""
+
+
+def print_schema(arguments: Namespace, console: Console) -> Exit:
+    """Print the schema of one kind of file."""
+    schema = schema_of(arguments.kind)
+    console.answer(json.dumps(schema, indent=2, ensure_ascii=False), schema)
+    return Exit.OK
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """The schema of a kind in ``SCHEMAS``."""
+    from simoffload.documents.json_schema import DIALECT, json_schema
+
+    title = f"simoffload: {SCHEMAS[kind]}"
+    if kind == "scenario":
+        return _scenario(title)
+    if kind == "sweep":
+        from simoffload.planning.sweep.json_schema import SWEEP_SCHEMA
+
+        return {"$schema": DIALECT, "title": title, **SWEEP_SCHEMA}
+    if kind == "ds_config":
+        from simoffload.strategies.ds_config import DeepSpeedConfig
+
+        return json_schema(DeepSpeedConfig, title=title)
+    from simoffload.hardware.library import KINDS
+
+    if kind == "platform":
+        return json_schema(KINDS["platform"], title=title)
+    from pydantic import Field
+
+    return json_schema(Annotated[reduce(or_, KINDS.values()), Field(discriminator="kind")], title=title)
+
+
+def _scenario(title: str) -> dict[str, Any]:
+    """The schema of the model, and what is understood before a file becomes one: names and paths in place of
+    what they stand for, kinds that are left out, the section sweep."""
+    from simoffload.documents.json_schema import json_schema
+    from simoffload.planning.sweep.json_schema import SWEEP_SCHEMA
+    from simoffload.scenario.schema import Scenario
+
+    schema = json_schema(Scenario, title=title)
+    known, sections = schema["$defs"], schema["properties"]
+    sections["model"] = {"anyOf": [{"type": "string"}, sections["model"]]}
+    sections["sweep"] = SWEEP_SCHEMA
+    for section in ("workload", "strategy"):
+        sections[section]["anyOf"] = sections[section].pop("oneOf")  # without a kind several may fit
+    for name in ("ZeroInference", "ZeroTraining"):
+        config = known[name]["properties"]["ds_config"]
+        known[name]["properties"]["ds_config"] = {
+            **{key: value for key, value in config.items() if key != "$ref"},
+            "anyOf": [{"type": "string"}, {"$ref": config["$ref"]}],
+        }
+    known["ModelSpec"]["properties"] |= _sizes()
+    return schema
+
+
+def _sizes() -> dict[str, Any]:
+    """Hugging Face's keys of all families."""
+    from simoffload.documents.json_schema import json_schema
+    from simoffload.models.families import FAMILIES
+
+    sizes = {name: json_schema(family, title=name)["properties"] for name, family in FAMILIES.items()}
+    found: dict[str, Any] = {}
+    for key in dict.fromkeys(key for keys in sizes.values() for key in keys):
+        having = [name for name in sizes if key in sizes[name]]
+        limits = {name: value for name, value in sizes[having[0]][key].items() if name != "default"}
+        found[key] = {**limits, "description": f"Hugging Face's key, of {', '.join(having)}."}
+    return found
