@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 
 import simoffload
 from simoffload.cli import (
+    advising,
     calibrate_compare,
     calibrate_deepspeed,
     calibrate_micro,
@@ -23,7 +24,7 @@ from simoffload.cli import (
     schemas,
     sweeping,
 )
-from simoffload.cli.option_types import add_limits, listed, size
+from simoffload.cli.option_types import add_limits, amount, count, listed, size
 from simoffload.errors import InputError, Problem
 
 __all__ = ["parse", "program"]
@@ -87,6 +88,7 @@ def program() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_compare(commands)
     _add_fit(commands)
+    _add_advise(commands)
     _add_check(commands)
     _add_profiles(commands)
     _add_scenarios(commands)
@@ -151,6 +153,40 @@ def _add_compare(commands: _Commands) -> None:
     _add_costs(parser)
     _add_output(parser, _WRITTEN)
     parser.set_defaults(command=comparing.compare)
+
+
+def _add_advise(commands: _Commands) -> None:
+    text = "say what would help, at what price: drives, memory, cables, batch, settings"
+    parser = _command(commands, "advise", text)
+    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("--on", type=listed, metavar="TARGET", help=_TARGETS)
+    parser.add_argument("--search", action="store_true", help="also look through the catalogue of storage")
+    parser.add_argument("--budget", type=amount, metavar="AMOUNT", help="most that a purchase may cost")
+    parser.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="METRIC=LIMIT",
+        help="a service level that purchases must keep, as tpot=200ms; may be repeated",
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("throughput", "cost"),
+        default="throughput",
+        help="what the best purchase is: the fastest (default), or the cheapest for its work",
+    )
+    parser.add_argument("--platforms", type=listed, metavar="ID,…", help="look at these machines, too")
+    parser.add_argument(
+        "--method",
+        choices=("grid", "optuna"),
+        help="try all, or what NSGA-II chooses (default: by their number)",
+    )
+    parser.add_argument("--trials", type=count, default=200, metavar="N", help="of optuna (default: 200)")
+    _add_overrides(parser)
+    add_limits(parser)
+    _add_costs(parser)
+    _add_output(parser, f"{_WRITTEN} and the recommended scenarios")
+    parser.set_defaults(command=advising.advise)
 
 
 def _add_fit(commands: _Commands) -> None:

@@ -12,13 +12,27 @@ from typing import Any, Self
 
 from simoffload.errors import InputError, Problem
 
-__all__ = ["MARKDOWN", "REPORT", "RESULT", "TABLE", "TRACE", "OutputFolder", "Writer", "json_writer"]
+__all__ = [
+    "MARKDOWN",
+    "RECOMMENDED",
+    "REPORT",
+    "RESULT",
+    "TABLE",
+    "TRACE",
+    "OutputFolder",
+    "Writer",
+    "copier",
+    "json_writer",
+    "text_writer",
+]
 
 Writer = Callable[[Path], object]
 """Writes one file to the given path."""
 
 RESULT, REPORT, MARKDOWN, TABLE = "result.json", "report.html", "report.md", "table.csv"
 TRACE = "trace.json"
+RECOMMENDED = "recommended"
+"""A folder in it that is replaced as a whole."""
 _OURS = {RESULT, REPORT, MARKDOWN, TABLE, TRACE}
 _SIGNATURE = b'"schema": "simoffload/'  # near the beginning of every result.json that we write
 
@@ -26,6 +40,16 @@ _SIGNATURE = b'"schema": "simoffload/'  # near the beginning of every result.jso
 def json_writer(data: Any) -> Writer:
     """Write plain values as JSON."""
     return lambda path: path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def text_writer(text: str) -> Writer:
+    """Write text as it is."""
+    return lambda path: path.write_text(text, encoding="utf-8")
+
+
+def copier(source: Path) -> Writer:
+    """Copy a file."""
+    return lambda path: shutil.copyfile(source, path)
 
 
 class OutputFolder:
@@ -60,7 +84,10 @@ class OutputFolder:
             entry = self._path / name
             if entry.is_symlink() or not entry.is_file():
                 raise self._refusal(f'"{name}" in it is not a plain file')
-        foreign = [name for name in present if name not in _OURS]
+        inner = self._path / RECOMMENDED
+        if inner.is_symlink() or (inner.exists() and not inner.is_dir()):
+            raise self._refusal(f'"{RECOMMENDED}" in it is not a plain folder')
+        foreign = [name for name in present if name not in (*_OURS, RECOMMENDED)]
         if overwrite or not present or (not foreign and self._is_ours()):
             return
         held = f'"{foreign[0]}"' if foreign else "files of another program"
@@ -93,11 +120,14 @@ class OutputFolder:
         workshop = Path(tempfile.mkdtemp(prefix=".simoffload-", dir=place))
         try:
             for name, writer in files.items():
+                (workshop / name).parent.mkdir(parents=True, exist_ok=True)
                 writer(workshop / name)
             self._path.mkdir(exist_ok=True)
             for stale in _OURS.difference(files):
                 (self._path / stale).unlink(missing_ok=True)
-            for name in files:
+            if (self._path / RECOMMENDED).exists():
+                (self._path / RECOMMENDED).rename(workshop / "stale")
+            for name in dict.fromkeys(name.partition("/")[0] for name in files):
                 (workshop / name).replace(self._path / name)
         finally:
             shutil.rmtree(workshop, ignore_errors=True)

@@ -7,7 +7,7 @@ import math
 from functools import partial
 from typing import Any, Protocol
 
-__all__ = ["Actions", "Options", "add_limits", "listed", "seconds", "size"]
+__all__ = ["Actions", "Options", "add_limits", "amount", "count", "listed", "seconds", "size"]
 
 
 class Actions(Protocol):
@@ -59,6 +59,24 @@ def size(text: str) -> int:
     if not number:
         raise argparse.ArgumentTypeError("must be above 0")
     return number
+
+
+def amount(text: str) -> float:
+    """Read an amount of money above zero."""
+    try:
+        number = float(text.replace(",", ""))
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f'"{text}" is no amount above 0')
+    return number
+
+
+def count(text: str) -> int:
+    """Read a whole number above zero."""
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not int(text):
+        raise argparse.ArgumentTypeError(f'"{text}" is no whole number above 0')
+    return int(text)
 
 
 def seconds(text: str) -> float:

@@ -21,7 +21,7 @@ from simoffload.report.story import Story, story_of, story_of_several
 from simoffload.report.view import Chart, Charts, Pictures, pictures
 from simoffload.results.result import SimulationResult
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = ["write_advice", "write_comparison", "write_report"]
 
 _MOST_BARS = 12_000
 """Operations drawn on a page, about 2 MB."""
@@ -44,6 +44,19 @@ def write_report(
     drawn = pictures(result, charts, bars=_MOST_BARS)
     drawn.charts.update({title: charts.add(*one) for title, one in (figures or {}).items()})
     _write(path, story_of(result, more=more, command=command), charts, drawn)
+
+
+def write_advice(
+    story: Story, result: SimulationResult, path: str | Path, *, figures: Mapping[str, tuple[Figure, str]]
+) -> None:
+    """Write a page about what to change; ``result`` is of the scenario as it is, ``figures`` are charts by
+    the titles of sections of the story.
+
+    Raises OSError if the file cannot be written.
+    """
+    charts = Charts()
+    drawn = {title: charts.add(*one) for title, one in figures.items()}
+    _write(path, story, charts, Pictures(drawn | pictures(result, charts, bars=0).charts))
 
 
 def write_comparison(

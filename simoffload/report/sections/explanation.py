@@ -17,12 +17,12 @@ from simoffload.report.sections.structure import Datum, Entry, Section, Table, b
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_seconds
 
-__all__ = ["TOP", "bandwidth_section", "explained", "figures_of", "how_sure"]
+__all__ = ["STORAGE", "TOP", "bandwidth_section", "explained", "figures_of", "how_sure"]
 
 TOP = 10
 """Inputs that are told."""
 _HANGS_ON = "What the result hangs on"
-_STORAGE = "Storage bandwidth and throughput"
+STORAGE = "Storage bandwidth and throughput"
 
 
 def how_sure(result: SimulationResult) -> Section:
@@ -46,14 +46,14 @@ def figures_of(explanation: Explanation) -> Mapping[str, tuple[Figure, str]]:
         told = "change of the time with each input lower and higher"
         found[_HANGS_ON] = tornado(explanation.sensitivity, most=TOP), told
     if explanation.storage:
-        found[_STORAGE] = bandwidth(explanation.storage), "throughput over the rate of the storage"
+        found[STORAGE] = bandwidth(explanation.storage), "throughput over the rate of the storage"
     return found
 
 
 def bandwidth_section(curve: StorageCurve | None) -> Section:
     """Throughput over the rate of the storage, and how fast is fast enough."""
     if curve is None:
-        return Section(_STORAGE, "Bandwidth", (NO_STORAGE,))
+        return Section(STORAGE, "Bandwidth", (NO_STORAGE,))
     head = ("storage", f"{curve.unit}s/s", "no schedule beats", "")
     rows: tuple[tuple[Entry, ...], ...] = tuple(
         (
@@ -65,7 +65,7 @@ def bandwidth_section(curve: StorageCurve | None) -> Section:
         for point in curve.points
     )
     return Section(
-        _STORAGE, "Bandwidth", tuple(map(printable, curve.sentences)), (Table("", head, rows, (1, 2)),)
+        STORAGE, "Bandwidth", tuple(map(printable, curve.sentences)), (Table("", head, rows, (1, 2)),)
     )
 
 
