@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from simoffload.exchange.chrome_trace import write_trace
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
+    from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.planning.confidence import confidence
+    from simoffload.planning.costs import economics, load_costs
     from simoffload.planning.fit.changes import smallest_changes
     from simoffload.planning.fit.largest import largest
     from simoffload.planning.fit.machines import machines_needed
@@ -40,20 +42,24 @@ __all__ = [
     "SimulationError",
     "SimulationResult",
     "TrainingResult",
+    "advise",
     "compare",
     "compare_scenarios",
     "confidence",
     "default_scenario",
+    "economics",
     "fit",
     "largest",
     "list_models",
     "list_profiles",
     "list_scenarios",
+    "load_costs",
     "load_model",
     "load_platform",
     "load_scenario",
     "machines_needed",
     "on_targets",
+    "search_catalogue",
     "sensitivity",
     "simulate",
     "smallest_changes",
@@ -77,25 +83,29 @@ _HOME = {
     "SimulationError": "simoffload.errors",
     "SimulationResult": "simoffload.results.result",
     "TrainingResult": "simoffload.results.training",
+    "advise": "simoffload.planning.advise",
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
-    "default_scenario": "simoffload.scenario",
     "confidence": "simoffload.planning.confidence",
+    "default_scenario": "simoffload.scenario",
+    "economics": "simoffload.planning.costs",
     "fit": "simoffload.simulation",
     "largest": "simoffload.planning.fit.largest",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
     "list_scenarios": "simoffload.scenario",
+    "load_costs": "simoffload.planning.costs",
     "load_model": "simoffload.models",
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",
     "machines_needed": "simoffload.planning.fit.machines",
     "on_targets": "simoffload.planning.compare",
+    "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.sensitivity",
     "simulate": "simoffload.simulation",
+    "smallest_changes": "simoffload.planning.fit.changes",
     "storage_curve": "simoffload.planning.bandwidth",
     "uncertainty": "simoffload.planning.uncertainty",
-    "smallest_changes": "simoffload.planning.fit.changes",
     "write_comparison": "simoffload.report.page",
     "write_report": "simoffload.report.page",
     "write_trace": "simoffload.exchange.chrome_trace",

@@ -40,7 +40,7 @@ def advise(arguments: Namespace, console: Console) -> Exit:
     scenario = load(arguments.scenario, overrides=arguments.overrides, targets=arguments.on, console=console)
     if arguments.on:
         scenario = _moved(scenario, arguments.on)
-    from simoffload.planning.advise import advise, parse_service, search
+    from simoffload.planning.advise import advise, parse_service, search_catalogue
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.costs import load_costs
     from simoffload.simulation import fit
@@ -52,7 +52,7 @@ def advise(arguments: Namespace, console: Console) -> Exit:
         advice = advise(scenario, costs=prices, progress=progress)
         curve = storage_curve(scenario) if advice.result.fits else None
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:
-            found = search(
+            found = search_catalogue(
                 scenario,
                 budget=arguments.budget,
                 service=service,

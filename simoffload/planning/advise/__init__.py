@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simoffload.planning.advise.evaluate import WORTH, Advice, Impossible, Tried, advise
 from simoffload.planning.advise.options import Change, Option, applied
-from simoffload.planning.advise.search import Method, Objective, Point, Search, search
+from simoffload.planning.advise.purchases import Method, Objective, Point, Search, search_catalogue
 from simoffload.planning.advise.service import ServiceLevel, parse_service
 
 __all__ = [
@@ -22,5 +22,5 @@ __all__ = [
     "advise",
     "applied",
     "parse_service",
-    "search",
+    "search_catalogue",
 ]

@@ -10,10 +10,10 @@ from typing import Any
 from simoffload.exchange.scenario_file import scenario_text
 from simoffload.hardware.library import is_path
 from simoffload.planning.advise.evaluate import Advice
-from simoffload.planning.advise.search import Search
+from simoffload.planning.advise.purchases import Search
 from simoffload.scenario import LoadedScenario
 
-__all__ = ["SIGNATURE", "recommended", "user_files"]
+__all__ = ["SIGNATURE", "pasteable", "recommended", "user_files"]
 
 SIGNATURE = "# Written by simoffload advise."
 """First line of every scenario that is written."""
@@ -32,13 +32,26 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
         found[f"{name}.yaml"] = _scenario(advice.scenario, one.scenario, one.option.words)
         config = one.scenario.document.data["strategy"].get("ds_config")
         if one.option.kind == "setting" and config is not None:
-            found[f"{name}.ds_config.json"] = json.dumps(config, indent=2) + "\n"
+            found[f"{name}.ds_config.json"] = pasteable(config)
     if search is not None and search.best is not None:
         words = f"best by {search.objective}: {', '.join(search.best.words)}"
         found["best.yaml"] = _scenario(advice.scenario, search.best.scenario, words)
     for rank, point in enumerate(search.front if search else (), start=1):
         found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point.scenario, ", ".join(point.words))
     return found
+
+
+def pasteable(config: Any) -> str:
+    """A ds_config as JSON; whole numbers that were written as 4e9 stand as DeepSpeed's own would."""
+    return json.dumps(_whole(config), indent=2) + "\n"
+
+
+def _whole(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _whole(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_whole(value) for value in node]
+    return int(node) if isinstance(node, float) and node.is_integer() and abs(node) >= 1e3 else node
 
 
 def _scenario(base: LoadedScenario, changed: LoadedScenario, words: str) -> str:

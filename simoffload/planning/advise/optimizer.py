@@ -15,7 +15,7 @@ from simoffload.planning.advise.catalogue import Dimension
 if TYPE_CHECKING:
     import optuna
 
-    from simoffload.planning.advise.search import Point
+    from simoffload.planning.advise.purchases import Point
 
 __all__ = ["explore"]
 

@@ -23,22 +23,23 @@ class _Knob(NamedTuple):
     key: str
     section: tuple[str, ...]
     words: str
+    """What tells options of this knob from those of others."""
     factors: tuple[float, ...] = _FACTORS
 
 
 _FETCHING = (
-    _Knob("stage3_prefetch_bucket_size", (_ZERO,), "elements to gather ahead"),
-    _Knob("stage3_max_live_parameters", (_ZERO,), "elements that may be on the GPU"),
-    _Knob("buffer_count", (_ZERO, "offload_param"), "swap buffers of parameters", (2,)),
+    _Knob("stage3_prefetch_bucket_size", (_ZERO,), "prefetch"),
+    _Knob("stage3_max_live_parameters", (_ZERO,), "live"),
+    _Knob("buffer_count", (_ZERO, "offload_param"), "parameter buffers", (2,)),
 )
 _READING = (
-    _Knob("block_size", (_AIO,), "bytes of a request", (4,)),
-    _Knob("queue_depth", (_AIO,), "requests in flight of a thread", (4,)),
+    _Knob("block_size", (_AIO,), "block", (4,)),
+    _Knob("queue_depth", (_AIO,), "depth", (4,)),
 )
 _TRAINING = (
-    _Knob("sub_group_size", (_ZERO,), "elements that the optimizer updates at a time"),
-    _Knob("reduce_bucket_size", (_ZERO,), "elements that are reduced together"),
-    _Knob("buffer_count", (_ZERO, "offload_optimizer"), "swap buffers of the optimizer", (2,)),
+    _Knob("sub_group_size", (_ZERO,), "sub group"),
+    _Knob("reduce_bucket_size", (_ZERO,), "reduce bucket"),
+    _Knob("buffer_count", (_ZERO, "offload_optimizer"), "optimizer buffers", (2,)),
 )
 
 
@@ -76,8 +77,18 @@ def _turned(scenario: LoadedScenario, strategy: Any, knob: _Knob) -> Iterator[Op
         value = int(now * factor)
         if value == int(now) or value < 1:
             continue
-        words = f"{'.'.join((*knob.section, knob.key))} {value:,} ({knob.words}) instead of {int(now):,}"
-        yield Option(f"{knob.key}-{value}", words, "setting", (_at(knob.section, knob.key, value),))
+        words = f"{knob.key} {_short(value)} instead of {_short(now)}"
+        yield Option(
+            f"{knob.words}-{value}".replace(" ", "-"), words, "setting", (_at(knob.section, knob.key, value),)
+        )
+
+
+def _short(number: float) -> str:
+    """1e9, 512, 46.2e6."""
+    if number < 1e4:
+        return f"{number:g}"
+    power = 9 if number >= 1e9 else 6 if number >= 1e6 else 3
+    return f"{number / 10**power:.3g}e{power}"
 
 
 def _at(section: tuple[str, ...], key: str, value: Any) -> Change:
@@ -91,7 +102,7 @@ def _threads(strategy: ZeroInference | ZeroTraining) -> Iterator[Option]:
         "intra_op_parallelism" if parse_version(strategy.deepspeed_version) >= (0, 16, 4) else "thread_count"
     )
     now = getattr(aio, key) or 1
-    words = f"aio.{key} {4 * now} instead of {now}"
+    words = f"{key} {4 * now} instead of {now}"
     yield Option(f"{key}-{4 * now}", words, "setting", (_at((_AIO,), key, 4 * now),))
 
 
@@ -103,14 +114,14 @@ def _switches(strategy: ZeroInference | ZeroTraining, *, storage: bool) -> Itera
         words = "weights in page-locked memory" if pin else "weights in pageable memory"
         yield Option(
             f"pin_memory-{str(pin).lower()}",
-            f"{words} (offload_param.pin_memory: {str(pin).lower()})",
+            f"{words} (pin_memory)",
             "setting",
             (_at((_ZERO, "offload_param"), "pin_memory", pin),),
         )
     if storage and not aio.use_gds:
         yield Option(
             "use_gds",
-            "reads straight into the GPU (aio.use_gds)",
+            "reads straight into the GPU (use_gds)",
             "setting",
             (_at((_AIO,), "use_gds", True),),
         )
@@ -121,9 +132,7 @@ def _switches(strategy: ZeroInference | ZeroTraining, *, storage: bool) -> Itera
     if storage and pipelined and not all(pipelined.values()):
         section = (_ZERO, "offload_optimizer")
         changes = tuple(_at(section, key, True) for key in pipelined)
-        yield Option(
-            "pipeline", "optimizer reads and writes while it updates (pipeline_*)", "setting", changes
-        )
+        yield Option("pipeline", "swapping while it updates (pipeline_read, _write)", "setting", changes)
 
 
 def _versions(strategy: ZeroInference | ZeroTraining) -> Iterator[Option]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from simoffload.planning.advise import WORTH, Advice, Point, Search, ServiceLevel, Tried
+from simoffload.planning.advise.files import pasteable
 from simoffload.planning.bandwidth import StorageCurve
 from simoffload.planning.confidence import margin
 from simoffload.report.phrases import percent, plural
@@ -59,7 +59,10 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[Section, ...]:
             "Helps",
             _doubt(advice),
             (table, *((more,) if more.rows else ())),
-            ("gain = time per unit of work as it is over that with the change, each simulated by itself",),
+            (
+                "gain = time per unit of work as it is over that with the change, each simulated by itself",
+                f"per 1000 {currency} = (gain - 1) / cost x 1000",
+            ),
         )
     ]
     if advice.by_cost:
@@ -101,21 +104,14 @@ def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> Tab
                 Datum(one.option.words, name=one.option.key),
                 _KINDS[one.option.kind],
                 "" if one.gain is None else Datum(_times(one.gain), one.gain),
-                seconds(one.result.step_time_s),
                 _cost(one, currency),
                 "" if gain is None else Datum(f"{gain:+.3g}", gain),
+                seconds(one.result.step_time_s),
                 f"{one.result.bottleneck} {percent(one.result.bottleneck_share or 0.0)}",
             )
         )
-    head = (
-        "change",
-        "",
-        "gain",
-        base.step.name.split()[0] if base.step else "step",
-        "cost",
-        f"gain/1000 {currency}",
-        "then most of the time",
-    )
+    step = base.step.name.split()[0] if base.step else "step"
+    head = ("change", "", "gain", "cost", f"per 1000 {currency}", step, "then most of the time")
     return Table("", head, tuple(rows), (2, 3, 4, 5))
 
 
@@ -137,7 +133,7 @@ def _settings(advice: Advice) -> list[Section]:
             "Settings to paste",
             "",
             (told,),
-            listings=(Listing("ds_config.json", json.dumps(config, indent=2)),),
+            listings=(Listing("ds_config.json", pasteable(config)),),
         )
     ]
 

@@ -17,7 +17,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, Shelf, resolve
 from simoffload.simulation import Progress, fit, simulate
 
-__all__ = ["Method", "Objective", "Point", "Search", "search"]
+__all__ = ["Method", "Objective", "Point", "Search", "search_catalogue"]
 
 Objective = Literal["throughput", "cost"]
 """The most work per time, or the least money per unit of work, within budget and service level."""
@@ -119,7 +119,7 @@ class Search:
         }
 
 
-def search(
+def search_catalogue(
     scenario: LoadedScenario,
     *,
     budget: float | None = None,
