@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = ["Confidence", "confidence", "margin", "tie"]
 
 _MEASURED = {"hbm", "dram", "nvme"}
 """Kinds of tiers from which real runs were recorded."""
+_WITHOUT_ZERO = {"resident": "without ZeRO", "fsdp": "of FSDP"}
 _CALLED = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
 _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 
@@ -79,20 +81,30 @@ class Confidence:
 def confidence(result: SimulationResult) -> Confidence:
     """The error to expect of a result, by its kind of work and by where weights and optimizer lie.
 
-    Held-out runs count; where there are none of a kind, those that were in view. Of checkpoints and of
-    storage over a network there are no real runs: the errors from drives in the host then stand for the
-    least that is to be expected.
+    Held-out runs count; where there are none of a kind, those that were in view. All of them are of ZeRO,
+    none is of checkpoints or of storage over a network: the errors of what is most like it (of these two:
+    from drives in the host) then stand for the least that is to be expected.
     """
     kinds = {use.tier: use.kind for use in result.capacity}
     tiers = [result.target]
     if isinstance(result, TrainingResult):
         tiers.append(result.optimizer_target)
-    remote = [tier for tier in tiers if kinds.get(tier, "hbm") not in _MEASURED]
-    unlike = f"with anything on {kinds[remote[0]]}" if remote else ""
+    held = [kinds.get(tier, "hbm") for tier in tiers]
+    unlike = _unlike(result, held)
+    far = isinstance(result, CheckpointResult) or not _MEASURED.issuperset(held)
+    row = _row(_work(result), "nvme" if far else place_of(held))
+    return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations))
+
+
+def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
+    """What real runs were never made of, as it continues "there are no real runs"."""
     if isinstance(result, CheckpointResult):
-        unlike = "of checkpoints"
-    place = "nvme" if unlike else place_of(kinds.get(tier, "hbm") for tier in tiers)
-    return Confidence(row=_row(_work(result), place), unlike=unlike, extrapolates=bool(result.extrapolations))
+        return "of checkpoints"
+    remote = [kind for kind in held if kind not in _MEASURED]
+    if remote:
+        return f"with anything on {remote[0]}"
+    strategy = result.provenance.scenario.get("strategy") or {}
+    return _WITHOUT_ZERO.get(str(strategy.get("kind")), "")
 
 
 def _work(result: SimulationResult) -> Work:

@@ -54,7 +54,7 @@ class Sensitivity:
     rows: tuple[SensitivityRow, ...]
     """Numbers that change the time at all."""
     without_effect: int
-    """Numbers that were changed and change nothing."""
+    """Numbers that change nothing, or cannot change."""
     left_out: int
     """Numbers that were not tried: what the work does not use, and what only decides what fits."""
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
-from simoffload.results.passes import PassResult, combined
+from simoffload.results.combined import combined
+from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.wear import TierWear
 

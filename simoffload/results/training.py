@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
-from simoffload.results.passes import PassResult, combined
+from simoffload.results.combined import combined
+from simoffload.results.passes import PassResult
 from simoffload.results.reading import Reading
 from simoffload.results.result import SimulationResult
 from simoffload.results.times import Time, seconds

@@ -74,6 +74,11 @@ def test_of_storage_over_a_network_nothing_is_known_but_the_least() -> None:
     assert found.sentence.startswith("unknown, as there are no real runs with anything on pfs; expect at ")
 
 
+def test_real_runs_are_of_zero() -> None:
+    found = confidence(fit(load_scenario("ddn/bloom-7b1").on("resident")))
+    assert (found.unlike, found.relative_error) == ("without ZeRO", 0.04)
+
+
 def test_of_checkpoints_nothing_is_known_but_the_least() -> None:
     result = fit(load_scenario("checkpoint/phi-3-mini"))
     assert isinstance(result, CheckpointResult)

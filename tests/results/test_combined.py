@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.results.passes import GroupShare, LinkUse, PassResult, Share, StreamUse, combined
+from simoffload.results.combined import combined
+from simoffload.results.passes import GroupShare, LinkUse, PassResult, Share, StreamUse
 from simoffload.results.result import attributed
 from simoffload.results.times import seconds, whole
 
