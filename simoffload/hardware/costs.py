@@ -49,7 +49,9 @@ class Power(Frozen):
     """
 
     idle: Draw
+    """Switched on, with nothing to do."""
     active: Draw
+    """Busy all the time."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Power:
@@ -71,6 +73,7 @@ class DeviceCosts(Frozen):
     rent: Money | None = None
     """Per hour for one, electricity included."""
     power: Power | None = None
+    """What one draws."""
     sold: bool = True
     """False for parts of machines that are only rented: a search does not propose them."""
 
@@ -96,8 +99,11 @@ class Costs(Profile):
     currency: Annotated[str, Field(pattern=r"^[A-Za-z]{2,10}$")] | None = None
     """A word such as EUR, printed beside amounts; nothing is converted."""
     date: datetime.date | None = None
+    """When the bare numbers of the list were looked up."""
     source: Text | None = None
+    """Who says so; the list's name by default."""
     origin: Origin = "estimate"
+    """Of the bare numbers."""
     electricity: Money | None = None
     """Per kWh."""
     pue: Annotated[Sourced[_Factor], _Bare] | None = None
@@ -107,6 +113,7 @@ class Costs(Profile):
     utilization: Annotated[Sourced[Share], _Bare] | None = None
     """Fraction of those years in which the machine works on what is asked for here."""
     memory: MemoryCosts = MemoryCosts()
+    """Host memory, whose size is the platform's."""
     flash_per_tb: Money | None = None
     """Per 10^12 bytes of drives that have no price of their own."""
     devices: dict[str, DeviceCosts] = Field(default_factory=dict)
