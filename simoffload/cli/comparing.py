@@ -67,7 +67,7 @@ class _Told(NamedTuple):
 
 
 def _told(comparison: Comparison, cases: dict[str, LoadedScenario]) -> _Told:
-    from simoffload.report.comparison import Published, exact_name
+    from simoffload.report.comparison import Published, exact_name, groups
     from simoffload.report.sections.costs import Costed, costs_compared
     from simoffload.validation import published_ratios
 
@@ -79,8 +79,18 @@ def _told(comparison: Comparison, cases: dict[str, LoadedScenario]) -> _Told:
         if result.target in ratios:
             published[names[label]] = Published(*ratios[result.target])
     baseline = names[comparison.baseline] if comparison.baseline is not None else None
-    priced = [Costed(label, comparison.results[label], one) for label, one in comparison.economics.items()]
-    return _Told(tuple(comparison.results.values()), baseline, published, costs_compared(priced))
+    results = tuple(comparison.results.values())
+    found = groups(results)
+    labels = {
+        id(row.result): row.label if len(found) == 1 else f"{group.title}, {row.label}"
+        for group in found
+        for row in group.rows
+    }
+    priced = [
+        Costed(labels[id(comparison.results[label])], comparison.results[label], one)
+        for label, one in comparison.economics.items()
+    ]
+    return _Told(results, baseline, published, costs_compared(priced))
 
 
 def _files(comparison: Comparison, told: _Told, *, command: str) -> dict[str, Writer]:

@@ -23,6 +23,7 @@ from simoffload.cli.sources import load
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simoffload.planning.advise import Advice
     from simoffload.planning.costs import Economics
     from simoffload.planning.explanation import Explanation
     from simoffload.report.chart import Figure
@@ -39,10 +40,12 @@ def run(arguments: Namespace, console: Console) -> Exit:
         raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
+    from simoffload.planning.advise import advise
     from simoffload.planning.costs import economics, load_costs
     from simoffload.planning.explanation import explain
     from simoffload.planning.fit import with_changes
     from simoffload.report.kinds import words
+    from simoffload.report.sections.advice import what_next
     from simoffload.report.sections.costs import costs
     from simoffload.report.sections.explanation import explained, figures_of
     from simoffload.report.text import result_text
@@ -52,11 +55,17 @@ def run(arguments: Namespace, console: Console) -> Exit:
     with Progress(console) as progress:
         result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
         result = with_changes(scenario, result)
-        explanation = explain(scenario, progress=progress) if arguments.explain and result.fits else None
+        explain_it = arguments.explain and result.fits
+        explanation = explain(scenario, progress=progress) if explain_it else None
+        advice = advise(scenario, costs=prices, progress=progress) if explain_it else None
     priced, shown = economics(scenario, result, prices), words(result).shown
     told = _Told(
-        result.to_dict() | _added(result, priced, explanation),
-        (*(explained(explanation) if explanation else ()), *costs(result, priced)),
+        result.to_dict() | _added(result, priced, explanation, advice),
+        (
+            *(explained(explanation) if explanation else ()),
+            *((what_next(advice),) if advice else ()),
+            *costs(result, priced),
+        ),
         figures_of(explanation) if explanation else {},
     )
     written = folder.write(_files(result, told, arguments, shown)) if folder else ()
@@ -82,13 +91,16 @@ class _Told(NamedTuple):
     figures: Mapping[str, tuple[Figure, str]]
 
 
-def _added(result: SimulationResult, priced: Economics, explanation: Explanation | None) -> dict[str, Any]:
+def _added(
+    result: SimulationResult, priced: Economics, explanation: Explanation | None, advice: Advice | None
+) -> dict[str, Any]:
     from simoffload.planning.confidence import confidence
 
     return {
         "confidence": confidence(result).to_dict() if result.step else None,
         "economics": priced.to_dict(),
         **({"explanation": explanation.to_dict()} if explanation else {}),
+        **({"next": [one.to_dict() for one in advice.helping]} if advice else {}),
     }
 
 

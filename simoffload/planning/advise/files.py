@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from simoffload.exchange.scenario_file import scenario_text
+from simoffload.exchange.scenario_file import pasteable, scenario_text
 from simoffload.hardware.library import is_path
 from simoffload.planning.advise.evaluate import Advice
 from simoffload.planning.advise.purchases import Search
 from simoffload.scenario import LoadedScenario
 
-__all__ = ["SIGNATURE", "pasteable", "recommended", "user_files"]
+__all__ = ["SIGNATURE", "recommended", "user_files"]
 
 SIGNATURE = "# Written by simoffload advise."
 """First line of every scenario that is written."""
@@ -39,19 +38,6 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
     for rank, point in enumerate(search.front if search else (), start=1):
         found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point.scenario, ", ".join(point.words))
     return found
-
-
-def pasteable(config: Any) -> str:
-    """A ds_config as JSON; whole numbers that were written as 4e9 stand as DeepSpeed's own would."""
-    return json.dumps(_whole(config), indent=2) + "\n"
-
-
-def _whole(node: Any) -> Any:
-    if isinstance(node, Mapping):
-        return {key: _whole(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_whole(value) for value in node]
-    return int(node) if isinstance(node, float) and node.is_integer() and abs(node) >= 1e3 else node
 
 
 def _scenario(base: LoadedScenario, changed: LoadedScenario, words: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simoffload.exchange.scenario_file import pasteable
 from simoffload.planning.advise import WORTH, Advice, Point, Search, ServiceLevel, Tried
-from simoffload.planning.advise.files import pasteable
 from simoffload.planning.bandwidth import StorageCurve
 from simoffload.planning.confidence import margin
 from simoffload.report.phrases import percent, plural
@@ -15,12 +15,14 @@ from simoffload.report.sections.structure import Datum, Entry, Listing, Section,
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_seconds
 
-__all__ = ["FRONT", "GAINS", "advice_verdict", "advised", "searched"]
+__all__ = ["FRONT", "GAINS", "advice_verdict", "advised", "searched", "what_next"]
 
 GAINS = "What helps"
 FRONT = "Purchases worth considering"
 _MOST = 12
 """Changes that are told at once."""
+_FEW = 5
+"""Changes that are told beside a result."""
 _KINDS = {"hardware": "buy", "placement": "move", "workload": "work", "setting": "set"}
 
 
@@ -79,6 +81,13 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[Section, ...]:
     if advice.result.fits:
         sections.append(bandwidth_section(curve))
     return tuple(sections)
+
+
+def what_next(advice: Advice) -> Section:
+    """The few changes that gain most; ``advise`` tells all of them."""
+    table = _table(advice.helping[:_FEW], advice.economics.costs.currency, advice.result)
+    told = "simoffload advise tells all changes that were tried and writes them as scenarios"
+    return Section("What next", "Next", (told,), (table,) if table.rows else ())
 
 
 def _first(told: Sequence[str]) -> str:

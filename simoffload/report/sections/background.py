@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from simoffload.exchange.scenario_file import scenario_text
+from simoffload.exchange.scenario_file import pasteable, scenario_text
 from simoffload.report.phrases import LIMITS, origins
 from simoffload.report.sections.structure import Listing, Section, Table
 
-__all__ = ["inputs", "limits", "scenario", "versions"]
+__all__ = ["inputs", "limits", "scenario", "settings", "versions"]
 
 _MOST_AT_ONCE = 12
 """Inputs that a page lists without folding them up."""
@@ -28,6 +28,15 @@ def scenario(tree: Mapping[str, Any], command: str = "") -> Section:
     """The scenario as a file, and the command that was given."""
     listings = [Listing("Command", command)] if command else []
     return Section("Scenario", "", listings=(*listings, Listing("", scenario_text(tree))))
+
+
+def settings(tree: Mapping[str, Any]) -> tuple[Section, ...]:
+    """DeepSpeed's configuration as it was simulated, to be copied; nothing where there is none."""
+    strategy = tree.get("strategy")
+    config = strategy.get("ds_config") if isinstance(strategy, Mapping) else None
+    if not config:
+        return ()
+    return (Section("Settings", "", listings=(Listing("ds_config.json", pasteable(config)),)),)
 
 
 def versions(

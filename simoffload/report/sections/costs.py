@@ -171,8 +171,8 @@ def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
     """One table, and the prices at which the cheapest and the next would cost the same."""
     if not any(one.economics.purchase is not None for one in found):
         return ()
-    rows = tuple(_compared(one, found) for one in found)
-    head = ("result", "purchase", "power", "J/token", "kWh/1M", "cost/1M", "rented/1M", "return", "wear")
+    rows = tuple(_compared(one, alike) for alike in _alike(found) for one in alike)
+    head = ("result", "purchase", "power", "J/token", "kWh/1M", "cost/1M", "rented/1M", "return")
     table = Table("", head, rows, tuple(range(1, 8)))
     shown = _without_empty(table)
     notes = [
@@ -180,7 +180,16 @@ def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
         f"return is beside that of the best; return = {FORMULAS['return_per_purchase']}",
     ]
     warnings = dict.fromkeys(text for one in found for text in one.economics.warnings)
-    return (Section(COSTS, "Cost", (*_verdicts(found), *warnings), (shown,), tuple(notes)),)
+    verdicts = [text for alike in _alike(found) for text in _verdicts(alike)]
+    return (Section(COSTS, "Cost", (*verdicts, *_wear(found), *warnings), (shown,), tuple(notes)),)
+
+
+def _alike(found: Sequence[Costed]) -> list[list[Costed]]:
+    """Results of the same model and kind of work together: others cost what cannot be compared."""
+    by_work: dict[tuple[type, str], list[Costed]] = {}
+    for one in found:
+        by_work.setdefault((type(one.result), one.result.model), []).append(one)
+    return list(by_work.values())
 
 
 def _compared(one: Costed, found: Sequence[Costed]) -> tuple[Entry, ...]:
@@ -198,15 +207,17 @@ def _compared(one: Costed, found: Sequence[Costed]) -> tuple[Entry, ...]:
         money(metrics["cost_per_million_tokens"], currency),
         money(metrics["rent_per_million_tokens"], currency),
         "" if mine is None else Datum(f"{mine / best:.3g}×", mine),
-        _wear(one.result),
     )
 
 
-def _wear(result: SimulationResult) -> str:
+def _wear(found: Sequence[Costed]) -> list[str]:
     """Of the drives that steps or checkpoints write to; inference writes nothing."""
-    worn = getattr(result, "wear", ())
-    years = [(one.tier, one.wear.years) for one in worn if one.wear.years is not None]
-    return ", ".join(f"{tier} lasts {time:.3g} years" for tier, time in years)
+    return [
+        f"{one.label}: drives of {worn.tier} last {worn.wear.years:.3g} years at this rate"
+        for one in found
+        for worn in getattr(one.result, "wear", ())
+        if worn.wear.years is not None
+    ]
 
 
 def _without_empty(table: Table) -> Table:

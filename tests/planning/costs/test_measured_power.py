@@ -18,10 +18,8 @@ from simoffload.scenario import resolve
 from simoffload.simulation import simulate
 
 FOLDER = Path(__file__).parents[3] / "docs" / "measurements"
-RUNS = {
-    run["name"]: run
-    for run in json.loads((FOLDER / "h200-2026-11-21" / "energy-runs.json").read_text())["runs"]
-}
+DATA = FOLDER / "h200-2026-11-21"
+RUNS = {run["name"]: run for run in json.loads((DATA / "energy-runs.json").read_text())["runs"]}
 STEADY = {"inference": 1, "training": 2}
 """Repetition from which on passes count."""
 
