@@ -23,13 +23,12 @@ from simoffload.cli.sources import load
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise import Advice
-    from simoffload.planning.costs import Economics
-    from simoffload.planning.explanation import Explanation
+    from simoffload.planning.costs import CostList, Economics
     from simoffload.report.chart import Figure
     from simoffload.report.sections import Section
     from simoffload.results.passes import PassResult
     from simoffload.results.result import SimulationResult
+    from simoffload.scenario import LoadedScenario
 
 __all__ = ["run"]
 
@@ -40,14 +39,10 @@ def run(arguments: Namespace, console: Console) -> Exit:
         raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
-    from simoffload.planning.advise import advise
     from simoffload.planning.costs import economics, load_costs
-    from simoffload.planning.explanation import explain
     from simoffload.planning.fit import with_changes
     from simoffload.report.kinds import words
-    from simoffload.report.sections.advice import what_next
     from simoffload.report.sections.costs import costs
-    from simoffload.report.sections.explanation import explained, figures_of
     from simoffload.report.text import result_text
     from simoffload.simulation import simulate
 
@@ -55,18 +50,12 @@ def run(arguments: Namespace, console: Console) -> Exit:
     with Progress(console) as progress:
         result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
         result = with_changes(scenario, result)
-        explain_it = arguments.explain and result.fits
-        explanation = explain(scenario, progress=progress) if explain_it else None
-        advice = advise(scenario, costs=prices, progress=progress) if explain_it else None
+        why = _explained(scenario, prices, progress) if arguments.explain and result.fits else _Told()
     priced, shown = economics(scenario, result, prices), words(result).shown
     told = _Told(
-        result.to_dict() | _added(result, priced, explanation, advice),
-        (
-            *(explained(explanation) if explanation else ()),
-            *((what_next(advice),) if advice else ()),
-            *costs(result, priced),
-        ),
-        figures_of(explanation) if explanation else {},
+        {**result.to_dict(), **_added(result, priced), **why.data},
+        (*why.more, *costs(result, priced)),
+        why.figures,
     )
     written = folder.write(_files(result, told, arguments, shown)) if folder else ()
     text = result_text(result, color=console.color, width=console.width, more=told.more)
@@ -85,23 +74,29 @@ def run(arguments: Namespace, console: Console) -> Exit:
 class _Told(NamedTuple):
     """What is answered beside the result itself."""
 
-    data: dict[str, Any]
-    """All of it as plain values."""
-    more: tuple[Section, ...]
-    figures: Mapping[str, tuple[Figure, str]]
+    data: Mapping[str, Any] = {}
+    """As plain values."""
+    more: tuple[Section, ...] = ()
+    figures: Mapping[str, tuple[Figure, str]] = {}
 
 
-def _added(
-    result: SimulationResult, priced: Economics, explanation: Explanation | None, advice: Advice | None
-) -> dict[str, Any]:
+def _explained(scenario: LoadedScenario, prices: CostList, progress: Progress) -> _Told:
+    from simoffload.planning.advise import advise
+    from simoffload.planning.explanation import explain
+    from simoffload.report.sections.advice import what_next
+    from simoffload.report.sections.explanation import explained, figures_of
+
+    explanation = explain(scenario, progress=progress)
+    advice = advise(scenario, costs=prices, progress=progress)
+    data = {"explanation": explanation.to_dict(), "next": [one.to_dict() for one in advice.helping]}
+    return _Told(data, (*explained(explanation), what_next(advice)), figures_of(explanation))
+
+
+def _added(result: SimulationResult, priced: Economics) -> dict[str, Any]:
     from simoffload.planning.confidence import confidence
 
-    return {
-        "confidence": confidence(result).to_dict() if result.step else None,
-        "economics": priced.to_dict(),
-        **({"explanation": explanation.to_dict()} if explanation else {}),
-        **({"next": [one.to_dict() for one in advice.helping]} if advice else {}),
-    }
+    sure = confidence(result).to_dict() if result.step else None
+    return {"confidence": sure, "economics": priced.to_dict()}
 
 
 def _files(
