@@ -19,7 +19,8 @@ from simoffload.simulation import simulate
 
 FOLDER = Path(__file__).parents[3] / "docs" / "measurements"
 DATA = FOLDER / "h200-2026-11-21"
-RUNS = {run["name"]: run for run in json.loads((DATA / "energy-runs.json").read_text())["runs"]}
+FILES = ("energy-runs.json", "energy-runs-2.json")
+RUNS = {run["name"]: run for name in FILES for run in json.loads((DATA / name).read_text())["runs"]}
 STEADY = {"inference": 1, "training": 2}
 """Repetition from which on passes count."""
 
@@ -29,7 +30,7 @@ def kind(run: dict[str, Any]) -> str:
 
 
 def measured(run: dict[str, Any], *, prefill: bool) -> float:
-    """[W] on average over a generation, or its prefill, or a step."""
+    """[W] of all GPUs in use on average over a generation, or its prefill, or a step."""
     passes = [one for one in run["passes"] if one["repetition"] >= STEADY[kind(run)]]
     if prefill:
         passes = [one for one in passes if one["name"] == "prefill"]
@@ -47,14 +48,14 @@ def predicted(run: dict[str, Any], *, prefill: bool) -> float:
                 "model": {**run["model"], "attention": run["attention"]},
                 "platform": "dgx-h200",
                 "workload": work,
-                "strategy": {"kind": strategy, "ranks": 1, "ds_config": run["ds_config"]},
+                "strategy": {"kind": strategy, "ranks": run["ranks"], "ds_config": run["ds_config"]},
             },
         )
     )
     energy = economics(scenario, simulate(scenario)).energy
     assert energy is not None
     (gpus,) = (draw for draw in energy.draws if draw.key == "accelerator/h200-sxm")
-    return gpus.watts - 7 * gpus.idle_w  # the other GPUs of the machine idle
+    return gpus.watts - (8 - run["ranks"]) * gpus.idle_w  # the other GPUs of the machine idle
 
 
 CASES = [
@@ -63,6 +64,11 @@ CASES = [
     ("opt-6.7b cpu b64 p512", True),
     ("opt-6.7b cpu b64 p512", False),
     ("opt-1.3b cpu optimizer b8 s1024", False),
+    ("llama-2-13b cpu b8 p256 r2", True),
+    ("llama-2-13b cpu b8 p256 r2", False),
+    ("opt-13b cpu b4 p32", True),
+    ("opt-13b cpu b4 p32", False),
+    ("bloom-3b cpu optimizer b4 s512 r2", False),
 ]
 
 
