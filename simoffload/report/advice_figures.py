@@ -18,7 +18,7 @@ from simoffload.report.chart import (
     VERMILION,
     Figure,
     axis,
-    bars,
+    hatched,
     layout,
     names_axis,
     plain,
@@ -41,18 +41,13 @@ def gains(tried: Sequence[Tried]) -> Figure:
     """Bars of speed over that of the scenario as it is."""
     data = []
     for kind, (words, color, shape) in _KINDS.items():
-        mine = [(y, one) for y, one in enumerate(tried) if one.option.kind == kind]
-        if mine:
-            data.append(
-                bars(
-                    words,
-                    y=[y for y, _ in mine],
-                    x=[one.gain or 0.0 for _, one in mine],
-                    told=[f"{plain(one.option.words)}: {one.gain or 0.0:.3g}×" for _, one in mine],
-                    color=color,
-                    marker={"pattern": {"shape": shape, "solidity": 0.25}},
-                )
-            )
+        marks = [
+            (y, one.gain or 0.0, f"{plain(one.option.words)}: {one.gain or 0.0:.3g}×")
+            for y, one in enumerate(tried)
+            if one.option.kind == kind
+        ]
+        if marks:
+            data.append(hatched(words, marks, color=color, shape=shape))
     return {
         "data": data,
         "layout": layout(

@@ -32,6 +32,7 @@ __all__ = [
     "bars",
     "by_cause",
     "cause_colour",
+    "hatched",
     "labelled",
     "layout",
     "names_axis",
@@ -151,6 +152,18 @@ def bars(
         "marker": marker,
         **more,
     }
+
+
+def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, shape: str) -> Figure:
+    """Bars (row, length, what hovering tells) of one colour and pattern; "" is plain."""
+    return bars(
+        name,
+        y=[y for y, _, _ in marks],
+        x=[x for _, x, _ in marks],
+        told=[told for _, _, told in marks],
+        color=color,
+        marker={"pattern": {"shape": shape, "solidity": 0.3}},
+    )
 
 
 class Part(NamedTuple):

@@ -15,7 +15,7 @@ from simoffload.report.chart import (
     VERMILION,
     Figure,
     axis,
-    bars,
+    hatched,
     layout,
     names_axis,
     plain,
@@ -39,20 +39,16 @@ def tornado(found: Sensitivity, *, most: int) -> Figure:
         (f"{percent(found.change)} lower", BLUE, "/", [row.low for row in rows]),
         (f"{percent(found.change)} higher", ORANGE, "", [row.high for row in rows]),
     ):
-        known = [(y, end) for y, end in enumerate(ends) if end is not None]
-        data.append(
-            bars(
-                name,
-                y=[y for y, _ in known],
-                x=[end / time - 1 for _, end in known],
-                told=[
-                    f"{plain(rows[y].number.key)} of {plain(rows[y].number.profile)}: {format_seconds(end)}"
-                    for y, end in known
-                ],
-                color=color,
-                marker={"pattern": {"shape": shape, "solidity": 0.3}},
+        marks = [
+            (
+                y,
+                end / time - 1,
+                f"{plain(rows[y].number.key)} of {plain(rows[y].number.profile)}: {format_seconds(end)}",
             )
-        )
+            for y, end in enumerate(ends)
+            if end is not None
+        ]
+        data.append(hatched(name, marks, color=color, shape=shape))
     return {
         "data": data,
         "layout": layout(

@@ -20,21 +20,8 @@ FILES = sorted(path.relative_to(FOLDER) for path in FOLDER.rglob("*.yaml"))
 PLATFORMS = [path.stem for path in FILES if path.parent.name == "platform"]
 
 # What is no number of a device: names, references, counts of parts and the shape of the wiring.
-STRUCTURE = {
-    "currency",
-    "kind",
-    "id",
-    "name",
-    "notes",
-    "cpu",
-    "profile",
-    "drive",
-    "target",
-    "link",
-    "links",
-    "protocol",
-}
-STRUCTURE |= {"level", "count", "copy_lanes"}
+STRUCTURE = {"kind", "id", "name", "notes", "cpu", "profile", "drive", "target", "link", "links", "protocol"}
+STRUCTURE |= {"level", "count", "copy_lanes", "currency", "sold"}
 
 
 def loaded(path: Path) -> Any:
