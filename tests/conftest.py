@@ -1,7 +1,8 @@
-"""What holds for every test: the same hypothesis examples on every machine, and no network."""
+"""What holds for every test: the same examples of hypothesis and the same day everywhere, and no network."""
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import os
 import socket
@@ -45,4 +46,12 @@ def _no_network() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect_locally)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _same_day() -> Iterator[None]:
+    """Prices are old from a year on: what a test expects shall not change with the calendar."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simoffload.planning.costs.lists._today", lambda: datetime.date(2026, 11, 21))
         yield

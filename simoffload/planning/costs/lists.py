@@ -122,7 +122,7 @@ def load_costs(path: str | Path | None = None, *, today: datetime.date | None = 
     In another currency than the shipped one's, a list stands alone but for powers and PUE: nothing is
     converted. ``today`` decides which prices are old. Raises InputError for a file that is wrong.
     """
-    now = today or datetime.date.today()  # noqa: DTZ011 - the user's day is meant
+    now = today or _today()
     shipped = Library().find(REFERENCE, ("costs",))
     sources = ((shipped.use.path, shipped.use.sha256),)
     base = shipped.profile
@@ -140,6 +140,10 @@ def load_costs(path: str | Path | None = None, *, today: datetime.date | None = 
         _check_complete(own)
     merged = _laid_over(mine, base)
     return CostList(merged, (*sources, (own.use.path, own.use.sha256)), now, (*remarks, *_unknown(mine)))
+
+
+def _today() -> datetime.date:
+    return datetime.date.today()  # noqa: DTZ011 - the user's day is meant
 
 
 def _without_money(base: Costs) -> Costs:
