@@ -74,7 +74,7 @@ class DeviceCosts(Frozen):
     """Per hour for one, electricity included."""
     power: Power | None = None
     """What one draws."""
-    sold: bool = True
+    sold: bool | None = None
     """False for parts of machines that are only rented: a search does not propose them."""
 
 

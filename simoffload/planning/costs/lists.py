@@ -79,7 +79,7 @@ class CostList:
 
     def sold(self, key: str) -> bool:
         """Whether a device can be bought by itself."""
-        return self._device(key).sold
+        return self._device(key).sold is not False
 
     def power(self, part: Part) -> tuple[Power, float] | None:
         """Of one device, and how many such devices one of the part is; None where the list does not know it.
@@ -147,7 +147,7 @@ def _today() -> datetime.date:
 
 
 def _without_money(base: Costs) -> Costs:
-    devices = {key: DeviceCosts(power=one.power) for key, one in base.devices.items()}
+    devices = {key: DeviceCosts(power=one.power, sold=one.sold) for key, one in base.devices.items()}
     memory = base.memory.model_copy(update={"price_per_gb": None})
     return base.model_copy(
         update={"devices": devices, "memory": memory, "electricity": None, "flash_per_tb": None}

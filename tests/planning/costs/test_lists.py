@@ -108,3 +108,15 @@ def test_a_name_that_no_profile_has_is_told(tmp_path: Path) -> None:
     (remark,) = load_costs(path, today=TODAY).remarks
     assert '"accelerator/l40"' in remark
     assert '"accelerator/l40s"' in remark
+
+
+def test_a_power_of_your_own_does_not_put_a_rented_drive_on_sale(tmp_path: Path) -> None:
+    path = tmp_path / "powers.yaml"
+    drive = "drive/azure-nd-h200-v5-3.5tb"
+    path.write_text(
+        "kind: costs\nid: p\nname: p\ndate: 2026-11-01\n"
+        f"devices: {{{drive}: {{power: {{idle: 1 W, active: 2 W}}}}}}\n",
+        encoding="utf-8",
+    )
+    assert not load_costs(path, today=TODAY).sold(drive)
+    assert load_costs(path, today=TODAY).sold("drive/micron-9550-pro-7.68tb")
