@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from simoffload.errors import InputError, Problem, SimoffloadError, SimulationError
     from simoffload.exchange.chrome_trace import write_trace
+    from simoffload.exchange.measured_profiles import import_profile
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
-    from simoffload.planning.advise import advise, search_catalogue
+    from simoffload.planning.advise import advise, parse_service, search_catalogue
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.planning.confidence import confidence
-    from simoffload.planning.costs import economics, load_costs
+    from simoffload.planning.costs import economics, flips, load_costs
     from simoffload.planning.fit.changes import smallest_changes
     from simoffload.planning.fit.largest import largest
     from simoffload.planning.fit.machines import machines_needed
@@ -49,6 +50,8 @@ __all__ = [
     "default_scenario",
     "economics",
     "fit",
+    "flips",
+    "import_profile",
     "largest",
     "list_models",
     "list_profiles",
@@ -59,6 +62,7 @@ __all__ = [
     "load_scenario",
     "machines_needed",
     "on_targets",
+    "parse_service",
     "search_catalogue",
     "sensitivity",
     "simulate",
@@ -90,6 +94,8 @@ _HOME = {
     "default_scenario": "simoffload.scenario",
     "economics": "simoffload.planning.costs",
     "fit": "simoffload.simulation",
+    "flips": "simoffload.planning.costs",
+    "import_profile": "simoffload.exchange.measured_profiles",
     "largest": "simoffload.planning.fit.largest",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
@@ -100,6 +106,7 @@ _HOME = {
     "load_scenario": "simoffload.scenario",
     "machines_needed": "simoffload.planning.fit.machines",
     "on_targets": "simoffload.planning.compare",
+    "parse_service": "simoffload.planning.advise",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.sensitivity",
     "simulate": "simoffload.simulation",

@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from simoffload.documents import parse_yaml, validate
+from simoffload.documents import parse_yaml, suggest, validate
+from simoffload.documents.choices import quoted
 from simoffload.errors import InputError, Problem, printable
 from simoffload.exchange.ds_io import read_ds_io
 from simoffload.exchange.elbencho import read_elbencho
@@ -20,11 +21,12 @@ from simoffload.hardware.quantities import ID_PATTERN
 
 __all__ = ["MeasuredProfile", "import_profile"]
 
-_STORAGE: dict[str, Callable[[Path], tuple[StorageMeasurement, ...]]] = {
+_STORAGE: dict[str, Callable[[str | Path], tuple[StorageMeasurement, ...]]] = {
     "fio": read_fio_json,
     "ds-io": read_ds_io,
     "elbencho": read_elbencho,
 }
+_COPIES = "nvbandwidth"
 _STREAMING = 128 * 1024
 """[B] Smaller requests are bound by their number: they say nothing about the rate of offloading, which asks
 for 1 MiB at a time (DeepSpeed's default)."""
@@ -58,14 +60,17 @@ class _Findings(NamedTuple):
 
 
 def import_profile(
-    form: str, files: Sequence[Path], *, identifier: str, base: str | None, size: int | None = None
+    form: str, files: Sequence[str | Path], *, identifier: str, base: str | None, size: int | None = None
 ) -> MeasuredProfile:
-    """Make a drive's profile from fio, ds-io or elbencho files, or one of PCIe from nvbandwidth's.
+    """Make a drive's profile from files of "fio", "ds-io" or "elbencho", or one of PCIe from "nvbandwidth"'s.
 
     ``base`` names the profile that gives all other numbers; ``size`` [B] is nvbandwidth's ``--bufferSize``.
     Raises InputError for files that cannot be read or do not hold what a profile needs.
     """
-    kind = "pcie" if form == "nvbandwidth" else "drive"
+    known = (*_STORAGE, _COPIES)
+    if form not in known:
+        raise _error("format", f"{quoted(form)} is none of {', '.join(known)}{suggest(form, known)}")
+    kind = "pcie" if form == _COPIES else "drive"
     if not re.fullmatch(ID_PATTERN, identifier):
         raise _error("--id", f'"{identifier[:80]}" is no id; use lower-case letters, digits and . + -')
     if size is not None and kind != "pcie":
@@ -77,7 +82,7 @@ def import_profile(
         origin = library.read(Path(base), (kind,)) if is_path(base) else library.find(base, (kind,))
     except InputError as error:
         raise InputError(one if one.path else one._replace(path="--from") for one in error.problems) from None
-    if form == "nvbandwidth":
+    if form == _COPIES:
         findings = _copies([one for file in files for one in read_nvbandwidth(file, size=size or BUFFER)])
     else:
         findings = _storage([one for file in files for one in _STORAGE[form](file)])

@@ -1,29 +1,61 @@
-"""Every notebook runs from top to bottom and is kept without its outputs."""
+"""Every notebook runs from top to bottom, uses the public interface alone and is kept without its outputs."""
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import simoffload
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def test_there_is_a_notebook() -> None:
+def cells(path: Path, kind: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+def test_they_are_numbered_in_the_order_of_reading() -> None:
     assert NOTEBOOKS
+    assert [path.stem[:3] for path in NOTEBOOKS] == [f"{1 + place:02}-" for place in range(len(NOTEBOOKS))]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@each
 def test_it_runs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}).execute()
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@each
 def test_outputs_are_not_kept(path: Path) -> None:
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells(path, "code"))
+
+
+@each
+def test_it_uses_public_names_alone(path: Path) -> None:
+    nodes = [node for cell in cells(path, "code") for node in ast.walk(ast.parse(cell.source))]
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    used = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "so"
+    }
+    assert "simoffload" in imported
+    assert not [name for name in imported | modules if name.startswith("simoffload.")]
+    assert "simoffload" not in modules
+    assert used <= set(simoffload.__all__)
+
+
+@each
+def test_links_lead_somewhere(path: Path) -> None:
+    for cell in cells(path, "markdown"):
+        for target in re.findall(r"\]\(([^)]+)\)", cell.source):
+            assert (FOLDER / target).exists(), target

@@ -43,8 +43,7 @@ class Point:
     @property
     def purchase(self) -> float:
         """In the list's currency; endless where prices are missing."""
-        known = self.economics.purchase
-        return math.inf if known is None or self.economics.bill.missing else known
+        return _price(self.economics)
 
     @property
     def rate(self) -> float:
@@ -84,7 +83,7 @@ class Search:
     combinations: int
     """In the catalogue."""
     too_dear: int
-    """Combinations beyond the budget; they are not simulated."""
+    """Combinations beyond the budget, or with a part that has no price; they are not simulated."""
     too_large: int
     """Combinations that do not fit."""
     refused: int
@@ -171,6 +170,11 @@ def search_catalogue(
     )
 
 
+def _price(cost: Economics) -> float:
+    """Of everything; endless where a part has no price, as nobody knows whether it is within a budget."""
+    return math.inf if cost.purchase is None or cost.bill.missing else cost.purchase
+
+
 def _dearness(point: Point) -> float:
     """Cost of a unit of work; endless where it is not known."""
     per_h = point.economics.metrics()["cost_per_h"]
@@ -213,8 +217,8 @@ class _Run:
             if not capacity.fits:
                 self.too_large += 1
                 return None
-            price = economics(scenario, capacity, self._costs).purchase
-            if self._budget is not None and (price is None or price > self._budget):
+            price = _price(economics(scenario, capacity, self._costs))
+            if self._budget is not None and price > self._budget:
                 self.too_dear += 1
                 return None
             if self._progress is not None:

@@ -147,7 +147,8 @@ def _today() -> datetime.date:
 
 
 def _without_money(base: Costs) -> Costs:
-    devices = {key: DeviceCosts(power=one.power, sold=one.sold) for key, one in base.devices.items()}
+    nothing = {"price": None, "rent": None}
+    devices = {key: one.model_copy(update=nothing) for key, one in base.devices.items()}
     memory = base.memory.model_copy(update={"price_per_gb": None})
     return base.model_copy(
         update={"devices": devices, "memory": memory, "electricity": None, "flash_per_tb": None}
@@ -181,7 +182,7 @@ def _laid_over(mine: Costs, base: Costs) -> Costs:
 
 
 def _overlaid(below: Any, above: Any) -> Any:
-    found = {name: value for name in type(above).model_fields if (value := getattr(above, name)) is not None}
+    found = {name: value for name in above.model_fields_set if (value := getattr(above, name)) is not None}
     return below.model_copy(update=found)
 
 

@@ -60,6 +60,19 @@ def test_prices_in_another_currency_stand_alone(tmp_path: Path) -> None:
     assert "nothing is converted" in own.remarks[0]
 
 
+@pytest.mark.parametrize("currency", ["USD", "EUR"])
+def test_what_is_only_rented_stays_so_under_an_own_list(tmp_path: Path, currency: str) -> None:
+    drive = "drive/azure-nd-h200-v5-3.5tb"
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        f"kind: costs\nid: o\nname: o\ncurrency: {currency}\ndate: 2026-11-01\nelectricity: 0.2\n"
+        f"devices: {{{drive}: {{power: {{idle: 1 W, active: 2 W}}}}}}\n",
+        encoding="utf-8",
+    )
+    assert not load_costs(today=TODAY).sold(drive)
+    assert not load_costs(path, today=TODAY).sold(drive)
+
+
 def test_prices_older_than_a_year_are_told(tmp_path: Path) -> None:
     path = tmp_path / "old.yaml"
     path.write_text(
