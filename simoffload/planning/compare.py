@@ -12,6 +12,7 @@ from simoffload.hardware import load_platform
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import is_path
+from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
@@ -61,6 +62,24 @@ class Comparison:
         theirs = self.results[baseline].unit_s if baseline is not None else None
         return mine / theirs if mine and theirs else None
 
+    def margin(self, label: str) -> float | None:
+        """By how much ``label`` must differ from its baseline to tell which is faster; None where there is
+        no other to differ from."""
+        pair = self._pair(label)
+        return margin(*pair) if pair else None
+
+    def tie(self, label: str) -> bool | None:
+        """Whether ``label`` and its baseline are nearer than ``margin``; None where that has none."""
+        pair = self._pair(label)
+        return tie(*pair) if pair else None
+
+    def _pair(self, label: str) -> tuple[SimulationResult, SimulationResult] | None:
+        """The result and its baseline, where these are two that have times."""
+        mine, baseline = self.results[label], self.baseline_of(label)
+        if baseline is None or baseline == label or mine.unit_s is None:
+            return None
+        return mine, self.results[baseline]
+
     @property
     def ranking(self) -> tuple[str, ...]:
         """Labels of what was simulated, the least time per token (or checkpoint) first."""
@@ -79,6 +98,8 @@ class Comparison:
                     "label": label,
                     "baseline": self.baseline_of(label),
                     "ratio": self.ratio(label),
+                    "tie_with_baseline": self.tie(label),
+                    "margin": self.margin(label),
                     "result": result.to_dict(),
                     **({"economics": self.economics[label].to_dict()} if label in self.economics else {}),
                 }
@@ -87,7 +108,7 @@ class Comparison:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per label: model, platform, target, fits, all metrics, costs, bottleneck, ratio.
+        """One row per label: model, platform, target, fits, all metrics, costs, bottleneck, ratio, tie.
 
         With other work than inference in it also the kind of work and, of training, the optimizer's tier;
         what a kind lacks is missing.
@@ -115,6 +136,8 @@ class Comparison:
                 "bottleneck": result.bottleneck,
                 "bound_fraction": result.bound_fraction,
                 "ratio": self.ratio(label),
+                "tie_with_baseline": self.tie(label),
+                "margin": self.margin(label),
             }
             for label, result in self.results.items()
         }
@@ -168,8 +191,15 @@ def _is_own(platform: str, scenario: LoadedScenario) -> bool:
     return platform == own
 
 
+def _from_root(platform: str, scenario: LoadedScenario) -> str:
+    """A path as the scenario's file would have it, where that may refer to it."""
+    root, path = (scenario.document.root or Path()).resolve(), Path(platform).resolve()
+    inside = is_path(platform) and path.is_relative_to(root)
+    return path.relative_to(root).as_posix() if inside else platform
+
+
 def _on_platform(scenario: LoadedScenario, platform: str) -> LoadedScenario:
-    named = {"platform": platform, "name": f"{scenario.name} on {platform}"}
+    named = {"platform": _from_root(platform, scenario), "name": f"{scenario.name} on {platform}"}
     inner = scenario.scenario.model_copy(update=named)
     machine = load_platform(
         platform,
@@ -196,8 +226,8 @@ def compare(
     """Simulate a scenario on each of several targets, and say what each costs.
 
     ``baseline`` is one of the targets; by default the first that has times. ``costs`` is a list of prices
-    and powers, the shipped one by default. Raises InputError for
-    an unknown target and for what DeepSpeed would refuse, before anything is simulated.
+    and powers, the shipped one by default. Raises InputError for an unknown target and for what DeepSpeed
+    would refuse, before anything is simulated.
     """
     moved = on_targets(scenario, targets)
     return compare_scenarios(

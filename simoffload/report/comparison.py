@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import printable
+from simoffload.planning.confidence import margin, tie
 from simoffload.report.kinds import words
+from simoffload.report.phrases import percent
 from simoffload.report.summary import headline
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_seconds
@@ -21,6 +23,7 @@ __all__ = [
     "groups",
     "in_common",
     "keys",
+    "tie_rule",
     "warnings",
 ]
 
@@ -47,6 +50,15 @@ class Row(NamedTuple):
     ratio: float | None
     """Time per token (or checkpoint) over that of the baseline; None where either has none."""
     published: Published | None
+    margin: float | None = None
+    """How near the baseline is a tie, where the row is one; None where it is none."""
+
+    @property
+    def ratio_text(self) -> str:
+        """ "3.72×", "1.04× tie"; empty without a ratio."""
+        if self.ratio is None:
+            return ""
+        return f"{self.ratio:.3g}×" + (" tie" if self.margin is not None else "")
 
 
 class Group(NamedTuple):
@@ -119,7 +131,7 @@ def _rows(
     rows = []
     for label, result in zip(_labels(results), results, strict=True):
         reported = next((published[name] for name in _names(result) if name in published), None)
-        rows.append(Row(label, result, _ratio(result, reference), reported))
+        rows.append(Row(label, result, _ratio(result, reference), reported, _tie_within(result, reference)))
     return tuple(rows), next((row.label for row in rows if row.result is reference), "")
 
 
@@ -127,6 +139,12 @@ def _ratio(result: SimulationResult, reference: SimulationResult | None) -> floa
     if reference is None or reference.unit_s is None or result.unit_s is None:
         return None
     return result.unit_s / reference.unit_s
+
+
+def _tie_within(result: SimulationResult, reference: SimulationResult | None) -> float | None:
+    if reference is None or result is reference or result.unit_s is None or not tie(result, reference):
+        return None
+    return margin(result, reference)
 
 
 def _labels(results: Sequence[SimulationResult]) -> list[str]:
@@ -170,13 +188,26 @@ def group_verdict(group: Group) -> str:
     timed.sort(key=lambda row: row.result.unit_s or 0.0)
     told = []
     for row in timed:
-        ratio = f" ({row.ratio:.3g}×)" if row.ratio is not None and row.label != group.baseline else ""
+        ratio = f" ({row.ratio_text})" if row.ratio is not None and row.label != group.baseline else ""
         told.append(f"{row.label} {format_seconds(row.result.unit_s or 0.0)}{ratio}")
     unit = group.rows[0].result.unit
     times = f"time per {unit}: {', '.join(told)}" if told else ""
     missing = [row.label for row in group.rows if not row.result.fits]
     refused = f"does not fit: {', '.join(missing)}" if missing else ""
     return f"{group.title}, {'; '.join(part for part in (times, refused) if part) or 'fits everywhere'}."
+
+
+def tie_rule(found: Sequence[Group]) -> str:
+    """What "tie" means in the tables of several results; empty where none is one."""
+    margins = sorted(row.margin for group in found for row in group.rows if row.margin is not None)
+    if not margins:
+        return ""
+    least, most = percent(margins[0]), percent(margins[-1])
+    within = f"±{most}" if least == most else f"±{least} to ±{most}"
+    return (
+        f"tie: within {within} of the baseline, the mean errors of predictions of real runs of both results "
+        "together, so that either may be faster"
+    )
 
 
 def in_common(results: Sequence[SimulationResult]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from simoffload.report.comparison import Group, Row, by_kind, in_common, keys
+from simoffload.report.comparison import Group, Row, by_kind, in_common, keys, tie_rule
 from simoffload.report.kinds import words
 from simoffload.report.phrases import percent
 from simoffload.report.sections.capacity import CAPACITY
@@ -49,6 +49,7 @@ def _side_by_side(kind: str, found: Sequence[Group], *, alone: bool) -> Section:
             for row in group.rows
             if row.published and row.published.source
         ]
+    notes += filter(None, [tie_rule(found)])
     tables = tuple(_table(group, published=published) for group in found)
     return Section(f"Side by side{'' if alone else f': {kind}'}", "", tables=tables, notes=tuple(notes))
 
@@ -78,13 +79,10 @@ def _table(group: Group, *, published: bool) -> Table:
 def _numbers(row: Row, *, published: bool) -> Iterator[Entry]:
     for cell in words(row.result).cells:
         yield Datum(cell.value, cell.number) if cell.value else ""
-    yield _ratio(row.ratio)
+    yield Datum(row.ratio_text, row.ratio) if row.ratio_text else ""
     if published:
-        yield _ratio(row.published.ratio if row.published else None)
-
-
-def _ratio(ratio: float | None) -> Entry:
-    return "" if ratio is None else Datum(f"{ratio:.3g}×", ratio)
+        ratio = row.published.ratio if row.published else None
+        yield "" if ratio is None else Datum(f"{ratio:.3g}×", ratio)
 
 
 def _reasons(group: Group, row: Row) -> Iterator[Entry]:

@@ -7,7 +7,17 @@ from textwrap import wrap
 
 from simoffload.errors import printable
 from simoffload.report.columns import columns
-from simoffload.report.comparison import Group, Published, Row, by_kind, groups, in_common, keys, warnings
+from simoffload.report.comparison import (
+    Group,
+    Published,
+    Row,
+    by_kind,
+    groups,
+    in_common,
+    keys,
+    tie_rule,
+    warnings,
+)
 from simoffload.report.kinds import words
 from simoffload.report.paper import Paper, shortened
 from simoffload.report.phrases import counted, percent
@@ -45,6 +55,7 @@ def compare_text(
         timed = (row.result for group in alike for row in group.rows if row.result.step)
         legend = next((words(result).legend for result in timed), "")
         paper.lines += (paper.ink(line, "dim") for line in wrap(legend, paper.width))
+    paper.lines += (paper.ink(line, "dim") for line in wrap(tie_rule(found), paper.width))
     for one in more:
         paper.section(one.short, told(paper, one))
     for text in warnings(found):
@@ -75,10 +86,9 @@ def _heads(group: Group) -> list[str]:
 
 def _numbers(group: Group, row: Row) -> list[str]:
     """What the kind of work shows, ratio, published ratio; empty without times."""
-    ratio = f"{row.ratio:.3g}×" if row.ratio is not None else ""
     published = [f"{row.published.ratio:.3g}×" if row.published else ""]
     shown = published if any(each.published for each in group.rows) else []
-    return [*(cell.value for cell in words(row.result).cells), ratio, *shown]
+    return [*(cell.value for cell in words(row.result).cells), row.ratio_text, *shown]
 
 
 def _reasons(group: Group, *, room: int) -> list[tuple[str, ...]]:

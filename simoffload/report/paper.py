@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
+from simoffload.errors import printable
 from simoffload.report.columns import columns
 
 __all__ = ["MARGIN", "Paper", "shortened"]
 
 MARGIN = 10
 """Columns of the section names at the left."""
+_SHORTEST_NAME = 16
+"""Characters that a name in a table keeps."""
 
 
 def shortened(text: str, width: int) -> str:
@@ -43,8 +46,15 @@ class Paper:
         self.section(name, (self.ink(line, style) if style else line for line in lines))
 
     def headed(self, table: Sequence[Sequence[str]], *, right: Sequence[int]) -> list[str]:
-        """A table under its first row, cut where the paper ends."""
-        head, *rows = (shortened(line.rstrip(), self.width - MARGIN) for line in columns(table, right=right))
+        """A table under its first row; too wide for the paper, its names are shortened, then its lines."""
+        room, lines = self.width - MARGIN, columns(table, right=right)
+        over = max(len(line.rstrip()) for line in lines) - room
+        if over > 0:
+            names = [printable(row[0]) for row in table]
+            longest = max(_SHORTEST_NAME, max(map(len, names)) - over)
+            short = (shortened(name, longest) for name in names)
+            lines = columns([[name, *row[1:]] for name, row in zip(short, table, strict=True)], right=right)
+        head, *rows = (shortened(line.rstrip(), room) for line in lines)
         return [self.ink(head, "dim"), *rows]
 
     def detail(self, text: str) -> list[str]:

@@ -99,13 +99,15 @@ def _speed(paper: Paper, result: SimulationResult) -> list[str]:
 
 def told(paper: Paper, section: Section) -> list[str]:
     """Sentences, then tables."""
-    lines = [line for text in section.sentences for line in paper.wrapped(text)]
+    lines = [line for text in section.sentences for line in paper.wrapped(printable(text))]
     return lines + [line for table in section.tables for line in tabled(paper, table)]
 
 
 def tabled(paper: Paper, table: Table) -> list[str]:
-    """Rows under their head."""
-    return paper.headed([table.head, *table.texts], right=table.numbers)
+    """Rows under their head, without what a terminal has no room for."""
+    kept = [column for column in range(len(table.head)) if column not in table.aside]
+    rows = [[row[column] for column in kept] for row in (table.head, *table.texts)]
+    return paper.headed(rows, right=[kept.index(column) for column in table.numbers if column in kept])
 
 
 def _causes(paper: Paper, step: PassResult) -> list[str]:

@@ -9,7 +9,10 @@ from simoffload.planning.costs import FORMULAS, Economics, Flip, flips
 from simoffload.planning.costs.flips import FIRST, SECOND
 from simoffload.report.phrases import percent
 from simoffload.report.sections.structure import Datum, Entry, Section, Table, count
+from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from simoffload.results.wear import duration
 from simoffload.units import format_watts
 
 __all__ = ["COSTS", "Costed", "costs", "costs_compared", "money"]
@@ -73,7 +76,8 @@ def _sentences(result: SimulationResult, one: Economics) -> list[str]:
     else:
         text = f"machine and storage cost {_amount(found['purchase'], currency)}"
         if found["purchase_per_h"] is not None:
-            text += f", {_amount(found['purchase_per_h'], currency)} an hour over {years:g} years"
+            over = f"{years:g} year{'s' * (years != 1)}"
+            text += f", {_amount(found['purchase_per_h'], currency)} an hour over {over}"
         told.append(text)
     if found["power_w"] is not None and found["electricity_per_h"] is not None:
         pue = one.costs.assumption("pue").value
@@ -168,56 +172,59 @@ def _figures(one: Economics) -> Table:
 
 
 def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
-    """One table, and the prices at which the cheapest and the next would cost the same."""
-    if not any(one.economics.purchase is not None for one in found):
+    """One table, and of each model and kind of work the prices at which the cheapest and the next would
+    cost the same."""
+    alike = _alike(found)
+    rows = tuple(_compared(one, alike[_work(one)]) for one in found)
+    head = ("result", "purchase", "cost/1M", "return", "worn out", "power", "J/token", "kWh/1M", "rented/1M")
+    shown = _without_empty(Table("", head, rows, (1, 2, 3, 5, 6, 7, 8)))
+    if len(shown.head) == 1:
         return ()
-    rows = tuple(_compared(one, alike) for alike in _alike(found) for one in alike)
-    head = ("result", "purchase", "power", "J/token", "kWh/1M", "cost/1M", "rented/1M", "return")
-    table = Table("", head, rows, tuple(range(1, 8)))
-    shown = _without_empty(table)
     notes = [
         f"kWh and cost are for a million tokens; cost = {FORMULAS['cost_per_million_tokens']}",
         f"return is beside that of the best; return = {FORMULAS['return_per_purchase']}",
+        "worn out: when the rating of the drives is used up, in work day and night",
     ]
     warnings = dict.fromkeys(text for one in found for text in one.economics.warnings)
-    verdicts = [text for alike in _alike(found) for text in _verdicts(alike)]
-    return (Section(COSTS, "Cost", (*verdicts, *_wear(found), *warnings), (shown,), tuple(notes)),)
+    verdicts = (text for mine in alike.values() for text in _verdicts(mine))
+    return (Section(COSTS, "Cost", (*verdicts, *warnings), (shown,), tuple(notes)),)
 
 
-def _alike(found: Sequence[Costed]) -> list[list[Costed]]:
-    """Results of the same model and kind of work together: others cost what cannot be compared."""
-    by_work: dict[tuple[type, str], list[Costed]] = {}
+def _work(one: Costed) -> tuple[type[SimulationResult], str]:
+    """What is compared with what: the same kind of work of the same model."""
+    return type(one.result), one.result.model
+
+
+def _alike(found: Sequence[Costed]) -> dict[tuple[type[SimulationResult], str], list[Costed]]:
+    alike: dict[tuple[type[SimulationResult], str], list[Costed]] = {}
     for one in found:
-        by_work.setdefault((type(one.result), one.result.model), []).append(one)
-    return list(by_work.values())
+        alike.setdefault(_work(one), []).append(one)
+    return alike
 
 
-def _compared(one: Costed, found: Sequence[Costed]) -> tuple[Entry, ...]:
+def _compared(one: Costed, alike: Sequence[Costed]) -> tuple[Entry, ...]:
     metrics, currency = one.economics.metrics(), one.economics.costs.currency
-    best = max((other.economics.metrics()["return_per_purchase"] or 0.0 for other in found), default=0.0)
+    best = max((other.economics.metrics()["return_per_purchase"] or 0.0 for other in alike), default=0.0)
     mine = metrics["return_per_purchase"]
     kwh = metrics["kwh_per_million_tokens"]
     label = one.label if len(one.label) <= _LONGEST else f"{one.label[: _LONGEST - 1]}…"
     return (
         Datum(label, name=one.label),
         money(metrics["purchase"], currency),
+        money(metrics["cost_per_million_tokens"], currency),
+        "" if mine is None else Datum(f"{mine / best:.3g}×", mine),
+        _wear(one.result),
         _watts(metrics["power_w"]),
         _joules(metrics["energy_per_token_j"]),
         "" if kwh is None else Datum(_digits(kwh), kwh, "kWh"),
-        money(metrics["cost_per_million_tokens"], currency),
         money(metrics["rent_per_million_tokens"], currency),
-        "" if mine is None else Datum(f"{mine / best:.3g}×", mine),
     )
 
 
-def _wear(found: Sequence[Costed]) -> list[str]:
+def _wear(result: SimulationResult) -> str:
     """Of the drives that steps or checkpoints write to; inference writes nothing."""
-    return [
-        f"{one.label}: drives of {worn.tier} last {worn.wear.years:.3g} years at this rate"
-        for one in found
-        for worn in getattr(one.result, "wear", ())
-        if worn.wear.years is not None
-    ]
+    found = result.wear if isinstance(result, TrainingResult | CheckpointResult) else ()
+    return ", ".join(f"{one.tier}: {duration(one.wear.years)}" for one in found if one.wear.years is not None)
 
 
 def _without_empty(table: Table) -> Table:

@@ -54,6 +54,8 @@ class Table(NamedTuple):
     """Rows about something that does not fit."""
     folded: str = ""
     """What a page says in place of the table until it is unfolded; empty = it is shown at once."""
+    aside: tuple[int, ...] = ()
+    """Columns that a terminal has no room for."""
 
     @property
     def texts(self) -> tuple[tuple[str, ...], ...]:

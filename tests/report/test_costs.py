@@ -1,0 +1,125 @@
+"""What costs say on a terminal: prices in round numbers, and shipped scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import simoffload as so
+from simoffload.planning.costs import CostList, economics, load_costs
+from simoffload.report.paper import Paper
+from simoffload.report.sections.costs import Costed, costs, costs_compared
+from simoffload.report.sections.structure import Section
+from simoffload.report.text import told
+from tests.planning.costs.conftest import ROUND, TODAY
+
+ONE, SIX = "opt-30b on one L40S, weights on a drive", "opt-30b on six L40S"
+
+
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory: pytest.TempPathFactory) -> CostList:
+    path = tmp_path_factory.mktemp("costs") / "round.yaml"
+    path.write_text(ROUND)
+    return load_costs(path, today=TODAY)
+
+
+def costed(name: str, prices: CostList, *overrides: str) -> Costed:
+    scenario = so.load_scenario(name, overrides=overrides)
+    result = so.simulate(scenario)
+    return Costed(scenario.name, result, economics(scenario, result, prices))
+
+
+@pytest.fixture(scope="module")
+def drive(prices: CostList) -> Costed:
+    return costed("micron/opt-30b-nvme", prices, "workload.output_length=2")
+
+
+@pytest.fixture(scope="module")
+def memory(prices: CostList) -> Costed:
+    return costed("micron/opt-30b-hbm", prices, "workload.output_length=2")
+
+
+def lines(section: Section, width: int = 100) -> list[str]:
+    """The section as a terminal of so many columns shows it."""
+    paper = Paper(color=False, width=width)
+    paper.section(section.short, told(paper, section))
+    return str(paper).splitlines()
+
+
+def test_one_result_in_four_sentences(drive: Costed) -> None:
+    first, details = costs(drive.result, drive.economics)
+    found = drive.economics.metrics()
+    assert first.sentences[0] == "machine and storage cost 18,328 USD, 4.18 USD an hour over 1 year"
+    assert first.sentences[1].endswith("while it works; with a PUE of 2, 0.0875 USD of electricity an hour")
+    assert f"a million tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
+    assert "(at 2 USD for accelerator/l40s, an hour)" in first.sentences[2]
+    assert first.sentences[3].startswith("a generation costs 0.0133 USD")
+    assert details.short == "", "the bill is not for a terminal"
+
+
+def test_the_bill_on_a_page_sums_up_to_the_purchase(drive: Costed) -> None:
+    _, details = costs(drive.result, drive.economics)
+    (bill,) = (table for table in details.tables if table.caption == "What has to be bought")
+    *parts, total = bill.texts
+    assert total[-1] == "18,328 USD"
+    assert sum(float(row[-1].split()[0].replace(",", "")) for row in parts) == 18_328
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_two_results_fit_on_the_terminal(drive: Costed, memory: Costed, width: int) -> None:
+    (section,) = costs_compared([drive, memory])
+    shown = lines(section, width)
+    assert max(map(len, shown)) <= width
+    head, one, six = shown[-3:]
+    assert head.split()[:4] == ["result", "purchase", "cost/1M", "return"]
+    assert "18,328 USD  138 USD      1×" in one
+    assert "67,560 USD  244 USD  0.564×" in six
+
+
+def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory: Costed) -> None:
+    (section,) = costs_compared([memory, drive])
+    first, *turns = section.sentences
+    assert first == f"{ONE} costs least for its work, {SIX} 1.76 times as much"
+    assert turns == [
+        f"{SIX} would cost less with everything bought for {SIX} below 37,980 USD (now 67,560 USD)",
+        f"{SIX} would cost less with accelerator/l40s below 2,455 USD (now 10,000 USD)",
+        f"{SIX} would cost less with everything bought for {ONE} above 32,552 USD (now 18,328 USD)",
+    ]
+
+
+def test_only_the_same_work_is_compared(drive: Costed, prices: CostList) -> None:
+    """A token of one model is no token of another, and no checkpoint."""
+    other = costed("ddn/bloom-7b1", prices, "workload.output_length=2", "strategy.weights=raid")
+    saved = costed("checkpoint/mlperf-8b", prices)
+    (section,) = costs_compared([drive, other, saved])
+    assert not [text for text in section.sentences if "costs least" in text or "would cost" in text]
+    (table,) = section.tables
+    assert [row[table.head.index("return")] for row in table.texts] == ["1×", "1×", "1×"]
+
+
+def test_drives_of_training_wear_out(prices: CostList) -> None:
+    """The optimizer's states are written at each step; in memory they wear nothing out."""
+    stored = costed("xinnor/llama-1b", prices, "strategy.optimizer=nvme")
+    held = costed("xinnor/llama-1b", prices, "strategy.optimizer=dram")
+    (section,) = costs_compared([stored, held._replace(label="in memory")])
+    assert "  nvme: 6.8 days  " in lines(section, 80)[-2]
+    assert "days" not in lines(section)[-1]
+
+
+def test_without_any_price_power_is_still_told(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("{kind: costs, id: own, name: own, currency: CHF, date: 2026-11-01, electricity: 0.2}")
+    one = costed("micron/opt-30b-nvme", load_costs(own, today=TODAY), "workload.output_length=2")
+    told_of_one, _ = costs(one.result, one.economics)
+    assert told_of_one.sentences[0] == "no prices are known of this machine"
+    (section,) = costs_compared([one])
+    (table,) = section.tables
+    assert table.head == ("result", "power", "J/token", "kWh/1M")
+
+
+def test_names_command_no_terminal(drive: Costed, memory: Costed) -> None:
+    (section,) = costs_compared([drive._replace(label="\x1b[31mred\nalert"), memory])
+    shown = "\n".join(lines(section))
+    assert "\x1b" not in shown
+    assert "\\x1b[31mred\\nalert" in shown

@@ -1,0 +1,116 @@
+"""Results that are too near to each other to tell which is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import hypot
+from pathlib import Path
+
+import pytest
+
+from simoffload.planning import Comparison
+from simoffload.planning import confidence as module
+from simoffload.planning.calibration_errors import CalibrationError
+from simoffload.report.comparison import group_verdict, groups
+from simoffload.report.comparison_text import compare_text
+from simoffload.report.markdown import write_markdown
+from simoffload.report.page import write_comparison
+from simoffload.report.story import story_of_several
+from simoffload.results.result import SimulationResult
+
+Make = Callable[..., SimulationResult]
+
+ROWS = (
+    CalibrationError("holdout", "decode", "memory", 23, 0.03, -0.13, 1, 4),
+    CalibrationError("holdout", "decode", "nvme", 5, 0.04, 0.28, 1, 4),
+    CalibrationError("holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
+    CalibrationError("holdout", "step", "nvme", 4, 0.08, -0.08, 1, 4),
+)
+RULE = (
+    "tie: within ±5.0 % of the baseline, the mean errors of predictions of real runs of both results "
+    "together, so that either may be faster"
+)
+
+
+@pytest.fixture(autouse=True)
+def _known_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "calibration_errors", lambda: ROWS)
+
+
+@pytest.fixture
+def near(make_result: Make, make_refusal: Make) -> list[SimulationResult]:
+    """Drives, memory 4 % slower, which is within sqrt(0.04² + 0.03²) = 5 %, and a file server at twice."""
+    return [
+        make_result(target="raid"),
+        make_result(target="dram", time_s=2.08),
+        make_result(target="nfs", time_s=4),
+        make_refusal(target="hbm"),
+    ]
+
+
+def test_a_comparison_knows_its_ties(near: list[SimulationResult]) -> None:
+    comparison = Comparison({one.target: one for one in near})
+    found = {row["label"]: row for row in comparison.to_dict()["compared"]}
+    assert {label: row["tie_with_baseline"] for label, row in found.items()} == {
+        "raid": None,  # is the baseline
+        "dram": True,
+        "nfs": False,
+        "hbm": None,  # has no time
+    }
+    assert found["dram"]["margin"] == hypot(0.04, 0.03) == 0.05
+    assert found["raid"]["margin"] is found["hbm"]["margin"] is None
+    columns, rows = comparison.table()
+    ties = {row[0]: row[columns.index("tie_with_baseline")] for row in rows}
+    assert ties == {"raid": None, "dram": True, "nfs": False, "hbm": None}
+
+
+def test_the_baseline_decides_what_is_a_tie(near: list[SimulationResult]) -> None:
+    comparison = Comparison({one.target: one for one in near}, baseline="nfs")
+    assert [comparison.tie(one.target) for one in near] == [False, False, None, None]
+
+
+def test_a_terminal_marks_ties_and_says_the_rule_once(near: list[SimulationResult]) -> None:
+    lines = compare_text(near).splitlines()
+    cells = {line.split()[0]: line for line in lines if line}
+    assert "1.04× tie" in cells["dram"]
+    assert "2×" in cells["nfs"]
+    assert "tie" not in cells["nfs"]
+    assert " ".join(" ".join(lines).split()).count(RULE) == 1
+    assert max(map(len, lines)) <= 100
+
+
+def test_no_rule_where_there_is_no_tie(make_result: Make) -> None:
+    text = compare_text([make_result(target="raid"), make_result(target="dram", time_s=4)])
+    assert "tie" not in text
+
+
+def test_margins_that_differ_are_a_range(make_result: Make) -> None:
+    """raid against raid: sqrt(2) x 4 % = 5.7 %."""
+    three = [
+        make_result(name=name, target=target)
+        for name, target in zip("abc", ("raid", "dram", "raid"), strict=True)
+    ]
+    assert "tie: within ±5.0 % to ±5.7 % of the baseline" in " ".join(compare_text(three).split())
+
+
+def test_page_and_markdown_mark_them_too(near: list[SimulationResult], tmp_path: Path) -> None:
+    write_comparison(near, tmp_path / "page.html")
+    write_markdown(story_of_several(groups(near)), tmp_path / "page.md")
+    for text in ((tmp_path / name).read_text() for name in ("page.html", "page.md")):
+        assert "1.04× tie" in text
+        assert RULE in text
+
+
+def test_the_verdict_says_it(near: list[SimulationResult]) -> None:
+    (group,) = groups(near)
+    assert group_verdict(group).endswith(
+        "raid 259 ms, dram 270 ms (1.04× tie), nfs 519 ms (2×); does not fit: hbm."
+    )
+
+
+def test_a_wide_table_of_training_stays_within_its_width(make_training: Make) -> None:
+    three = [make_training(optimizer_target=target) for target in ("raid", "dram", "hbm")]
+    text = compare_text(three)
+    assert "1× tie" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, compare_text(three, width=80).splitlines())) <= 100
