@@ -67,8 +67,9 @@ class _Told(NamedTuple):
 
 
 def _told(comparison: Comparison, cases: dict[str, LoadedScenario]) -> _Told:
+    from simoffload.planning.costs import Costed
     from simoffload.report.comparison import Published, exact_name, groups
-    from simoffload.report.sections.costs import Costed, costs_compared
+    from simoffload.report.sections.costs import costs_compared
     from simoffload.validation import published_ratios
 
     names = {label: exact_name(result) for label, result in comparison.results.items()}

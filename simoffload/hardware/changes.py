@@ -68,11 +68,14 @@ class Changes(NamedTuple):
         problems = []
         for name in self.by_profile:
             meant = [kind for kind, identifier in used if name in {identifier, f"{kind}/{identifier}"}]
-            if len(meant) == 1:
+            twice = [kind for kind in meant if f"{kind}/{name}" in self.by_profile]
+            if len(meant) == 1 and not twice:
                 continue
             known = [identifier for kind, identifier in used if kind != "platform"]
             text = f"no profile of that name in this platform{suggest(name, known) or _has(known)}"
-            if meant:
+            if twice:
+                text = f'the same profile as "{twice[0]}/{name}", which is here, too; put both together'
+            elif meant:
                 text = "several profiles have that name: " + ", ".join(f"{kind}/{name}" for kind in meant)
             problems.append(self.document.problem((*self.keys, name), text, at_key=True))
         if problems:

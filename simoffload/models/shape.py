@@ -71,6 +71,12 @@ class ModelShape:
         """[B] of all distinct tensors."""
         return self.num_parameters * self.dtype_bytes
 
+    @property
+    def largest_parameter(self) -> int:
+        """[elements] of the largest tensor."""
+        modules = (*self.modules_before, *self.layer, *self.modules_after)
+        return max(parameter.numel for module in modules for parameter in module.parameters)
+
     def kv_cache_bytes(self, *, batch: int, tokens: int) -> int:
         """[B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all layers."""
         per_token = 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * self.dtype_bytes

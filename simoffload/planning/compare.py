@@ -13,7 +13,15 @@ from simoffload.hardware.changes import Changes
 from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import is_path
 from simoffload.planning.confidence import margin, tie
-from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.planning.costs import (
+    Costed,
+    CostList,
+    CostVerdict,
+    Economics,
+    economics,
+    load_costs,
+    verdicts,
+)
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -88,11 +96,17 @@ class Comparison:
             sorted((label for label in times if times[label]), key=lambda label: times[label] or 0.0)
         )
 
+    @property
+    def cost_verdicts(self) -> tuple[CostVerdict, ...]:
+        """Which answer costs least for its work, and at which prices the next would."""
+        return verdicts(Costed(label, self.results[label], one) for label, one in self.economics.items())
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
         return {
             "schema": SCHEMA,
             "ranking": list(self.ranking),
+            "cost_verdicts": [one.to_dict() for one in self.cost_verdicts],
             "compared": [
                 {
                     "label": label,

@@ -108,7 +108,7 @@ def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
 
 
 def _work(result: SimulationResult) -> Work:
-    """What most of the time of a result is spent on."""
+    """The kind of pass whose errors stand for a result: decode steps where more than one token is made."""
     if isinstance(result, InferenceResult):
         return "decode" if result.output_length > 1 else "prefill"
     return "step"

@@ -114,5 +114,7 @@ def _doubt(rows: Iterable[SensitivityRow]) -> Doubt:
 
 
 def _uncertain(number: Number) -> float:
-    """Relative uncertainty of a number."""
+    """Relative uncertainty of a number; none of counts (lanes, NUMA nodes), which are right or wrong."""
+    if number.text.isdecimal():
+        return 0.0
     return max(ASSUMED[number.origin], number.residual or 0.0)

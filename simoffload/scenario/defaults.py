@@ -11,7 +11,6 @@ from simoffload.documents import Document, set_value
 from simoffload.documents.overrides import with_value
 from simoffload.errors import InputError
 from simoffload.hardware import list_profiles
-from simoffload.models import ModelShape
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.loading import resolve
 from simoffload.scenario.shelf import Shelf
@@ -57,13 +56,7 @@ def _filled(scenario: LoadedScenario) -> Document:
         data = with_value(data, ("strategy", "ranks"), ranks)[0]
     if isinstance(strategy, ZeroInference):
         section = strategy.ds_config.zero_optimization.offload_param or OffloadParamSection()
-        slice_numel = -(-_largest_parameter(scenario.model) // ranks)
+        slice_numel = -(-scenario.model.largest_parameter // ranks)
         if "buffer_size" not in section.model_fields_set and slice_numel > int(section.buffer_size):
             data = with_value(data, _BUFFER_SIZE, slice_numel)[0]
     return replace(document, data=data)
-
-
-def _largest_parameter(model: ModelShape) -> int:
-    """[elements]"""
-    modules = (*model.modules_before, *model.layer, *model.modules_after)
-    return max(parameter.numel for module in modules for parameter in module.parameters)

@@ -7,11 +7,14 @@ from simoffload.planning.costs.economics import FORMULAS, Economics, economics
 from simoffload.planning.costs.energy import Draw, Energy, energy
 from simoffload.planning.costs.flips import Flip, flips
 from simoffload.planning.costs.lists import CostList, load_costs
+from simoffload.planning.costs.verdict import Costed, CostVerdict, verdicts
 
 __all__ = [
     "FORMULAS",
     "Bill",
     "CostList",
+    "CostVerdict",
+    "Costed",
     "Draw",
     "Economics",
     "Energy",
@@ -22,4 +25,5 @@ __all__ = [
     "energy",
     "flips",
     "load_costs",
+    "verdicts",
 ]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from simoffload.hardware import load_platform
 from simoffload.hardware.library import is_path
 from simoffload.hardware.parts import MEMORY, Part
+from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS
 from simoffload.planning.costs.lists import CostList, Figure
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
@@ -14,7 +15,8 @@ from simoffload.units import format_bytes
 
 __all__ = ["Bill", "Item", "bill", "used_parts"]
 
-_SHARED = {"nfs", "pfs", "nvmeof"}
+_SHARED = set(STORAGE_KINDS) - set(LOCAL_KINDS)
+"""Kinds of storage that no machine comes with."""
 
 
 class Item(NamedTuple):
@@ -48,7 +50,7 @@ class Bill(NamedTuple):
     def total(self) -> float | None:
         """Of everything that has a price; None if nothing has."""
         known = [item.total for item in self.items if item.total is not None]
-        return sum(known) if any(known) else None
+        return sum(known) if known else None
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -96,7 +98,7 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
     included = _included(scenario, nodes)
     items = [Item(whole.what, "whole machine", nodes, whole)]
     for part in wanted:
-        inside, added = _split(part, included.pop(part.key, part._replace(number=0)))
+        inside, added = _split(part, included.get((part.key, part.tier), part._replace(number=0)))
         items += [_item(one, costs, one.number)._replace(covered=True) for one in inside if one.number]
         items += [_item(one, costs, one.number) for one in added if one.number]
     return Bill(tuple(items))
@@ -112,16 +114,12 @@ def _split(part: Part, has: Part) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     return (inside._replace(size=has.size),), (more, added)
 
 
-def _included(scenario: LoadedScenario, nodes: int) -> dict[str, Part]:
-    """By key what comes with a platform as its file has it, without what the scenario changes."""
+def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], Part]:
+    """By key and tier what comes with a platform as its file has it, without what the scenario changes."""
     reference, root = scenario.scenario.platform, scenario.document.root
     where = root / reference if root and is_path(reference) else reference
-    found: dict[str, Part] = {}
-    for part in load_platform(where, root=root).machine(nodes=nodes).parts:
-        if part.kind not in _SHARED:
-            before = found[part.key].number if part.key in found else 0
-            found[part.key] = part._replace(number=part.number + before)
-    return found
+    shipped = load_platform(where, root=root).machine(nodes=nodes).parts
+    return {(part.key, part.tier): part for part in shipped if part.kind not in _SHARED}
 
 
 def _item(part: Part, costs: CostList, count: int) -> Item:

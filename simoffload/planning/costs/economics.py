@@ -34,7 +34,7 @@ FORMULAS: Mapping[str, str] = {
     "rent_per_million_tokens": "rent_per_h / 3600 x per_token_s x 1e6",
     "cost_per_run": "cost_per_h / 3600 x time of one generation of all sequences, one step or one checkpoint",
     "energy_per_run_j": "power_w x that time",
-    "return_per_purchase": "generations of one sequence (steps, checkpoints) per hour, over purchase / 1000",
+    "return_per_purchase": "tokens (checkpoints) per hour, over purchase / 1000",
 }
 
 
@@ -51,10 +51,13 @@ class Economics:
     """Per hour of one GPU, or of one machine."""
     rented: int
     """How many of them."""
-    runs: int
-    """Generations of one sequence, steps or checkpoints in the time that ``energy`` is about."""
     tokens: int | None
-    """Made in that time; None for work that makes none."""
+    """Made in the time that ``energy`` is about; None for a checkpoint."""
+
+    @property
+    def units(self) -> int:
+        """Tokens made, or one checkpoint."""
+        return self.tokens or 1
 
     @property
     def purchase(self) -> float | None:
@@ -96,7 +99,7 @@ class Economics:
             "rent_per_million_tokens": _product(rent, token, _MILLION / 3600),
             "cost_per_run": _product(hourly, time, 1 / 3600),
             "energy_per_run_j": _product(watts, time),
-            "return_per_purchase": self.runs * 3600 / time / self.purchase * 1000
+            "return_per_purchase": self.units * 3600 / time / self.purchase * 1000
             if time and self.purchase
             else None,
         }
@@ -157,7 +160,6 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
     """What an answer costs by a list of prices and powers, the shipped one by default."""
     known, machine = load_costs() if costs is None else costs, scenario.machine
     whole = known.rent(f"platform/{machine.platform}")
-    runs, tokens = _made(result)
     return Economics(
         bill=bill(scenario, result, known),
         energy=energy(machine, result, used_parts(scenario, result), known),
@@ -166,18 +168,16 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
         gpus=machine.gpus,
         rent=whole or known.rent(f"accelerator/{machine.accelerator.id}"),
         rented=machine.nodes if whole else machine.gpus,
-        runs=runs,
-        tokens=tokens,
+        tokens=_tokens(result),
     )
 
 
-def _made(result: SimulationResult) -> tuple[int, int | None]:
-    """Runs and tokens in a generation, a step or a checkpoint."""
+def _tokens(result: SimulationResult) -> int | None:
+    """In a generation of all sequences, or a step."""
     match result:
         case InferenceResult():
-            sequences = result.batch_size * result.ranks
-            return sequences, sequences * result.output_length
+            return result.batch_size * result.ranks * result.output_length
         case TrainingResult():
             samples = result.batch_size * result.gradient_accumulation_steps * result.ranks
-            return 1, samples * result.sequence_length
-    return 1, None
+            return samples * result.sequence_length
+    return None

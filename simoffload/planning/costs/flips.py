@@ -24,19 +24,19 @@ class Flip(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """Cost of one run as a function of one price: at zero, and for each unit of it."""
+    """Cost of a unit of work as a function of one price: at zero, and for each unit of it."""
 
     fixed: float
     slope: float
 
 
 def flips(first: Economics, second: Economics, *, electricity: bool = True) -> tuple[Flip, ...]:
-    """For each price where one of two answers pays it more often per run, where both cost the same.
+    """For each price where one of two answers pays it more often per unit of work, where both cost the same.
 
-    The cost of a run is (purchase / hours + electricity per hour) x its time, a line in each price; without
-    ``electricity`` it is hardware alone, as in returns on invested hardware. The whole purchase of either
-    counts as a price, too (``FIRST``, ``SECOND``). Prices at which the lines do not meet at or above zero
-    are left out. The nearest to today's price comes first.
+    The cost of a token (or checkpoint) is (purchase / hours + electricity per hour) x its time, a line in
+    each price; without ``electricity`` it is hardware alone, as in returns on invested hardware. The whole
+    purchase of either counts as a price, too (``FIRST``, ``SECOND``). Prices at which the lines do not meet
+    at or above zero are left out. The nearest to today's price comes first.
     """
     found = []
     for what, now in _prices(first, second):
@@ -63,7 +63,7 @@ def _line(one: Economics, what: str | Literal[True], now: float, *, electricity:
     """``what`` is a price, or True for the whole purchase; None where nothing is known."""
     if one.energy is None or one.purchase is None:
         return None
-    hours = one.energy.time_s / 3600 / one.runs
+    hours = one.energy.time_s / 3600 / one.units
     per_h = (one.metrics()["electricity_per_h"] or 0.0) if electricity else 0.0
     paid = 1.0 if what is True else one.bill.paid(what)
     return _Line(((one.purchase - paid * now) / one.hours + per_h) * hours, paid / one.hours * hours)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models import ModelShape
 from simoffload.planning.fit.kinds import MOST_NODES, MOST_RANKS
 from simoffload.planning.fit.search import smallest_that_fits
 from simoffload.planning.fit.variants import Variants, assignment
@@ -155,7 +154,7 @@ def _allowed(scenario: LoadedScenario, tier: str, ranks: int) -> tuple[str, ...]
     assert isinstance(strategy, ZeroTraining | ZeroInference)  # LoadedScenario.on makes it one
     config, found = strategy.ds_config, []
     settings, _ = fetch_settings(config, version=strategy.deepspeed_version, hidden_size=model.hidden_size)
-    largest = -(-_largest_tensor(model) // ranks)
+    largest = -(-model.largest_parameter // ranks)
     if largest > settings.buffer_size:
         found.append(assignment(largest, *_ZERO, "offload_param", "buffer_size"))
     zero = config.zero_optimization
@@ -166,9 +165,3 @@ def _allowed(scenario: LoadedScenario, tier: str, ranks: int) -> tuple[str, ...]
     if zero.offload_optimizer is not None and zero.offload_optimizer.super_offload and tier != "dram":
         found.append(assignment(False, *_ZERO, "offload_optimizer", "super_offload"))
     return tuple(found)
-
-
-def _largest_tensor(model: ModelShape) -> int:
-    """[elements]"""
-    modules = (*model.modules_before, *model.layer, *model.modules_after)
-    return max(parameter.numel for module in modules for parameter in module.parameters)

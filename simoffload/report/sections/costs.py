@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from simoffload.planning.costs import FORMULAS, Economics, Flip, flips
+from simoffload.planning.costs import FORMULAS, Costed, CostVerdict, Economics, Flip, verdicts
 from simoffload.planning.costs.flips import FIRST, SECOND
 from simoffload.report.phrases import percent
 from simoffload.report.sections.structure import Datum, Entry, Section, Table, count
@@ -15,20 +14,12 @@ from simoffload.results.training import TrainingResult
 from simoffload.results.wear import duration
 from simoffload.units import format_watts
 
-__all__ = ["COSTS", "Costed", "costs", "costs_compared", "money"]
+__all__ = ["COSTS", "costs", "costs_compared", "money"]
 
 COSTS = "Cost and energy"
 _MOST_FLIPS = 3
 _LONGEST = 28
 """[characters] of a result's name in a table."""
-
-
-class Costed(NamedTuple):
-    """A result among others, with what it costs."""
-
-    label: str
-    result: SimulationResult
-    economics: Economics
 
 
 def money(value: float | None, currency: str) -> Entry:
@@ -92,12 +83,11 @@ def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, floa
     currency, told = one.costs.currency, []
     million, kwh = found["cost_per_million_tokens"], found["kwh_per_million_tokens"]
     if million is not None and kwh is not None:
-        text = f"a million tokens cost {_amount(million, currency)} and take {_digits(kwh)} kWh"
-        rented = found["rent_per_million_tokens"]
-        if rented is not None and one.rent is not None:
-            hour = f"{_amount(one.rent.value, currency)} for {one.rent.what}"
-            text += f"; rented, {_amount(rented, currency)} (at {hour})"
-        told.append(text)
+        told.append(f"a million tokens cost {_amount(million, currency)} and take {_digits(kwh)} kWh")
+    rented = found["rent_per_million_tokens"]
+    if rented is not None and one.rent is not None:
+        hour = f"{_amount(one.rent.value, currency)} for {one.rent.what}, without storage"
+        told.append(f"rented, a million tokens cost {_amount(rented, currency)} (at {hour})")
     run = found["cost_per_run"]
     if run is not None and found["energy_per_run_j"] is not None:
         joules = found["energy_per_run_j"]
@@ -174,8 +164,7 @@ def _figures(one: Economics) -> Table:
 def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
     """One table, and of each model and kind of work the prices at which the cheapest and the next would
     cost the same."""
-    alike = _alike(found)
-    rows = tuple(_compared(one, alike[_work(one)]) for one in found)
+    rows = tuple(_compared(one, [other for other in found if other.work == one.work]) for one in found)
     head = ("result", "purchase", "cost/1M", "return", "worn out", "power", "J/token", "kWh/1M", "rented/1M")
     shown = _without_empty(Table("", head, rows, (1, 2, 3, 5, 6, 7, 8)))
     if len(shown.head) == 1:
@@ -186,20 +175,9 @@ def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
         "worn out: when the rating of the drives is used up, in work day and night",
     ]
     warnings = dict.fromkeys(text for one in found for text in one.economics.warnings)
-    verdicts = (text for mine in alike.values() for text in _verdicts(mine))
-    return (Section(COSTS, "Cost", (*verdicts, *warnings), (shown,), tuple(notes)),)
-
-
-def _work(one: Costed) -> tuple[type[SimulationResult], str]:
-    """What is compared with what: the same kind of work of the same model."""
-    return type(one.result), one.result.model
-
-
-def _alike(found: Sequence[Costed]) -> dict[tuple[type[SimulationResult], str], list[Costed]]:
-    alike: dict[tuple[type[SimulationResult], str], list[Costed]] = {}
-    for one in found:
-        alike.setdefault(_work(one), []).append(one)
-    return alike
+    currency = found[0].economics.costs.currency
+    told = (text for one in verdicts(found) for text in _verdict(one, currency))
+    return (Section(COSTS, "Cost", (*told, *warnings), (shown,), tuple(notes)),)
 
 
 def _compared(one: Costed, alike: Sequence[Costed]) -> tuple[Entry, ...]:
@@ -237,25 +215,12 @@ def _without_empty(table: Table) -> Table:
     )
 
 
-def _verdicts(found: Sequence[Costed]) -> list[str]:
+def _verdict(one: CostVerdict, currency: str) -> list[str]:
     """Which answer costs least for its work, and what would turn that round."""
-    priced = [one for one in found if _per_unit(one) is not None]
-    priced.sort(key=lambda one: _per_unit(one) or 0.0)
-    if len(priced) < 2:
-        return []
-    first, second = priced[:2]
-    currency = first.economics.costs.currency
-    mine, other = _per_unit(first) or 0.0, _per_unit(second) or 0.0
-    told = f"{first.label} costs least for its work, {second.label} {other / mine:.3g} times as much"
-    turns = flips(first.economics, second.economics)[:_MOST_FLIPS]
-    if not turns:
+    told = f"{one.cheapest} costs least for its work, {one.next} {one.ratio:.3g} times as much"
+    if not one.flips:
         return [told, "no single price of either turns that round"]
-    return [told, *(_flip(flip, first.label, second.label, currency) for flip in turns)]
-
-
-def _per_unit(one: Costed) -> float | None:
-    run = one.economics.metrics()["cost_per_run"]
-    return None if run is None or one.economics.bill.missing else run / one.economics.runs
+    return [told, *(_flip(flip, one.cheapest, one.next, currency) for flip in one.flips[:_MOST_FLIPS])]
 
 
 def _flip(flip: Flip, first: str, second: str, currency: str) -> str:
