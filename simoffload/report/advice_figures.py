@@ -62,8 +62,8 @@ def gains(tried: Sequence[Tried]) -> Figure:
 
 def front(search: Search) -> Figure:
     """Everything that was simulated, and the line of what nothing else beats."""
-    best = [search.best] if search.best else []
     rest = [point for point in search.points if isfinite(point.purchase)]
+    best = [search.best] if search.best in rest else []
     data = [
         _marks("simulated", rest, GREY, "circle-open"),
         _marks("nothing is cheaper and faster", search.front, BLUE, "circle") | {"mode": "lines+markers"},

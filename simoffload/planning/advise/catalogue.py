@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from simoffload.hardware import Platform, list_profiles, load_profile
 from simoffload.hardware.storage import Raid
-from simoffload.planning.advise.options import Change, applied, change
+from simoffload.planning.advise.options import Change, applied, change, freed
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario, Shelf
 from simoffload.strategies import CheckpointStorage, Resident
@@ -49,7 +49,8 @@ def dimensions(
     there = () if name is None else (change("platform", name),)
     platform = shelf.platform(applied(scenario.document, there), changed=False)
     gpus = () if name is None else (change("strategy.ranks", len(platform.profile.gpus)),)
-    moved = (*there, *gpus)
+    free = freed(scenario.document)
+    moved = (*there, *gpus, *free) if there else ()
     found = [Dimension("platform", (Choice(platform.profile.name if moved else "", moved),))]
     found.append(Dimension("storage", tuple(_storage(scenario, platform, costs, own=name is None))))
     host = platform.host
@@ -58,7 +59,7 @@ def dimensions(
     work = scenario.scenario.workload
     if not isinstance(work, Checkpointing):
         batches = [factor * work.batch_size for factor in _BATCH]
-        found.append(Dimension("batch", tuple(_batch(one, first=one == batches[0]) for one in batches)))
+        found.append(Dimension("batch", tuple(_batch(one, free, first=one == batches[0]) for one in batches)))
     return tuple(found)
 
 
@@ -69,8 +70,8 @@ def _memory(host: str, size: int, *, first: bool) -> Choice:
     return Choice(f"{format_bytes(size, binary=True)} of host memory", (changed,))
 
 
-def _batch(batch: int, *, first: bool) -> Choice:
-    return Choice(f"batch {batch}", () if first else (change("workload.batch_size", batch),))
+def _batch(batch: int, free: tuple[Change, ...], *, first: bool) -> Choice:
+    return Choice(f"batch {batch}", () if first else (change("workload.batch_size", batch), *free))
 
 
 def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Choice]:

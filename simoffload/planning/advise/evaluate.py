@@ -9,6 +9,7 @@ from typing import Any
 from simoffload.documents.tree import Location
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise import hardware
+from simoffload.planning.advise.fitting import remedies
 from simoffload.planning.advise.options import Change, Option, applied
 from simoffload.planning.advise.settings import settings, workloads
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
@@ -20,8 +21,8 @@ from simoffload.simulation import Progress, fit, simulate
 __all__ = ["WORTH", "Advice", "Impossible", "Tried", "advise", "options_of"]
 
 SCHEMA = "simoffload/advice/1"
-WORTH = 1.002
-"""Gain from which on a change counts as one that helps: our choice."""
+WORTH = 1.005
+"""Gain from which on a change counts as one that helps: the least that three digits show."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Advice:
     @property
     def by_cost(self) -> tuple[Tried, ...]:
         """Those that gain and cost something, the most gain for the money first."""
-        paid = [one for one in self.tried if one.gain_per_cost is not None and one.gain_per_cost > 0]
+        paid = [one for one in self.helping if one.gain_per_cost is not None]
         return tuple(sorted(paid, key=lambda one: -(one.gain_per_cost or 0.0)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,18 +142,26 @@ def _together(tried: Sequence[Tried]) -> Option | None:
     best: dict[Location, Change] = {}
     for one in sorted(helping, key=lambda one: one.gain or 0.0):
         best |= {each.location: each for each in one.option.changes}
-    if len(helping) < 2:
+    changes = tuple(best.values())
+    if any(set(changes) == set(one.option.changes) for one in helping) or not helping:
         return None
-    words = f"all settings that gain by themselves at once ({len(best)} keys)"
-    return Option("settings", words, "setting", tuple(best.values()))
+    words = f"all settings that gain by themselves at once ({len(changes)} keys)"
+    return Option("settings", words, "setting", changes)
 
 
 def _extra(now: Economics, then: Economics) -> float | None:
-    """What has to be bought: line by line what one bill has more than the other; nothing is given back."""
-    if now.bill.missing or then.bill.missing:
+    """What has to be bought: line by line what one bill has more than the other; nothing is given back.
+
+    What has no price does not matter where both bills have as much of it.
+    """
+    if _unpriced(now) != _unpriced(then):
         return None
     before, after = (one.bill.by_key for one in (now, then))
     return sum(max(0.0, total - before.get(key, 0.0)) for key, total in after.items())
+
+
+def _unpriced(one: Economics) -> set[tuple[str, str, int]]:
+    return {(item.key, item.words, item.number) for item in one.bill.items if item.total is None}
 
 
 def _try(
@@ -181,6 +190,8 @@ def options_of(
     for option in _options(scenario, result, shelf, costs):
         if applied(scenario.document, option.changes).data != scenario.document.data:
             found.setdefault(option.key, option)
+    if not result.fits:
+        found |= {option.key: option for option in remedies(scenario)}
     return tuple(found.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,15 @@ def _scenario(base: LoadedScenario, changed: LoadedScenario, words: str) -> str:
     return f"{SIGNATURE}\n{scenario_text({**data, **named})}"
 
 
-def user_files(scenario: LoadedScenario) -> dict[str, Path]:
-    """The user's own files that a scenario needs, by where they lie in its folder."""
-    root = scenario.document.root
-    if root is None:
-        return {}
-    return {str(path.relative_to(root)): path for path in _own(scenario, root) if path.is_relative_to(root)}
+def user_files(scenarios: Iterable[LoadedScenario]) -> dict[str, Path]:
+    """The user's own files that scenarios of one folder need, by where they lie in it."""
+    found: dict[str, Path] = {}
+    for scenario in scenarios:
+        root = scenario.document.root
+        if root is not None:
+            own = (path for path in _own(scenario, root) if path.is_relative_to(root))
+            found |= {path.relative_to(root).as_posix(): path for path in own}
+    return found
 
 
 def _own(scenario: LoadedScenario, root: Path) -> Iterator[Path]:
@@ -60,6 +63,7 @@ def _own(scenario: LoadedScenario, root: Path) -> Iterator[Path]:
             yield Path(use.path)
     model = scenario.document.data.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("config"), str):
-        yield root / model["config"]
+        config = root / model["config"]
+        yield config / "config.json" if config.is_dir() else config
     if is_path(scenario.scenario.platform):
         yield root / scenario.scenario.platform

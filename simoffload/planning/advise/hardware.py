@@ -73,17 +73,18 @@ def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Option]:
     target, where = platform.targets[tier], platform.profile.tiers[tier].at
     if target.drive is None or where is None:
         return
+    array = target.array or _striped(target.drive.id)
+    if array is not None:
+        yield from _more(tier, target, where, array)
+    yield from _faster(tier, target, where, [one for one in _drives() if costs.sold(f"drive/{one.id}")])
+
+
+def _more(tier: str, target: Target, where: tuple[str, ...], array: Raid) -> Iterator[Option]:
     for number in (target.drives + 1, 2 * target.drives):
         words = f"{number} drives in {tier} instead of {target.drives}"
-        if target.array is not None:
-            changed: tuple[Change, ...] = (Change(("profiles", target.id, "count"), number),)
-        else:
-            array = _striped(target.drive.id)
-            if array is None:
-                return
-            changed = _array(tier, array, where, number)
+        count = Change(("profiles", array.id, "count"), number)
+        changed = (count,) if target.array else _array(tier, array, where, number)
         yield Option(f"{tier}-{number}-drives", words, "hardware", changed)
-    yield from _faster(tier, target, where, [one for one in _drives() if costs.sold(f"drive/{one.id}")])
 
 
 def _faster(tier: str, target: Target, where: tuple[str, ...], known: Sequence[Drive]) -> Iterator[Option]:

@@ -5,7 +5,6 @@ Deb et al., "A fast and elitist multiobjective genetic algorithm: NSGA-II" (2002
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,9 @@ def explore(
 ) -> None:
     """Try ``trials`` combinations that look promising for a high rate and a low purchase.
 
-    The same catalogue gives the same trials. Raises InputError without the package optuna.
+    The first ones go through one dimension after the other and keep the fastest choice of each: NSGA-II by
+    itself needs long where few choices work, or one dimension outweighs the others. The same catalogue gives
+    the same trials. Raises InputError without the package optuna.
     """
     try:
         import optuna
@@ -43,12 +44,35 @@ def explore(
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         choice = [trial.suggest_int(one.name, 0, len(one.choices) - 1) for one in space]
         point = evaluate(space, choice)
-        if point is None or not point.meets or not math.isfinite(point.purchase):
+        if point is None or not point.meets:
             return _WORST
-        return point.rate, point.purchase
+        return point.rate, min(point.purchase, _WORST[1])
 
     study = optuna.create_study(
         directions=["maximize", "minimize"],
-        sampler=optuna.samplers.NSGAIISampler(population_size=min(24, trials), seed=_SEED),
+        sampler=optuna.samplers.NSGAIISampler(population_size=max(2, min(24, trials)), seed=_SEED),
     )
-    study.optimize(objective, n_trials=trials)
+    _climb(study, objective, space, trials=trials)
+    study.optimize(objective, n_trials=trials - len(study.trials))
+
+
+def _climb(
+    study: optuna.Study,
+    objective: Callable[[optuna.Trial], tuple[float, float]],
+    space: Sequence[Dimension],
+    *,
+    trials: int,
+) -> None:
+    """Go through the dimensions until no other choice in any of them is faster."""
+    before: dict[str, int] = {}
+    fastest = {one.name: 0 for one in space}
+    while fastest != before:
+        before = fastest
+        for dimension in sorted(space, key=lambda one: len(one.choices)):
+            line = (fastest | {dimension.name: index} for index in range(len(dimension.choices)))
+            done = [trial.params for trial in study.trials]
+            new = [choice for choice in line if choice not in done][: trials - len(done)]
+            for choice in new:
+                study.enqueue_trial(choice)
+            study.optimize(objective, n_trials=len(new))
+            fastest = max(study.trials, key=lambda trial: trial.values[0]).params

@@ -10,7 +10,10 @@ from simoffload.documents import Document
 from simoffload.documents.overrides import with_value
 from simoffload.documents.tree import Location
 
-__all__ = ["Change", "Kind", "Option", "applied", "change"]
+__all__ = ["Change", "Kind", "Option", "applied", "change", "freed"]
+
+_REPEATED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""Keys of ds_config that say again what the workload says."""
 
 Kind = Literal["hardware", "placement", "workload", "setting"]
 """What is changed: something to buy, where things lie, what is asked for, or how DeepSpeed is set."""
@@ -46,3 +49,10 @@ def applied(document: Document, changes: Iterable[Change]) -> Document:
     for location, value in changes:
         data, _, _ = with_value(data, location, value)
     return replace(document, data=data, marks={})
+
+
+def freed(document: Document) -> tuple[Change, ...]:
+    """What in ds_config would contradict other batches or numbers of ranks, left to the workload."""
+    said = document.data["strategy"].get("ds_config") or {}
+    found = (key for key in _REPEATED if said.get(key) not in (None, "auto"))
+    return tuple(Change(("strategy", "ds_config", key), "auto") for key in found)

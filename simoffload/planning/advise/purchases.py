@@ -6,8 +6,9 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from simoffload.documents import Document
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise.catalogue import Dimension, dimensions
 from simoffload.planning.advise.options import Change, applied
@@ -15,6 +16,7 @@ from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, Shelf, resolve
+from simoffload.scenario.shelf import canonical
 from simoffload.simulation import Progress, fit, simulate
 
 __all__ = ["Method", "Objective", "Point", "Search", "search_catalogue"]
@@ -43,7 +45,7 @@ class Point:
     @property
     def purchase(self) -> float:
         """In the list's currency; endless where prices are missing."""
-        return _price(self.economics)
+        return _purchase(self.economics)
 
     @property
     def rate(self) -> float:
@@ -63,11 +65,8 @@ class Point:
         }
 
 
-class _Counts(NamedTuple):
-    combinations: int
-    too_dear: int
-    too_large: int
-    refused: int
+def _purchase(one: Economics) -> float:
+    return math.inf if one.purchase is None or one.bill.missing else one.purchase
 
 
 @dataclass(frozen=True)
@@ -88,15 +87,16 @@ class Search:
     """Combinations that do not fit."""
     refused: int
     """Combinations that DeepSpeed or the machine refuses."""
+    missing: tuple[str, ...]
+    """What has no price: combinations with it are within no budget, and not in ``front``."""
     currency: str
 
     @property
     def front(self) -> tuple[Point, ...]:
         """Points that keep the service level and that no other beats in both purchase and rate (Pareto)."""
         found: list[Point] = []
-        for point in sorted(
-            (one for one in self.points if one.meets), key=lambda one: (one.purchase, -one.rate)
-        ):
+        priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
+        for point in sorted(priced, key=lambda one: (one.purchase, -one.rate)):
             if not found or point.rate > found[-1].rate:
                 found.append(point)
         return tuple(found)
@@ -113,6 +113,7 @@ class Search:
             "too_dear": self.too_dear,
             "too_large": self.too_large,
             "refused": self.refused,
+            "missing_prices": list(self.missing),
             "best": self.best.to_dict() if self.best else None,
             "front": [point.to_dict() for point in self.front],
         }
@@ -150,15 +151,14 @@ def search_catalogue(
             from simoffload.planning.advise.optimizer import explore
 
             explore(space, run.point, trials=max(1, trials // len(spaces)))
-    points = tuple(run.points.values())
-    fitting = [one for one in points if one.meets]
+    fitting = [one for one in run.points if one.meets]
     ranks: Mapping[Objective, Callable[[Point], tuple[float, float]]] = {
         "throughput": lambda one: (-one.rate, one.purchase),
         "cost": lambda one: (_dearness(one), one.purchase),
     }
     best = min(fitting, key=ranks[objective], default=None)
     return Search(
-        points,
+        run.points,
         best,
         objective,
         chosen,
@@ -166,13 +166,9 @@ def search_catalogue(
         run.too_dear,
         run.too_large,
         run.refused,
+        tuple(run.missing),
         known.currency,
     )
-
-
-def _price(cost: Economics) -> float:
-    """Of everything; endless where a part has no price, as nobody knows whether it is within a budget."""
-    return math.inf if cost.purchase is None or cost.bill.missing else cost.purchase
 
 
 def _dearness(point: Point) -> float:
@@ -195,34 +191,42 @@ class _Run:
     ) -> None:
         self._scenario, self._shelf, self._costs = scenario, shelf, costs
         self._budget, self._service, self._progress = budget, service, progress
-        self.points: dict[tuple[Change, ...], Point] = {}
+        self._known: dict[str, Point | None] = {}
+        self.missing: dict[str, None] = {}
         self.too_dear = self.too_large = self.refused = 0
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> Point | None:
         """The combination of a choice in each dimension; None if it cannot be had."""
         picked = [dimension.choices[index] for dimension, index in zip(space, choice, strict=True)]
         changes = tuple(one for option in picked for one in option.changes)
-        key = tuple(Change(place, repr(value)) for place, value in changes)
-        if key in self.points:
-            return self.points[key]
-        found = self._simulated(changes, tuple(option.words for option in picked if option.words))
-        if found is not None:
-            self.points[key] = found
-        return found
+        document = applied(self._scenario.document, changes)
+        key = canonical(document.data)
+        if key not in self._known:
+            words = tuple(option.words for option in picked if option.words)
+            self._known[key] = self._simulated(document, changes, words)
+        return self._known[key]
 
-    def _simulated(self, changes: tuple[Change, ...], words: tuple[str, ...]) -> Point | None:
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """What was simulated."""
+        return tuple(point for point in self._known.values() if point is not None)
+
+    def _simulated(
+        self, document: Document, changes: tuple[Change, ...], words: tuple[str, ...]
+    ) -> Point | None:
         try:
-            scenario = resolve(applied(self._scenario.document, changes), shelf=self._shelf)
+            scenario = resolve(document, shelf=self._shelf)
             capacity = fit(scenario)
             if not capacity.fits:
                 self.too_large += 1
                 return None
-            price = _price(economics(scenario, capacity, self._costs))
-            if self._budget is not None and price > self._budget:
+            cost = economics(scenario, capacity, self._costs)
+            self.missing |= dict.fromkeys(cost.bill.missing)
+            if self._budget is not None and _purchase(cost) > self._budget:
                 self.too_dear += 1
                 return None
             if self._progress is not None:
-                self._progress(f"{len(self.points) + 1}: {', '.join(words) or 'as it is'}")
+                self._progress(f"{len(self._known) + 1}: {', '.join(words) or 'as it is'}")
             result = simulate(scenario)
         except (InputError, SimulationError):
             self.refused += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from simoffload.documents import suggest
@@ -57,8 +58,8 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     except ValueError as error:
         told = str(error) if metric not in _RATES else f'"{value[:40]}" is no number'
         raise _refusal(text, f"{told}; {_EXAMPLE}") from None
-    if not limit > 0:
-        raise _refusal(text, f"must be above zero; {_EXAMPLE}")
+    if not 0 < limit < math.inf:
+        raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
     return ServiceLevel(metric, limit)
 
 

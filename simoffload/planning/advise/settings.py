@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from simoffload.planning.advise.options import Change, Option, change
+from simoffload.planning.advise.options import Change, Option, change, freed
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import ZeroInference, ZeroTraining
 from simoffload.strategies.ds_config.parameters import LATEST, parse_version
@@ -154,12 +154,13 @@ def workloads(scenario: LoadedScenario) -> Iterator[Option]:
     work = scenario.scenario.workload
     if isinstance(work, Checkpointing):
         return
+    free = freed(scenario.document)
     for factor in (2, 4, 8):
         batch = factor * work.batch_size
         words = f"batch {batch} per GPU instead of {work.batch_size}"
-        yield Option(f"batch-{batch}", words, "workload", (change("workload.batch_size", batch),))
+        yield Option(f"batch-{batch}", words, "workload", (change("workload.batch_size", batch), *free))
     if isinstance(work, Training):
         steps = 2 * work.gradient_accumulation_steps
         words = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"
-        path = "workload.gradient_accumulation_steps"
-        yield Option(f"accumulate-{steps}", words, "workload", (change(path, steps),))
+        changed = change("workload.gradient_accumulation_steps", steps)
+        yield Option(f"accumulate-{steps}", words, "workload", (changed, *free))

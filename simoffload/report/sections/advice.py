@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from simoffload.exchange.scenario_file import pasteable
 from simoffload.planning.advise import WORTH, Advice, Point, Search, ServiceLevel, Tried
 from simoffload.planning.bandwidth import StorageCurve
 from simoffload.planning.confidence import margin
-from simoffload.report.phrases import percent, plural
+from simoffload.report.phrases import per_second, percent, plural
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.explanation import bandwidth_section
 from simoffload.report.sections.structure import Datum, Entry, Listing, Section, Table, seconds
+from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_seconds
 
@@ -23,6 +25,8 @@ _MOST = 12
 """Changes that are told at once."""
 _FEW = 5
 """Changes that are told beside a result."""
+_FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
+"""Columns of the tables of changes that a terminal has no room for beside the others."""
 _KINDS = {"hardware": "buy", "placement": "move", "workload": "work", "setting": "set"}
 
 
@@ -30,15 +34,24 @@ def advice_verdict(advice: Advice) -> str:
     """The answer in a sentence."""
     result = advice.result
     if not result.fits:
-        best = advice.helping[:1]
-        lacks = "; ".join(result.advice) or "it does not fit"
-        return f"As it is, {lacks}." + (f" It would with: {best[0].option.words}." if best else "")
-    now = f"A step takes {format_seconds(result.step_time_s or 0.0)}, most of it {result.bottleneck}"
+        return f"As it is, {'; '.join(result.advice)}. {_what_fits(advice)}"
+    what = "checkpoint" if isinstance(result, CheckpointResult) else "step"
+    now = f"A {what} takes {format_seconds(result.step_time_s or 0.0)}, most of it {result.bottleneck}"
     told = [f"most is gained with {_said(one)}" for one in advice.helping[:1]]
     paid = [f"most for the money with {_said(one)}" for one in advice.by_cost[:1]]
     free = [one for one in advice.helping if one.option.kind == "setting"][:1]
     set_ = [f"of the settings with {_said(one)}" for one in free]
     return f"{now}: {', '.join([*told, *paid, *set_]) or 'no change that was tried helps'}."
+
+
+def _what_fits(advice: Advice) -> str:
+    """The fastest change, and the cheapest of which the price is known."""
+    if not advice.helping:
+        return "No change that was tried makes it fit."
+    first = advice.helping[0]
+    cheap = min(advice.helping, key=lambda one: math.inf if one.extra is None else one.extra)
+    told = f"It fits and is fastest with: {first.option.words}"
+    return f"{told}." if cheap is first else f"{told}; at the least cost with: {cheap.option.words}."
 
 
 def _said(one: Tried) -> str:
@@ -54,21 +67,17 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[Section, ...]:
     currency = advice.economics.costs.currency
     helping = advice.helping
     table = _table(helping[:_MOST], currency, advice.result)
-    more = _table(helping[_MOST:], currency, advice.result)._replace(folded="Smaller gains")
-    sections = [
-        Section(
-            GAINS,
-            "Helps",
-            _doubt(advice),
-            (table, *((more,) if more.rows else ())),
-            (
-                "gain = time per unit of work as it is over that with the change, each simulated by itself",
-                f"per 1000 {currency} = (gain - 1) / cost x 1000",
-            ),
-        )
-    ]
+    notes = (
+        "gain = time per unit of work as it is over that with the change, each simulated by itself",
+        f"per 1000 {currency} = (gain - 1) / cost x 1000",
+    )
+    aside = _FOR_MONEY if advice.result.fits else _FOR_SPACE
+    sections = [Section(GAINS, "Helps", _doubt(advice), (table._replace(aside=aside),), notes)]
+    if helping[_MOST:]:
+        more = _table(helping[_MOST:], currency, advice.result)._replace(folded="Smaller gains")
+        sections.append(Section("Smaller gains", "", tables=(more,)))
     if advice.by_cost:
-        paid = _table(advice.by_cost[:_MOST], currency, advice.result)
+        paid = _table(advice.by_cost[:_MOST], currency, advice.result)._replace(aside=_FOR_SPEED)
         sections.append(Section("Most for the money", "For money", tables=(paid,)))
     told = [f"{one.option.words} ({_times(one.gain)})" for one in advice.tried if (one.gain or WORTH) < WORTH]
     if told:
@@ -157,6 +166,9 @@ def searched(search: Search, *, budget: float | None, service: Sequence[ServiceL
         f"{len(search.points)} simulated, {search.too_large} do not fit, {search.too_dear} are beyond the "
         f"budget, {search.refused} are refused by DeepSpeed or the machine"
     )
+    if search.missing:
+        text = "combinations with it are within no budget and not in the table"
+        told.append(f"no price is known of {', '.join(search.missing)}: {text}")
     rows = tuple(_point(point, search) for point in search.front)
     head = ("purchase", "units/s", "a step", "of 1M tokens", "what")
     table = Table("No other purchase is both cheaper and faster", head, rows, (0, 1, 2, 3), keys=1)
@@ -174,17 +186,18 @@ def _looked(search: Search, budget: float | None, service: Sequence[ServiceLevel
 def _best(search: Search) -> str:
     best = search.best
     if best is None:
-        return "nothing keeps the budget and the service level"
+        return "nothing keeps the budget and the service level" if search.points else "nothing of it works"
     what = {"throughput": "fastest", "cost": "cheapest for its work"}[search.objective]
-    price = f"{best.purchase:,.0f} {search.currency}"
-    return f"{what}: {', '.join(best.words) or 'as it is'}; {best.rate:.3g} {best.result.unit}s/s for {price}"
+    rate = per_second(best.rate, f" {best.result.unit}s/s")
+    price = f"{best.purchase:,.0f} {search.currency}" if math.isfinite(best.purchase) else "an unknown price"
+    return f"{what}: {', '.join(best.words) or 'as it is'}; {rate} for {price}"
 
 
 def _point(point: Point, search: Search) -> tuple[Entry, ...]:
     found = point.economics.metrics()
     return (
         money(point.economics.purchase, search.currency),
-        Datum(f"{point.rate:.3g}", point.rate, "1/s"),
+        Datum(per_second(point.rate, ""), point.rate, "1/s"),
         seconds(point.result.step_time_s),
         money(found["cost_per_million_tokens"], search.currency),
         ", ".join(point.words) or "as it is",

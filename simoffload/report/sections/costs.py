@@ -67,8 +67,11 @@ def _sentences(result: SimulationResult, one: Economics) -> list[str]:
     else:
         text = f"machine and storage cost {_amount(found['purchase'], currency)}"
         if found["purchase_per_h"] is not None:
-            over = f"{years:g} year{'s' * (years != 1)}"
-            text += f", {_amount(found['purchase_per_h'], currency)} an hour over {over}"
+            per_h, lasting = (
+                _amount(found["purchase_per_h"], currency),
+                "1 year" if years == 1 else f"{years:g} years",
+            )
+            text += f", {per_h} an hour over {lasting}"
         told.append(text)
     if found["power_w"] is not None and found["electricity_per_h"] is not None:
         pue = one.costs.assumption("pue").value

@@ -1,0 +1,72 @@
+"""Work that the storage decides, and work that the host thread decides although it comes from drives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simoffload.documents import parse_yaml
+from simoffload.planning.advise import Advice, advise
+from simoffload.planning.advise.files import recommended
+from simoffload.results.result import SimulationResult
+from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.simulation import simulate
+from tests.cli.conftest import SCENARIO
+
+STORAGE_BOUND = """\
+name: storage-bound
+model: bloom-7b1
+platform: dgx-a100
+workload: {batch_size: 4, prompt_length: 8, output_length: 2}
+strategy:
+  ranks: 8
+  weights: raid
+  ds_config:
+    zero_optimization: {offload_param: {buffer_size: 3e9}}
+    aio: {block_size: 1048576, queue_depth: 32, intra_op_parallelism: 4}
+"""
+HOST_BOUND = """\
+name: host-bound
+model: opt-350m
+platform: dgx-h100
+equipment:
+  tiers: {raid: {profile: raid0-4x-ps1010-7.68tb, at: [cpu]}}
+profiles: {raid0-4x-ps1010-7.68tb: {count: 8}}
+workload: {batch_size: 2, prompt_length: 8, output_length: 2}
+strategy:
+  ranks: 1
+  weights: raid
+  ds_config:
+    zero_optimization: {offload_param: {buffer_size: 1e9, buffer_count: 10}}
+    aio: {block_size: 1048576, queue_depth: 32, intra_op_parallelism: 4}
+"""
+
+
+def loaded(text: str, *overrides: str) -> LoadedScenario:
+    return resolve(parse_yaml(text, name="s.yaml"), overrides=overrides)
+
+
+def run(advice: Advice, folder: Path) -> list[SimulationResult]:
+    """The results of all recommended scenarios, read from files as a user would, in their order."""
+    for name, text in recommended(advice).items():
+        (folder / name).write_text(text)
+    return [simulate(load_scenario(path)) for path in sorted(folder.glob("*.yaml"))]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> LoadedScenario:
+    """A model that every tier holds."""
+    return resolve(parse_yaml(SCENARIO, name="small.yaml", root=tmp_path))
+
+
+@pytest.fixture(scope="session")
+def stored() -> Advice:
+    """Advice on work that the storage decides."""
+    return advise(loaded(STORAGE_BOUND))
+
+
+@pytest.fixture(scope="session")
+def hosted() -> Advice:
+    """Advice on work that the host thread decides."""
+    return advise(loaded(HOST_BOUND))

@@ -1,0 +1,162 @@
+"""Advice recommends what helps, and what it says of a change is what running that change gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simoffload.planning.advise import WORTH, Advice, advise, applied
+from simoffload.planning.advise.files import SIGNATURE, recommended
+from simoffload.planning.costs import economics
+from simoffload.report.sections.advice import GAINS, advised
+from simoffload.scenario import load_scenario
+from tests.broken.training import FSDP
+from tests.planning.advise.conftest import HOST_BOUND, STORAGE_BOUND, loaded, run
+
+MORE_DRIVES = {"stored": ("raid-5-drives", "raid-8-drives"), "hosted": ("raid-9-drives", "raid-16-drives")}
+
+
+def gains(advice: Advice) -> dict[str, float]:
+    return {one.option.key: one.gain for one in advice.tried if one.gain is not None}
+
+
+def test_more_drives_help_where_the_storage_decides(stored: Advice) -> None:
+    assert stored.result.bottleneck == "raid read"
+    one, twice = (gains(stored)[key] for key in MORE_DRIVES["stored"])
+    assert WORTH < 1.1 < one < twice
+    assert stored.by_cost[0].option.key == "raid-5-drives"
+
+
+def test_more_or_faster_drives_do_not_help_where_the_host_decides(hosted: Advice) -> None:
+    assert hosted.result.bottleneck == "host thread"
+    found = gains(hosted)
+    assert all(1 <= found[key] < WORTH for key in MORE_DRIVES["hosted"])
+    assert not [one for one in hosted.helping if "drives" in one.option.words]
+    assert found["faster-thread"] > 1.1
+    assert hosted.by_cost == ()
+
+
+def test_drives_are_no_option_where_nothing_lies_on_them() -> None:
+    found = gains(advise(loaded(HOST_BOUND).on("dram")))
+    assert not [key for key in found if "drives" in key or "solidigm" in key]
+    assert found["faster-thread"] > WORTH
+
+
+@pytest.mark.parametrize("case", ["stored", "hosted"])
+def test_a_recommended_scenario_gives_what_was_said(
+    case: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    advice: Advice = request.getfixturevalue(case)
+    (table,) = advised(advice, None)[0].tables
+    assert advised(advice, None)[0].title == GAINS
+    results = run(advice, tmp_path)
+    assert len(results) == len(advice.helping) == len(table.rows) > 5
+    base = advice.result.unit_s
+    assert base is not None
+    for one, result, row in zip(advice.helping, results, table.texts, strict=True):
+        assert result.metrics() == one.result.metrics()
+        assert result.unit_s is not None
+        assert base / result.unit_s == one.gain
+        assert row[2] == f"{base / result.unit_s:.3g}×"
+
+
+def test_what_helps_shows_more_than_one_in_three_digits(stored: Advice, hosted: Advice) -> None:
+    for one in (*stored.helping, *hosted.helping):
+        assert float(f"{one.gain:.3g}") > 1
+
+
+def test_files_are_called_after_their_rank(stored: Advice) -> None:
+    names = list(recommended(stored))
+    assert names[:4] == ["01-batch-32.yaml", "02-on-hbm.yaml", "03-batch-16.yaml", "04-on-dram.yaml"]
+    assert names[-1] == f"{len(stored.helping):02d}-faster-thread.yaml"
+    assert all(
+        text.startswith(f"{SIGNATURE}\n") for name, text in recommended(stored).items() if "ds_" not in name
+    )
+
+
+def test_what_is_there_already_costs_nothing_and_drives_their_price(stored: Advice) -> None:
+    extra = {one.option.key: one.extra for one in stored.tried}
+    assert extra["on-dram"] == extra["batch-8"] == extra["use_gds"] == 0
+    assert extra["raid-8-drives"] == 4 * (extra["raid-5-drives"] or 0) > 0
+    assert extra["faster-thread"] is None, "no list has a price of that"
+    paid = {one.option.key: one.gain_per_cost for one in stored.by_cost}
+    assert (
+        paid["raid-5-drives"] == (gains(stored)["raid-5-drives"] - 1) / (extra["raid-5-drives"] or 0) * 1000
+    )
+    assert list(paid.values()) == sorted(paid.values(), key=lambda one: -(one or 0))
+
+
+def test_what_has_no_price_as_before_does_not_matter() -> None:
+    """Nobody knows what its GPUs cost, and a larger batch needs no more of them."""
+    found = advise(load_scenario("zero-inference-2022/opt-30b", overrides=["workload.output_length=2"]))
+    assert found.economics.bill.missing == ("host/dgx2-1.5tb", "accelerator/v100-32g-sxm")
+    extra = {one.option.key: one.extra for one in found.tried}
+    assert extra["batch-512"] == 0
+    assert (extra["memory-x2"] or 0) > 10_000
+
+
+def test_all_settings_at_once_are_a_recommendation_of_their_own(hosted: Advice) -> None:
+    together = next(one for one in hosted.tried if one.option.key == "settings")
+    assert together.option.words == "all settings that gain by themselves at once (2 keys)"
+    aio = together.scenario.document.data["strategy"]["ds_config"]["aio"]
+    assert (aio["use_gds"], aio["block_size"]) == (True, 4194304)
+    # One setting alone is told once.
+    assert "settings" not in gains(advise(loaded(STORAGE_BOUND)))
+
+
+def test_every_option_is_tried_once_and_changes_something(stored: Advice, hosted: Advice) -> None:
+    for advice in (stored, hosted):
+        keys = [one.option.key for one in (*advice.tried, *advice.impossible)]
+        assert len(keys) == len(set(keys))
+        for one in (*advice.tried, *advice.impossible):
+            changed = applied(advice.scenario.document, one.option.changes)
+            assert changed.data != advice.scenario.document.data, one.option.key
+
+
+def test_settings_that_repeat_the_workload_are_left_to_it() -> None:
+    """A larger batch would contradict a ds_config that has the batch, too, and be refused."""
+    found = advise(load_scenario("zenflow/qwen2.5-3b"))
+    assert found.scenario.document.data["strategy"]["ds_config"]["train_batch_size"] == 8
+    assert gains(found)["batch-8"] > gains(found)["accumulate-2"] > 1.4
+    batch = next(one for one in found.tried if one.option.key == "batch-8")
+    assert batch.scenario.document.data["strategy"]["ds_config"]["train_batch_size"] == "auto"
+
+
+def test_advice_on_fsdp_and_on_work_without_offload() -> None:
+    """Neither has settings of ZeRO to turn."""
+    inference = load_scenario("ddn/bloom-7b1", overrides=["workload.output_length=2"])
+    for scenario in (loaded(FSDP), inference.on("resident")):
+        found = advise(scenario)
+        assert found.helping[0].option.key.startswith("batch-")
+        assert "faster-thread" in gains(found)
+        assert not [one for one in found.tried if one.option.kind == "setting"]
+
+
+def test_advice_on_checkpoints() -> None:
+    found = advise(load_scenario("checkpoint/phi-3-mini"))
+    assert found.result.bottleneck == "raid8 write"
+    assert gains(found)["raid8-9-drives"] == pytest.approx(9 / 8, rel=0.01)
+    assert "batch-2" not in gains(found)
+
+
+def test_more_of_a_single_drive_is_an_array() -> None:
+    found = advise(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"]))
+    one = next(one for one in found.tried if one.option.key == "nvme-2-drives")
+    assert one.gain is not None
+    assert one.gain > 1.4
+    assert one.scenario.machine.wiring.targets["nvme"].drives == 2
+
+
+def test_costs_are_those_of_the_result(stored: Advice) -> None:
+    one = stored.tried[0]
+    assert one.economics.metrics() == economics(one.scenario, one.result).metrics()
+
+
+def test_plain_values(stored: Advice) -> None:
+    told = stored.to_dict()
+    assert told["schema"] == "simoffload/advice/1"
+    assert told["options"][0]["key"] == "batch-32"
+    assert told["options"][0]["gain"] == stored.tried[0].gain
+    assert told["by_cost"] == [one.option.key for one in stored.by_cost]
+    assert told["options"][0]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]

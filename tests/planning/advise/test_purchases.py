@@ -1,0 +1,209 @@
+"""The search through the catalogue finds what is best, within what was asked for."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from simoffload.errors import InputError
+from simoffload.planning.advise import Search, parse_service, purchases, search_catalogue
+from simoffload.planning.advise.catalogue import Choice, Dimension, dimensions
+from simoffload.planning.advise.options import change
+from simoffload.planning.advise.purchases import Point
+from simoffload.planning.costs import load_costs
+from simoffload.results.inference import InferenceResult
+from simoffload.scenario import LoadedScenario, Shelf, load_scenario
+from simoffload.simulation import simulate
+from tests.planning.advise.conftest import STORAGE_BOUND, loaded
+
+TIERS = ("raid", "dram", "hbm", "ai400x2", "nfs")
+BATCHES = (4, 8, 16)
+
+
+def tier(name: str) -> Choice:
+    return Choice(f"weights on {name}", (change("strategy.weights", name),))
+
+
+def batch(size: int) -> Choice:
+    return Choice(f"batch {size}", (change("workload.batch_size", size),))
+
+
+SPACE = (
+    Dimension("storage", tuple(map(tier, TIERS))),
+    Dimension("batch", tuple(map(batch, BATCHES))),
+)
+REFUSED = Dimension("storage", (tier("nowhere"), tier("elsewhere")))
+
+
+@pytest.fixture
+def scenario() -> LoadedScenario:
+    return loaded(STORAGE_BOUND)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[LoadedScenario]:
+    """A catalogue of fifteen purchases; everything that is simulated."""
+    monkeypatch.setattr(purchases, "dimensions", lambda *_: SPACE)
+    done: list[LoadedScenario] = []
+
+    def recorded(one: LoadedScenario) -> object:
+        done.append(one)
+        return simulate(one)
+
+    monkeypatch.setattr(purchases, "simulate", recorded)
+    return done
+
+
+def dominated(point: Point, others: tuple[Point, ...]) -> bool:
+    """Whether another one is at least as cheap and as fast, and one of both more."""
+    return any(
+        (one.purchase <= point.purchase and one.rate > point.rate)
+        or (one.purchase < point.purchase and one.rate >= point.rate)
+        for one in others
+    )
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_front_is_what_nothing_beats(scenario: LoadedScenario) -> None:
+    found = search_catalogue(scenario)
+    assert (found.method, found.combinations, len(found.points)) == ("grid", 15, 15)
+    expected = [one for one in found.points if not dominated(one, found.points)]
+    assert set(map(id, found.front)) == set(map(id, expected))
+    assert found.best is not None
+    assert found.best.rate == max(one.rate for one in found.points)
+
+
+def test_nothing_is_simulated_that_is_too_dear(
+    scenario: LoadedScenario, simulated: list[LoadedScenario]
+) -> None:
+    """Neither the appliance of 500,000 nor the file server of 150,000."""
+    found = search_catalogue(scenario, budget=250_000)
+    assert (found.too_dear, len(simulated), len(found.points)) == (6, 9, 9)
+    assert max(point.purchase for point in found.points) == 200_000
+    everything = search_catalogue(scenario, budget=1e9)
+    assert everything.too_dear == 0
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_service_level_is_kept(scenario: LoadedScenario) -> None:
+    """The first token within a time that the file server does not reach."""
+    levels = [parse_service("ttft=1s", InferenceResult), parse_service("tokens_per_s=500", InferenceResult)]
+    found = search_catalogue(scenario, service=levels)
+    for point in found.points:
+        result = point.result.metrics()
+        assert point.meets is (result["ttft_s"] <= 1 and result["tokens_per_s"] >= 500)
+    assert any(not point.meets for point in found.points)
+    assert found.front
+    assert all(point.meets for point in found.front)
+    nothing = search_catalogue(scenario, service=[parse_service("ttft=1us", InferenceResult)])
+    assert (nothing.best, nothing.front) == (None, ())
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_cheapest_for_its_work_is_the_best_if_asked_for(scenario: LoadedScenario) -> None:
+    found = search_catalogue(scenario, objective="cost", service=[parse_service("ttft=1s", InferenceResult)])
+    fitting = [point for point in found.points if point.meets]
+    assert found.best is not None
+    assert _per_token(found.best) == min(map(_per_token, fitting))
+
+
+def _per_token(point: Point) -> float:
+    cost = point.economics.metrics()["cost_per_million_tokens"]
+    assert cost is not None
+    return cost
+
+
+def summary(found: Search) -> list[tuple[tuple[str, ...], float, float]]:
+    return [(point.words, point.purchase, point.rate) for point in found.points]
+
+
+def test_optuna_finds_the_same_each_time_and_simulates_nothing_twice(
+    scenario: LoadedScenario, simulated: list[LoadedScenario]
+) -> None:
+    pytest.importorskip("optuna")
+    first = search_catalogue(scenario, method="optuna", trials=40)
+    assert len(simulated) == len(first.points) <= 15
+    again = search_catalogue(scenario, method="optuna", trials=40)
+    assert summary(again) == summary(first)
+    best = search_catalogue(scenario).best
+    assert best is not None
+    assert first.best is not None
+    assert first.best.rate == best.rate
+
+
+def test_optuna_may_try_only_once(scenario: LoadedScenario, simulated: list[LoadedScenario]) -> None:
+    pytest.importorskip("optuna")
+    found = search_catalogue(scenario, method="optuna", trials=1)
+    assert [point.words for point in found.points] == [("weights on raid", "batch 4")]
+    assert len(simulated) == 1
+
+
+def test_optuna_gets_past_a_dimension_of_which_little_works(
+    scenario: LoadedScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    mostly = Dimension("storage", (tier("nowhere"), *map(tier, "abcdefgh"), tier("hbm")))
+    monkeypatch.setattr(purchases, "dimensions", lambda *_: (mostly, SPACE[1]))
+    found = search_catalogue(scenario, method="optuna", trials=30)
+    assert found.best is not None
+    assert found.best.words == ("weights on hbm", "batch 16")
+
+
+@pytest.mark.parametrize("method", ["grid", "optuna"])
+def test_where_everything_is_refused_there_is_no_best(
+    scenario: LoadedScenario, monkeypatch: pytest.MonkeyPatch, method: purchases.Method
+) -> None:
+    if method == "optuna":
+        pytest.importorskip("optuna")
+    monkeypatch.setattr(purchases, "dimensions", lambda *_: (REFUSED, SPACE[1]))
+    found = search_catalogue(scenario, method=method, trials=12)
+    assert (found.best, found.front, found.points) == (None, (), ())
+    assert found.refused == 6, "each once"
+
+
+def test_what_comes_to_the_same_scenario_is_simulated_once(
+    scenario: LoadedScenario, simulated: list[LoadedScenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The platform that the scenario has anyway, with as many ranks."""
+    there = Choice("its own", (change("platform", "dgx-a100"), change("strategy.ranks", 8)))
+    spaces = {None: SPACE, "dgx-a100": (Dimension("platform", (there,)), *SPACE)}
+    monkeypatch.setattr(purchases, "dimensions", lambda _, name, *__: spaces[name])
+    found = search_catalogue(scenario, platforms=["dgx-a100"])
+    assert (found.combinations, len(found.points), len(simulated)) == (30, 15, 15)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_without_prices_there_is_no_front_and_nothing_within_a_budget() -> None:
+    scenario = load_scenario("zero-inference-2022/opt-30b", overrides=["workload.output_length=2"])
+    found = search_catalogue(scenario)
+    assert found.missing == ("host/dgx2-1.5tb", "accelerator/v100-32g-sxm")
+    assert found.front == ()
+    assert found.best is not None
+    assert math.isinf(found.best.purchase)
+    dear = search_catalogue(scenario, budget=1e9)
+    assert (dear.best, len(dear.points)) == (None, 0)
+    assert dear.too_dear == len(found.points)
+
+
+def test_an_unknown_platform_names_near_ones(scenario: LoadedScenario) -> None:
+    with pytest.raises(InputError, match='did you mean "dgx-h100"'):
+        search_catalogue(scenario, platforms=["dgx-h10"])
+
+
+def test_without_the_package_it_says_how_to_get_it(
+    scenario: LoadedScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(InputError, match=r"pip install 'simoffload\[search\]'"):
+        search_catalogue(scenario, method="optuna")
+
+
+def test_the_shipped_catalogue_has_what_is_sold(scenario: LoadedScenario) -> None:
+    storage = dimensions(scenario, None, Shelf(), load_costs())[1]
+    words = [choice.words for choice in storage.choices]
+    assert words[0] == "storage as it is"
+    assert "RAID0 of 16 x solidigm-ps1010-7.68tb" in words
+    assert not [word for word in words if "azure" in word], "parts of rented machines"
+    assert "2 x ddn-ai400x2" in words
