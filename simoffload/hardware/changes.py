@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 from simoffload.documents import Document, suggest
 from simoffload.errors import InputError, Problem
 
-__all__ = ["Changes"]
+__all__ = ["Changes", "spelled"]
 
 _SOURCE = "set by the scenario; the profile says {}"
+
+
+def spelled(section: Mapping[str, Any], name: str) -> str:
+    """How a section ``profiles`` names a profile ``kind/id``: by its id where it does so already."""
+    identifier = name.partition("/")[2]
+    return identifier if identifier in section else name
 
 
 class Changes(NamedTuple):

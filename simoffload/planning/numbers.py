@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from simoffload.documents.overrides import with_value
 from simoffload.hardware import Machine
+from simoffload.hardware.changes import spelled
 from simoffload.hardware.library import KINDS, ProfileInput
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.targets import STORAGE_KINDS
@@ -150,5 +151,6 @@ def changed(scenario: LoadedScenario, changes: Changes, *, shelf: Shelf) -> Load
     """
     data = scenario.document.data
     for (profile, key), value in changes.items():
-        data, _, _ = with_value(data, ("profiles", profile, *key.split(".")), value)
+        name = spelled(data.get("profiles") or {}, profile)
+        data, _, _ = with_value(data, ("profiles", name, *key.split(".")), value)
     return resolve(replace(scenario.document, data=data), shelf=shelf)

@@ -64,7 +64,7 @@ def test_what_lacks_on_two_tiers_grows_at_once() -> None:
     memory = "DRAM of each machine 256 GiB → 320 GiB (it needs 318 GiB)"
     assert told == {
         f"{memory} and drives of each machine in raid 4 → 13": (
-            'profiles.host/dgx-a100-1tib.memory_capacity="320 GiB"',
+            'profiles.dgx-a100-1tib.memory_capacity="320 GiB"',
             'profiles."raid/raid0-4x-pm1733-3.84tb".count=13',
         )
     }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from simoffload.hardware import Platform, list_profiles, load_profile
 from simoffload.hardware.storage import Raid
-from simoffload.planning.advise.options import Change, applied, change, freed
+from simoffload.planning.advise.options import Change, change, freed, varied
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario, Shelf
 from simoffload.strategies import CheckpointStorage, Resident
@@ -47,8 +47,8 @@ def dimensions(
     Raises InputError for an unknown platform.
     """
     there = () if name is None else (change("platform", name),)
-    platform = shelf.platform(applied(scenario.document, there), changed=False)
-    gpus = () if name is None else (change("strategy.ranks", len(platform.profile.gpus)),)
+    platform = shelf.platform(varied(scenario.document, there, shelf))
+    gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     free = freed(scenario.document)
     moved = (*there, *gpus, *free) if there else ()
     found = [Dimension("platform", (Choice(platform.profile.name if moved else "", moved),))]
@@ -63,10 +63,16 @@ def dimensions(
     return tuple(found)
 
 
+def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Change, ...]:
+    """All GPUs of one machine of another platform."""
+    nodes = (change("nodes", 1),) if scenario.scenario.nodes > 1 else ()
+    return change("strategy.ranks", gpus), *nodes
+
+
 def _memory(host: str, size: int, *, first: bool) -> Choice:
     if first:
         return Choice("", ())
-    changed = Change(("profiles", host, "memory_capacity"), f"{size} B")
+    changed = Change(("profiles", f"host/{host}", "memory_capacity"), f"{size} B")
     return Choice(f"{format_bytes(size, binary=True)} of host memory", (changed,))
 
 
@@ -91,7 +97,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
             continue
         local = _tier({"profile": array.id, "at": list(where)})
         for number in _DRIVES:
-            count = Change(("profiles", array.id, "count"), number)
+            count = Change(("profiles", f"raid/{array.id}", "count"), number)
             words = f"RAID{array.level} of {number} x {array.drive}"
             yield Choice(words, (local, count, *_moved(scenario, _TIER)))
     if not through:
@@ -100,7 +106,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
         for one in list_profiles(kind):
             remote = _tier({"profile": one.id, "through": list(through)})
             for number in _SYSTEMS if kind == "pfs" else (1,):
-                joined = (Change(("profiles", one.id, "count"), number),) if number > 1 else ()
+                joined = (Change(("profiles", f"{kind}/{one.id}", "count"), number),) if number > 1 else ()
                 yield Choice(f"{number} x {one.id}", (remote, *joined, *_moved(scenario, _TIER)))
 
 

@@ -10,7 +10,7 @@ from simoffload.documents.tree import Location
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise import hardware
 from simoffload.planning.advise.fitting import remedies
-from simoffload.planning.advise.options import Change, Option, applied
+from simoffload.planning.advise.options import Change, Option, applied, varied
 from simoffload.planning.advise.settings import settings, workloads
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.result import SimulationResult
@@ -171,7 +171,7 @@ def _try(
     if progress is not None:
         told = lambda line: progress(f"{option.key}: {line}")  # noqa: E731
     try:
-        changed = resolve(applied(scenario.document, option.changes), shelf=shelf)
+        changed = resolve(varied(scenario.document, option.changes, shelf), shelf=shelf)
         capacity = fit(changed)
         if not capacity.fits:
             return Impossible(option, "; ".join(capacity.advice))
@@ -208,7 +208,7 @@ def _options(
         yield from hardware.ports(platform, tier)
     yield from hardware.places(scenario, tiers)
     yield from hardware.memory(scenario, tiers)
-    yield from hardware.cables(platform)
+    yield from hardware.cables(platform, document)
     yield from hardware.processors(scenario)
     yield from workloads(scenario)
     yield from settings(scenario, storage=bool(stores))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from simoffload.documents import Document
 from simoffload.errors import InputError
 from simoffload.hardware import Platform, list_profiles, load_profile
 from simoffload.hardware.profiles import Nic, Pcie
@@ -57,7 +58,7 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
     host = scenario.machine.host
     twice = 2 * host.memory_capacity.value
     size, now = (format_bytes(one, binary=True) for one in (twice, twice // 2))
-    changed = Change(("profiles", host.id, "memory_capacity"), f"{twice} B")
+    changed = Change(("profiles", f"host/{host.id}", "memory_capacity"), f"{twice} B")
     words = f"{size} of host memory instead of {now}"
     yield Option("memory-x2", words, "hardware", (changed,))
     if "dram" not in tiers and isinstance(scenario.scenario.strategy, ZeroInference | ZeroTraining):
@@ -82,7 +83,7 @@ def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Option]:
 def _more(tier: str, target: Target, where: tuple[str, ...], array: Raid) -> Iterator[Option]:
     for number in (target.drives + 1, 2 * target.drives):
         words = f"{number} drives in {tier} instead of {target.drives}"
-        count = Change(("profiles", array.id, "count"), number)
+        count = Change(("profiles", f"raid/{array.id}", "count"), number)
         changed = (count,) if target.array else _array(tier, array, where, number)
         yield Option(f"{tier}-{number}-drives", words, "hardware", changed)
 
@@ -124,7 +125,7 @@ def _striped(drive: str, *, like: Raid | None = None) -> Raid | None:
 def _array(tier: str, array: Raid, where: tuple[str, ...], number: int) -> tuple[Change, ...]:
     return (
         Change(("equipment", "tiers", tier), {"profile": array.id, "at": list(where)}),
-        Change(("profiles", array.id, "count"), number),
+        Change(("profiles", f"raid/{array.id}", "count"), number),
     )
 
 
@@ -133,7 +134,7 @@ def systems(platform: Platform, tier: str) -> Iterator[Option]:
     target = platform.targets[tier]
     if target.kind == "pfs":
         number = target.systems + 1
-        changed = (Change(("profiles", target.id, "count"), number),)
+        changed = (Change(("profiles", f"pfs/{target.id}", "count"), number),)
         yield Option(
             f"{tier}-{number}-systems",
             f"{number} x {target.id} instead of {target.systems}",
@@ -148,7 +149,9 @@ def ports(platform: Platform, tier: str) -> Iterator[Option]:
     if through is None:
         return
     attached = {name: platform.profile.nics[name] for name in through}
-    more = {f"{name}-b": {"profile": one.profile, "at": one.at} for name, one in attached.items()}
+    taken = platform.profile.names
+    letters = next(end for end in "bcdefghij" if not any(f"{name}-{end}" in taken for name in through))
+    more = {f"{name}-{letters}": {"profile": one.profile, "at": one.at} for name, one in attached.items()}
     reference = platform.profile.tiers[tier].profile
     doubled = {"profile": reference, "through": [*through, *more]}
     changed = tuple(Change(("equipment", "nics", name), one) for name, one in more.items())
@@ -185,7 +188,7 @@ def _next_nic(now: Nic) -> Nic | None:
     return min(faster, key=lambda one: one.link_rate.value, default=None)
 
 
-def cables(platform: Platform) -> Iterator[Option]:
+def cables(platform: Platform, document: Document) -> Iterator[Option]:
     """The next generation of PCIe in every slot that has the GPUs' generation."""
     now = platform.gpu_plug.pcie
     known = [load_profile("pcie", one.id) for one in list_profiles("pcie") if one.id.startswith("gen")]
@@ -193,7 +196,9 @@ def cables(platform: Platform) -> Iterator[Option]:
     if not now.id.startswith("gen") or not later:
         return
     following = min(later, key=lambda one: one.lane_rate.value)
-    changed = (Change(("equipment", "pcie", now.id), following.id),)
+    before: dict[str, str] = (document.data.get("equipment") or {}).get("pcie") or {}
+    replaced = [key for key, other in before.items() if other == now.id] or [now.id]
+    changed = tuple(Change(("equipment", "pcie", key), following.id) for key in replaced)
     yield Option(
         f"pcie-{following.id}", f"{following.name} instead of {now.name}", "hardware", changed, priced=False
     )
@@ -208,7 +213,9 @@ def processors(scenario: LoadedScenario) -> Iterator[Option]:
         for key in type(costs).model_fields:
             value = getattr(costs, key).value
             if isinstance(value, float) and key not in _NO_TIMES:
-                changed.append(Change(("profiles", host.id, section, key), f"{value / _FASTER_THREAD} s"))
+                changed.append(
+                    Change(("profiles", f"host/{host.id}", section, key), f"{value / _FASTER_THREAD} s")
+                )
     words = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
     yield Option("faster-thread", words, "hardware", tuple(changed), priced=False)
 

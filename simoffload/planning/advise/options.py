@@ -9,8 +9,10 @@ from typing import Any, Literal, NamedTuple
 from simoffload.documents import Document
 from simoffload.documents.overrides import with_value
 from simoffload.documents.tree import Location
+from simoffload.hardware.changes import spelled
+from simoffload.scenario import Shelf
 
-__all__ = ["Change", "Kind", "Option", "applied", "change", "freed"]
+__all__ = ["Change", "Kind", "Option", "applied", "change", "freed", "varied"]
 
 _REPEATED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """Keys of ds_config that say again what the workload says."""
@@ -44,11 +46,31 @@ def change(path: str, value: Any) -> Change:
 
 
 def applied(document: Document, changes: Iterable[Change]) -> Document:
-    """The document with changes made to it; keys that are missing are created."""
+    """The document with changes made to it; keys that are missing are created.
+
+    Profiles are named ``kind/id`` in changes; where the document has one by its id, it goes on so.
+    """
     data = document.data
-    for location, value in changes:
-        data, _, _ = with_value(data, location, value)
+    for (section, *inner), value in changes:
+        if section == "profiles":
+            inner[0] = spelled(data.get("profiles") or {}, str(inner[0]))
+        data, _, _ = with_value(data, (section, *inner), value)
     return replace(document, data=data, marks={})
+
+
+def varied(document: Document, changes: Iterable[Change], shelf: Shelf) -> Document:
+    """The same, without numbers of profiles that the changed machine does not have any more.
+
+    Raises InputError for a machine that cannot be.
+    """
+    changed = applied(document, changes)
+    own = document.data.get("profiles") or {}
+    if not own:
+        return changed
+    uses = shelf.platform(changed, changed=False).profiles
+    has = {name for use in uses for name in (use.id, f"{use.kind}/{use.id}")}
+    kept = {name: one for name, one in changed.data["profiles"].items() if name in has or name not in own}
+    return replace(changed, data={**changed.data, "profiles": kept})
 
 
 def freed(document: Document) -> tuple[Change, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from simoffload.documents import Document
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise.catalogue import Dimension, dimensions
-from simoffload.planning.advise.options import Change, applied
+from simoffload.planning.advise.options import Change, applied, varied
 from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.result import SimulationResult
@@ -77,6 +77,8 @@ class Search:
     """Everything that was simulated."""
     best: Point | None
     """The best by the objective that keeps budget and service level; None if nothing does."""
+    nearest: Point | None
+    """Of those within the budget that miss the service level the one that misses it least."""
     objective: Objective
     method: Method
     combinations: int
@@ -85,11 +87,16 @@ class Search:
     """Combinations beyond the budget, or with a part that has no price; they are not simulated."""
     too_large: int
     """Combinations that do not fit."""
-    refused: int
-    """Combinations that DeepSpeed or the machine refuses."""
+    refusals: dict[str, int]
+    """Why DeepSpeed or the machine refuses combinations, and how many, the commonest first."""
     missing: tuple[str, ...]
     """What has no price: combinations with it are within no budget, and not in ``front``."""
     currency: str
+
+    @property
+    def refused(self) -> int:
+        """Combinations that DeepSpeed or the machine refuses."""
+        return sum(self.refusals.values())
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -113,8 +120,10 @@ class Search:
             "too_dear": self.too_dear,
             "too_large": self.too_large,
             "refused": self.refused,
+            "refusals": self.refusals,
             "missing_prices": list(self.missing),
             "best": self.best.to_dict() if self.best else None,
+            "nearest": self.nearest.to_dict() if self.nearest else None,
             "front": [point.to_dict() for point in self.front],
         }
 
@@ -156,16 +165,20 @@ def search_catalogue(
         "throughput": lambda one: (-one.rate, one.purchase),
         "cost": lambda one: (_dearness(one), one.purchase),
     }
+    if objective == "cost":
+        fitting = [one for one in fitting if math.isfinite(_dearness(one))]
     best = min(fitting, key=ranks[objective], default=None)
+    missed = (one for one in run.points if not one.meets)
     return Search(
         run.points,
         best,
+        min(missed, key=lambda one: max(level.missed(one.result) for level in service), default=None),
         objective,
         chosen,
         combinations,
         run.too_dear,
         run.too_large,
-        run.refused,
+        dict(run.refusals.most_common()),
         tuple(run.missing),
         known.currency,
     )
@@ -193,17 +206,18 @@ class _Run:
         self._budget, self._service, self._progress = budget, service, progress
         self._known: dict[str, Point | None] = {}
         self.missing: dict[str, None] = {}
-        self.too_dear = self.too_large = self.refused = 0
+        self.refusals = Counter[str]()
+        """Why combinations are refused, and how many."""
+        self.too_dear = self.too_large = 0
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> Point | None:
         """The combination of a choice in each dimension; None if it cannot be had."""
         picked = [dimension.choices[index] for dimension, index in zip(space, choice, strict=True)]
         changes = tuple(one for option in picked for one in option.changes)
-        document = applied(self._scenario.document, changes)
-        key = canonical(document.data)
+        key = canonical(applied(self._scenario.document, changes).data)
         if key not in self._known:
             words = tuple(option.words for option in picked if option.words)
-            self._known[key] = self._simulated(document, changes, words)
+            self._known[key] = self._simulated(changes, words)
         return self._known[key]
 
     @property
@@ -211,10 +225,9 @@ class _Run:
         """What was simulated."""
         return tuple(point for point in self._known.values() if point is not None)
 
-    def _simulated(
-        self, document: Document, changes: tuple[Change, ...], words: tuple[str, ...]
-    ) -> Point | None:
+    def _simulated(self, changes: tuple[Change, ...], words: tuple[str, ...]) -> Point | None:
         try:
+            document = varied(self._scenario.document, changes, self._shelf)
             scenario = resolve(document, shelf=self._shelf)
             capacity = fit(scenario)
             if not capacity.fits:
@@ -228,8 +241,11 @@ class _Run:
             if self._progress is not None:
                 self._progress(f"{len(self._known) + 1}: {', '.join(words) or 'as it is'}")
             result = simulate(scenario)
-        except (InputError, SimulationError):
-            self.refused += 1
+        except InputError as error:
+            self.refusals[error.problems[0].message] += 1
+            return None
+        except SimulationError as error:
+            self.refusals[str(error)] += 1
             return None
         meets = all(level.kept(result) for level in self._service)
         return Point(words, changes, scenario, result, economics(scenario, result, self._costs), meets)

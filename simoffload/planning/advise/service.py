@@ -35,10 +35,14 @@ class ServiceLevel(NamedTuple):
 
     def kept(self, result: SimulationResult) -> bool:
         """Whether a result keeps it; one that has no such metric does not."""
+        return self.missed(result) <= 1
+
+    def missed(self, result: SimulationResult) -> float:
+        """How many times the limit a time is, or a rate is too small; 1 and less is kept."""
         value = result.metrics().get(self.metric)
-        if value is None:
-            return False
-        return value >= self.limit if self.metric in _RATES else value <= self.limit
+        if not value:
+            return math.inf
+        return self.limit / value if self.metric in _RATES else value / self.limit
 
 
 def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:

@@ -216,7 +216,7 @@ def _memory(variants: Variants, use: TierUse) -> tuple[str, str]:
     has, needed = (format_bytes(each, binary=True) for each in (use.capacity, use.needed))
     host = variants.scenario.machine.host.id
     words = f"DRAM of each machine {has} → {size:,} GiB (it needs {needed})"
-    return words, assignment(f"{size} GiB", "profiles", f"host/{host}", "memory_capacity")
+    return words, assignment(f"{size} GiB", "profiles", variants.named(f"host/{host}"), "memory_capacity")
 
 
 def _storage(variants: Variants, use: TierUse) -> tuple[str, str] | None:
@@ -230,7 +230,7 @@ def _storage(variants: Variants, use: TierUse) -> tuple[str, str] | None:
     profile = target.drive.id if target.drive is not None else target.id
     has, needed = format_bytes(target.capacity), format_bytes(use.needed // copies)
     words = f"capacity of {use.tier} {has} → {size:,} TB (it needs {needed})"
-    return words, assignment(f"{size} TB", "profiles", f"{kind}/{profile}", "capacity")
+    return words, assignment(f"{size} TB", "profiles", variants.named(f"{kind}/{profile}"), "capacity")
 
 
 def _drives(variants: Variants, use: TierUse, target: Target) -> tuple[str, str] | None:
@@ -240,7 +240,7 @@ def _drives(variants: Variants, use: TierUse, target: Target) -> tuple[str, str]
     pair = 2 if array.level == 10 else 1
 
     def step(count: int) -> str:
-        return assignment(pair * count, "profiles", f"raid/{array.id}", "count")
+        return assignment(pair * count, "profiles", variants.named(f"raid/{array.id}"), "count")
 
     def lacks(count: int) -> float:
         uses = variants.needs(step(count)) or ()

@@ -9,6 +9,7 @@ from typing import Any
 
 from simoffload.documents.tree import key_path
 from simoffload.errors import InputError
+from simoffload.hardware.changes import spelled
 from simoffload.results.capacity import TierUse
 from simoffload.scenario import LoadedScenario, Shelf, resolve
 from simoffload.simulation.needs import tier_needs
@@ -34,6 +35,10 @@ class Variants:
         self.scenario = scenario
         self._shelf = Shelf() if shelf is None else shelf
         self._known: dict[tuple[str, ...], tuple[TierUse, ...] | None] = {}
+
+    def named(self, profile: str) -> str:
+        """A profile ``kind/id`` as the scenario names it in its section ``profiles``."""
+        return spelled(self.scenario.document.data.get("profiles") or {}, profile)
 
     def changed_by(self, *assignments: str) -> Variants:
         """The scenario so changed, to be changed further. Raises InputError."""

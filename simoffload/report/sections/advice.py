@@ -27,6 +27,8 @@ _FEW = 5
 """Changes that are told beside a result."""
 _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 """Columns of the tables of changes that a terminal has no room for beside the others."""
+_MOST_WHYS = 3
+"""Reasons for refusals that are told."""
 _KINDS = {"hardware": "buy", "placement": "move", "workload": "work", "setting": "set"}
 
 
@@ -166,6 +168,7 @@ def searched(search: Search, *, budget: float | None, service: Sequence[ServiceL
         f"{len(search.points)} simulated, {search.too_large} do not fit, {search.too_dear} are beyond the "
         f"budget, {search.refused} are refused by DeepSpeed or the machine"
     )
+    told += [f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_WHYS]]
     if search.missing:
         text = "combinations with it are within no budget and not in the table"
         told.append(f"no price is known of {', '.join(search.missing)}: {text}")
@@ -185,8 +188,15 @@ def _looked(search: Search, budget: float | None, service: Sequence[ServiceLevel
 
 def _best(search: Search) -> str:
     best = search.best
+    if best is None and search.nearest is not None:
+        near = search.nearest
+        took = f"{near.result.step_time_s or 0.0:.3g} s a step"
+        words = ", ".join(near.words) or "as it is"
+        return f"nothing keeps the budget and the service level; nearest: {words}, {took}"
     if best is None:
-        return "nothing keeps the budget and the service level" if search.points else "nothing of it works"
+        if search.points:
+            return "nothing has a price for its work: lay a list of your own over the shipped one (--costs)"
+        return "nothing of it works within the budget"
     what = {"throughput": "fastest", "cost": "cheapest for its work"}[search.objective]
     rate = per_second(best.rate, f" {best.result.unit}s/s")
     price = f"{best.purchase:,.0f} {search.currency}" if math.isfinite(best.purchase) else "an unknown price"
