@@ -18,9 +18,9 @@ from simoffload.cli.folder import (
     TABLE,
     OutputFolder,
     Writer,
-    copier,
+    content_writer,
+    digest,
     json_writer,
-    text_writer,
 )
 from simoffload.cli.sources import load
 from simoffload.errors import InputError, Problem
@@ -46,23 +46,25 @@ def advise(arguments: Namespace, console: Console) -> Exit:
     from simoffload.simulation import fit
 
     prices = load_costs(arguments.costs)
-    service = [parse_service(text, type(fit(scenario))) for text in arguments.slo]
+    kind = type(fit(scenario))
+    service = [parse_service(text, kind) for text in arguments.slo]
     found = None
     with Progress(console) as progress:
-        advice = advise(scenario, costs=prices, progress=progress)
-        curve = storage_curve(scenario) if advice.result.fits else None
+        # The search first: what is wrong with its options is then said before anything takes long.
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:
             found = search_catalogue(
                 scenario,
                 budget=arguments.budget,
                 service=service,
                 objective=arguments.objective,
-                platforms=arguments.platforms or (),
+                platforms=[_referred(scenario, one, "--platforms") for one in arguments.platforms or ()],
                 method=arguments.method,
                 trials=arguments.trials,
                 costs=prices,
                 progress=progress,
             )
+        advice = advise(scenario, costs=prices, progress=progress)
+        curve = storage_curve(scenario, progress=progress) if advice.result.fits else None
     from simoffload.report.advice_page import advice_figures, advice_story, advice_text
     from simoffload.report.sections.advice import advised, searched
 
@@ -77,10 +79,12 @@ def advise(arguments: Namespace, console: Console) -> Exit:
     written: tuple[Path, ...] = ()
     if folder:
         figures = advice_figures(advice, curve, found)
-        written = folder.write(_files(advice, found, story, figures, data))
+        recommended = _recommended(advice, found)
+        data[RECOMMENDED] = {name: digest(content) for name, content in recommended.items()}
+        written = folder.write(_files(advice, story, figures, data, recommended))
     console.answer(advice_text(story, color=console.color, width=console.width), data)
     if written:
-        console.say("wrote " + ", ".join(map(str, _shown(written))))
+        console.say("wrote " + ", ".join(_shown(written)))
     helps = advice.result.fits or bool(advice.helping)
     return Exit.OK if helps and (found is None or found.best is not None) else Exit.DOES_NOT_FIT
 
@@ -91,32 +95,59 @@ def _moved(scenario: LoadedScenario, targets: tuple[str, ...]) -> LoadedScenario
     if len(targets) > 1:
         text = f"one target at a time, not {len(targets)}; compare takes several"
         raise InputError((Problem("--on", None, None, ",".join(targets), text),))
-    (only,) = move(scenario, targets).values()
-    return only
+    (moved,) = move(scenario, targets).values()
+    _referred(scenario, targets[0].rpartition(":")[0], "--on")
+    return moved
+
+
+def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
+    """A platform as recommended scenarios refer to it: of a path, from the folder of the scenario's file."""
+    from simoffload.hardware.library import is_path
+
+    root, path = (scenario.document.root or Path()).resolve(), Path(platform).resolve()
+    if not is_path(platform):
+        return platform
+    if not path.is_relative_to(root):
+        text = "lies outside of the folder of the scenario, whose files recommended scenarios refer to"
+        raise InputError((Problem(option, None, None, platform, text),))
+    return path.relative_to(root).as_posix()
+
+
+def _recommended(advice: Advice, found: Search | None) -> dict[str, bytes]:
+    """Scenarios and settings by the names of their files, with the user's own files that they need."""
+    from simoffload.planning.advise.files import recommended, user_files
+
+    texts = {name: text.encode() for name, text in recommended(advice, found).items()}
+    bought = [point.scenario for point in (*found.front, found.best) if point] if found else []
+    own = {name: path.read_bytes() for name, path in user_files((advice.scenario, *bought)).items()}
+    return {f"{RECOMMENDED}/{name}": content for name, content in (texts | own).items()}
 
 
 def _files(
-    advice: Advice, found: Search | None, story: Story, figures: Mapping[str, tuple[Figure, str]], data: Any
+    advice: Advice,
+    story: Story,
+    figures: Mapping[str, tuple[Figure, str]],
+    data: Any,
+    recommended: Mapping[str, bytes],
 ) -> dict[str, Writer]:
-    from simoffload.planning.advise.files import recommended, user_files
     from simoffload.report.long_table import write_long_table
     from simoffload.report.markdown import write_markdown
     from simoffload.report.page import write_advice
 
-    texts = {f"{RECOMMENDED}/{name}": text_writer(text) for name, text in recommended(advice, found).items()}
-    copies = {f"{RECOMMENDED}/{name}": copier(path) for name, path in user_files(advice.scenario).items()}
     return {
         RESULT: json_writer(data),
         REPORT: partial(write_advice, story, advice.result, figures=figures),
         MARKDOWN: partial(write_markdown, story),
         TABLE: partial(write_long_table, story),
-        **texts,
-        **copies,
+        **{name: content_writer(content) for name, content in recommended.items()},
     }
 
 
 def _shown(written: Sequence[Path]) -> list[str]:
     """Names of the files; the recommended ones as their folder."""
-    inner = [path for path in written if path.parent.name == RECOMMENDED]
-    plain = [str(path) for path in written if path not in inner]
-    return [*plain, f"{inner[0].parent}/ ({len(inner)} files)"] if inner else plain
+    from simoffload.report.phrases import plural
+
+    top = written[0].parent
+    plain = [str(path) for path in written if path.parent == top]
+    inner = len(written) - len(plain)
+    return [*plain, f"{top / RECOMMENDED}/ ({plural(inner, 'file')})"] if inner else plain

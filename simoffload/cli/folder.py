@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,9 +22,9 @@ __all__ = [
     "TRACE",
     "OutputFolder",
     "Writer",
-    "copier",
+    "content_writer",
+    "digest",
     "json_writer",
-    "text_writer",
 ]
 
 Writer = Callable[[Path], object]
@@ -32,7 +33,7 @@ Writer = Callable[[Path], object]
 RESULT, REPORT, MARKDOWN, TABLE = "result.json", "report.html", "report.md", "table.csv"
 TRACE = "trace.json"
 RECOMMENDED = "recommended"
-"""A folder in it that is replaced as a whole."""
+"""A folder in it; of its files those are ours whose names and contents our result.json has under this key."""
 _OURS = {RESULT, REPORT, MARKDOWN, TABLE, TRACE}
 _SIGNATURE = b'"schema": "simoffload/'  # near the beginning of every result.json that we write
 
@@ -42,14 +43,14 @@ def json_writer(data: Any) -> Writer:
     return lambda path: path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def text_writer(text: str) -> Writer:
-    """Write text as it is."""
-    return lambda path: path.write_text(text, encoding="utf-8")
+def content_writer(content: bytes) -> Writer:
+    """Write bytes as they are."""
+    return lambda path: path.write_bytes(content)
 
 
-def copier(source: Path) -> Writer:
-    """Copy a file."""
-    return lambda path: shutil.copyfile(source, path)
+def digest(content: bytes) -> str:
+    """What tells the content of a file from others (SHA-256)."""
+    return hashlib.sha256(content).hexdigest()
 
 
 class OutputFolder:
@@ -84,14 +85,41 @@ class OutputFolder:
             entry = self._path / name
             if entry.is_symlink() or not entry.is_file():
                 raise self._refusal(f'"{name}" in it is not a plain file')
-        inner = self._path / RECOMMENDED
-        if inner.is_symlink() or (inner.exists() and not inner.is_dir()):
-            raise self._refusal(f'"{RECOMMENDED}" in it is not a plain folder')
         foreign = [name for name in present if name not in (*_OURS, RECOMMENDED)]
+        foreign += sorted(set(self._inside()).difference(self._recommended()))
         if overwrite or not present or (not foreign and self._is_ours()):
             return
         held = f'"{foreign[0]}"' if foreign else "files of another program"
         raise self._refusal(f"is not empty (it holds {held}); choose another folder or give --overwrite")
+
+    def _inside(self) -> Iterator[str]:
+        """The files in the folder of recommended ones."""
+        inner = self._path / RECOMMENDED
+        if inner.is_symlink() or (inner.exists() and not inner.is_dir()):
+            raise self._refusal(f'"{RECOMMENDED}" in it is not a plain folder')
+        for entry in inner.rglob("*"):
+            name = entry.relative_to(self._path).as_posix()
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+                raise self._refusal(f'"{name}" in it is not a plain file')
+            if entry.is_file():
+                yield name
+
+    def _recommended(self) -> Iterator[str]:
+        """Those of them that are ours and still as we wrote them."""
+        written = self._written()
+        for name in self._inside():
+            if written.get(name) == digest((self._path / name).read_bytes()):
+                yield name
+
+    def _written(self) -> dict[str, Any]:
+        """Digests of the recommended files by name, as our result.json has them."""
+        if not self._is_ours():
+            return {}
+        try:
+            found = json.loads((self._path / RESULT).read_text(encoding="utf-8"))[RECOMMENDED]
+        except (KeyError, TypeError, ValueError):  # of another command, or changed since
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _is_ours(self) -> bool:
         result = self._path / RESULT
@@ -123,12 +151,21 @@ class OutputFolder:
                 (workshop / name).parent.mkdir(parents=True, exist_ok=True)
                 writer(workshop / name)
             self._path.mkdir(exist_ok=True)
-            for stale in _OURS.difference(files):
+            for stale in {*_OURS, *self._recommended()}.difference(files):
                 (self._path / stale).unlink(missing_ok=True)
-            if (self._path / RECOMMENDED).exists():
-                (self._path / RECOMMENDED).rename(workshop / "stale")
-            for name in dict.fromkeys(name.partition("/")[0] for name in files):
+            for name in files:
+                (self._path / name).parent.mkdir(parents=True, exist_ok=True)
                 (workshop / name).replace(self._path / name)
+            _remove_empty(self._path / RECOMMENDED)
         finally:
             shutil.rmtree(workshop, ignore_errors=True)
         return tuple(self._path / name for name in files)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder and those in it, as far as there is nothing in them."""
+    for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        if not any(inner.iterdir()):
+            inner.rmdir()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()

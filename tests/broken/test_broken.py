@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli import main
-from tests.broken import checkpoints, commands, documents, profiles, scenarios, settings, training
+from tests.broken import advice, checkpoints, commands, documents, profiles, scenarios, settings, training
 from tests.broken.slips import DRIVE, DS_CONFIG, PLATFORM, SCENARIO, Case
 from tests.broken.training import FSDP, TRAINING
 
@@ -19,6 +19,7 @@ CASES = (
     *documents.CASES,
     *profiles.CASES,
     *commands.CASES,
+    *advice.CASES,
     *training.CASES,
     *checkpoints.CASES,
 )

@@ -10,7 +10,7 @@ import pytest
 import simoffload
 
 HEAVY = {"jinja2", "numpy", "pandas", "plotly", "pydantic", "simpy", "yaml"}
-COMMANDS = ["run", "compare", "sweep", "fit", "check", "profiles", "scenarios", "models", "schema"]
+COMMANDS = ["run", "compare", "sweep", "fit", "advise", "check", "profiles", "scenarios", "models", "schema"]
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -1,0 +1,88 @@
+"""Questions of what to change and what it costs that make no sense."""
+
+from __future__ import annotations
+
+from tests.broken.slips import DRIVE, SCENARIO, Case, command
+
+COSTS = """\
+kind: costs
+id: mine
+name: mine
+date: 2026-11-01
+electricity: -1
+"""
+
+CASES: tuple[Case, ...] = (
+    command("advise-no-scenario", "advise", ("simoffload advise:", "arguments are required: SCENARIO")),
+    command(
+        "advise-unknown-scenario", "advise ddn/bloom-176", ("ddn/bloom-176:", 'did you mean "ddn/bloom-176b"')
+    ),
+    command(
+        "advise-two-targets",
+        "advise s.yaml --on dram,raid",
+        ("--on: dram,raid:", "one target at a time, not 2; compare takes several"),
+    ),
+    command(
+        "advise-unknown-target", "advise s.yaml --on nvme", ("--on:", 'no tier "nvme" on platform "dgx-a100"')
+    ),
+    *(
+        command(
+            f"advise-budget-{name}",
+            f"advise s.yaml --budget={value}",
+            ("simoffload advise:", f'argument --budget: "{value}" is no amount above 0'),
+        )
+        for name, value in {"zero": "0", "negative": "-5", "text": "much", "endless": "inf"}.items()
+    ),
+    command(
+        "advise-slo-unknown",
+        "advise s.yaml --slo tpto=5s",
+        ("--slo: tpto=5s:", 'there is no metric "tpto"', 'did you mean "tpot"'),
+    ),
+    command("advise-slo-no-limit", "advise s.yaml --slo tpot", ("--slo: tpot:", "has no limit; write e.g.")),
+    command("advise-slo-no-unit", "advise s.yaml --slo tpot=200", ("--slo: tpot=200:", "unit")),
+    command(
+        "advise-slo-of-other-work",
+        "advise s.yaml --slo step=10s",
+        ("--slo: step=10s:", "step is no metric of this kind of work; it has ttft, tpot, e2e"),
+    ),
+    command(
+        "advise-platform-unknown",
+        "advise s.yaml --platforms dgx-a1000",
+        ("error:", 'there is no platform "dgx-a1000"', 'did you mean "dgx-a100"'),
+    ),
+    command(
+        "advise-platform-empty",
+        "advise s.yaml --platforms dgx-h100,,",
+        ("simoffload advise:", 'argument --platforms: "dgx-h100,," has an empty entry'),
+    ),
+    command(
+        "advise-method-unknown",
+        "advise s.yaml --method random",
+        ("simoffload advise:", '"random" is not one of grid, optuna'),
+    ),
+    command(
+        "advise-objective-unknown",
+        "advise s.yaml --objective costs",
+        ("simoffload advise:", '"costs" is not one of throughput, cost', 'did you mean "cost"'),
+    ),
+    command(
+        "advise-no-trials",
+        "advise s.yaml --trials 0",
+        ("simoffload advise:", 'argument --trials: "0" is no whole number above 0'),
+    ),
+    *(
+        Case(
+            f"costs-{words.split()[0]}-{name}",
+            (*words.split(), "--costs", "c.yaml"),
+            (line,),
+            {"s.yaml": SCENARIO, **files},
+        )
+        for words in ("run s.yaml", "compare s.yaml --on dram,raid", "advise s.yaml")
+        for name, files, line in (
+            ("missing", {}, ("c.yaml:", "no such file")),
+            ("of-another-kind", {"c.yaml": DRIVE}, ("c.yaml:1:7: kind:", "costs")),
+            ("not-yaml", {"c.yaml": "kind: [costs"}, ("c.yaml:", "not valid YAML")),
+            ("negative", {"c.yaml": COSTS}, ("c.yaml:5:14: electricity:", "must be at least 0, got -1")),
+        )
+    ),
+)

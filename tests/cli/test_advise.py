@@ -1,0 +1,284 @@
+"""``simoffload advise``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from simoffload.scenario import load_scenario
+from simoffload.simulation import simulate
+from tests.broken.slips import DRIVE, DS_CONFIG, PLATFORM
+
+FAST = ("--set", "workload.output_length=1")
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "ffn_dim": 4096,
+    "vocab_size": 50272,
+    "max_position_embeddings": 2048,
+    "word_embed_proj_dim": 1024,
+}
+OWN = """\
+name: own
+model: {config: model}
+platform: machine.yaml
+workload: {batch_size: 2, prompt_length: 8, output_length: 1}
+strategy: {ranks: 1, weights: nvme, ds_config: ds.json}
+"""
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder whose scenario refers to a model, a machine, a drive and a ds_config beside it."""
+    files = {
+        "s.yaml": OWN,
+        "machine.yaml": PLATFORM.replace("samsung-980-pro-2tb", "drive.yaml"),
+        "drive.yaml": DRIVE,
+        "ds.json": DS_CONFIG,
+        "model/config.json": json.dumps(OPT),
+    }
+    write(tmp_path / "own", files)
+    return tmp_path / "own"
+
+
+def test_an_answer_in_words(program) -> None:
+    answer = program("advise", "small.yaml", *FAST)
+    assert (answer.status, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert lines[1].startswith("Advice    A step takes ")
+    assert {"Helps", "For money", "Does not", "Bandwidth", "How sure", "Cost"} <= {
+        line[:10].strip() for line in lines
+    }
+    assert max(map(len, lines)) <= 100
+    assert "…" not in answer.out, "nothing is cut off"
+
+
+def test_an_answer_for_programs_is_that_of_the_file(program, tmp_path: Path) -> None:
+    answer = program("advise", "small.yaml", "--json", "--output-dir", "out", *FAST)
+    told = json.loads(answer.out)
+    assert answer.status == 0
+    assert told == json.loads((tmp_path / "out" / "result.json").read_text())
+    assert told["schema"] == "simoffload/advice/1"
+    assert told["search"] is None
+    assert told["storage"]["tier"] == "raid"
+    files = sorted(path for path in (tmp_path / "out").rglob("*") if "recommended/" in str(path))
+    assert sorted(told["recommended"]) == [path.relative_to(tmp_path / "out").as_posix() for path in files]
+    gains = {f"{option['key']}": option["gain"] for option in told["options"]}
+    base = simulate(load_scenario("small.yaml", overrides=FAST[1:])).unit_s
+    for path in files:
+        if path.suffix == ".yaml":
+            assert base / simulate(load_scenario(path)).unit_s == gains[path.stem.partition("-")[2]]
+
+
+@pytest.fixture
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A catalogue of fewer sizes."""
+    for name, sizes in {"_DRIVES": (4,), "_MEMORY": (1,), "_BATCH": (1, 2)}.items():
+        monkeypatch.setattr(f"simoffload.planning.advise.catalogue.{name}", sizes)
+
+
+@pytest.mark.usefixtures("_narrow")
+def test_a_search_and_its_files(program, tmp_path: Path) -> None:
+    words = ("--budget", "201,000", "--slo", "ttft=1s", "--output-dir", "out", "--json")
+    answer = program("advise", "small.yaml", *words, *FAST)
+    assert answer.status == 0
+    found = json.loads(answer.out)["search"]
+    assert found["best"]["meets"] is True
+    assert found["best"]["purchase"] <= 201_000
+    assert found["too_dear"] > 0
+    best = simulate(load_scenario(tmp_path / "out" / "recommended" / "best.yaml"))
+    assert best.metrics() == found["best"]["metrics"]
+    assert best.metrics()["ttft_s"] <= 1
+    front = sorted((tmp_path / "out" / "recommended").glob("front-*.yaml"))
+    assert len(front) == len(found["front"]) > 0
+
+
+@pytest.mark.usefixtures("_narrow")
+def test_nothing_within_the_budget_is_an_answer(program) -> None:
+    answer = program("advise", "small.yaml", "--budget", "5", *FAST)
+    assert answer.status == 3
+    assert "nothing of it works" in answer.out
+
+
+def test_on_another_tier_and_a_model_by_its_name(program) -> None:
+    assert "Bandwidth the storage" not in program("advise", "small.yaml", "--on", "dram", *FAST).out
+    answer = program("advise", "bloom-560m", "--on", "dgx-a100:dram", *FAST)
+    assert answer.status == 0
+    assert "8 × 8 GPUs" not in answer.out
+    assert "batch 1 × 8 GPUs" in answer.out
+
+
+def test_what_does_not_fit_is_told_what_would(program) -> None:
+    answer = program("advise", "small.yaml", "--set", "model=bloom-176b", "--on", "gpu", *FAST)
+    assert answer.status == 0
+    assert "It fits and is fastest with: " in " ".join(answer.out.split())
+
+
+def test_where_nothing_helps_the_status_says_so(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simoffload.planning.advise.evaluate.options_of", lambda *_: ())
+    answer = program("advise", "small.yaml", "--set", "model=bloom-176b", "--on", "gpu", *FAST)
+    assert answer.status == 3
+    assert "No change that was tried makes it fit." in " ".join(answer.out.split())
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("own")
+def test_recommended_files_bring_what_they_refer_to(program, tmp_path: Path) -> None:
+    """From another folder than the scenario's; ds_config is written into the scenarios."""
+    answer = program("advise", "own/s.yaml", "--output-dir", "out")
+    assert answer.status == 0, answer.err
+    copies = tmp_path / "out" / "recommended"
+    assert (copies / "drive.yaml").read_text() == DRIVE
+    assert json.loads((copies / "model" / "config.json").read_text()) == OPT
+    for path in copies.glob("0*.yaml"):
+        simulate(load_scenario(path))
+    assert program("advise", "own/s.yaml", "--output-dir", "out").status == 0, "once more"
+
+
+def test_platforms_of_the_users_own_are_paths_from_here(program, own: Path, tmp_path: Path) -> None:
+    write(own, {"other.yaml": PLATFORM.replace("test-platform", "other")})
+    answer = program("advise", "own/s.yaml", "--on", "own/other.yaml:dram", "--output-dir", "out")
+    assert answer.status == 0, answer.err
+    for path in (tmp_path / "out" / "recommended").glob("0*.yaml"):
+        assert load_scenario(path).machine.platform == "other"
+
+
+@pytest.mark.usefixtures("own")
+def test_platforms_that_recommended_scenarios_could_not_refer_to(program, tmp_path: Path) -> None:
+    write(tmp_path, {"far.yaml": PLATFORM})
+    for words in (("--on", "./far.yaml:dram"), ("--platforms", "./far.yaml")):
+        answer = program("advise", "own/s.yaml", *words)
+        assert answer.status == 2
+        assert answer.err.startswith(f"{words[0]}: ./far.yaml: lies outside of the folder of the scenario")
+
+
+@pytest.fixture
+def advised(program, tmp_path: Path) -> Path:
+    """The recommended files of an earlier run."""
+    assert program("advise", "small.yaml", "--output-dir", "out", *FAST).status == 0
+    return tmp_path / "out" / "recommended"
+
+
+def test_earlier_recommendations_are_replaced(program, advised: Path) -> None:
+    (first, *_) = sorted(advised.iterdir())
+    assert program("advise", "small.yaml", "--output-dir", "out", "--on", "dram", *FAST).status == 0
+    assert [path.name for path in advised.iterdir() if "drives" in path.name] == []
+    assert first.exists()
+    assert program("run", "small.yaml", "--output-dir", "out", *FAST).status == 0
+    assert not advised.exists()
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "deep/er/mine.txt"])
+def test_files_of_the_users_own_among_them_are_not_lost(program, advised: Path, name: str) -> None:
+    write(advised, {name: "mine"})
+    before = {path: path.read_bytes() for path in advised.rglob("*") if path.is_file()}
+    refused = program("advise", "small.yaml", "--output-dir", "out", *FAST)
+    assert (refused.status, refused.out) == (2, "")
+    assert f'is not empty (it holds "recommended/{name}")' in refused.err
+    assert {path: path.read_bytes() for path in advised.rglob("*") if path.is_file()} == before
+    for command in ("advise", "run"):
+        assert program(command, "small.yaml", "--output-dir", "out", "--overwrite", *FAST).status == 0
+        assert (advised / name).read_text() == "mine"
+    assert [path for path in advised.rglob("*") if path.is_file()] == [advised / name]
+
+
+def test_a_recommendation_that_was_edited_is_the_users_own(program, advised: Path) -> None:
+    (first, *_) = sorted(advised.iterdir())
+    first.write_text(first.read_text() + "# my notes\n")
+    refused = program("advise", "small.yaml", "--output-dir", "out", *FAST)
+    assert refused.status == 2
+    assert f"recommended/{first.name}" in refused.err
+    assert first.read_text().endswith("# my notes\n")
+
+
+def test_links_among_them_are_not_followed(program, advised: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (advised / "model").symlink_to(tmp_path / "elsewhere")
+    answer = program("advise", "small.yaml", "--output-dir", "out", "--overwrite", *FAST)
+    assert answer.status == 2
+    assert '"recommended/model" in it is not a plain file' in answer.err
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{", '{"recommended": 5}', '{"recommended": {"recommended/../x": "0"}}']
+)
+def test_a_result_that_was_changed_owns_nothing(program, advised: Path, content: str) -> None:
+    signature = '{"schema": "simoffload/advice/1"}\n'
+    (advised.parent / "result.json").write_text(signature + content)
+    answer = program("advise", "small.yaml", "--output-dir", "out", *FAST)
+    assert answer.status == 2
+    assert 'it holds "recommended/' in answer.err
+
+
+# -- interruptions and mistakes ------------------------------------------------------------------
+
+
+def test_an_interrupt_leaves_nothing(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(*_args: object, **_options: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simoffload.planning.bandwidth.simulate", interrupt)
+    answer = program("advise", "small.yaml", "--output-dir", "out", *FAST)
+    assert answer == (130, "", "interrupted\n")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["small.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--platforms", "dgx-h10"), 'there is no platform "dgx-h10"; did you mean "dgx-h100"?'),
+        (("--slo", "tpto=5s"), 'there is no metric "tpto"; did you mean "tpot"?'),
+        (("--search", "--method", "optuna"), "needs the package optuna: pip install 'simoffload[search]'"),
+        (("--costs", "none.yaml"), "none.yaml: no such file"),
+    ],
+)
+def test_slips_are_found_before_anything_is_simulated(
+    program, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    def forbidden(*_args: object, **_options: object) -> NoReturn:
+        raise AssertionError("simulated")
+
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setattr("simoffload.planning.advise.evaluate.simulate", forbidden)
+    monkeypatch.setattr("simoffload.planning.advise.purchases.simulate", forbidden)
+    answer = program("advise", "small.yaml", *words)
+    assert answer.status == 2
+    assert message in answer.err
+
+
+def test_names_command_no_terminal_and_break_no_file(program, tmp_path: Path) -> None:
+    name = "a\x1b[31m\nmodel: 'x' \"y\" # ${z} \u202e"
+    write(tmp_path, {"evil.json": json.dumps(json_scenario(name))})
+    answer = program("advise", "evil.json", "--output-dir", "out", *FAST)
+    assert answer.status == 0
+    assert "\x1b" not in answer.out
+    for path in (tmp_path / "out" / "recommended").glob("0*.yaml"):
+        assert load_scenario(path).name.startswith(name)
+
+
+def json_scenario(name: str) -> dict[str, object]:
+    return {
+        "name": name,
+        "model": "bloom-560m",
+        "platform": "dgx-a100",
+        "workload": {"batch_size": 2, "prompt_length": 8, "output_length": 1},
+        "strategy": {
+            "ranks": 2,
+            "weights": "dram",
+            "ds_config": {"zero_optimization": {"offload_param": {"buffer_size": 4000000000}}},
+        },
+    }
