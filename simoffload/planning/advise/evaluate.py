@@ -132,6 +132,9 @@ def advise(
     together = _together(tried)
     if together is not None:
         evaluate(together)
+        single = max(one.gain or 0.0 for one in tried if one.option.kind == "setting")
+        # Settings may stand in each other's way: what gains less than one of them is no advice.
+        tried = [one for one in tried if one.option is not together or (one.gain or 0.0) >= single]
     tried.sort(key=lambda one: one.result.unit_s or 0.0)
     return Advice(scenario, result, now, tuple(tried), tuple(impossible))
 
