@@ -71,7 +71,7 @@ def advise(arguments: Namespace, console: Console) -> Exit:
     more = advised(advice, curve)
     if found is not None:
         more = (*searched(found, budget=arguments.budget, service=service), *more)
-    story = advice_story(advice, more, command=arguments.line)
+    story = advice_story(advice, more, search=found, command=arguments.line)
     data = advice.to_dict() | {
         "storage": curve.to_dict() if curve else None,
         "search": found.to_dict() if found else None,

@@ -87,6 +87,8 @@ class StorageCurve:
         own = f"the storage ({self.tier}) {self.verb} {format_rate(self.own.rate)}"
         gains = f"from {format_rate(self.enough.rate)} on, faster storage gains less than 2 %"
         most = f"{self.fastest / self.own.throughput:.3g} times the throughput at most"
+        if self.enough.factor <= 1:
+            gains = f"faster storage gains less than 2 %; {format_rate(self.enough.rate)} would be enough"
         if self.hidden is None:
             held = f", held back by {self.held_back}" if self.held_back else ""
             return own, f"it stays the bottleneck however fast it is{held}", f"{gains} ({most})"

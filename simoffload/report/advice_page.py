@@ -13,7 +13,7 @@ from simoffload.report.chart import Figure
 from simoffload.report.explanation_figures import bandwidth
 from simoffload.report.paper import Paper
 from simoffload.report.sections import Section, findings
-from simoffload.report.sections.advice import FRONT, GAINS, advice_verdict
+from simoffload.report.sections.advice import FRONT, GAINS, advice_verdict, purchase_verdict
 from simoffload.report.sections.costs import costs
 from simoffload.report.sections.explanation import STORAGE
 from simoffload.report.story import Story, story_of
@@ -24,11 +24,14 @@ __all__ = ["advice_figures", "advice_story", "advice_text"]
 _MOST_BARS = 15
 
 
-def advice_story(advice: Advice, found: Sequence[Section], *, command: str) -> Story:
+def advice_story(
+    advice: Advice, found: Sequence[Section], *, search: Search | None = None, command: str
+) -> Story:
     """The advice first, then the scenario as it is; ``found`` is what the advice consists of."""
     base = story_of(advice.result, command=command)
     after = (*findings(advice.result), *costs(advice.result, advice.economics))
-    return base._replace(verdicts=(advice_verdict(advice),), findings=(*found, *after))
+    bought = (f"To buy: {purchase_verdict(search)}.",) if search is not None else ()
+    return base._replace(verdicts=(*bought, advice_verdict(advice)), findings=(*found, *after))
 
 
 def advice_text(story: Story, *, color: bool, width: int) -> str:

@@ -69,6 +69,8 @@ _CAUSES = {
 }
 _CAUSES_ENDING = {" read": VERMILION, " write": ORANGE, ", pageable": YELLOW}
 
+_BAR = 0.7
+"""Width of a bar, in rows; left to plotly it depends on the gaps between the bars of one colour."""
 ROW = 34
 """[px] of a horizontal bar with its gap."""
 FRAME = 68
@@ -163,6 +165,7 @@ def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, s
         told=[told for _, _, told in marks],
         color=color,
         marker={"pattern": {"shape": shape, "solidity": 0.3}},
+        width=_BAR,
     )
 
 

@@ -90,15 +90,12 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
     for tier in ("hbm", "dram", *platform.targets):
         yield Choice(f"weights on {tier}", _moved(scenario, tier))
     where, through = _attached(platform)
-    for one in list_profiles("raid"):
-        array = load_profile("raid", one.id)
-        assert isinstance(array, Raid)
-        if not costs.sold(f"drive/{array.drive}"):
-            continue
+    for array in _arrays(costs):
         local = _tier({"profile": array.id, "at": list(where)})
+        kind = array.name.partition("(")[2].removesuffix(")")  # the software, where the name says it
         for number in _DRIVES:
             count = Change(("profiles", f"raid/{array.id}", "count"), number)
-            words = f"RAID{array.level} of {number} x {array.drive}"
+            words = f"RAID{array.level} of {number} x {array.drive}" + (f", {kind}" if kind else "")
             yield Choice(words, (local, count, *_moved(scenario, _TIER)))
     if not through:
         return
@@ -108,6 +105,18 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
             for number in _SYSTEMS if kind == "pfs" else (1,):
                 joined = (Change(("profiles", f"{kind}/{one.id}", "count"), number),) if number > 1 else ()
                 yield Choice(f"{number} x {one.id}", (remote, *joined, *_moved(scenario, _TIER)))
+
+
+def _arrays(costs: CostList) -> Iterator[Raid]:
+    """Arrays of drives that are sold; of those that differ in the number of drives alone the first."""
+    seen = set()
+    for one in list_profiles("raid"):
+        array = load_profile("raid", one.id)
+        assert isinstance(array, Raid)
+        key = (array.level, array.drive, array.name.partition("(")[2])
+        if costs.sold(f"drive/{array.drive}") and key not in seen:
+            seen.add(key)
+            yield array
 
 
 def _attached(platform: Platform) -> tuple[tuple[str, ...], tuple[str, ...]]:

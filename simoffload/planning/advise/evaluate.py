@@ -210,6 +210,7 @@ def _options(
         yield from hardware.systems(platform, tier)
         yield from hardware.ports(platform, tier)
     yield from hardware.places(scenario, tiers)
+    yield from hardware.resident(scenario)
     yield from hardware.memory(scenario, tiers)
     yield from hardware.cables(platform, document)
     yield from hardware.processors(scenario)

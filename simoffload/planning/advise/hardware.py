@@ -18,7 +18,7 @@ from simoffload.strategies import Resident, ZeroInference, ZeroTraining
 from simoffload.units import format_bytes, format_rate
 from simoffload.workload import Checkpointing, Training
 
-__all__ = ["cables", "drives", "memory", "places", "ports", "processors", "systems"]
+__all__ = ["cables", "drives", "memory", "places", "ports", "processors", "resident", "systems"]
 
 _FASTER_DRIVES = 2
 _FASTER_THREAD = 1.25
@@ -38,6 +38,14 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
         what = "checkpoints" if isinstance(scenario.scenario.workload, Checkpointing) else "weights"
         words = f"{what} on {weights}" + (f", optimizer on {optimizer}" if optimizer else "")
         yield Option(f"on-{target}", words, "placement", (Change(("strategy",), data["strategy"]),))
+
+
+def resident(scenario: LoadedScenario) -> Iterator[Option]:
+    """A whole copy in each GPU, without ZeRO."""
+    if isinstance(scenario.scenario.strategy, ZeroInference | ZeroTraining):
+        data = scenario.on("resident").document.data
+        words = "a whole copy in each GPU, without ZeRO"
+        yield Option("on-resident", words, "placement", (Change(("strategy",), data["strategy"]),))
 
 
 def _targets(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[str]:

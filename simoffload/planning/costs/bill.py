@@ -32,6 +32,13 @@ class Item(NamedTuple):
     """How many times the price is paid for one: the GB of memory, the TB of a drive."""
     covered: bool = False
     """It comes with the whole machine, which is another line."""
+    tier: str = ""
+    """The storage tier to which it belongs; "" for the rest of the machine."""
+
+    @property
+    def kind(self) -> str:
+        """Of its profile: "drive", "host", …; "memory"."""
+        return self.key.partition("/")[0]
 
     @property
     def total(self) -> float | None:
@@ -127,4 +134,4 @@ def _item(part: Part, costs: CostList, count: int) -> Item:
     if part.key == MEMORY:
         words = f"host memory, {format_bytes(part.size, binary=True)}"
     price, units = costs.price(part) or (None, 1.0)
-    return Item(part.key, words, count, price, units)
+    return Item(part.key, words, count, price, units, tier=part.tier)

@@ -9,6 +9,7 @@ from typing import Any
 from simoffload.planning.costs.bill import Bill, bill, used_parts
 from simoffload.planning.costs.energy import Energy, energy
 from simoffload.planning.costs.lists import CostList, Figure, load_costs
+from simoffload.planning.costs.wear import Replacement, replacements
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -25,8 +26,9 @@ FORMULAS: Mapping[str, str] = {
     "purchase": "sum of all prices of the machine and of the storage that the scenario uses",
     "power_w": "sum of idle + (active - idle) x busy of all devices",
     "purchase_per_h": "purchase / (lifetime in years x 8766 x utilization)",
+    "replacement_per_h": "drives that wear out first: price x (1 / hours they last - 1 / hours written off)",
     "electricity_per_h": "power_w / 1000 x pue x electricity",
-    "cost_per_h": "purchase_per_h + electricity_per_h",
+    "cost_per_h": "purchase_per_h + replacement_per_h + electricity_per_h",
     "rent_per_h": "rent of the machine, or of all its GPUs, electricity included",
     "energy_per_token_j": "power_w x per_token_s, without what the site adds",
     "kwh_per_million_tokens": "energy_per_token_j x pue x 1e6 / 3.6e6",
@@ -45,8 +47,10 @@ class Economics:
     bill: Bill
     energy: Energy | None
     costs: CostList
-    nodes: int
-    gpus: int
+    platform: str
+    """Id."""
+    replacements: tuple[Replacement, ...]
+    """Of drives that wear out before they are written off."""
     rent: Figure | None
     """Per hour of one GPU, or of one machine."""
     rented: int
@@ -72,9 +76,8 @@ class Economics:
 
     @property
     def hours(self) -> float:
-        """Over which a purchase is written off."""
-        lifetime, used = self.costs.assumption("lifetime"), self.costs.assumption("utilization")
-        return lifetime.value * _HOURS_A_YEAR * used.value
+        """Of work over which a purchase is written off."""
+        return _hours(self.costs)
 
     def metrics(self) -> dict[str, float | None]:
         """All metrics by name: see ``FORMULAS``."""
@@ -82,7 +85,8 @@ class Economics:
         watts = self.energy.watts if self.energy else None
         purchase = _scaled(self.purchase, 1 / self.hours)
         electricity = _scaled(watts, pue * price / 1000)
-        hourly = None if purchase is None or electricity is None else purchase + electricity
+        worn = sum(one.per_h for one in self.replacements)
+        hourly = None if purchase is None or electricity is None else purchase + worn + electricity
         rent = self.rent.value * self.rented if self.rent else None
         time = self.energy.time_s if self.energy else None
         token = time / self.tokens if time and self.tokens else None
@@ -90,6 +94,7 @@ class Economics:
             "purchase": self.purchase,
             "power_w": watts,
             "purchase_per_h": purchase,
+            "replacement_per_h": worn,
             "electricity_per_h": electricity,
             "cost_per_h": hourly,
             "rent_per_h": rent,
@@ -115,7 +120,9 @@ class Economics:
         """About what is missing, and prices that are old."""
         prices = (*self.bill.prices, self.costs.assumption("electricity"))
         missing = (f"no price or power is known of {', '.join(self.missing)}: sums are too small",)
-        return (*self.costs.remarks, *(missing if self.missing else ()), *self.costs.old(prices))
+        own = {f"platform/{self.platform}", *(item.key for item in self.bill.items)}
+        slips = (told for key, told in self.costs.unknown.items() if key not in own)
+        return (*self.costs.remarks, *slips, *(missing if self.missing else ()), *self.costs.old(prices))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
@@ -143,6 +150,11 @@ class Economics:
         }
 
 
+def _hours(costs: CostList) -> float:
+    lifetime, used = costs.assumption("lifetime"), costs.assumption("utilization")
+    return lifetime.value * _HOURS_A_YEAR * used.value
+
+
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
@@ -160,12 +172,13 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
     """What an answer costs by a list of prices and powers, the shipped one by default."""
     known, machine = load_costs() if costs is None else costs, scenario.machine
     whole = known.rent(f"platform/{machine.platform}")
+    bought = bill(scenario, result, known)
     return Economics(
-        bill=bill(scenario, result, known),
+        bill=bought,
+        replacements=replacements(result, bought, hours=_hours(known)),
         energy=energy(machine, result, used_parts(scenario, result), known),
         costs=known,
-        nodes=machine.nodes,
-        gpus=machine.gpus,
+        platform=machine.platform,
         rent=whole or known.rent(f"accelerator/{machine.accelerator.id}"),
         rented=machine.nodes if whole else machine.gpus,
         tokens=_tokens(result),

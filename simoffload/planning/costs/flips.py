@@ -19,8 +19,8 @@ class Flip(NamedTuple):
     now: float
     at: float
     """Where both cost the same."""
-    cheaper_above: bool
-    """Whether the first answer is the better one above it."""
+    first_cheaper_above: bool
+    """Whether the first answer is the cheaper one above it."""
 
 
 class _Line(NamedTuple):
@@ -33,10 +33,10 @@ class _Line(NamedTuple):
 def flips(first: Economics, second: Economics, *, electricity: bool = True) -> tuple[Flip, ...]:
     """For each price where one of two answers pays it more often per unit of work, where both cost the same.
 
-    The cost of a token (or checkpoint) is (purchase / hours + electricity per hour) x its time, a line in
-    each price; without ``electricity`` it is hardware alone, as in returns on invested hardware. The whole
-    purchase of either counts as a price, too (``FIRST``, ``SECOND``). Prices at which the lines do not meet
-    at or above zero are left out. The nearest to today's price comes first.
+    The cost of a token (or checkpoint) is (purchase / hours + worn drives + electricity per hour) x its
+    time, a line in each price; without ``electricity`` it is hardware alone, as in returns on invested
+    hardware. The whole purchase of either counts as a price, too (``FIRST``, ``SECOND``). Prices at which
+    the lines do not meet at or above zero are left out. The nearest to today's price comes first.
     """
     found = []
     for what, now in _prices(first, second):
@@ -48,7 +48,7 @@ def flips(first: Economics, second: Economics, *, electricity: bool = True) -> t
             continue
         at = (other.fixed - mine.fixed) / (mine.slope - other.slope)
         if at >= 0:
-            found.append(Flip(what, now, at, cheaper_above=mine.slope < other.slope))
+            found.append(Flip(what, now, at, first_cheaper_above=mine.slope < other.slope))
     return tuple(sorted(found, key=lambda flip: abs(flip.at - flip.now) / (flip.now or 1.0)))
 
 
@@ -66,4 +66,7 @@ def _line(one: Economics, what: str | Literal[True], now: float, *, electricity:
     hours = one.energy.time_s / 3600 / one.units
     per_h = (one.metrics()["electricity_per_h"] or 0.0) if electricity else 0.0
     paid = 1.0 if what is True else one.bill.paid(what)
-    return _Line(((one.purchase - paid * now) / one.hours + per_h) * hours, paid / one.hours * hours)
+    again = sum(worn.paid_per_h for worn in one.replacements if worn.price == what)
+    per_h += sum(worn.per_h for worn in one.replacements if worn.price != what)
+    slope = paid / one.hours + again
+    return _Line(((one.purchase - paid * now) / one.hours + per_h) * hours, slope * hours)

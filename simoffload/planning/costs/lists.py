@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,8 @@ class CostList:
     """(name, sha256) of the files, the last laid over the others."""
     today: datetime.date
     remarks: tuple[str, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """By key what to say of devices that no shipped profile describes: slips, or the user's own."""
 
     @property
     def currency(self) -> str:
@@ -139,7 +141,7 @@ def load_costs(path: str | Path | None = None, *, today: datetime.date | None = 
         remarks = (f"prices in {mine.currency} come from {file.name} alone: nothing is converted",)
         _check_complete(own)
     merged = _laid_over(mine, base)
-    return CostList(merged, (*sources, (own.use.path, own.use.sha256)), now, (*remarks, *_unknown(mine)))
+    return CostList(merged, (*sources, (own.use.path, own.use.sha256)), now, remarks, _unknown(mine))
 
 
 def _today() -> datetime.date:
@@ -186,11 +188,10 @@ def _overlaid(below: Any, above: Any) -> Any:
     return below.model_copy(update=found)
 
 
-def _unknown(mine: Costs) -> tuple[str, ...]:
-    """Devices of a list that no shipped profile describes: slips, or profiles of the user's own."""
+def _unknown(mine: Costs) -> dict[str, str]:
     known = Library().names()
-    return tuple(
-        f'the list of costs names "{key}", which is no shipped profile{suggest(key, known)}'
+    return {
+        key: f'the list of costs names "{key}", which is no shipped profile{suggest(key, known)}'
         for key in mine.devices
         if key not in known
-    )
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from simoffload.planning.confidence import margin
 from simoffload.planning.costs.economics import Economics
 from simoffload.planning.costs.flips import Flip, flips
 from simoffload.results.inference import InferenceResult
@@ -46,12 +47,19 @@ class CostVerdict(NamedTuple):
     next: str
     ratio: float
     """Cost of the next over that of the cheapest."""
+    margin: float
+    """By how much costs must differ to tell which is lower: the errors of both times, not of prices."""
     flips: tuple[Flip, ...]
     """Prices at which both cost the same, the nearest to today's first."""
 
+    @property
+    def tie(self) -> bool:
+        """Whether both are too close to tell."""
+        return self.ratio - 1 <= self.margin
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return self._asdict() | {"flips": [flip._asdict() for flip in self.flips]}
+        return self._asdict() | {"tie": self.tie} | {"flips": [flip._asdict() for flip in self.flips]}
 
 
 def _alike(found: Iterable[Costed]) -> list[list[Costed]]:
@@ -73,5 +81,7 @@ def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
             continue
         first, second = priced[:2]
         ratio = (second.per_unit or 0.0) / (first.per_unit or 1.0)
-        told.append(CostVerdict(first.label, second.label, ratio, flips(first.economics, second.economics)))
+        turns = flips(first.economics, second.economics)
+        error = margin(first.result, second.result)
+        told.append(CostVerdict(first.label, second.label, ratio, error, turns))
     return tuple(told)

@@ -69,6 +69,10 @@ class MachinesNeeded(NamedTuple):
         }
 
 
+_BUFFERS = (8, 16, 32, 64, 128)
+"""Numbers of swap buffers that are tried where DeepSpeed asks for more."""
+
+
 def machines_needed(scenario: LoadedScenario, *, tiers: Sequence[str] | None = None) -> MachinesNeeded:
     """Count the machines of a scenario's platform that its model needs, without offload and with it.
 
@@ -127,7 +131,8 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
 
     def assignments(nodes: int) -> tuple[str, ...]:
         ranks = nodes * each
-        return (*variants.spread(nodes, per_node=each), *_allowed(moved, tier, ranks))
+        found = (*variants.spread(nodes, per_node=each), *_allowed(moved, tier, ranks))
+        return _with_buffers(variants, found)
 
     found = smallest_that_fits(lambda nodes: variants.shortage(*assignments(nodes)), start=1, most=most)
     if found is not None:
@@ -146,6 +151,17 @@ def _why(variants: Variants, tried: Mapping[int, tuple[str, ...]]) -> str:
             break
         told.append(variants.refusal(*assignments))
     return "; ".join(dict.fromkeys(told))
+
+
+def _with_buffers(variants: Variants, assignments: tuple[str, ...]) -> tuple[str, ...]:
+    """The same with as many swap buffers as DeepSpeed asks for, where it refuses for want of them."""
+    if variants.needs(*assignments) is not None or "buffer_count" not in variants.refusal(*assignments):
+        return assignments
+    for count in _BUFFERS:
+        more = (*assignments, assignment(count, *_ZERO, "offload_param", "buffer_count"))
+        if variants.needs(*more) is not None:
+            return more
+    return assignments
 
 
 def _allowed(scenario: LoadedScenario, tier: str, ranks: int) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of
+from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of, weights_of
 from simoffload.report.phrases import milliseconds, per_second, plural
 from simoffload.results.inference import InferenceResult
 from simoffload.units import format_seconds
@@ -18,6 +18,7 @@ _LEGEND = (
 
 def inference(result: InferenceResult) -> Words:
     """Prefill and decode steps in words."""
+    weights = weights_of(result)
     return Words(
         kind="inference",
         verb="runs",
@@ -26,9 +27,9 @@ def inference(result: InferenceResult) -> Words:
             f"{result.prompt_length} tokens in, {result.output_length} out",
         ),
         sequences=result.batch_size * result.ranks,
-        places=(Place("weights", result.target),),
-        labels=tuple(map(printable, (result.target, result.name, f"{result.name}, {result.target}"))),
-        exact=f"{result.name}@{result.target}",
+        places=(Place("weights", weights),),
+        labels=tuple(map(printable, (weights, result.name, f"{result.name}, {weights}"))),
+        exact=f"{result.name}@{weights}",
         metrics=metrics_of(result.metrics(), _SHOWN),
         cells=_cells(result),
         legend=_LEGEND,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of
+from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of, weights_of
 from simoffload.report.phrases import per_second, place, plural
 from simoffload.results.training import Phase, TrainingResult
 from simoffload.units import format_seconds
@@ -19,7 +19,7 @@ _PARTS = ("forward_s", "backward_s", "optimizer_s")
 
 def training(result: TrainingResult) -> Words:
     """One optimizer step in words."""
-    weights, states = printable(result.target), printable(result.optimizer_target)
+    weights, states = printable(weights_of(result)), printable(result.optimizer_target)
     name = printable(result.name)
     optimizer, both = f"optimizer {place(result.optimizer_target)}", f"{weights} + {states}"
     longest = _longest(result)
@@ -28,9 +28,9 @@ def training(result: TrainingResult) -> Words:
         verb="trains",
         work=_work(result),
         sequences=result.batch_size * result.gradient_accumulation_steps * result.ranks,
-        places=(Place("weights", result.target), Place("optimizer", result.optimizer_target)),
+        places=(Place("weights", weights_of(result)), Place("optimizer", result.optimizer_target)),
         labels=(weights, optimizer, both, name, f"{name}, {weights}", f"{name}, {both}"),
-        exact=f"{result.name}@{result.target}+{result.optimizer_target}",
+        exact=f"{result.name}@{weights_of(result)}+{result.optimizer_target}",
         metrics=metrics_of(result.metrics(), _SHOWN, parts=_PARTS, whole=result.step_s),
         cells=_cells(result),
         legend=_LEGEND,

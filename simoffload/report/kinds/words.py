@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from simoffload.report.phrases import percent
 from simoffload.results.passes import PassResult
+from simoffload.results.result import SimulationResult
 
-__all__ = ["Cell", "Metric", "Place", "Shown", "Words", "metrics_of"]
+__all__ = ["Cell", "Metric", "Place", "Shown", "Words", "metrics_of", "weights_of"]
 
 Shown = Mapping[str, tuple[str, Callable[[float], str]]]
 """What metrics are called, by their keys, and how their values are written."""
@@ -22,6 +23,13 @@ class Metric(NamedTuple):
     value: str
     share: str = ""
     """Of the step, for what is a part of it."""
+
+
+def weights_of(result: SimulationResult) -> str:
+    """Where the weights are: a tier, or "resident" for a whole copy in each GPU without ZeRO."""
+    strategy = result.provenance.scenario.get("strategy")
+    kind = strategy.get("kind") if isinstance(strategy, Mapping) else None
+    return "resident" if kind == "resident" else result.target
 
 
 def metrics_of(

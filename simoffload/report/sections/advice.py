@@ -17,7 +17,7 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_seconds
 
-__all__ = ["FRONT", "GAINS", "advice_verdict", "advised", "searched", "what_next"]
+__all__ = ["FRONT", "GAINS", "advice_verdict", "advised", "purchase_verdict", "searched", "what_next"]
 
 GAINS = "What helps"
 FRONT = "Purchases worth considering"
@@ -163,7 +163,7 @@ def _settings(advice: Advice) -> list[Section]:
 
 def searched(search: Search, *, budget: float | None, service: Sequence[ServiceLevel]) -> tuple[Section, ...]:
     """What was looked for, the best, and the front of purchase against throughput."""
-    told = [_looked(search, budget, service), _best(search)]
+    told = [_looked(search, budget, service), purchase_verdict(search)]
     told.append(
         f"{len(search.points)} simulated, {search.too_large} do not fit, {search.too_dear} are beyond the "
         f"budget, {search.refused} are refused by DeepSpeed or the machine"
@@ -186,7 +186,8 @@ def _looked(search: Search, budget: float | None, service: Sequence[ServiceLevel
     return f"{told}; {', '.join(limits)}" if limits else told
 
 
-def _best(search: Search) -> str:
+def purchase_verdict(search: Search) -> str:
+    """The best purchase, or how near the nearest comes."""
     best = search.best
     if best is None and search.nearest is not None:
         near = search.nearest

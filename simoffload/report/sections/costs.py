@@ -73,6 +73,9 @@ def _sentences(result: SimulationResult, one: Economics) -> list[str]:
             )
             text += f", {per_h} an hour over {lasting}"
         told.append(text)
+    for worn in one.replacements:
+        text = f"drives of {worn.tier} wear out before they are written off"
+        told.append(f"{text}: {_amount(worn.per_h, currency)} an hour for new ones")
     if found["power_w"] is not None and found["electricity_per_h"] is not None:
         pue = one.costs.assumption("pue").value
         text = f"{format_watts(found['power_w'])} while it works; with a PUE of {pue:g}"
@@ -191,8 +194,8 @@ def _compared(one: Costed, alike: Sequence[Costed]) -> tuple[Entry, ...]:
     label = one.label if len(one.label) <= _LONGEST else f"{one.label[: _LONGEST - 1]}…"
     return (
         Datum(label, name=one.label),
-        money(metrics["purchase"], currency),
-        money(metrics["cost_per_million_tokens"], currency),
+        _at_least(one, money(metrics["purchase"], currency)),
+        _at_least(one, money(metrics["cost_per_million_tokens"], currency)),
         "" if mine is None else Datum(f"{mine / best:.3g}×", mine),
         _wear(one.result),
         _watts(metrics["power_w"]),
@@ -200,6 +203,13 @@ def _compared(one: Costed, alike: Sequence[Costed]) -> tuple[Entry, ...]:
         "" if kwh is None else Datum(_digits(kwh), kwh, "kWh"),
         money(metrics["rent_per_million_tokens"], currency),
     )
+
+
+def _at_least(one: Costed, cell: Entry) -> Entry:
+    """A sum that lacks the price of something."""
+    if not one.economics.bill.missing or isinstance(cell, str):
+        return cell
+    return cell._replace(text=f"≥ {cell.text}")
 
 
 def _wear(result: SimulationResult) -> str:
@@ -221,6 +231,8 @@ def _without_empty(table: Table) -> Table:
 def _verdict(one: CostVerdict, currency: str) -> list[str]:
     """Which answer costs least for its work, and what would turn that round."""
     told = f"{one.cheapest} costs least for its work, {one.next} {one.ratio:.3g} times as much"
+    if one.tie:
+        told += f"; a tie, as predictions of real runs are off by ±{percent(one.margin)}"
     if not one.flips:
         return [told, "no single price of either turns that round"]
     return [told, *(_flip(flip, one.cheapest, one.next, currency) for flip in one.flips[:_MOST_FLIPS])]
@@ -231,5 +243,5 @@ def _flip(flip: Flip, first: str, second: str, currency: str) -> str:
         flip.what, flip.what
     )
     now, at = _amount(flip.now, currency), _amount(flip.at, currency)
-    direction = "below" if flip.cheaper_above else "above"
+    direction = "below" if flip.first_cheaper_above else "above"
     return f"{second} would cost less with {what} {direction} {at} (now {now})"

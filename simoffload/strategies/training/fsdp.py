@@ -41,7 +41,8 @@ _LIMITED = 3
 one being gathered."""
 _SETTLED = 3
 """Steps, and micro-steps of each, after which FSDP's state repeats."""
-_BATCH = "lower batch_size or sequence_length, or set gradient_checkpointing"
+_BATCH = "lower batch_size or sequence_length"
+_KEPT = f"{_BATCH}, or set gradient_checkpointing"
 _OFFLOAD = "set cpu_offload, or take more ranks"
 _HOSTS = "take more hosts"
 _UNMEASURED = "host-thread costs of FSDP: those of ZeRO-3's calls are taken"
@@ -232,12 +233,13 @@ class FsdpPlan(StepWork):
         if self._micro_steps > 1:
             gradients += root + layer * layers
         acts = activations_of(self.model, self.workload)
+        kept = _BATCH if self.workload.gradient_checkpointing else _KEPT
         shard = knobs.shard_element * max(units.slices) if knobs.shard_element != element else 0
         return (
             MemoryTerm("hbm", "gathered parameters", element * whole, remedy=remedy),
             MemoryTerm("hbm", "shard before its cast", shard if knobs.cpu_offload else 0),
             MemoryTerm("hbm", "whole gradients", element * gradients),
-            MemoryTerm("hbm", "activations", acts.peak, remedy=_BATCH),
+            MemoryTerm("hbm", "activations", acts.peak, remedy=kept),
             self._context,
         )
 

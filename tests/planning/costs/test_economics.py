@@ -109,10 +109,10 @@ def test_at_the_price_of_a_flip_both_answers_cost_the_same(costs: CostList) -> N
             for total, one in zip(sums, (drive, memory), strict=True)
         )
         assert mine == pytest.approx(other)
-        assert gpu.cheaper_above  # the dearer GPUs are, the better one of them looks
+        assert gpu.first_cheaper_above  # the dearer GPUs are, the better one of them looks
         assert found[FIRST].now == drive.purchase
         assert found[SECOND].now == memory.purchase
-        assert not found[FIRST].cheaper_above
+        assert not found[FIRST].first_cheaper_above
 
 
 def test_what_does_not_fit_has_a_bill_and_no_costs(costs: CostList) -> None:

@@ -118,7 +118,7 @@ def test_a_name_that_no_profile_has_is_told(tmp_path: Path) -> None:
         "kind: costs\nid: mine\nname: mine\ndate: 2026-11-01\ndevices: {accelerator/l40: {price: 1}}\n",
         encoding="utf-8",
     )
-    (remark,) = load_costs(path, today=TODAY).remarks
+    (remark,) = load_costs(path, today=TODAY).unknown.values()
     assert '"accelerator/l40"' in remark
     assert '"accelerator/l40s"' in remark
 

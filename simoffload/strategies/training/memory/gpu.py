@@ -27,7 +27,8 @@ _COPIES_ON_GPU = (0, 18, 3)
 _SELECTED = 4
 """16-bit tensors that ZenFlow keeps of the selected columns: two moments, a copy, the gradient."""
 
-_BATCH = "lower batch_size or sequence_length, or set gradient_checkpointing"
+_BATCH = "lower batch_size or sequence_length"
+_KEPT = f"{_BATCH}, or set gradient_checkpointing"
 _CHECKPOINTS = "lower batch_size or sequence_length, or set activation_checkpointing.cpu_checkpointing"
 _BUCKET = "lower reduce_bucket_size"
 _FETCH = "lower stage3_max_live_parameters, stage3_max_reuse_distance or stage3_prefetch_bucket_size"
@@ -141,7 +142,7 @@ def _buckets(case: Case) -> Iterator[MemoryTerm]:
 def _instants(case: Case, gathered: Gathered) -> Iterator[tuple[MemoryTerm, ...]]:
     acts = case.activations
     name = "checkpoints" if case.workload.gradient_checkpointing else "activations of the other layers"
-    kept = _term(name, acts.kept, _CHECKPOINTS if case.workload.gradient_checkpointing else _BATCH)
+    kept = _term(name, acts.kept, _CHECKPOINTS if case.workload.gradient_checkpointing else _KEPT)
     loss = _term("logits and loss", acts.loss, _BATCH)
     yield *gathered.terms(reducing=False), kept, loss
 
