@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from simoffload.errors import WorkLimitError
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
 from tests.broken.slips import DRIVE, DS_CONFIG, PLATFORM
@@ -258,6 +259,22 @@ def test_slips_are_found_before_anything_is_simulated(
     answer = program("advise", "small.yaml", *words)
     assert answer.status == 2
     assert message in answer.err
+
+
+def test_a_limit_that_stops_a_change_does_not_stop_the_others(
+    program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_args: object, **_options: object) -> NoReturn:
+        raise WorkLimitError("stopped by engine.timeout (--timeout) before decode 1")
+
+    monkeypatch.setattr("simoffload.planning.bandwidth.simulate", stopped)
+    answer = program("advise", "small.yaml", *FAST)
+    assert answer.status == 0
+    assert answer.err == (
+        "without the rates of storage: stopped by engine.timeout (--timeout) before decode 1\n"
+    )
+    assert "Bandwidth" not in answer.out
+    assert "Helps" in answer.out
 
 
 def test_names_command_no_terminal_and_break_no_file(program, tmp_path: Path) -> None:
