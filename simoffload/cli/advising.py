@@ -23,10 +23,11 @@ from simoffload.cli.folder import (
     json_writer,
 )
 from simoffload.cli.sources import load
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError, Problem, WorkLimitError
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search
+    from simoffload.planning.bandwidth import StorageCurve
     from simoffload.report.chart import Figure
     from simoffload.report.story import Story
     from simoffload.scenario import LoadedScenario
@@ -41,7 +42,6 @@ def advise(arguments: Namespace, console: Console) -> Exit:
     if arguments.on:
         scenario = _moved(scenario, arguments.on)
     from simoffload.planning.advise import advise, parse_service, search_catalogue
-    from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.costs import load_costs
     from simoffload.simulation import fit
 
@@ -64,7 +64,7 @@ def advise(arguments: Namespace, console: Console) -> Exit:
                 progress=progress,
             )
         advice = advise(scenario, costs=prices, progress=progress)
-        curve = storage_curve(scenario, progress=progress) if advice.result.fits else None
+        curve = _curve(advice, console, progress)
     from simoffload.report.advice_page import advice_figures, advice_story, advice_text
     from simoffload.report.sections.advice import advised, searched
 
@@ -87,6 +87,19 @@ def advise(arguments: Namespace, console: Console) -> Exit:
         console.say("wrote " + ", ".join(_shown(written)))
     helps = advice.result.fits or bool(advice.helping)
     return Exit.OK if helps and (found is None or found.best is not None) else Exit.DOES_NOT_FIT
+
+
+def _curve(advice: Advice, console: Console, progress: Progress) -> StorageCurve | None:
+    """What faster storage would bring; None where nothing is stored, or a simulation reaches its limit."""
+    from simoffload.planning.bandwidth import storage_curve
+
+    if not advice.result.fits:
+        return None
+    try:
+        return storage_curve(advice.scenario, progress=progress)
+    except WorkLimitError as error:
+        console.note(f"without the rates of storage: {error}")
+        return None
 
 
 def _moved(scenario: LoadedScenario, targets: tuple[str, ...]) -> LoadedScenario:

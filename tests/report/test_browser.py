@@ -8,16 +8,22 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from simoffload.report.page import write_comparison, write_report
+from simoffload.planning.advise import advise
+from simoffload.planning.bandwidth import storage_curve
+from simoffload.report.advice_page import advice_figures, advice_story
+from simoffload.report.page import write_advice, write_comparison, write_report
+from simoffload.report.sections.advice import advised
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
+from tests.planning.advise.conftest import STORAGE_BOUND, loaded
 from tests.report.conftest import EVIL
 
 PAPER = 688
@@ -135,6 +141,23 @@ def test_a_report_on_checkpoints_draws_its_charts(
     assert said == ""
     assert page.count('data-drawn="yes"') == page.count("data-figure=") == 5
     assert "crc32" in page
+
+
+def test_advice_draws_its_charts_and_runs_no_names(
+    tmp_path: Path, browse: Callable[[Path], tuple[str, str]]
+) -> None:
+    scenario = loaded(STORAGE_BOUND)
+    advice, curve = advise(scenario), storage_curve(scenario)
+    tried = tuple(replace(one, option=one.option._replace(words=EVIL)) for one in advice.tried)
+    advice = replace(advice, tried=tried)
+    path = tmp_path / "report.html"
+    story = advice_story(advice, advised(advice, curve), command=EVIL)
+    write_advice(story, advice.result, path, figures=advice_figures(advice, curve, None))
+    page, said = browse(path)
+    assert said == ""
+    assert page.count('data-drawn="yes"') == page.count("data-figure=") == 5
+    assert "<img" not in page
+    assert re.search("<title>simoffload: [^<]*bloom-7b1", page)
 
 
 SORT = """<script>

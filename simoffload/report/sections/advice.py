@@ -89,7 +89,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[Section, ...]:
         table = Table("", ("change", "why not"), rows, (), folded=plural(len(rows), "change"))
         sections.append(Section("What is impossible", "", tables=(table,)))
     sections += _settings(advice)
-    if advice.result.fits:
+    if curve is not None or (advice.result.fits and not _stored(advice)):
         sections.append(bandwidth_section(curve))
     return tuple(sections)
 
@@ -99,6 +99,12 @@ def what_next(advice: Advice) -> Section:
     table = _table(advice.helping[:_FEW], advice.economics.costs.currency, advice.result)
     told = "simoffload advise tells all changes that were tried and writes them as scenarios"
     return Section("What next", "Next", (told,), (table,) if table.rows else ())
+
+
+def _stored(advice: Advice) -> bool:
+    """Whether anything lies on drives or servers."""
+    targets = advice.scenario.machine.wiring.targets
+    return any(use.tier in targets for use in advice.result.capacity)
 
 
 def _first(told: Sequence[str]) -> str:

@@ -8,7 +8,9 @@ import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.planning.advise import Advice, advise
+from simoffload.planning.advise.catalogue import Choice, Dimension
 from simoffload.planning.advise.files import recommended
+from simoffload.planning.advise.options import change
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import simulate
@@ -41,6 +43,25 @@ strategy:
     zero_optimization: {offload_param: {buffer_size: 1e9, buffer_count: 10}}
     aio: {block_size: 1048576, queue_depth: 32, intra_op_parallelism: 4}
 """
+
+
+TIERS = ("raid", "dram", "hbm", "ai400x2", "nfs")
+BATCHES = (4, 8, 16)
+
+
+def tier(name: str) -> Choice:
+    return Choice(f"weights on {name}", (change("strategy.weights", name),))
+
+
+def batch(size: int) -> Choice:
+    return Choice(f"batch {size}", (change("workload.batch_size", size),))
+
+
+SPACE = (
+    Dimension("storage", tuple(map(tier, TIERS))),
+    Dimension("batch", tuple(map(batch, BATCHES))),
+)
+"""Fifteen purchases."""
 
 
 def loaded(text: str, *overrides: str) -> LoadedScenario:

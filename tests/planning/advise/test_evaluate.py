@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.planning.advise import WORTH, Advice, advise, applied
+from simoffload.errors import WorkLimitError
+from simoffload.planning.advise import WORTH, Advice, advise, applied, evaluate
 from simoffload.planning.advise.files import SIGNATURE, recommended
 from simoffload.planning.costs import economics
 from simoffload.report.sections.advice import GAINS, advised
-from simoffload.scenario import load_scenario
+from simoffload.results.result import SimulationResult
+from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.simulation import Progress, simulate
 from tests.broken.training import FSDP
 from tests.planning.advise.conftest import HOST_BOUND, STORAGE_BOUND, loaded, run
 
@@ -146,6 +149,22 @@ def test_more_of_a_single_drive_is_an_array() -> None:
     assert one.gain is not None
     assert one.gain > 1.4
     assert one.scenario.machine.wiring.targets["nvme"].drives == 2
+
+
+def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(scenario: LoadedScenario, *, progress: Progress | None = None) -> SimulationResult:
+        if scenario.machine.wiring.targets["raid"].drives == 5:
+            raise WorkLimitError("stopped by engine.timeout (--timeout) before decode 1")
+        return simulate(scenario, progress=progress)
+
+    monkeypatch.setattr(evaluate, "simulate", limited)
+    said: list[str] = []
+    found = advise(loaded(STORAGE_BOUND), progress=said.append)
+    assert {one.option.key: one.why for one in found.impossible} == {
+        "raid-5-drives": "stopped by engine.timeout (--timeout) before decode 1"
+    }
+    assert "raid-8-drives" in gains(found)
+    assert any(line.startswith("raid-8-drives: storage-bound: ") for line in said), "who watches sees which"
 
 
 def test_costs_are_those_of_the_result(stored: Advice) -> None:

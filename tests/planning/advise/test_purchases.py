@@ -16,24 +16,8 @@ from simoffload.planning.costs import load_costs
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, Shelf, load_scenario
 from simoffload.simulation import simulate
-from tests.planning.advise.conftest import STORAGE_BOUND, loaded
+from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, loaded, tier
 
-TIERS = ("raid", "dram", "hbm", "ai400x2", "nfs")
-BATCHES = (4, 8, 16)
-
-
-def tier(name: str) -> Choice:
-    return Choice(f"weights on {name}", (change("strategy.weights", name),))
-
-
-def batch(size: int) -> Choice:
-    return Choice(f"batch {size}", (change("workload.batch_size", size),))
-
-
-SPACE = (
-    Dimension("storage", tuple(map(tier, TIERS))),
-    Dimension("batch", tuple(map(batch, BATCHES))),
-)
 REFUSED = Dimension("storage", (tier("nowhere"), tier("elsewhere")))
 
 

@@ -1,0 +1,166 @@
+"""What is told of advice, on a terminal, on a page and in Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simoffload.planning.advise import Advice, Search, advise, parse_service, purchases, search_catalogue
+from simoffload.planning.advise.files import recommended
+from simoffload.planning.bandwidth import StorageCurve, storage_curve
+from simoffload.report.advice_figures import front, gains
+from simoffload.report.advice_page import advice_figures, advice_story, advice_text
+from simoffload.report.markdown import write_markdown
+from simoffload.report.page import write_advice
+from simoffload.report.sections.advice import advice_verdict, advised, searched
+from simoffload.report.story import Story
+from simoffload.results.inference import InferenceResult
+from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, loaded
+from tests.report.conftest import EVIL, checked
+from tests.report.test_page import Page
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    return advise(loaded(STORAGE_BOUND))
+
+
+@pytest.fixture(scope="module")
+def curve() -> StorageCurve:
+    found = storage_curve(loaded(STORAGE_BOUND))
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def search() -> Search:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(purchases, "dimensions", lambda *_: SPACE)
+        return search_catalogue(loaded(STORAGE_BOUND), budget=250_000)
+
+
+def story(advice: Advice, curve: StorageCurve | None, search: Search) -> Story:
+    level = parse_service("ttft=2s", InferenceResult)
+    found = (*searched(search, budget=250_000, service=[level]), *advised(advice, curve))
+    return advice_story(advice, found, command="simoffload advise s.yaml")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_terminal_shows_every_number_whole(
+    advice: Advice, curve: StorageCurve, search: Search, width: int
+) -> None:
+    text = advice_text(story(advice, curve, search), color=False, width=width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    (drives,) = (line for line in lines if line.strip().startswith("4 x Solidigm") and " buy " in line)
+    assert drives.split()[-4:] == ["buy", "1.77×", "10,752", "USD"]
+    assert "5 drives in raid instead of 4" in text
+
+
+def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) -> None:
+    assert advice_verdict(advice) == (
+        "A step takes 1.2 s, most of it raid read: most is gained with batch 32 per GPU instead of 4 (8×), "
+        "most for the money with 5 drives in raid instead of 4 (1.16×), of the settings with reads straight "
+        "into the GPU (use_gds) (1.22×)."
+    )
+
+
+def test_what_helps_less_than_the_error_is_said(advice: Advice) -> None:
+    (text,) = advised(advice, None)[0].sentences
+    assert re.match("gains below 19 % are within the error of predictions of real runs; ", text)
+
+
+def test_what_was_looked_for_and_found(search: Search) -> None:
+    level = parse_service("ttft=2s", InferenceResult)
+    (section,) = searched(search, budget=250_000, service=[level])
+    looked, best, counts = section.sentences
+    assert looked == (
+        "15 combinations of storage, drives, memory and batch, all of them; at most 250,000 USD, "
+        "ttft_s at most 2 s"
+    )
+    assert best.startswith("fastest: weights on hbm, batch 16; ")
+    assert best.endswith(" tokens/s for 200,000 USD")
+    assert counts.startswith("9 simulated, 0 do not fit, 6 are beyond the budget, 0 are refused")
+    (table,) = section.tables
+    assert len(table.rows) == len(search.front) == 1
+
+
+def test_settings_to_paste_are_those_of_the_best_file(advice: Advice) -> None:
+    (pasted,) = (one for one in advised(advice, None) if one.title == "Settings to paste")
+    files = recommended(advice)
+    (name,) = (name for name in files if name.endswith("use_gds.ds_config.json"))
+    assert pasted.listings[0].text == files[name]
+    config = json.loads(files[name])
+    assert config["aio"]["use_gds"] is True
+    assert config["zero_optimization"]["offload_param"]["buffer_size"] == 3_000_000_000
+    assert "3000000000," in files[name] or "3000000000\n" in files[name], "a whole number, not 3e9"
+
+
+def test_charts_have_a_bar_for_each_gain_and_a_mark_for_each_purchase(advice: Advice, search: Search) -> None:
+    bars = checked(gains(advice.helping))["data"]
+    assert sum(len(trace["x"]) for trace in bars) == len(advice.helping)
+    assert {trace["name"] for trace in bars} == {"to buy", "to move", "more work at a time", "settings"}
+    marks = {trace["name"]: trace for trace in checked(front(search))["data"]}
+    assert len(marks["simulated"]["x"]) == 9
+    assert marks["best"]["y"] == [search.best.rate] if search.best else False
+
+
+def test_what_has_no_price_is_in_no_chart(search: Search) -> None:
+    """Endless amounts are no numbers of JSON."""
+    dear = [
+        replace(one, economics=replace(one.economics, bill=one.economics.bill._replace(items=())))
+        for one in search.points
+    ]
+    unpriced = replace(search, points=tuple(dear), best=dear[0], missing=("host/mine",))
+    json.dumps(front(unpriced), allow_nan=False)
+    (section,) = searched(unpriced, budget=None, service=())
+    assert "for an unknown price" in section.sentences[1]
+    assert section.sentences[-1].startswith("no price is known of host/mine: ")
+    assert section.tables == ()
+
+
+@pytest.fixture
+def evil(advice: Advice, curve: StorageCurve, search: Search, tmp_path: Path) -> Path:
+    """A page on which every name is an attack."""
+    tried = tuple(
+        replace(one, option=one.option._replace(key=EVIL, words=EVIL), result=replace(one.result, name=EVIL))
+        for one in advice.tried
+    )
+    points = tuple(replace(one, words=(EVIL,)) for one in search.points)
+    mine = replace(advice, result=replace(advice.result, name=EVIL, model=EVIL), tried=tried)
+    looked = replace(search, points=points, best=points[0], currency=EVIL, missing=(EVIL,))
+    storage = replace(curve, tier=EVIL, held_back=EVIL)
+    told = story(mine, storage, looked)
+    path = tmp_path / "report.html"
+    write_advice(told, mine.result, path, figures=advice_figures(mine, storage, looked))
+    write_markdown(told, tmp_path / "report.md")
+    assert "\x1b" not in advice_text(told, color=False, width=100)
+    return path
+
+
+def test_a_page_loads_nothing_and_names_stay_text(evil: Path) -> None:
+    page = Page(evil)
+    assert page.loads == page.handlers == []
+    assert not {"a", "link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    assert page.policy.startswith("default-src 'none'")
+    assert r'<img src=x onerror="document.title=1"></script>' in page.text
+    assert "\u202e" not in page.text
+    texts = re.findall("[<][^>]*[>]", json.dumps(page.figures))
+    assert set(texts) <= {"<br>"}
+
+
+def test_a_page_and_markdown_say_the_same(
+    advice: Advice, curve: StorageCurve, search: Search, tmp_path: Path
+) -> None:
+    told = story(advice, curve, search)
+    write_advice(told, advice.result, tmp_path / "a.html", figures=advice_figures(advice, curve, search))
+    write_markdown(told, tmp_path / "a.md")
+    page, text = Page(tmp_path / "a.html").text, (tmp_path / "a.md").read_text()
+    for words in ("What helps", "Most for the money", "What does not help", "Settings to paste", "1.77×"):
+        assert words in page
+        assert words in text
+    assert "gain = time per unit of work as it is over that with the change" in page
