@@ -47,14 +47,14 @@ def lines(section: Section, width: int = 100) -> list[str]:
     return str(paper).splitlines()
 
 
-def test_one_result_in_four_sentences(drive: Costed) -> None:
+def test_one_result_in_five_sentences(drive: Costed) -> None:
     first, details = costs(drive.result, drive.economics)
     found = drive.economics.metrics()
     assert first.sentences[0] == "machine and storage cost 18,328 USD, 4.18 USD an hour over 1 year"
     assert first.sentences[1].endswith("while it works; with a PUE of 2, 0.0875 USD of electricity an hour")
     assert f"a million tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
-    assert "(at 2 USD for accelerator/l40s, an hour)" in first.sentences[2]
-    assert first.sentences[3].startswith("a generation costs 0.0133 USD")
+    assert first.sentences[3].endswith(" USD (at 2 USD for accelerator/l40s, an hour, without storage)")
+    assert first.sentences[4].startswith("a generation costs 0.0133 USD")
     assert details.short == "", "the bill is not for a terminal"
 
 

@@ -116,7 +116,7 @@ def _doubt(advice: Advice) -> tuple[str, ...]:
     timed = [one.result for one in advice.tried if one.gain is not None]
     if not timed or not advice.result.fits:
         return ()
-    error = margin(advice.result, timed[0])
+    error = margin(advice.result, advice.result)
     told = f"gains below {percent(error)} are within the error of predictions of real runs"
     return (f"{told}; that of two like scenarios is mostly the same, so that it weighs less here",)
 

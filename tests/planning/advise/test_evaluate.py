@@ -51,13 +51,14 @@ def test_a_recommended_scenario_gives_what_was_said(
     case: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     advice: Advice = request.getfixturevalue(case)
-    (table,) = advised(advice, None)[0].tables
-    assert advised(advice, None)[0].title == GAINS
-    results = run(advice, tmp_path)
-    assert len(results) == len(advice.helping) == len(table.rows) > 5
+    told = advised(advice, None)
+    assert told[0].title == GAINS
+    tables = [table for one in told if one.title in {GAINS, "Smaller gains"} for table in one.tables]
+    results, rows = run(advice, tmp_path), [row for table in tables for row in table.texts]
+    assert len(results) == len(advice.helping) == len(rows) > 5
     base = advice.result.unit_s
     assert base is not None
-    for one, result, row in zip(advice.helping, results, table.texts, strict=True):
+    for one, result, row in zip(advice.helping, results, rows, strict=True):
         assert result.metrics() == one.result.metrics()
         assert result.unit_s is not None
         assert base / result.unit_s == one.gain
@@ -71,7 +72,7 @@ def test_what_helps_shows_more_than_one_in_three_digits(stored: Advice, hosted: 
 
 def test_files_are_called_after_their_rank(stored: Advice) -> None:
     names = list(recommended(stored))
-    assert names[:4] == ["01-batch-32.yaml", "02-on-hbm.yaml", "03-batch-16.yaml", "04-on-dram.yaml"]
+    assert names[:4] == ["01-on-resident.yaml", "02-batch-32.yaml", "03-on-hbm.yaml", "04-batch-16.yaml"]
     assert names[-1] == f"{len(stored.helping):02d}-faster-thread.yaml"
     assert all(
         text.startswith(f"{SIGNATURE}\n") for name, text in recommended(stored).items() if "ds_" not in name
@@ -175,7 +176,7 @@ def test_costs_are_those_of_the_result(stored: Advice) -> None:
 def test_plain_values(stored: Advice) -> None:
     told = stored.to_dict()
     assert told["schema"] == "simoffload/advice/1"
-    assert told["options"][0]["key"] == "batch-32"
+    assert told["options"][0]["key"] == "on-resident"
     assert told["options"][0]["gain"] == stored.tried[0].gain
     assert told["by_cost"] == [one.option.key for one in stored.by_cost]
-    assert told["options"][0]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]
+    assert told["options"][1]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]
