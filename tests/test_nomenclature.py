@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.planning.compare import Comparison
+from simoffload.planning.costs import FORMULAS
 from simoffload.planning.sweep.definition import RESERVED
 from simoffload.report.sections.speed import unit_of
 from simoffload.results.checkpoint import CheckpointResult
@@ -33,6 +34,10 @@ def test_metrics_are_explained_with_their_unit(kind: type[SimulationResult]) -> 
 
 def test_columns_of_a_sweep_are_explained() -> None:
     assert sorted(RESERVED - UNITS.keys()) == []
+
+
+def test_costs_are_explained() -> None:
+    assert sorted(FORMULAS.keys() - UNITS.keys()) == []
 
 
 def test_columns_of_a_comparison_are_explained() -> None:

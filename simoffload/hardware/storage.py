@@ -18,7 +18,7 @@ from simoffload.hardware.quantities import (
 )
 from simoffload.units import BytesPerSecond, PositiveBytes, Seconds
 
-__all__ = ["Drive", "Endurance", "Nfs", "NvmeOf", "Pfs", "Raid", "Service"]
+__all__ = ["LEAST_DRIVES", "Drive", "Endurance", "Nfs", "NvmeOf", "Pfs", "Raid", "Service"]
 
 
 class Service(NamedTuple):
@@ -108,6 +108,10 @@ class Drive(Profile):
     """How it is plugged in."""
 
 
+LEAST_DRIVES = {0: 1, 5: 3, 6: 4, 10: 4}
+"""By level of an array."""
+
+
 class Raid(Profile):
     """An array of equal drives in one host."""
 
@@ -127,7 +131,7 @@ class Raid(Profile):
 
     @model_validator(mode="after")
     def _enough_drives(self) -> Raid:
-        least = {0: 1, 5: 3, 6: 4, 10: 4}[self.level]
+        least = LEAST_DRIVES[self.level]
         if self.count < least or (self.level == 10 and self.count % 2):
             even = "an even number of at least 4" if self.level == 10 else f"at least {least}"
             raise ValueError(f"RAID{self.level} needs {even} drives, not {self.count}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from simoffload.hardware import Platform, list_profiles, load_profile
-from simoffload.hardware.storage import Raid
+from simoffload.hardware.storage import LEAST_DRIVES, Raid
 from simoffload.planning.advise.options import Change, change, freed, varied
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario, Shelf
@@ -93,7 +93,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
     for array in _arrays(costs):
         local = _tier({"profile": array.id, "at": list(where)})
         kind = array.name.partition("(")[2].removesuffix(")")  # the software, where the name says it
-        for number in _DRIVES:
+        for number in (one for one in _DRIVES if one >= LEAST_DRIVES[array.level]):
             count = Change(("profiles", f"raid/{array.id}", "count"), number)
             words = f"RAID{array.level} of {number} x {array.drive}" + (f", {kind}" if kind else "")
             yield Choice(words, (local, count, *_moved(scenario, _TIER)))
