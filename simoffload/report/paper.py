@@ -46,9 +46,10 @@ class Paper:
         self.section(name, (self.ink(line, style) if style else line for line in lines))
 
     def headed(self, table: Sequence[Sequence[str]], *, right: Sequence[int]) -> list[str]:
-        """A table under its first row; too wide for the paper, its names are shortened, then its lines."""
+        """A table under its first row, cut where the paper ends; names are shortened to save numbers."""
         room, lines = self.width - MARGIN, columns(table, right=right)
-        over = max(len(line.rstrip()) for line in lines) - room
+        last = max(right, default=0) + 1
+        over = max(map(len, columns([row[:last] for row in table], right=right))) - room
         if over > 0:
             names = [printable(row[0]) for row in table]
             longest = max(_SHORTEST_NAME, max(map(len, names)) - over)
