@@ -97,3 +97,9 @@ def test_on_another_platform_the_profile_must_be_there_too() -> None:
     scenario = load_scenario(SCENARIO, overrides=["profiles.hdr200.achieved=1 GB/s"])
     with pytest.raises(InputError, match="no profile of that name in this platform"):
         on_targets(scenario, ["xinnor-workstation:dram"])
+
+
+def test_a_profile_changes_under_one_name_only() -> None:
+    both = 'profiles={"raid/raid0-4x-pm1733-3.84tb": {count: 8}, "raid0-4x-pm1733-3.84tb": {count: 16}}'
+    with pytest.raises(InputError, match=r"the same profile as .*put both together"):
+        load_scenario(SCENARIO, overrides=[both])

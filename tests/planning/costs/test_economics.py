@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import simoffload as so
-from simoffload.planning.costs import CostList, Economics, economics, flips
+from simoffload.planning.costs import Costed, CostList, Economics, economics, flips, load_costs, verdicts
 from simoffload.planning.costs.flips import FIRST, SECOND
 from simoffload.results.result import SimulationResult
+from tests.planning.costs.conftest import TODAY
 
 SHORT = ("workload.output_length=2",)
 
@@ -131,3 +134,55 @@ def test_two_appliances_are_one_filesystem_of_twice_the_size_and_price(costs: Co
     tiers = [{use.tier: use.capacity for use in result.capacity}["ai400x2"] for result, _ in (one, two)]
     assert tiers == [140 * 10**12, 280 * 10**12]
     assert (two[1].purchase or 0) - (one[1].purchase or 0) == 500_000.0
+
+
+def test_drives_of_two_tiers_come_with_a_machine_that_has_both(tmp_path: Path) -> None:
+    path = tmp_path / "whole.yaml"
+    whole = "devices: {platform/h200-8nvme: {price: 400000}}"
+    path.write_text(f"kind: costs\nid: w\nname: w\ndate: 2026-11-01\n{whole}\n", encoding="utf-8")
+    both = ["platform=h200-8nvme", "strategy.weights=raid4", "strategy.optimizer=raid8", "strategy.ranks=1"]
+    buffers = "strategy.ds_config.zero_optimization.offload_param.buffer_size=1.1e9"
+    scenario = so.load_scenario("training/bloom-7b1", overrides=[*both, buffers])
+    assert economics(scenario, so.fit(scenario), load_costs(path, today=TODAY)).purchase == 400_000.0
+
+
+def test_a_machine_that_is_there_already_costs_nothing_but_electricity(tmp_path: Path) -> None:
+    path = tmp_path / "owned.yaml"
+    owned = "devices: {platform/dgx-a100: {price: 0}}"
+    path.write_text(f"kind: costs\nid: o\nname: o\ndate: 2026-11-01\n{owned}\n", encoding="utf-8")
+    _, one = told("ddn/bloom-7b1", load_costs(path, today=TODAY), "strategy.weights=raid")
+    found = one.metrics()
+    assert one.purchase == 0
+    assert found["cost_per_h"] == found["electricity_per_h"]
+
+
+def test_drives_that_wear_out_first_are_bought_again() -> None:
+    """A drive that lasts d days costs price / (24 d) an hour, however long the purchase is written off."""
+    scenario = so.load_scenario("xinnor/llama-16b-optimizer")
+    result = so.simulate(scenario)
+    one = economics(scenario, result, load_costs(today=TODAY))
+    assert isinstance(result, so.TrainingResult)
+    (worn,) = result.wear
+    drive = next(item for item in one.bill.items if item.kind == "drive")
+    assert worn.wear.days < 10
+    (again,) = one.replacements
+    price = drive.total or 0
+    assert again.per_h + price / one.hours == pytest.approx(price / (24 * worn.wear.days))
+    found = one.metrics()
+    parts = ("purchase_per_h", "replacement_per_h", "electricity_per_h")
+    assert found["cost_per_h"] == pytest.approx(sum(found[part] or 0 for part in parts))
+
+
+def test_cost_is_compared_by_token(costs: CostList) -> None:
+    """Four times the batch makes more tokens in a step that costs more."""
+    found = []
+    for batch in (1, 4):
+        scenario = so.load_scenario("xinnor/llama-1b", overrides=[f"workload.batch_size={batch}"])
+        result = so.simulate(scenario)
+        found.append(Costed(str(batch), result, economics(scenario, result, costs)))
+    runs = [one.economics.metrics()["cost_per_run"] or 0 for one in found]
+    assert runs[1] > runs[0]
+    (verdict,) = verdicts(found)
+    assert (verdict.cheapest, verdict.next) == ("4", "1")
+    millions = [one.economics.metrics()["cost_per_million_tokens"] or 0 for one in found]
+    assert verdict.ratio == pytest.approx(millions[0] / millions[1])
