@@ -43,7 +43,7 @@ def test_profiles_with_dots_and_values_with_spaces_can_be_copied(program) -> Non
     )
     answer = program("fit", *small)
     memory, drives = changes_of(answer.out)
-    assert memory == """--set 'profiles.host/dgx-a100-1tib.memory_capacity="320 GiB"'"""
+    assert memory == """--set 'profiles.dgx-a100-1tib.memory_capacity="320 GiB"'"""
     assert drives == """--set 'profiles."raid/raid0-4x-pm1733-3.84tb".count=13'"""
     assert program("fit", *small, *shlex.split(f"{memory} {drives}")).status == 0
 

@@ -140,15 +140,16 @@ def _buckets(case: Case) -> Iterator[MemoryTerm]:
 
 
 def _instants(case: Case, gathered: Gathered) -> Iterator[tuple[MemoryTerm, ...]]:
-    acts = case.activations
-    name = "checkpoints" if case.workload.gradient_checkpointing else "activations of the other layers"
-    kept = _term(name, acts.kept, _CHECKPOINTS if case.workload.gradient_checkpointing else _KEPT)
-    loss = _term("logits and loss", acts.loss, _BATCH)
+    acts, checkpoints = case.activations, case.workload.gradient_checkpointing
+    fewer = _BATCH if checkpoints else _KEPT
+    name = "checkpoints" if checkpoints else "activations of the other layers"
+    kept = _term(name, acts.kept, _CHECKPOINTS if checkpoints else fewer)
+    loss = _term("logits and loss", acts.loss, fewer)
     yield *gathered.terms(reducing=False), kept, loss
 
     head = _largest(one for one in case.trained if one.place == "after")
     logits = case.workload.tokens * case.model.vocab_size * case.size
-    gradient = _term("gradient of the logits", logits, _BATCH)
+    gradient = _term("gradient of the logits", logits, fewer)
     yield *gathered.terms(reducing=False), kept, gradient, *_reduction(case, head, full=False)
 
     # A bucket that is reduced amid the layers may hold what came before them.
@@ -157,7 +158,7 @@ def _instants(case: Case, gathered: Gathered) -> Iterator[tuple[MemoryTerm, ...]
         for one in case.trained
         if one.place == "layer" or (one.place == "after" and one.numel <= case.bucket)
     )
-    layer = _term("activations of one layer", acts.layer, _BATCH)
+    layer = _term("activations of one layer", acts.layer, fewer)
     yield *gathered.terms(reducing=True), kept, layer, *_reduction(case, inside, full=True)
 
     embedding = _largest(one for one in case.trained if one.place == "before")
