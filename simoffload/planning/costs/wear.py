@@ -9,8 +9,7 @@ from simoffload.results.result import SimulationResult
 
 __all__ = ["Replacement", "replacements"]
 
-_HOURS_A_YEAR = 8760.0
-"""As in drive writes per day: makers' ratings leave out leap days."""
+_HOURS_A_DAY = 24
 
 
 class Replacement(NamedTuple):
@@ -35,13 +34,13 @@ def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple
 
     Those that come with a machine have the price of their kind.
     """
-    lasting = {one.tier: one.wear.years for one in getattr(result, "wear", ()) if one.wear.years is not None}
+    lasting = {one.tier: one.wear.days for one in getattr(result, "wear", ()) if one.wear.days is not None}
     found = []
     for item in bill.items:
-        years = lasting.get(item.tier)
-        if years is None or item.price is None or item.kind != "drive":
+        days = lasting.get(item.tier)
+        if days is None or item.price is None or item.kind != "drive":
             continue
-        rate = 1 / (years * _HOURS_A_YEAR) - 1 / hours
+        rate = 1 / (days * _HOURS_A_DAY) - 1 / hours
         if rate > 0:
             paid = item.number * item.units * rate
             found.append(Replacement(item.tier, item.price.what, paid, item.price.value))
