@@ -1,0 +1,164 @@
+"""``python -m simoffload.calibration.fsdp FOLDER``: all measurements of FSDP on one machine.
+
+Into FOLDER go ``micro.json`` and ``micro-after.json`` (calibrate micro, before and after), ``costs.json``
+(tiny models and AdamW), ``fit.json`` and ``holdout.json`` (whole models) and ``log.txt``, written anew after
+everything that was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from simoffload.calibration.fsdp.cases import cases, tiny_cases
+from simoffload.calibration.machine_facts import machine_facts
+from simoffload.calibration.processes import run_ranks
+
+_WORKER = "simoffload.calibration.fsdp.worker"
+_SCHEMA = "simoffload/fsdp-runs/1"
+_BEFORE = "copies,collectives,hbm,matmul,kernels,dram"
+_AFTER = "copies,collectives,dram"
+_AFTER_S = 45.0
+"""[s] that are kept for the measurement afterwards."""
+_COSTS_S = 200.0
+"""[s] that the tiny models and AdamW may take."""
+_RESTARTS = 10
+
+
+class _Session:
+    """The measurements on one machine."""
+
+    def __init__(self, folder: Path, *, ranks: int, deadline: float, quick: bool) -> None:
+        self._folder, self._ranks, self._deadline, self._quick = folder, ranks, deadline, quick
+        self._facts = {**machine_facts(), "ranks": ranks}
+        self._begin = time.time()
+        self._log = folder / "log.txt"
+        self._scratch = Path(tempfile.mkdtemp(prefix="simoffload-fsdp-"))
+        self._cases = [case.job(ranks) for case in cases(ranks)]
+        self._tiny = [case.job(ranks) for case in tiny_cases(ranks)]
+        if quick:
+            self._cases, self._tiny = [], [_shallow(job) for job in self._tiny if job["strategy"]]
+
+    def carry_out(self) -> None:
+        """Everything, as far as time allows."""
+        self._micro("micro", _BEFORE)
+        end = self._deadline - (0 if self._quick else _AFTER_S)
+        self._work("costs", self._tiny, adamw=True, until=min(end, time.time() + _COSTS_S))
+        self._work("cases", self._cases, adamw=False, until=end)
+        self._micro("micro-after", _AFTER)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _say(self, text: str) -> None:
+        line = f"{time.time() - self._begin:6.1f} s  {text}"
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _micro(self, name: str, sections: str) -> None:
+        left = self._deadline - time.time()
+        if self._quick or left < 20:
+            self._say(f"{name} left out")
+            return
+        self._say(name)
+        made = self._scratch / name
+        # One GPU has no collectives: the section is then skipped and says so.
+        command = [sys.executable, "-m", "simoffload", "calibrate", "micro", "-o", str(made)]
+        command += ["--only", sections, "--gpus", str(self._ranks)]
+        try:
+            with self._log.open("ab") as log:
+                subprocess.run(command, stdout=log, stderr=log, timeout=left, check=False)
+        except subprocess.TimeoutExpired:
+            self._say(f"{name} was stopped")
+        if (made / "micro.json").is_file():
+            shutil.copy(made / "micro.json", self._folder / f"{name}.json")
+
+    def _work(self, name: str, jobs: list[dict[str, Any]], *, adamw: bool, until: float) -> None:
+        """Run jobs in processes of their own, in new ones after a failure."""
+        folder = self._scratch / name
+        folder.mkdir()
+        job = {"folder": str(folder), "cases": jobs, "adamw": adamw, "quick": self._quick, "deadline": until}
+        path = folder / "job"
+        path.write_text(json.dumps(job), encoding="utf-8")
+        threads = max(1, (os.cpu_count() or 1) // self._ranks)
+        environment = {"OMP_NUM_THREADS": str(threads)}
+        seen = {path.name}
+
+        def watch() -> bool:
+            for file in sorted(folder.iterdir()):
+                if file.name not in seen and file.suffix != ".partial":
+                    seen.add(file.name)
+                    self._say(f"{name}: {file.name}")
+                    self._write(name, jobs, folder)
+            # What is under way may be some seconds late.
+            return time.time() < until + _AFTER_S / 2
+
+        for _ in range(_RESTARTS):
+            if time.time() > until:
+                break
+            status = run_ranks(
+                _WORKER, [str(path)], ranks=self._ranks, log=self._log, environment=environment, watch=watch
+            )
+            self._write(name, jobs, folder)
+            self._say(f"{name}: status {status}")
+            if status in (0, None):
+                break
+
+    def _write(self, name: str, jobs: list[dict[str, Any]], folder: Path) -> None:
+        done = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
+        failed = {
+            path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.failed-*")
+        }
+        named = {f"case-{index:03d}": job["name"] for index, job in enumerate(jobs)}
+        head = {
+            "schema": _SCHEMA,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": self._facts,
+            "failed": {named.get(key.partition(".")[0], key): value for key, value in failed.items()},
+            "left_out": [named[path.stem] for path in folder.glob("case*.left-out")],
+        }
+        runs = [done[key] for key in sorted(done) if key.startswith("case-")]
+        if name == "costs":
+            more = {key: value for key, value in done.items() if not key.startswith("case-")}
+            self._put("costs.json", {**head, **more, "runs": runs})
+        else:
+            for part in ("fit", "holdout"):
+                mine = [run for run in runs if run["part"] == part]
+                self._put(f"{part}.json", {**head, "runs": mine})
+
+    def _put(self, name: str, data: dict[str, Any]) -> None:
+        partial = self._scratch / name
+        partial.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
+        shutil.move(partial, self._folder / name)
+
+
+def _shallow(job: dict[str, Any]) -> dict[str, Any]:
+    return {**job, "model": {**job["model"], "num_hidden_layers": 2}}
+
+
+def main() -> int:
+    """Read the command line and measure."""
+    parser = argparse.ArgumentParser(prog="python -m simoffload.calibration.fsdp")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ranks", type=int, help="GPUs, one process each (default: all, at most two)")
+    parser.add_argument("--seconds", type=float, default=560.0, help="time limit")
+    parser.add_argument("--quick", action="store_true", help="some tiny models only, to try it without a GPU")
+    arguments = parser.parse_args()
+    deadline = time.time() + arguments.seconds
+    arguments.folder.mkdir(exist_ok=True)
+    ranks = arguments.ranks or max(1, min(2, int(machine_facts()["gpus"])))
+    _Session(arguments.folder, ranks=ranks, deadline=deadline, quick=arguments.quick).carry_out()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

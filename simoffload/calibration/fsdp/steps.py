@@ -1,0 +1,235 @@
+"""A model with random weights under PyTorch's FSDP, and its steps under a clock (child process only)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+from simoffload.calibration.deepspeed.streams import gpu_activity
+from simoffload.calibration.fsdp.hook_times import HookTimes
+from simoffload.models import ModelSpec
+from simoffload.models.families import FAMILIES
+
+__all__ = ["cores_each", "measured"]
+
+_WARM_UP = 2
+_WHOLE_S = 10.0
+"""[s] that whole steps shall take together, as far as their number allows."""
+_FEWEST, _MOST = 4, 8
+_IN_PARTS = 3
+_TINY_IN_PARTS, _TINY_TRACED = 8, 4
+_MACHINE = ("AnonPages", "MemAvailable", "MemFree", "MemTotal", "Shmem", "Unevictable")
+_PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
+
+
+def measured(job: Mapping[str, Any], hooks: HookTimes, device: str, *, threads: int) -> dict[str, Any]:
+    """Carry a job of ``cases`` out; the slowest rank's times count.
+
+    Whole steps are timed with one wait at their end, steps in parts with a wait after each part.
+    """
+    knobs = job["strategy"] or {}
+    threads = knobs.get("cpu_threads", threads)
+    torch.set_num_threads(threads)
+    before = _machine_memory()
+    begin = time.perf_counter()
+    run = _Run(job, device)
+    _synchronize()
+    loading = time.perf_counter() - begin
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    tiny = job["part"] == "tiny"
+    for _ in range(_WARM_UP):
+        last = run.timed("", -1, run.step)
+    run.passes.clear()
+    number = max(_FEWEST, min(_MOST, int(_WHOLE_S / last)))
+    for index in range(number):
+        run.timed("step", index, run.step)
+    memory = {**_memory(), "machine_before": before, "machine": _machine_memory()}
+    for index in range(_TINY_IN_PARTS if tiny else _IN_PARTS):
+        run.in_parts(index)
+    hook_times = hooks.traced(run.micro_steps, times=_TINY_TRACED if tiny else 1)
+    activity = None if tiny else gpu_activity(run.micro_steps)
+    return {
+        **{key: job[key] for key in ("name", "part", "model", "workload")},
+        "strategy": None if job["strategy"] is None else {**knobs, "cpu_threads": threads},
+        "ranks": dist.get_world_size(),
+        "attention": getattr(run.inner.config, "_attn_implementation", None),
+        "parameters": run.parameters,
+        "loading_s": round(loading, 3),
+        "memory": memory,
+        "passes": run.passes,
+        "traces": {"hooks": hook_times, "gpu forward and backward": activity},
+    }
+
+
+class _Run:
+    """One model on this rank."""
+
+    def __init__(self, job: Mapping[str, Any], device: str) -> None:
+        self._device, self._work = device, job["workload"]
+        knobs = job["strategy"]
+        single = knobs is not None and knobs.get("mixed_precision", True)
+        config = ModelSpec.model_validate(job["model"]).hf_config()
+        self._vocabulary = config["vocab_size"]
+        self.inner = _built(config, device, torch.float32 if single else torch.bfloat16)
+        self.parameters = sum(parameter.numel() for parameter in self.inner.parameters())
+        if self._work.get("gradient_checkpointing", True):
+            self.inner.gradient_checkpointing_enable({"use_reentrant": False})
+        self.inner.train()
+        self._sharded = knobs is not None
+        self._model = _wrapped(self.inner, knobs, device) if knobs is not None else self.inner
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5)
+        gc.collect()
+        shape = (self._work["batch_size"], self._work["sequence_length"])
+        self._tokens = torch.randint(0, self._vocabulary, shape, device=device)
+        self._loss: Any = None
+        self._micro_steps = self._work.get("gradient_accumulation_steps", 1)
+        self.passes: list[dict[str, Any]] = []
+
+    def _forward(self) -> None:
+        self._loss = self._model(input_ids=self._tokens, labels=self._tokens, use_cache=False).loss
+
+    def _backward(self) -> None:
+        self._loss.backward()
+        self._loss = None
+
+    def _update(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _synchronized(self, index: int) -> Any:
+        """Gradients are summed up on the GPU until the last micro-step."""
+        last = index == self._micro_steps - 1
+        return contextlib.nullcontext() if last or not self._sharded else self._model.no_sync()
+
+    def step(self) -> None:
+        """A step as a user would write it."""
+        self._pass_all()
+        self._update()
+
+    def micro_steps(self) -> None:
+        """A step without the optimizer."""
+        self._pass_all()
+        _synchronize()
+        self._optimizer.zero_grad()
+
+    def _pass_all(self) -> None:
+        for index in range(self._micro_steps):
+            with self._synchronized(index):
+                self._forward()
+                self._backward()
+
+    def in_parts(self, repetition: int) -> None:
+        """A step with a wait after each part."""
+        for index in range(self._micro_steps):
+            with self._synchronized(index):
+                self.timed("forward", repetition, self._forward, micro_step=index)
+                self.timed("backward", repetition, self._backward, micro_step=index)
+        self.timed("optimizer", repetition, self._update, micro_step=self._micro_steps - 1)
+
+    def timed(self, name: str, repetition: int, work: Callable[[], None], **more: Any) -> float:
+        """Keep the slowest rank's seconds, and what this rank's thread took until the call returned."""
+        _synchronize()
+        begin = time.perf_counter()
+        work()
+        called = time.perf_counter() - begin
+        _synchronize()
+        seconds = _slowest(time.perf_counter() - begin, self._device)
+        row = {"name": name, "repetition": repetition, "seconds": seconds, "call_seconds": called}
+        self.passes.append({**row, **more})
+        return seconds
+
+
+def _built(config: Mapping[str, Any], device: str, dtype: Any) -> Any:
+    """The model, made on the GPU, where its random numbers cost nothing."""
+    written = dict(config)
+    family = FAMILIES[written["model_type"]]
+    made = transformers.AutoConfig.for_model(written.pop("model_type"), **written)
+    architecture = getattr(transformers, family.traits.architecture)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return architecture(made)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _wrapped(model: Any, knobs: Mapping[str, Any], device: str) -> Any:
+    """Every decoder layer a unit; the rest is the root."""
+    layers = max((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), key=len)
+    whole = knobs.get("reshard_after_forward", True)
+    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=functools.partial(
+            transformer_auto_wrap_policy, transformer_layer_cls={type(layers[0])}
+        ),
+        sharding_strategy=ShardingStrategy.FULL_SHARD if whole else ShardingStrategy.SHARD_GRAD_OP,
+        cpu_offload=CPUOffload(offload_params=knobs.get("cpu_offload", False)),
+        backward_prefetch=_PREFETCH[knobs.get("backward_prefetch", "pre")],
+        limit_all_gathers=knobs.get("limit_all_gathers", True),
+        mixed_precision=half if knobs.get("mixed_precision", True) else None,
+        device_id=torch.device(device),
+    )
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _slowest(seconds: float, device: str) -> float:
+    if dist.get_world_size() == 1:
+        return seconds
+    value = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value.item())
+
+
+def _memory() -> dict[str, Any]:
+    """[B] of this rank: peaks on the GPU, the process's memory, page-locked memory."""
+    found: dict[str, Any] = {}
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    for key, value in re.findall(r"^(Vm(?:RSS|HWM|Lck|Pin)|Rss\w+):\s+(\d+) kB", status, re.MULTILINE):
+        found[key] = int(value) * 1024
+    if torch.cuda.is_available():
+        found["hbm_peak"] = torch.cuda.max_memory_allocated()
+        found["hbm_reserved_peak"] = torch.cuda.max_memory_reserved()
+        free, total = torch.cuda.mem_get_info()
+        found["hbm_used_with_context"] = total - free
+        with contextlib.suppress(Exception):
+            stats = torch.cuda.host_memory_stats()
+            found["pinned"] = {key: value for key, value in stats.items() if "bytes.current" in key}
+    return found
+
+
+def _machine_memory() -> dict[str, int]:
+    text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    rows = re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)
+    return {key: int(value) * 1024 for key, value in rows if key in _MACHINE}
+
+
+def cores_each() -> int:
+    """Cores over the ranks of this host."""
+    return max(1, len(os.sched_getaffinity(0)) // int(dist.get_world_size()))
