@@ -11,7 +11,18 @@ from simoffload.report.columns import columns
 from simoffload.report.fit_text import changes
 from simoffload.report.kinds import words
 from simoffload.report.paper import MARGIN, Paper
-from simoffload.report.phrases import alike, bottleneck, bound, counted, group_links, origins, percent, worked
+from simoffload.report.phrases import (
+    alike,
+    bottleneck,
+    bound,
+    capacity,
+    carried,
+    counted,
+    group_links,
+    origins,
+    percent,
+    worked,
+)
 from simoffload.report.sections import Section, Table, findings
 from simoffload.report.sections.groups import groups
 from simoffload.report.summary import headline, verdict
@@ -19,7 +30,7 @@ from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.units import format_bytes, format_rate, format_seconds
+from simoffload.units import format_seconds
 
 __all__ = ["result_text", "tabled", "told"]
 
@@ -127,6 +138,6 @@ def _links(paper: Paper, step: PassResult) -> list[str]:
     for group in found[:_MAX_LINKS]:
         use = group.use
         times = (percent(use.busy_s / step.time_s), percent(use.saturated_s / step.time_s))
-        table.append((alike(group.names), format_bytes(use.size), *times, format_rate(use.capacity)))
+        table.append((alike(group.names), carried(use), *times, capacity(use)))
     more = [f"and {len(found) - _MAX_LINKS} more"] if len(found) > _MAX_LINKS else []
     return [*paper.headed(table, right=(1, 2, 3, 4)), *more]

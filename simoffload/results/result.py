@@ -62,6 +62,11 @@ class SimulationResult(ABC):
     target: str
     """Tier that holds the weights."""
     ranks: int
+    """Processes."""
+    gpus: int
+    """GPUs that they use."""
+    replicas: int
+    """Parts of the work side by side, each with ``batch_size`` sequences."""
     capacity: tuple[TierUse, ...]
     advice: tuple[str, ...]
     """What lacks and what to do about it; empty when it fits."""
@@ -169,6 +174,8 @@ class SimulationResult(ABC):
             "platform": self.platform,
             "target": self.target,
             "ranks": self.ranks,
+            "gpus": self.gpus,
+            "replicas": self.replicas,
             "workload": self.workload,
             "fits": self.fits,
             "refused": list(self.refused),
@@ -311,7 +318,7 @@ def _pass(one: PassResult) -> dict[str, Any]:
         "links": [
             {
                 "link": use.link,
-                "bytes": use.size,
+                "bytes" if use.unit == "B" else "core_ns": use.size,
                 "busy_s": use.busy_s,
                 "saturated_s": use.saturated_s,
                 "exposed_s": use.exposed_s,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,9 +22,10 @@ from simoffload.models.library import is_model, list_models
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.schema import EngineOptions, Scenario, scenario_schema
 from simoffload.scenario.shelf import Shelf
-from simoffload.scenario.tiers import STRATEGY_TIERS, storage_name
+from simoffload.scenario.tiers import READ_TIER
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import strategy_for
+from simoffload.strategies import strategies, strategy_for
+from simoffload.strategies.base import TierChoice
 from simoffload.workload import Training
 
 __all__ = ["SWEEP", "completed", "find_scenario", "list_scenarios", "load_scenario", "locate", "resolve"]
@@ -35,11 +36,8 @@ M = TypeVar("M", bound=BaseModel)
 SWEEP = "sweep"
 """Section of a scenario file that says what to vary; one simulation does without it."""
 _OF_TRAINING = ("checkpoint", "dataset")
-_TIERS: Mapping[str, Mapping[str, Callable[[str, Machine, str], str]]] = {
-    "strategy": STRATEGY_TIERS,
-    **{section: {"tier": storage_name} for section in _OF_TRAINING},
-}
-"""Where a scenario names tiers: by section and key, what reads the name."""
+_OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} for name in _OF_TRAINING}
+"""Where a scenario names tiers beside its strategy: by section and key, which ones may be named."""
 
 
 def list_scenarios() -> tuple[str, ...]:
@@ -137,12 +135,20 @@ def _check_the_rest(document: Document, shelf: Shelf, problems: list[Problem]) -
     machine = _machine(document, shelf, problems, changed="profiles" not in broken)
     if machine is None:
         return
-    for section, names in _TIERS.items():
+    for section, names in _tier_keys(data).items():
         part = data.get(section)
-        for key, name in names.items() if isinstance(part, dict) else ():
+        for key, choice in names.items() if isinstance(part, dict) else ():
             place, written = f"{section}.{key}", part.get(key)
             if isinstance(written, str) and place not in own:
-                _try(document, problems, place, partial(name, written, machine, place))
+                _try(document, problems, place, partial(READ_TIER[choice], written, machine, place))
+
+
+def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
+    """Where a scenario names tiers: by section and key, which tiers may be named."""
+    strategy = data.get("strategy")
+    kind = strategy.get("kind") if isinstance(strategy, dict) else None
+    known = strategies().get(kind) if isinstance(kind, str) else None
+    return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_keys})
 
 
 def _opened(document: Document, assignment: str, shelf: Shelf) -> Document:
@@ -170,17 +176,18 @@ def _with_tiers(
     document: Document, scenario: Scenario, machine: Machine, problems: list[Problem]
 ) -> Scenario:
     """The machine's names for all tiers, and a problem for each that it does not have."""
+    keys = {"strategy": scenario.strategy.tier_keys, **_OTHER_TIERS}
 
     def resolved(part: M, section: str) -> M:
         found = {}
-        for key, name in _TIERS[section].items():
+        for key, choice in keys[section].items():
             written = getattr(part, key, None)
             if written is not None:
-                place = f"{section}.{key}"
+                place, name = f"{section}.{key}", READ_TIER[choice]
                 found[key] = _try(document, problems, place, partial(name, written, machine, place))
         return part.model_copy(update=found)
 
-    parts = {section: getattr(scenario, section) for section in _TIERS}
+    parts = {section: getattr(scenario, section) for section in keys}
     changes = {section: resolved(part, section) for section, part in parts.items() if part is not None}
     return scenario.model_copy(update=changes)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module
 from simoffload.strategies.coordinator import Layers, Tensor
-from simoffload.strategies.forward import Placement, Visit
+from simoffload.strategies.forward import Partitioning, Visit
 from simoffload.strategies.partition import partitioned_tensor
 
 __all__ = ["LayeredModel", "Walkable"]
@@ -45,7 +45,7 @@ class LayeredModel:
     """The modules and tensors of a model, with as many layers as one wants of it."""
 
     model: ModelShape
-    placement: Placement
+    placement: Partitioning
 
     @cached_property
     def parts(self) -> tuple[tuple[Visit, ...], tuple[Visit, ...], tuple[Visit, ...]]:

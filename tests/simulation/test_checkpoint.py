@@ -167,9 +167,11 @@ def test_targets_are_storage_tiers() -> None:
     moved = scenario().on("raid")
     assert moved.plan().tier == "raid"
     assert moved.document.data["strategy"]["tier"] == "raid"
-    for target in ("dram", "resident", "hbm+raid"):
+    for target in ("dram", "hbm+raid"):
         with pytest.raises(InputError, match="has: raid, nfs, pfs, nvmeof"):
             scenario().on(target)
+    with pytest.raises(InputError, match="checkpoints go to storage"):
+        scenario().on("resident")
 
 
 def test_comparison_is_by_the_time_until_saved() -> None:

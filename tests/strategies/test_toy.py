@@ -11,7 +11,7 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.errors import PlacementError
+from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm, Moment
@@ -19,8 +19,8 @@ from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies import Plan, Strategy, register
 from simoffload.strategies.base import Phase, PhaseSeries
-from simoffload.strategies.destination import Destination, Written
 from simoffload.strategies.memory import working_memory
+from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, inference_phases
 from simoffload.strategies.timing import PassTimings, shares
 from simoffload.workload import Inference
@@ -46,13 +46,16 @@ class Streamed(Strategy):
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> StreamedPlan:
         return StreamedPlan(model=model, workload=workload, machine=machine, ranks=self.ranks)
 
-    def places(self, _machine: Machine) -> Destination:
-        return Destination("dram")
+    def places(self, _machine: Machine) -> Placement:
+        return Placement("dram")
 
-    def retarget(self, written: Written, destination: Destination | None, _machine: Machine) -> Written:
-        if destination != Destination("dram"):
-            raise PlacementError.at("strategy.kind", "streamed weights are in host memory")
-        return written
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        return (self.places(machine),)
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        if placement not in self.placements(machine):
+            raise refused(placement, self.kind, "streamed weights are in host memory")
+        return ()
 
 
 @dataclass(frozen=True)

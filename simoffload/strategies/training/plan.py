@@ -22,7 +22,7 @@ from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.ds_config.tunables import training as tunables
-from simoffload.strategies.forward import Placement
+from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.stream_writer import Ways
 from simoffload.strategies.training.activation_offload import ActivationOffload
@@ -175,9 +175,11 @@ class ZeroTrainingPlan(StepWork):
         )
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> Partitioning:
         """Where parameters live."""
-        return Placement(self.places.weights, self.places.ranks, self.model.dtype_bytes, self.settings.params)
+        return Partitioning(
+            self.places.weights, self.places.ranks, self.model.dtype_bytes, self.settings.params
+        )
 
     def swapper(self) -> GradientSwapper | None:
         """Buffers of gradients on their way to storage; None if they stay in memory."""

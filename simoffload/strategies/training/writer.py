@@ -20,7 +20,7 @@ from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Placement
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
 from simoffload.strategies.stream_writer import Ways
 from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.swap import GradientSwapper
@@ -85,7 +85,7 @@ class MicroStepWriter(ForwardWriter):
         self,
         *,
         name: str,
-        placement: Placement,
+        placement: Partitioning,
         settings: TrainingSettings,
         timing: TrainingTiming,
         stage: Stage,
