@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.checkpoint.host_costs import fresh_share
-from simoffload.strategies.partition import flat_part
+from simoffload.strategies.training.state import Partitions, weights_of
 from simoffload.workload.checkpointing import Checkpointing, Optimizer
 
 __all__ = [
@@ -140,7 +140,7 @@ def _writers(workload: Checkpointing, ranks: int, nodes: int) -> tuple[int, ...]
 
 
 def _weights(model: ModelShape, pieces: int, writers: tuple[int, ...], device: Device, name: str) -> Part:
-    tensors = [-(-numel // pieces) * model.dtype_bytes for numel in _tensor_sizes(model)]
+    tensors = [-(-weight.numel // pieces) * model.dtype_bytes for weight in weights_of(model)]
     return Part(_WEIGHTS, sum(tensors), writers, device, fresh_share(tensors), max(tensors), name)
 
 
@@ -161,19 +161,22 @@ def _optimizer(
 
 
 def _optimizer_numel(model: ModelShape, workload: Checkpointing, pieces: int) -> tuple[int, list[int]]:
-    """Elements of each writer, and of the tensors of which one state consists.
+    """Elements of each writer, and of the tensors of which one state consists, if all weights are trained.
 
     DeepSpeed keeps flat fp32 groups: below stage 3 all parameters in a row, cut into equal aligned pieces; at
     stage 3 each tensor's partition, in groups of ``sub_group_size``. torch.distributed.checkpoint has a shard
     of each tensor.
     """
-    if workload.contents == "zero" and workload.stage < 3:
-        whole = model.num_parameters
-        numel = flat_part(whole, pieces) if workload.stage else -(-whole // pieces)
+    weights = weights_of(model)
+    if workload.contents != "zero":
+        shards = [-(-weight.numel // pieces) for weight in weights]
+        return sum(shards), shards
+    ranks = pieces if workload.stage else 1
+    partitions = Partitions(weights, workload.stage, ranks, workload.sub_group_size)
+    if workload.stage == 0:
+        numel = -(-partitions.part // pieces)
         return numel, [numel]
-    shards = [-(-one // pieces) for one in _tensor_sizes(model)]
-    numel = sum(shards)
-    return numel, [min(numel, workload.sub_group_size)] if workload.contents == "zero" else shards
+    return partitions.part, list(partitions.group_numels)
 
 
 def _optimizer_name(model: ModelShape, workload: Checkpointing) -> str:
@@ -184,35 +187,18 @@ def _optimizer_name(model: ModelShape, workload: Checkpointing) -> str:
     return f"{prefix}zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt{suffix}"
 
 
-def _tensor_sizes(model: ModelShape) -> list[int]:
-    """[elements] of every distinct tensor."""
-    layers = _own(model.layer) * model.num_hidden_layers
-    return _own(model.modules_before) + layers + _own(model.modules_after)
-
-
-def _own(modules: Sequence[Module]) -> list[int]:
-    return [one.numel for module in modules for one in module.parameters if not one.tied]
-
-
-def checkpoint_files(model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int) -> Iterator[File]:
-    """Every file with bytes that count; ZeRO-3's model states (names and shapes) and ``latest`` are left out.
-
-    Raises InputError like :func:`checkpoint_parts`.
-    """
-    for part in checkpoint_parts(model, workload, ranks=ranks, nodes=nodes):
+def checkpoint_files(parts: Sequence[Part]) -> Iterator[File]:
+    """Every file with bytes that count: not ``latest``, not the names and shapes of ZeRO-3's model states."""
+    for part in parts:
         for index, rank in enumerate(part.writers[:1] if part.same_file else part.writers):
             yield File(part.pattern.format(rank=rank, index=index), rank, part.size)
 
 
-def checkpoint_bytes(model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int) -> int:
-    """[B] on storage of one checkpoint, padding included. Raises InputError."""
-    return sum(one.size for one in checkpoint_files(model, workload, ranks=ranks, nodes=nodes))
+def checkpoint_bytes(parts: Sequence[Part]) -> int:
+    """[B] on storage of one checkpoint, padding included."""
+    return sum(one.size for one in checkpoint_files(parts))
 
 
-def written_bytes(model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int) -> int:
-    """[B] that all ranks write for one checkpoint; more than its size where several write one file.
-
-    Raises InputError.
-    """
-    parts = checkpoint_parts(model, workload, ranks=ranks, nodes=nodes)
+def written_bytes(parts: Sequence[Part]) -> int:
+    """[B] that all ranks write for one checkpoint; more than its size where several write one file."""
     return sum(part.size * len(part.writers) for part in parts)

@@ -20,8 +20,7 @@ from simoffload.strategies.checkpoint.bytes import (
 )
 from simoffload.strategies.checkpoint.host_costs import DIRTY_LIMIT
 from simoffload.strategies.checkpoint.lines import Crew
-from simoffload.strategies.checkpoint.restore import restore_phases
-from simoffload.strategies.checkpoint.schedule import WrittenPhase, save_phases
+from simoffload.strategies.checkpoint.schedule import WrittenPhase, restore_phases, save_phases
 from simoffload.strategies.checkpoint.stall import outlook, run_mtbf
 from simoffload.strategies.direct_storage import gds_warnings
 from simoffload.strategies.memory import pinned_rounding
@@ -98,12 +97,12 @@ class CheckpointPlan(Plan):
     @property
     def size(self) -> int:
         """[B] of one checkpoint on storage."""
-        return checkpoint_bytes(self.model, self.workload, ranks=self.ranks, nodes=self.nodes)
+        return checkpoint_bytes(self.parts)
 
     @property
     def written(self) -> int:
         """[B] that all ranks write for it."""
-        return written_bytes(self.model, self.workload, ranks=self.ranks, nodes=self.nodes)
+        return written_bytes(self.parts)
 
     @property
     def written_by_host(self) -> tuple[int, ...]:
@@ -116,11 +115,11 @@ class CheckpointPlan(Plan):
 
     def save(self) -> tuple[WrittenPhase, ...]:
         """Schedules of one checkpoint, one after the other."""
-        return save_phases(self.model, self.workload, self.crew)
+        return save_phases(self.parts, self.model, self.workload, self.crew)
 
     def restore(self) -> tuple[WrittenPhase, ...]:
         """Schedules of reading it back, one after the other; the other runs are taken to go on training."""
-        return restore_phases(self.model, self.workload, self.crew._replace(jobs=1))
+        return restore_phases(self.parts, self.workload, self.crew._replace(jobs=1))
 
     def outlook(self, *, blocking_s: float, background_s: float, restore_s: float) -> Outlook:
         """What simulated times [s] mean for the run: of saving while training waits and behind it, of

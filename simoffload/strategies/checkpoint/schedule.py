@@ -1,4 +1,4 @@
-"""Schedules of saving: what host thread, copy engine and storage do for the parts of a checkpoint.
+"""Schedules of saving and restoring: what host thread, copy engine and storage do for a checkpoint's parts.
 
 Each function below writes one way of getting bytes to storage; ``save_phases`` puts them one after the
 other. ZeRO's ranks do not wait for each other between parts, so with few ranks on a filesystem that is full
@@ -7,11 +7,12 @@ the sum is a little too long: the other ranks' optimizer states could already be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.models import ModelShape
 from simoffload.schedule import Dependency, Schedule
-from simoffload.strategies.checkpoint.bytes import Part, checkpoint_parts
+from simoffload.strategies.checkpoint.bytes import Part
 from simoffload.strategies.checkpoint.host_costs import (
     CRC32_S,
     DIRTY_BACKGROUND,
@@ -26,9 +27,9 @@ from simoffload.strategies.checkpoint.host_costs import (
 from simoffload.strategies.checkpoint.lines import COMM, COPY, HOST, IO, READ, Crew, PhaseWriter, blocks
 from simoffload.workload.checkpointing import Checkpointing, Writer
 
-__all__ = ["WrittenPhase", "copied_files", "save_phases"]
+__all__ = ["WrittenPhase", "restore_phases", "save_phases"]
 
-BLOCK, MOST_BLOCKS = 64 * 2**20, 100
+_BLOCK, _MOST_BLOCKS = 64 * 2**20, 100
 """[B] of tensors and files, where the writer has no buffer: what a serial chain is cut into; our choice."""
 _MOST_PORTIONS = 200
 """Of one rank's bytes; our choice: larger ones change a pipeline's ramp by less than 1 % of the whole."""
@@ -52,13 +53,10 @@ class WrittenPhase(NamedTuple):
         return self.schedule
 
 
-def save_phases(model: ModelShape, workload: Checkpointing, crew: Crew) -> tuple[WrittenPhase, ...]:
-    """Everything from the call of save until the checkpoint is on storage, in order.
-
-    ``crew`` are all ranks. Raises InputError for writers that DeepSpeed cannot assign.
-    """
-    nodes = crew.machine.nodes_of(len(crew.ranks))
-    parts = checkpoint_parts(model, workload, ranks=len(crew.ranks), nodes=nodes)
+def save_phases(
+    parts: Sequence[Part], model: ModelShape, workload: Checkpointing, crew: Crew
+) -> tuple[WrittenPhase, ...]:
+    """Everything from the call of save until the checkpoint is stored, in order; ``crew`` are all ranks."""
     before: list[WrittenPhase] = []
     if workload.contents == "consolidated" and workload.stage == 3:
         before.append(WrittenPhase("gather weights", _gathered(model, crew)))
@@ -146,7 +144,7 @@ def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[
 # -- buffered writes -----------------------------------------------------------------------------
 
 
-def copied_files(name: str, part: Part, workload: Checkpointing, crew: Crew) -> WrittenPhase:
+def _copied_files(name: str, part: Part, workload: Checkpointing, crew: Crew) -> WrittenPhase:
     """Swap files are copied from ``crew.swap`` to ``crew.tier`` and flushed."""
     flushed = workload.model_copy(update={"fsync": True})
     return _buffered_phases(name, part, flushed, crew)[0]
@@ -160,7 +158,7 @@ def _buffered_phases(name: str, part: Part, workload: Checkpointing, crew: Crew)
     though fast drives will have written some of it.
     """
     kind = crew.machine.tiers[crew.tier].kind
-    sizes = blocks(part.size, BLOCK, most=MOST_BLOCKS)
+    sizes = blocks(part.size, _BLOCK, most=_MOST_BLOCKS)
     begin, limit = _SENT_AT_ONCE if kind == "pfs" else _dirty_lags(crew, sizes[0])
     through = workload.fsync or kind in _FLUSHED_AT_CLOSE
     flushed = len(sizes) if through else max(0, len(sizes) - limit)
@@ -235,7 +233,7 @@ def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
 def _snapshot(part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
     """Copy everything into host memory while training stands still (``async_save``, BlockingAsyncStager)."""
     phase = PhaseWriter(f"snapshot of {part.name}", crew)
-    for size in blocks(part.size, BLOCK, most=MOST_BLOCKS):
+    for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
         phase.segment()
         if part.device == "hbm":
             if not workload.pin_memory:
@@ -273,3 +271,58 @@ def _gathered(model: ModelShape, crew: Crew) -> Schedule:
             if ranks > 1:
                 phase.collective("broadcast", size, after=phase.so_far(COPY))
     return phase.finish()
+
+
+# -- restoring -----------------------------------------------------------------------------------
+
+
+def restore_phases(parts: Sequence[Part], workload: Checkpointing, crew: Crew) -> tuple[WrittenPhase, ...]:
+    """Everything from the call of load until training can go on, in order; ``crew`` are all ranks.
+
+    ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221: ``torch.load`` of each file into host memory, then
+    ``load_state_dict`` copies tensor by tensor. Below stage 3 every rank reads the whole file of the weights
+    (and at stage 0 of all states); ranks of a node find it in the page cache once one of them has read it.
+    """
+    phases = []
+    for part in parts:
+        if part.device == "nvme":
+            back = crew._replace(tier=crew.swap, swap=crew.tier)
+            phases.append(_copied_files(f"copy back {part.name}", part, workload, back))
+            continue
+        sharded = len(part.writers) == len(crew.ranks) and not part.same_file and not _split(workload)
+        size = part.size if sharded else part.size * (1 if part.same_file else len(part.writers))
+        consolidated = workload.contents == "consolidated"
+        whole = part._replace(size=size, device="hbm" if consolidated else part.device)
+        phases.append(_loaded(whole, crew, sharers=1 if sharded else crew.per_node))
+        phases.append(_placed(whole, crew))
+    return tuple(phases)
+
+
+def _split(workload: Checkpointing) -> bool:
+    """Pieces of one state that all ranks hold."""
+    return workload.contents == "zero" and workload.stage == 0
+
+
+def _loaded(part: Part, crew: Crew, *, sharers: int) -> WrittenPhase:
+    """Storage to page cache to fresh memory; ``sharers`` ranks of a node read a file together."""
+    name = f"read {part.name}"
+    phase = PhaseWriter(name, crew)
+    for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
+        phase.segment()
+        phase.read(-(-size // sharers), tier=crew.tier)
+        phase.work(size * part.fresh * FRESH_READ_S, label="new pages", after=phase.so_far(READ))
+        phase.in_host("from the page cache", size)
+    return WrittenPhase(name, phase.finish())
+
+
+def _placed(part: Part, crew: Crew) -> WrittenPhase:
+    """Pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
+    name = f"place {part.name}"
+    phase = PhaseWriter(name, crew)
+    for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
+        phase.segment()
+        if part.device == "hbm":
+            phase.to_gpu(size, pinned=False, after=phase.so_far(HOST, COPY))
+        else:
+            phase.in_host("into the optimizer", size)
+    return WrittenPhase(name, phase.finish())

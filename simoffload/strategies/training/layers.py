@@ -9,14 +9,12 @@ from math import lcm
 from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.limits import count_elements
-from simoffload.models import ModelShape
 from simoffload.strategies.actions import Idle, Tensor
 from simoffload.strategies.coordinator import Layers
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.training.recurrence import Passes, Period, Skip, State, reused
-from simoffload.strategies.training.swap import GradientSwapper, NoSink, sub_groups
-from simoffload.strategies.training.tensors import partitioned
+from simoffload.strategies.training.state import TrainingState
+from simoffload.strategies.training.storage_io import GradientSwapper, NoSink
 from simoffload.strategies.training.trace import MicroStep, micro_step
 from simoffload.strategies.training.walk import Bucket, Parameters, coordinator_of, hook
 from simoffload.workload import Training
@@ -45,15 +43,18 @@ class Shortened(NamedTuple):
 class TrainedLayers:
     """The model's micro-step and tensors, of one layer or of a few."""
 
-    model: ModelShape
+    state: TrainingState
     workload: Training
-    settings: TrainingSettings
-    ranks: int
 
     @property
     def count(self) -> int:
         """Layers of the whole model."""
-        return self.model.num_hidden_layers
+        return self.state.model.num_hidden_layers
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """DeepSpeed's."""
+        return self.state.settings
 
     @cached_property
     def _known(self) -> dict[int, Shortened]:
@@ -67,11 +68,9 @@ class TrainedLayers:
         return self._known[count]
 
     def _cut(self, count: int) -> Shortened:
-        work, model = self.workload, replace(self.model, num_hidden_layers=count)
+        work, model = self.workload, replace(self.state.model, num_hidden_layers=count)
         trace = micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
-        parameters = partitioned(
-            trace, self.settings, ranks=self.ranks, dtype_bytes=self.model.dtype_bytes, kept=False
-        )
+        parameters = Parameters.of(trace, self.state.of_layers(count))
         pieces = dict(trace.pieces(backward=False))
         first, end = (
             max((1 + i for one in pieces[visit] for i in parameters.owned[one.instance]), default=0)
@@ -92,39 +91,6 @@ class TrainedLayers:
     @cached_property
     def _one(self) -> Shortened:
         return self.shortened(1)
-
-    @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor of the whole model, if layers are alike."""
-        return self._all(range(len(self._one.parameters.tensors)))
-
-    @cached_property
-    def trained(self) -> tuple[Tensor, ...]:
-        """Those that have gradients."""
-        return self._all(sorted({i for own in self._one.parameters.trained.values() for i in own}))
-
-    def _all(self, indices: range | list[int]) -> tuple[Tensor, ...]:
-        one, layers = self._one.parameters.tensors, self._one.layers
-        head = tuple(one[index] for index in indices if index < layers.first_tensor)
-        layer = tuple(one[index] for index in indices if layers.first_tensor <= index < layers.tail_tensor)
-        tail = tuple(one[index] for index in indices if index >= layers.tail_tensor)
-        count_elements(len(layer) * self.count)
-        return (*head, *(layer * self.count), *tail)
-
-    @cached_property
-    def alike(self) -> bool:
-        """Whether all layers' tensors are kept in the same places, and no tensor is told from its likes."""
-        settings, layers = self.settings, self._one.layers
-        if settings.super_offload or settings.ratio != 1.0 or not layers.tensors:
-            return False
-        params = settings.params
-        small = sum(one.numel for one in self.tensors if one.numel <= params.param_persistence_threshold)
-        if settings.stage == 3 and small > params.model_persistence_threshold:
-            return False
-        if params.device != "nvme" or not any(tensor.on_nvme for tensor in self.tensors):
-            return True
-        # A first sub-group that has no room leaves none for others.
-        return sub_groups(self.tensors, settings.sub_group_size)[0].numel > params.max_in_cpu
 
     # -- periods --------------------------------------------------------------------------------
 
@@ -147,7 +113,9 @@ class TrainedLayers:
 
     def _search(self, guess: int, *, warm: bool) -> tuple[Period, Period, int] | None:
         trace, parameters, layers, _, _ = self.shortened(guess)
-        walk = coordinator_of(trace, parameters, self.settings, self.ranks, Idle(), warm=warm, layers=layers)
+        walk = coordinator_of(
+            trace, parameters, self.settings, self.state.places.ranks, Idle(), warm=warm, layers=layers
+        )
         passes = Passes(trace, layers, walk)
         periods: list[Period] = []
         ahead = 0
@@ -218,7 +186,7 @@ class TrainedLayers:
 
         ``gradients`` is the period of their waiting, None where only forward matters.
         """
-        coordinated = self.coordinated(warm=warm) if self.alike else None
+        coordinated = self.coordinated(warm=warm) if self.state.homogeneous else None
         if coordinated is None:
             return None
         forward, backward, ahead = coordinated

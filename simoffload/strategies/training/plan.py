@@ -9,11 +9,9 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import Estimate, Moment
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.aio import aio_unit
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.calibrated import ranks_beyond
 from simoffload.strategies.checkpoint.of_training import config_warnings, plan_of_training
@@ -26,22 +24,24 @@ from simoffload.strategies.forward import Placement
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.stream_writer import Ways
 from simoffload.strategies.training.activation_offload import ActivationOffload
-from simoffload.strategies.training.facts import Places, StepFacts, Update
 from simoffload.strategies.training.layers import Shortened, TrainedLayers
-from simoffload.strategies.training.memory import estimates_for, training_moments
-from simoffload.strategies.training.modes import step_of
-from simoffload.strategies.training.step import Step
+from simoffload.strategies.training.memory.estimators import estimates_for
+from simoffload.strategies.training.memory.stages import training_moments
+from simoffload.strategies.training.state import Places, TrainingState
+from simoffload.strategies.training.step import Step, StepContext
+from simoffload.strategies.training.step_variants import step_of
 from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.storage_io import (
+    GradientSwapper,
+    NoSink,
     RankFiles,
     StorageStage,
     by_tier,
+    check_buffers,
     rank_files,
     stages_until_first_step,
     steady_stages,
 )
-from simoffload.strategies.training.swap import GradientSwapper, NoSink, SubGroup, check_buffers, sub_groups
-from simoffload.strategies.training.tensors import partitioned
 from simoffload.strategies.training.timing import TrainingTiming
 from simoffload.strategies.training.walk import Parameters, Peak, Walk, buckets, gathered_peak
 from simoffload.strategies.training.writer import MicroStepWriter, Stage
@@ -86,14 +86,10 @@ class ZeroTrainingPlan(StepWork):
     def step(self) -> Step:
         """A step as the configured mode has it: plain, ZenFlow, SuperOffload."""
         return step_of(
-            StepFacts(
-                settings=self.settings,
+            StepContext(
+                state=self.state,
                 timing=self.timing,
-                places=self.places,
-                tensors=self.tensors,
                 everything=lambda: self.parameters,
-                updates=self.updates,
-                dtype_bytes=self.model.dtype_bytes,
                 accumulation=self.workload.gradient_accumulation_steps,
             )
         )
@@ -103,64 +99,27 @@ class ZeroTrainingPlan(StepWork):
         """One step of the steady state."""
         return self.step.parts
 
-    # -- tensors --------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------
+
+    @cached_property
+    def state(self) -> TrainingState:
+        """Tensors, partitions and sub-groups, and where each is kept."""
+        return TrainingState(self.model, self.settings, self.places, self.weight_bits)
 
     @cached_property
     def parameters(self) -> Parameters:
         """All tensors with their partitions, and the modules that need them."""
-        return partitioned(
-            self.trace, self.settings, ranks=self.places.ranks, dtype_bytes=self.model.dtype_bytes
-        )
+        return Parameters.of(self.trace, self.state.tensors)
 
     @cached_property
     def layered(self) -> TrainedLayers:
         """The model with as many layers as one wants."""
-        return TrainedLayers(self.model, self.workload, self.settings, self.places.ranks)
-
-    @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors with their partitions."""
-        return self.layered.tensors if self.layered.alike else self.parameters.tensors
-
-    @cached_property
-    def trained(self) -> tuple[Tensor, ...]:
-        """The tensors that the optimizer updates; all of them but for LoRA."""
-        if self.layered.alike:
-            return self.layered.trained
-        parameters = self.parameters
-        indices = sorted({index for found in parameters.trained.values() for index in found})
-        return tuple(parameters.tensors[index] for index in indices)
-
-    @cached_property
-    def updates(self) -> tuple[Update, ...]:
-        """What the optimizer does with every sub-group."""
-        settings = self.settings
-        if settings.stage == 3:
-            groups = sub_groups(self.trained, settings.sub_group_size)
-        else:
-            groups = (SubGroup(self.trained),)
-        on_cpu_from = int((1 - settings.ratio) * len(groups))
-        updates = []
-        for index, group in enumerate(groups):
-            on_gpu = settings.optimizer_device == "none" or index < on_cpu_from
-            swapped = (
-                settings.optimizer_device == "nvme"  # whatever ``ratio`` says (_swappable_optimizer_subgroup)
-                and group.numel * SINGLE >= settings.params.min_swap_bytes
-            )
-            updates.append(Update(group, on_gpu, swapped, self._place(group)))
-        return tuple(updates)
-
-    def _place(self, group: SubGroup) -> str:
-        device = self.settings.params.device
-        if device == "nvme":
-            return "nvme" if any(tensor.on_nvme for tensor in group.tensors) else "dram"
-        return "dram" if device == "cpu" else "hbm"
+        return TrainedLayers(self.state, self.workload)
 
     def check(self) -> None:
         """Raise InputError for what DeepSpeed refuses at start-up."""
         self.step.check()
-        swapped = sum(update.swapped for update in self.updates)
-        check_buffers(self.tensors, self.settings, swapped=swapped)
+        check_buffers(self.state)
 
     # -- schedules ------------------------------------------------------------------------------
 
@@ -181,16 +140,7 @@ class ZeroTrainingPlan(StepWork):
 
     def swapper(self) -> GradientSwapper | None:
         """Buffers of gradients on their way to storage; None if they stay in memory."""
-        if not any(update.swapped for update in self.updates):
-            return None
-        settings = self.settings.params
-        return GradientSwapper(
-            tier=self.places.optimizer,
-            buffers=self.settings.buffer_count,
-            buffer_numel=max(update.group.numel for update in self.updates),
-            alignment=aio_unit(settings.threads),
-            smallest=settings.min_swap_bytes,
-        )
+        return GradientSwapper.of(self.state)
 
     def schedule(self, part: StepPart) -> Schedule:
         """The operations of one part of a step."""
@@ -227,9 +177,9 @@ class ZeroTrainingPlan(StepWork):
             activations=self._activations(layers or self.model.num_hidden_layers),
             staying=frozenset(
                 id(tensor)
-                for update in self.updates
-                if self.settings.ratio != 1.0 and update.on_gpu and not update.swapped
-                for tensor in update.group.tensors
+                for group in self.state.on_gpu
+                if self.settings.ratio != 1.0
+                for tensor in group.tensors
             ),
         )
 
@@ -239,7 +189,7 @@ class ZeroTrainingPlan(StepWork):
 
     def _short(self, part: StepPart) -> Shortened | None:
         """A micro-step of fewer layers that stands for the whole one."""
-        if not self.layered.alike or part.phase == "forward":
+        if not self.state.homogeneous or part.phase == "forward":
             return self.layered.without(None)
         swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
         gradients = self.layered.gradients(self.swapper() if swaps else None)
@@ -262,7 +212,7 @@ class ZeroTrainingPlan(StepWork):
 
     def _fill(self, swapper: GradientSwapper) -> None:
         """Leave in the swap buffers what backward has not filled one with."""
-        if self.layered.alike:
+        if self.state.homogeneous:
             self.layered.fill(swapper)
             return
         for tensors in buckets(self.trace, self.parameters, self.settings.reduce_bucket_size):
@@ -286,7 +236,7 @@ class ZeroTrainingPlan(StepWork):
         return self._peak(warm=True)
 
     def _peak(self, *, warm: bool) -> Peak:
-        gradients = self.layered.gradients(None) if self.layered.alike else None
+        gradients = self.layered.gradients(None) if self.state.homogeneous else None
         short = self.layered.without(gradients, warm=warm) if gradients is not None else None
         if short is not None:
             found = gathered_peak(
@@ -355,32 +305,12 @@ class ZeroTrainingPlan(StepWork):
 
     def _files(self, passed: Sequence[tuple[Sequence[Tensor], int]]) -> RankFiles:
         """One rank's files, with the partitions that forward and backward read."""
-        return rank_files(
-            self.updates,
-            self.swapper(),
-            passed=passed,
-            dtype_bytes=self.model.dtype_bytes,
-            alignment=aio_unit(self.settings.params.threads),
-            tiers=(self.places.weights, self.places.optimizer),
-        )
+        return rank_files(self.state, self.swapper(), passed=passed)
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
         """What each tier must hold at each stage of the run."""
-        peak = self.peak
-        return training_moments(
-            self.model,
-            self.workload,
-            self.settings,
-            self.machine,
-            ranks=self.places.ranks,
-            weights_tier=self.places.weights,
-            optimizer_tier=self.places.optimizer,
-            gathered_elements=peak.gathered if peak else None,
-            gathered_while_reducing=peak.while_reducing if peak else None,
-            gather_batch=peak.largest if peak else None,
-            weight_bits=self.weight_bits,
-        )
+        return training_moments(self.state, self.workload, self.machine, peak=self.peak)
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:

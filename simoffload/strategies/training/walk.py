@@ -24,6 +24,33 @@ class Parameters(NamedTuple):
     trained: Mapping[Instance, tuple[int, ...]]
     """Indices of the tensors whose gradients are complete after the module's backward pass."""
 
+    @classmethod
+    def of(cls, trace: MicroStep, tensors: Sequence[Tensor]) -> Parameters:
+        """Who needs and who trains ``tensors``, which come in the order of their first use, a tied one
+        once."""
+        owned: dict[Instance, tuple[int, ...]] = {}
+        trained: dict[Instance, tuple[int, ...]] = {}
+        known: dict[tuple[int, str], int] = {}
+        for event in trace.forward:
+            one = event.instance
+            if one in owned:
+                continue
+            mine, own = [], []
+            for parameter in one.module.parameters if one.owns else ():
+                if parameter.tied:
+                    mine.append(known[-1, parameter.name])
+                    continue
+                index = known[one.layer, parameter.name] = len(known)
+                mine.append(index)
+                if parameter.trainable:
+                    own.append(index)
+            owned[one], trained[one] = tuple(mine), tuple(own)
+        for event in trace.backward:
+            owned.setdefault(event.instance, ())
+            trained.setdefault(event.instance, ())
+        assert len(known) == len(tensors)
+        return cls(tuple(tensors), owned, trained)
+
     def completed(self, event: Event) -> list[Tensor]:
         """Tensors whose gradients are complete with ``event``."""
         if event.kind != "gradients":

@@ -23,7 +23,7 @@ from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Placement
 from simoffload.strategies.stream_writer import Ways
 from simoffload.strategies.timing import picoseconds
-from simoffload.strategies.training.swap import GradientSwapper
+from simoffload.strategies.training.storage_io import GradientSwapper
 from simoffload.strategies.training.timing import TrainingTiming
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from simoffload.strategies.ds_config.training import TrainingSettings, batch_pro
 from simoffload.strategies.ds_config.tunables import allowing, stages
 from simoffload.strategies.moves import lora_moves, training_moves
 from simoffload.strategies.offload_devices import device_of, offload_tier, swap_path, weights_in_memory
-from simoffload.strategies.training.facts import Places
-from simoffload.strategies.training.modes import interval_warnings, mode_warnings, share_warnings
 from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.state import Places
+from simoffload.strategies.training.step_variants import interval_warnings, mode_warnings, share_warnings
 from simoffload.workload import Training
 
 __all__ = ["Lora", "ZeroTraining"]
@@ -144,7 +144,7 @@ class ZeroTraining(Strategy):
         plan.check()
         if settings.ratio == 1.0:
             return plan
-        return replace(plan, warnings=(*plan.warnings, *share_warnings(settings, plan.updates)))
+        return replace(plan, warnings=(*plan.warnings, *share_warnings(settings, plan.state.updates)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
         """Weights, optimizer and both on every tier, also in higher stages."""

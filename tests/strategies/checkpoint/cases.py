@@ -11,7 +11,8 @@ from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, load_model
 from simoffload.models.modules import linear
 from simoffload.results.checkpoint import Outlook
-from simoffload.strategies.checkpoint import CheckpointPlan, WrittenPhase, plan_checkpoint
+from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
+from simoffload.strategies.checkpoint.schedule import WrittenPhase
 from simoffload.workload import Checkpointing
 
 

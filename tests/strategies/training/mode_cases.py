@@ -20,8 +20,8 @@ from simoffload.schedule import Op, Schedule
 from simoffload.simulation import simulate
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.training.facts import StepFacts
 from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.step import StepContext
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
 
@@ -172,5 +172,5 @@ def timeline(plan: ZeroTrainingPlan, one: StepPart) -> Timeline:
     return execute(plan.schedule(one))
 
 
-def facts(plan: ZeroTrainingPlan) -> StepFacts:
-    return plan.step.facts
+def facts(plan: ZeroTrainingPlan) -> StepContext:
+    return plan.step.context

@@ -64,7 +64,7 @@ def updated(plan: ZeroTrainingPlan, title: str) -> list[int]:
 
 def test_every_sub_group_is_updated_once_during_backward() -> None:
     plan = plan_of(zero())
-    sizes = [28 * update.group.numel for update in plan.updates]
+    sizes = [28 * update.group.numel for update in plan.state.updates]
     assert len(sizes) > 4
     assert sum(sizes) == 28 * NUMEL
     found = updated(plan, "backward")
@@ -77,7 +77,7 @@ def test_every_sub_group_is_updated_once_during_backward() -> None:
 def test_with_clipping_they_are_updated_after_backward_in_order() -> None:
     plan = plan_of(zero(), config=CLIPPED)
     assert updated(plan, "backward") == []
-    assert updated(plan, "optimizer") == [28 * update.group.numel for update in plan.updates]
+    assert updated(plan, "optimizer") == [28 * update.group.numel for update in plan.state.updates]
     assert not any(one.leaves_update or one.awaits_update for one in plan.parts)
 
 
@@ -85,15 +85,15 @@ def test_only_the_last_micro_step_updates() -> None:
     plan = plan_of(zero(), gradient_accumulation_steps=3)
     for title in (FIRST, MIDDLE):
         assert updated(plan, title) == []
-    assert len(updated(plan, LAST)) == len(plan.updates)
+    assert len(updated(plan, LAST)) == len(plan.state.updates)
     assert [one.title for one in plan.parts if one.leaves_update] == [LAST]
     assert [one.title for one in plan.parts if one.awaits_update] == ["optimizer"]
 
 
 def test_sub_groups_on_the_gpu_are_not_queued() -> None:
     plan = plan_of(zero(ratio=0.6))
-    here = [update for update in plan.updates if not update.on_gpu]
-    assert 0 < len(here) < len(plan.updates)
+    here = [update for update in plan.state.updates if not update.on_gpu]
+    assert 0 < len(here) < len(plan.state.updates)
     assert Counter(updated(plan, "backward")) == Counter(28 * update.group.numel for update in here)
 
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
-from simoffload.strategies.training.columns import SelectedColumns
-from simoffload.strategies.training.zenflow import update_s, update_threads
+from simoffload.strategies.training.zenflow import SelectedColumns, update_s, update_threads
 from tests.strategies.training.mode_cases import (
     CPU,
     FIRST,
@@ -238,7 +237,7 @@ def test_storage_moves_what_the_result_says(interval: int, accumulation: int) ->
         gradient_accumulation_steps=accumulation,
         model={"hidden_size": 1024, "intermediate_size": 2048},
     )
-    assert any(update.swapped for update in plan.updates)
+    assert any(update.swapped for update in plan.state.updates)
     sizes = moved_in_cycle(plan)
     cycles = Fraction(accumulation, interval)
     (traffic,) = plan.traffic

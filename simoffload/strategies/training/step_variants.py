@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.training import TrainingSettings, ZenFlow
-from simoffload.strategies.training.facts import StepFacts, Update
-from simoffload.strategies.training.step import Step
+from simoffload.strategies.training.state import Update
+from simoffload.strategies.training.step import Step, StepContext
 from simoffload.strategies.training.super_offload import SuperOffloadStep
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training
@@ -18,11 +18,11 @@ _SAME_SHARE = 0.005
 """Shares that are told with the same whole percent."""
 
 
-def step_of(facts: StepFacts) -> Step:
+def step_of(context: StepContext) -> Step:
     """The step as its mode has it."""
-    if facts.settings.zenflow is not None:
-        return ZenFlowStep(facts)
-    return SuperOffloadStep(facts) if facts.settings.super_offload else Step(facts)
+    if context.settings.zenflow is not None:
+        return ZenFlowStep(context)
+    return SuperOffloadStep(context) if context.settings.super_offload else Step(context)
 
 
 def mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[str]:
