@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
+from simoffload.models.lora import with_lora
 from simoffload.strategies.checkpoint.bytes import (
     Part,
     checkpoint_bytes,
@@ -119,6 +120,17 @@ def test_partitions_are_padded_to_equal_size() -> None:
     model = squares(10, 7)
     assert files(model, stage=3)["zero_pp_rank_7_mp_rank_00_optim_states.pt"] == 10 * 7 * 12
     assert files(model, stage=1)["zero_pp_rank_7_mp_rank_00_optim_states.pt"] == 496 // 8 * 12
+
+
+@pytest.mark.parametrize(("stage", "frozen"), [(0, 2), (1, 2), (2, 4), (3, 2)])
+def test_checkpoints_of_adapters_hold_states_of_the_adapters_alone(stage: int, frozen: int) -> None:
+    """From stage 2 frozen weights are saved as copies (``frozen_param_fragments`` in engine.py), although at
+    stage 2 the module's own state has them already."""
+    model = with_lora(load_model("llama-2-7b"), r=8, target_modules=["q_proj", "v_proj"])
+    adapters, rest = 4_194_304, 6_738_415_616
+    trained = 12 * adapters + (2 * adapters if stage < 3 else 0)
+    assert saved(model, ranks=4, stage=stage) == trained + frozen * rest
+    assert saved(model, ranks=4, contents="sharded") == 2 * rest + 14 * adapters
 
 
 def test_file_names_and_writers() -> None:
