@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
-from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.strategies.actions import Idle, Tensor
 from simoffload.strategies.coordinator import Layers
 from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.training.recurrence import Passes, Period, Skip, State, reused
+from simoffload.strategies.layer_period import Passes, Period, Skip, State, reused
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSwapper, NoSink
-from simoffload.strategies.training.trace import MicroStep, micro_step
-from simoffload.strategies.training.walk import Bucket, Parameters, coordinator_of, hook
+from simoffload.strategies.training.trace import micro_step
+from simoffload.strategies.training.walk import Bucket, Parameters, WalkedStep, hook
 from simoffload.workload import Training
 
-__all__ = ["Shortened", "TrainedLayers"]
+__all__ = ["TrainedLayers"]
 
 _GUESSES = (12, 48, 192)
 """Layers of the models in which a period of the coordinator is looked for."""
@@ -27,16 +26,6 @@ _LONGEST = 1000
 """Layers of the longest period of gradients that is looked for."""
 _SETTLING = 6
 """Layers until what is written down repeats as the coordinator does (our choice; it is checked each time)."""
-
-
-class Shortened(NamedTuple):
-    """A micro-step of the model, with layers left out."""
-
-    trace: MicroStep
-    parameters: Parameters
-    layers: Layers
-    forward: Skip | None = None
-    backward: Skip | None = None
 
 
 @dataclass(frozen=True)
@@ -57,17 +46,17 @@ class TrainedLayers:
         return self.state.settings
 
     @cached_property
-    def _known(self) -> dict[int, Shortened]:
+    def _known(self) -> dict[int, WalkedStep]:
         """By the number of layers: parts of a step ask for the same few."""
         return {}
 
-    def shortened(self, count: int) -> Shortened:
+    def shortened(self, count: int) -> WalkedStep:
         """A micro-step through ``count`` layers."""
         if count not in self._known:
             self._known[count] = self._cut(count)
         return self._known[count]
 
-    def _cut(self, count: int) -> Shortened:
+    def _cut(self, count: int) -> WalkedStep:
         work, model = self.workload, replace(self.state.model, num_hidden_layers=count)
         trace = micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
         parameters = Parameters.of(trace, self.state.of_layers(count))
@@ -86,11 +75,13 @@ class TrainedLayers:
             left_out=self.count - count,
             again=True,
         )
-        return Shortened(trace, parameters, layers)
+        return WalkedStep(trace, parameters, layers)
 
-    @cached_property
-    def _one(self) -> Shortened:
-        return self.shortened(1)
+    @property
+    def _layers(self) -> Layers:
+        layers = self.shortened(1).layers
+        assert layers is not None
+        return layers
 
     # -- periods --------------------------------------------------------------------------------
 
@@ -112,29 +103,27 @@ class TrainedLayers:
         return self._coordinated[warm]
 
     def _search(self, guess: int, *, warm: bool) -> tuple[Period, Period, int] | None:
-        trace, parameters, layers, _, _ = self.shortened(guess)
-        walk = coordinator_of(
-            trace, parameters, self.settings, self.state.places.ranks, Idle(), warm=warm, layers=layers
-        )
-        passes = Passes(trace, layers, walk)
+        step = self.shortened(guess)
+        walk = step.coordinator(self.state, Idle(), warm=warm)
+        passes = Passes(step.trace, step.layers, walk)
         periods: list[Period] = []
         ahead = 0
         try:
             for backward in (False, True):
                 met: dict[State, int] = {}
-                for visit, events in trace.pieces(backward=backward):
+                for visit, events in step.trace.pieces(backward=backward):
                     if len(periods) == backward and 0 <= visit < guess:
                         state = passes.state(visit, backward=backward)
                         if state is None:
                             return None
                         if state in met:
                             periods.append(Period(met[state], visit - met[state]))
-                            ahead = max(ahead, -(-walk.ahead // len(layers.tensors)))
+                            ahead = max(ahead, -(-walk.ahead // len(self._layers.tensors)))
                             if backward:
                                 return periods[0], periods[1], ahead
                         met[state] = visit
                     for event in events:
-                        hook(event, walk, parameters)
+                        hook(event, walk, step.parameters)
         except InputError:
             pass  # where DeepSpeed would stop, the walk through the whole model says so
         return None
@@ -156,7 +145,7 @@ class TrainedLayers:
     @cached_property
     def _completed(self) -> list[list[Tensor]]:
         """Gradients that come in backward before the layers, of a layer, and after them."""
-        trace, parameters = self._one.trace, self._one.parameters
+        trace, parameters, *_ = self.shortened(1)
         return [
             [tensor for event in events for tensor in parameters.completed(event)]
             for _, events in trace.pieces(backward=True)
@@ -181,7 +170,7 @@ class TrainedLayers:
 
     # -- what is left out -----------------------------------------------------------------------
 
-    def without(self, gradients: Period | None, *, warm: bool = True) -> Shortened | None:
+    def without(self, gradients: Period | None, *, warm: bool = True) -> WalkedStep | None:
         """The shortest micro-step that stands for the whole one; None if there is none that is shorter.
 
         ``gradients`` is the period of their waiting, None where only forward matters.
@@ -190,7 +179,7 @@ class TrainedLayers:
         if coordinated is None:
             return None
         forward, backward, ahead = coordinated
-        kept = reused(self._one.layers, self.settings.params.max_reuse_distance)
+        kept = reused(self._layers, self.settings.params.max_reuse_distance)
         kept = kept if self.settings.stage == 3 else 0
         start = max(2, forward.first)  # the first two layers' checkpoints are apart
         needed = start + forward.layers + _SETTLING + ahead + kept

@@ -16,19 +16,18 @@ from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.calibrated import ranks_beyond
 from simoffload.strategies.checkpoint.of_training import config_warnings, plan_of_training
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.coordinator import Layers, Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.ds_config.tunables import training as tunables
-from simoffload.strategies.forward import Placement
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.stream_writer import Ways
 from simoffload.strategies.training.activation_offload import ActivationOffload
-from simoffload.strategies.training.layers import Shortened, TrainedLayers
+from simoffload.strategies.training.layers import TrainedLayers
 from simoffload.strategies.training.memory.estimators import estimates_for
 from simoffload.strategies.training.memory.stages import training_moments
 from simoffload.strategies.training.state import Places, TrainingState
-from simoffload.strategies.training.step import Step, StepContext
+from simoffload.strategies.training.step import Step
 from simoffload.strategies.training.step_variants import step_of
 from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.storage_io import (
@@ -43,7 +42,7 @@ from simoffload.strategies.training.storage_io import (
     steady_stages,
 )
 from simoffload.strategies.training.timing import TrainingTiming
-from simoffload.strategies.training.walk import Parameters, Peak, Walk, buckets, gathered_peak
+from simoffload.strategies.training.walk import Parameters, Peak, Walk, WalkedStep, buckets, gathered_peak
 from simoffload.strategies.training.writer import MicroStepWriter, Stage
 from simoffload.workload import Training, TrainingCheckpoints
 
@@ -85,14 +84,12 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def step(self) -> Step:
         """A step as the configured mode has it: plain, ZenFlow, SuperOffload."""
-        return step_of(
-            StepContext(
-                state=self.state,
-                timing=self.timing,
-                everything=lambda: self.parameters,
-                accumulation=self.workload.gradient_accumulation_steps,
-            )
-        )
+        return step_of(self)
+
+    @property
+    def processes(self) -> int:
+        """Ranks on one host."""
+        return self.machine.ranks_per_node(self.places.ranks)
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
@@ -133,11 +130,6 @@ class ZeroTrainingPlan(StepWork):
             length=self.workload.sequence_length,
         )
 
-    @property
-    def placement(self) -> Placement:
-        """Where parameters live."""
-        return Placement(self.places.weights, self.places.ranks, self.model.dtype_bytes, self.settings.params)
-
     def swapper(self) -> GradientSwapper | None:
         """Buffers of gradients on their way to storage; None if they stay in memory."""
         return GradientSwapper.of(self.state)
@@ -152,42 +144,39 @@ class ZeroTrainingPlan(StepWork):
             out = self._writer(part, swapper)
             write(out, part)
             return out.build()
-        short = self._short(part)
-        if short is not None:
-            out = self._writer(part, self.swapper(), layers=short.layers.walked)
-            if self._walk(part, out, short):
-                return out.build()
-        out = self._writer(part, self.swapper())
-        self._walk(part, out)
+        for step in (self._short(part), self._whole):
+            if step is not None:
+                out = self._writer(part, self.swapper(), step.layers)
+                walk = Walk(step, self.state, out)
+                if walk.forward() if part.phase == "forward" else walk.backward():
+                    break
         return out.build()
 
     def _writer(
-        self, part: StepPart, swapper: GradientSwapper | None, *, layers: int | None = None
+        self, part: StepPart, swapper: GradientSwapper | None, layers: Layers | None = None
     ) -> MicroStepWriter:
-        """What writes a part down; of a micro-step of ``layers`` layers if some are left out."""
+        """What writes a part down; of a micro-step with ``layers`` left out, if that is so."""
         return MicroStepWriter(
             name=part.title,
-            placement=self.placement,
-            settings=self.settings,
+            state=self.state,
             timing=self.timing,
             stage=Stage(accumulates=part.micro_step > 0, boundary=part.boundary),
             swapper=swapper,
             hooks=self.step.hooks(),
             ways=self._ways,
-            activations=self._activations(layers or self.model.num_hidden_layers),
-            staying=frozenset(
-                id(tensor)
-                for group in self.state.on_gpu
-                if self.settings.ratio != 1.0
-                for tensor in group.tensors
-            ),
+            activations=self._activations(self.model.num_hidden_layers if layers is None else layers.walked),
         )
+
+    @property
+    def _whole(self) -> WalkedStep:
+        """The micro-step with all its layers."""
+        return WalkedStep(self.trace, self.parameters)
 
     @cached_property
     def _ways(self) -> Ways:
         return {}
 
-    def _short(self, part: StepPart) -> Shortened | None:
+    def _short(self, part: StepPart) -> WalkedStep | None:
         """A micro-step of fewer layers that stands for the whole one."""
         if not self.state.homogeneous or part.phase == "forward":
             return self.layered.without(None)
@@ -195,27 +184,12 @@ class ZeroTrainingPlan(StepWork):
         gradients = self.layered.gradients(self.swapper() if swaps else None)
         return self.layered.without(gradients) if gradients is not None else None
 
-    def _walk(self, part: StepPart, out: MicroStepWriter, short: Shortened | None = None) -> bool:
-        """Write a pass down; whether layers that are left out are as those before them."""
-        walk = Walk(
-            trace=short.trace if short is not None else self.trace,
-            parameters=short.parameters if short is not None else self.parameters,
-            settings=self.settings,
-            ranks=self.places.ranks,
-            out=out,
-            layers=short.layers if short is not None else None,
-        )
-        forward, backward = (short.forward, short.backward) if short is not None else (None, None)
-        if part.phase == "forward":
-            return walk.forward(forward)
-        return walk.backward(backward, forward=forward)
-
     def _fill(self, swapper: GradientSwapper) -> None:
         """Leave in the swap buffers what backward has not filled one with."""
         if self.state.homogeneous:
             self.layered.fill(swapper)
             return
-        for tensors in buckets(self.trace, self.parameters, self.settings.reduce_bucket_size):
+        for tensors in buckets(self._whole, self.settings.reduce_bucket_size):
             swapper.insert(NoSink(), tensors)
 
     def _activations(self, layers: int) -> ActivationOffload | None:
@@ -238,21 +212,11 @@ class ZeroTrainingPlan(StepWork):
     def _peak(self, *, warm: bool) -> Peak:
         gradients = self.layered.gradients(None) if self.state.homogeneous else None
         short = self.layered.without(gradients, warm=warm) if gradients is not None else None
-        if short is not None:
-            found = gathered_peak(
-                short.trace,
-                short.parameters,
-                self.settings,
-                self.places.ranks,
-                warm=warm,
-                layers=short.layers,
-                skips=(short.forward, short.backward),
-            )
+        for step in (short, self._whole):
+            found = gathered_peak(step, self.state, warm=warm) if step is not None else None
             if found is not None:
                 return found
-        whole = gathered_peak(self.trace, self.parameters, self.settings, self.places.ranks, warm=warm)
-        assert whole is not None
-        return whole
+        raise AssertionError("nothing is left out of the whole")
 
     def tunables(self) -> Iterator[Tunable]:
         """Those of fetching parameters, of gradients and of the optimizer."""

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from simoffload.errors import InputError
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.checkpoint.host_costs import FREED_S, FRESH_CAST_S
-from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.stream_writer import HOST
-from simoffload.strategies.training.state import TrainingState, Update
-from simoffload.strategies.training.timing import DEEPSPEED_ADAM, TORCH_ADAM, TrainingTiming
-from simoffload.strategies.training.walk import Parameters
+from simoffload.strategies.training.state import Update
+from simoffload.strategies.training.timing import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHooks, MicroStepWriter
+
+if TYPE_CHECKING:
+    from simoffload.strategies.training.plan import ZeroTrainingPlan
 
 __all__ = [
     "CPU_ADAM",
@@ -33,7 +34,6 @@ __all__ = [
     "OptimizerStep",
     "PartWriter",
     "Step",
-    "StepContext",
     "micro_steps",
     "refused",
 ]
@@ -46,37 +46,6 @@ CPU_ADAM = "CPU Adam"
 CPU_LOOPS = "CPU casts and scaling"
 _SCALE = 8
 """[B] a gradient: read and written."""
-
-
-class StepContext(NamedTuple):
-    """What a step is made of, as every mode of training gets it."""
-
-    state: TrainingState
-    timing: TrainingTiming
-    everything: Callable[[], Parameters]
-    """All tensors, and the modules that need them."""
-    accumulation: int
-    """Micro-steps of a step (``gradient_accumulation_steps``)."""
-
-    @property
-    def settings(self) -> TrainingSettings:
-        """DeepSpeed's."""
-        return self.state.settings
-
-    @property
-    def parameters(self) -> Parameters:
-        """All tensors, and the modules that need them."""
-        return self.everything()
-
-    @property
-    def processes(self) -> int:
-        """Ranks on one host."""
-        return self.timing.machine.ranks_per_node(self.state.places.ranks)
-
-    @property
-    def version(self) -> tuple[int, ...]:
-        """DeepSpeed's."""
-        return self.settings.params.version
 
 
 def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
@@ -95,18 +64,19 @@ def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
 class Step:
     """Gradients of all micro-steps are added up, then everything is updated."""
 
-    def __init__(self, context: StepContext) -> None:
-        self.context = context
+    def __init__(self, plan: ZeroTrainingPlan) -> None:
+        self.plan = plan
 
     @property
     def cycle(self) -> int:
         """Micro-steps from update to update."""
-        return self.context.accumulation
+        return self.plan.workload.gradient_accumulation_steps
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
         """One step of the steady state, in order."""
-        return (*micro_steps(self.context.accumulation, cycle=self.cycle), StepPart("optimizer", OPTIMIZER))
+        accumulation = self.plan.workload.gradient_accumulation_steps
+        return (*micro_steps(accumulation, cycle=self.cycle), StepPart("optimizer", OPTIMIZER))
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
@@ -121,7 +91,7 @@ class Step:
         """Raise InputError for what DeepSpeed stops at."""
 
     def _optimizer(self, out: MicroStepWriter, _part: StepPart) -> None:
-        OptimizerStep(out, self.context).write()
+        OptimizerStep(out, self.plan).write()
 
 
 def refused(key: str, message: str) -> InputError:
@@ -132,21 +102,21 @@ def refused(key: str, message: str) -> InputError:
 class OptimizerStep:
     """Writes one step onto the streams of a micro-step's writer."""
 
-    def __init__(self, out: MicroStepWriter, context: StepContext) -> None:
+    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan) -> None:
         self._out = out
-        self._context = context
-        self._settings = context.settings
-        self._timing = context.timing
-        self._cpu = CpuWork(out, context)
-        self._size = context.state.model.dtype_bytes
-        self._costs = context.timing.machine.host.training
+        self._plan = plan
+        self._settings = plan.settings
+        self._timing = plan.timing
+        self._cpu = CpuWork(out, plan)
+        self._size = plan.model.dtype_bytes
+        self._costs = plan.machine.host.training
         self._ahead: int | None = None
         self._writing = False
 
     def write(self) -> None:
         """The whole step: norm, sub-groups, and what brings parameters back to the GPU."""
         self.begin()
-        out, updates = self._out, self._context.state.updates
+        out, updates = self._out, self._plan.state.updates
         for index, update in enumerate(updates):
             out.part("sub-group")
             out.spend(self._costs.sub_group_call.value)
@@ -160,7 +130,7 @@ class OptimizerStep:
 
     def begin(self) -> None:
         """The norm of all gradients; those still in swap buffers are written."""
-        out, costs, updates = self._out, self._costs, self._context.state.updates
+        out, costs, updates = self._out, self._costs, self._plan.state.updates
         out.part("optimizer")
         tensors = sum(len(update.group.tensors) for update in updates)
         out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
@@ -171,7 +141,7 @@ class OptimizerStep:
         """Updated parameters that every rank holds whole are gathered."""
         out = self._out
         out.part("after the step")
-        persistent = [tensor for tensor in self._context.state.tensors if tensor.persistent]
+        persistent = [tensor for tensor in self._plan.state.tensors if tensor.persistent]
         if self._settings.stage == 3 and persistent:
             out.host_waits(COMPUTE)  # parameters that were updated on the GPU
             out.wait(out.gather(persistent, prefetch=False))
@@ -229,7 +199,7 @@ class OptimizerStep:
             for tensor in update.group.tensors:
                 if tensor.on_nvme:
                     written = out.aligned(tensor.slice_numel * self._size)
-                    out.write_parameter(written, tier=self._context.state.places.weights, label=tensor.name)
+                    out.write_parameter(written, tier=self._plan.places.weights, label=tensor.name)
             out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:
@@ -237,7 +207,7 @@ class OptimizerStep:
         out = self._out
         if out.ranks == 1:
             return
-        left = sum(update.group.numel for update in self._context.state.updates)
+        left = sum(update.group.numel for update in self._plan.state.updates)
         bucket = max(1, self._settings.allgather_bucket_size // out.ranks)
         while left > 0:
             part = min(left, bucket)
@@ -277,7 +247,7 @@ class OptimizerStep:
         after: tuple[Dependency, ...] = out.host_so_far()
         for part in states:
             ordinal = out.read_state(
-                part, tier=self._context.state.places.optimizer, label="optimizer states", after=after
+                part, tier=self._plan.places.optimizer, label="optimizer states", after=after
             )
         if not self._settings.pipelined:
             # The gradient is asked for only when the states are there.
@@ -286,7 +256,7 @@ class OptimizerStep:
             after = out.host_so_far()
         return out.read_state(
             self._gradients(update, size),
-            tier=self._context.state.places.optimizer,
+            tier=self._plan.places.optimizer,
             label="gradients",
             after=after,
             last=ordinal,
@@ -304,7 +274,7 @@ class OptimizerStep:
             self._writing = False
         size = out.aligned(update.group.numel * SINGLE)
         for _ in range(3):
-            out.write(size, tier=self._context.state.places.optimizer, label="optimizer states")
+            out.write(size, tier=self._plan.places.optimizer, label="optimizer states")
         if self._settings.pipeline_write and not last:
             self._writing = True
         else:
@@ -329,12 +299,12 @@ class CpuWork:
     """
 
     def __init__(
-        self, out: MicroStepWriter, context: StepContext, *, threads: int | None = None, stream: int = HOST
+        self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, threads: int | None = None, stream: int = HOST
     ) -> None:
         self._out = out
-        self._machine = context.timing.machine
-        self._threads = threads or context.state.places.threads
-        self._processes = context.processes
+        self._machine = plan.machine
+        self._threads = threads or plan.places.threads
+        self._processes = plan.processes
         self._stream = stream
 
     def adam(self, traffic: int) -> None:

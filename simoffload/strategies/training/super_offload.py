@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.coordinator import Tensor
@@ -24,10 +25,12 @@ from simoffload.strategies.training.step import (
     OptimizerStep,
     PartWriter,
     Step,
-    StepContext,
 )
 from simoffload.strategies.training.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
+
+if TYPE_CHECKING:
+    from simoffload.strategies.training.plan import ZeroTrainingPlan
 
 __all__ = ["SuperOffloadStep", "update_threads"]
 
@@ -38,7 +41,7 @@ class SuperOffloadStep(Step):
     @property
     def parts(self) -> tuple[StepPart, ...]:
         """One step of the steady state, in order."""
-        overlaps = not self.context.settings.gradient_clipping
+        overlaps = not self.plan.settings.gradient_clipping
         return tuple(
             part._replace(
                 leaves_update=overlaps and part.phase == "backward" and part.boundary,
@@ -54,22 +57,22 @@ class SuperOffloadStep(Step):
 
     def hooks(self) -> GradientHooks:
         """Sub-groups are queued as they become complete."""
-        return _Arrivals(self.context)
+        return _Arrivals(self.plan)
 
     def _write(self, out: MicroStepWriter, part: StepPart) -> None:
-        _UpdatedStep(out, self.context, unfinished_s=part.unfinished_s).write()
+        _UpdatedStep(out, self.plan, unfinished_s=part.unfinished_s).write()
 
 
-def update_threads(context: StepContext) -> int:
+def update_threads(plan: ZeroTrainingPlan) -> int:
     """Threads of the update's process: of the cores, what its share leaves is rounded down
     (``_set_cpu_affinity``)."""
-    threads = context.state.places.threads
-    return threads - int((1 - context.settings.cpuadam_cores) * threads)
+    threads = plan.places.threads
+    return threads - int((1 - plan.settings.cpuadam_cores) * threads)
 
 
-def _queue(out: MicroStepWriter, context: StepContext, numel: int) -> None:
+def _queue(out: MicroStepWriter, plan: ZeroTrainingPlan, numel: int) -> None:
     """The process copies a gradient into a buffer of its own, and updates."""
-    work = CpuWork(out, context, threads=update_threads(context), stream=UPDATE)
+    work = CpuWork(out, plan, threads=update_threads(plan), stream=UPDATE)
     work.loops(2 * SINGLE * numel)
     work.adam(DEEPSPEED_ADAM * numel)
 
@@ -79,18 +82,18 @@ class _Arrivals(GradientHooks):
 
     shared = True
 
-    def __init__(self, context: StepContext) -> None:
-        self._context = context
+    def __init__(self, plan: ZeroTrainingPlan) -> None:
+        self._plan = plan
         # Tensors of equal layers are equal: only identity tells them apart.
         self._group = {
             id(tensor): index
-            for index, update in enumerate(context.state.updates)
+            for index, update in enumerate(plan.state.updates)
             for tensor in update.group.tensors
         }
-        tensors = context.parameters.tensors
+        tensors = plan.parameters.tensors
         self._missing = Counter(
             self._group[id(tensors[index])]
-            for trained in context.parameters.trained.values()
+            for trained in plan.parameters.trained.values()
             for index in trained
         )
 
@@ -103,17 +106,17 @@ class _Arrivals(GradientHooks):
             return
         out.host_waits(out.gradients)
         for index in complete:
-            update = self._context.state.updates[index]
-            if not update.on_gpu and not self._context.settings.gradient_clipping:
+            update = self._plan.state.updates[index]
+            if not update.on_gpu and not self._plan.settings.gradient_clipping:
                 out.flush()
-                _queue(out, self._context, update.group.numel)
+                _queue(out, self._plan, update.group.numel)
 
 
 class _UpdatedStep(OptimizerStep):
     """What is left to do after backward."""
 
-    def __init__(self, out: MicroStepWriter, context: StepContext, *, unfinished_s: float) -> None:
-        super().__init__(out, context)
+    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, unfinished_s: float) -> None:
+        super().__init__(out, plan)
         self._unfinished_s = unfinished_s
 
     def begin(self) -> None:
@@ -128,5 +131,5 @@ class _UpdatedStep(OptimizerStep):
         """Nothing is left to update, unless the norm had to be known first."""
         if self._settings.gradient_clipping:
             self._out.flush()
-            _queue(self._out, self._context, numel)
+            _queue(self._out, self._plan, numel)
             self._out.host_waits(UPDATE)

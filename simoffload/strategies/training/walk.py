@@ -7,12 +7,12 @@ from typing import NamedTuple, Protocol
 
 from simoffload.limits import count_elements
 from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers, Tensor
-from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.training.recurrence import Passes, Skip
+from simoffload.strategies.layer_period import Passes, Skip
+from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.trace import Event, Instance, MicroStep
 from simoffload.strategies.training.writer import MicroStepWriter
 
-__all__ = ["Parameters", "Walk", "buckets", "gathered_peak"]
+__all__ = ["Bucket", "Parameters", "Peak", "Walk", "WalkedStep", "buckets", "gathered_peak", "hook"]
 
 
 class Parameters(NamedTuple):
@@ -56,6 +56,30 @@ class Parameters(NamedTuple):
         if event.kind != "gradients":
             return []
         return [self.tensors[index] for index in self.trained[event.instance]]
+
+
+class WalkedStep(NamedTuple):
+    """A micro-step as it is walked through, perhaps with layers left out."""
+
+    trace: MicroStep
+    parameters: Parameters
+    layers: Layers | None = None
+    """What is left out; None for nothing."""
+    forward: Skip | None = None
+    backward: Skip | None = None
+
+    def coordinator(self, state: TrainingState, actions: Actions, *, warm: bool) -> Coordinator:
+        """A coordinator that goes through forward and backward."""
+        events = (*self.trace.forward, *self.trace.backward)
+        return Coordinator(
+            tensors=self.parameters.tensors,
+            uses=[self.parameters.owned[event.instance] for event in events if event.kind == "fetch"],
+            settings=state.settings.params,
+            ranks=state.places.ranks,
+            warm=warm,
+            actions=actions,
+            layers=self.layers,
+        )
 
 
 class _Reducer(Protocol):
@@ -149,45 +173,35 @@ class _Switch:
 class Walk:
     """One micro-step under the settings, whose trace is known."""
 
-    def __init__(
-        self,
-        *,
-        trace: MicroStep,
-        parameters: Parameters,
-        settings: TrainingSettings,
-        ranks: int,
-        out: MicroStepWriter,
-        layers: Layers | None = None,
-    ) -> None:
-        self._parameters = parameters
+    def __init__(self, step: WalkedStep, state: TrainingState, out: MicroStepWriter) -> None:
+        self._step = step
+        self._parameters = step.parameters
         self._out = out
         self._backward = False
         self._switch = _Switch(out)
         self._coordinator = (
-            coordinator_of(trace, parameters, settings, ranks, self._switch, warm=True, layers=layers)
-            if settings.stage == 3
-            else None
+            step.coordinator(state, self._switch, warm=True) if state.settings.stage == 3 else None
         )
-        self._passes = Passes(trace, layers, self._coordinator)
-        self._bucket = Bucket(out, settings.reduce_bucket_size)
+        self._passes = Passes(step.trace, step.layers, self._coordinator)
+        self._bucket = Bucket(out, state.settings.reduce_bucket_size)
 
-    def forward(self, skip: Skip | None = None) -> bool:
-        """Write the forward pass; whether what ``skip`` leaves out is as what lies before it."""
+    def forward(self) -> bool:
+        """Write the forward pass; whether the layers that are left out are as those before them."""
         self._switch.on = True
-        right = self._write(self._happen, skip)
+        right = self._write(self._happen, self._step.forward)
         self._out.end_forward()
         return right
 
-    def backward(self, skip: Skip | None = None, *, forward: Skip | None = None) -> bool:
+    def backward(self) -> bool:
         """Write the backward pass; forward is gone through without writing.
 
-        Whether what ``skip`` leaves out, and ``forward`` of that pass, is as what lies before it.
+        Whether the layers that are left out of both are as those before them.
         """
         right = True
         if self._coordinator is not None:
-            right = self._passes.go(self._pass, backward=False, skip=forward)
+            right = self._passes.go(self._pass, backward=False, skip=self._step.forward)
         self._switch.on = self._backward = True
-        right &= self._write(self._back, skip)
+        right &= self._write(self._back, self._step.backward)
         self._bucket.flush()
         self._out.end_backward()
         return right
@@ -235,33 +249,11 @@ class Walk:
 
 
 def hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None:
+    """What the coordinator does at an event."""
     if event.kind == "fetch":
         coordinator.fetch()
     elif event.kind == "release":
         coordinator.release(parameters.owned[event.instance])
-
-
-def coordinator_of(
-    trace: MicroStep,
-    parameters: Parameters,
-    settings: TrainingSettings,
-    ranks: int,
-    actions: Actions,
-    *,
-    warm: bool,
-    layers: Layers | None = None,
-) -> Coordinator:
-    """A coordinator that goes through forward and backward; ``layers`` tells it what is left out."""
-    events = (*trace.forward, *trace.backward)
-    return Coordinator(
-        tensors=parameters.tensors,
-        uses=[parameters.owned[event.instance] for event in events if event.kind == "fetch"],
-        settings=settings.params,
-        ranks=ranks,
-        warm=warm,
-        actions=actions,
-        layers=layers,
-    )
 
 
 class _Reads(Idle):
@@ -315,30 +307,21 @@ class _Held:
         self.most = max(self.most, self._coordinator.on_gpu)
 
 
-def gathered_peak(
-    trace: MicroStep,
-    parameters: Parameters,
-    settings: TrainingSettings,
-    ranks: int,
-    *,
-    warm: bool = True,
-    layers: Layers | None = None,
-    skips: tuple[Skip | None, Skip | None] = (None, None),
-) -> Peak | None:
+def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) -> Peak | None:
     """Walk a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
 
-    None if what ``skips`` leaves out of forward and backward is not as what lies before it.
+    None if the layers that are left out are not as those before them.
     """
-    reads = _Reads()
-    coordinator = coordinator_of(trace, parameters, settings, ranks, reads, warm=warm, layers=layers)
-    passes, held = Passes(trace, layers, coordinator), _Held(coordinator)
-    bucket = Bucket(held, settings.reduce_bucket_size)
+    reads, parameters = _Reads(), step.parameters
+    coordinator = step.coordinator(state, reads, warm=warm)
+    passes, held = Passes(step.trace, step.layers, coordinator), _Held(coordinator)
+    bucket = Bucket(held, state.settings.reduce_bucket_size)
 
     def happen(event: Event) -> None:
         hook(event, coordinator, parameters)
         bucket.add_all(parameters.completed(event))
 
-    for backward, skip in zip((False, True), skips, strict=True):
+    for backward, skip in ((False, step.forward), (True, step.backward)):
         right = passes.go(
             happen,
             backward=backward,
@@ -353,7 +336,7 @@ def gathered_peak(
     return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), held.most)
 
 
-def buckets(trace: MicroStep, parameters: Parameters, size: int) -> list[list[Tensor]]:
+def buckets(step: WalkedStep, size: int) -> list[list[Tensor]]:
     """The tensors of every bucket that a micro-step reduces, in order."""
     seen: list[list[Tensor]] = []
 
@@ -364,7 +347,7 @@ def buckets(trace: MicroStep, parameters: Parameters, size: int) -> list[list[Te
             seen.append(list(tensors))
 
     bucket = Bucket(_Seen(), size)
-    for event in trace.backward:
-        bucket.add_all(parameters.completed(event))
+    for event in step.trace.backward:
+        bucket.add_all(step.parameters.completed(event))
     bucket.flush()
     return seen

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import ceil
+from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.coordinator import Tensor
@@ -36,12 +37,14 @@ from simoffload.strategies.training.step import (
     OptimizerStep,
     PartWriter,
     Step,
-    StepContext,
     micro_steps,
     refused,
 )
 from simoffload.strategies.training.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
+
+if TYPE_CHECKING:
+    from simoffload.strategies.training.plan import ZeroTrainingPlan
 
 __all__ = ["SelectedColumns", "ZenFlowStep", "update_s", "update_threads"]
 
@@ -67,24 +70,24 @@ _OPERATIONS = 10
 gradient and of the buffer, indexing, copies, joining, a transposition (an estimate)."""
 
 
-def update_s(context: StepContext) -> float:
+def update_s(plan: ZeroTrainingPlan) -> float:
     """[s] of an update by the process of its own.
 
     Adam, and a copy of the parameters for the training process to take (4 B read and written; before 0.19.3
     a copy of a copy). Its threads allocate the moments, which so lie close to them.
     """
-    copies = (2 if context.version >= _NATIVE else 4) * SINGLE
-    optimizer = context.timing.machine.host.cpu_optimizer
-    rate = optimizer.rate(update_threads(context), processes=context.processes, local=True)
-    return (DEEPSPEED_ADAM + copies) * context.state.cpu_numel / rate
+    copies = (2 if plan.settings.params.version >= _NATIVE else 4) * SINGLE
+    optimizer = plan.machine.host.cpu_optimizer
+    rate = optimizer.rate(update_threads(plan), processes=plan.processes, local=True)
+    return (DEEPSPEED_ADAM + copies) * plan.state.cpu_numel / rate
 
 
-def update_threads(context: StepContext) -> int:
+def update_threads(plan: ZeroTrainingPlan) -> int:
     """Threads of the update's process: all but the reserved cores, rounded up (``_split_affinity``).
 
     Where nothing or everything would be left, it has all of them.
     """
-    threads, zenflow = context.state.places.threads, context.settings.zenflow
+    threads, zenflow = plan.places.threads, plan.settings.zenflow
     reserved = ceil(zenflow.reserved_cores * threads) if zenflow is not None else 0
     return threads - reserved if 0 < reserved < threads else threads
 
@@ -92,11 +95,11 @@ def update_threads(context: StepContext) -> int:
 class ZenFlowStep(Step):
     """A step is ``accumulation`` micro-steps; an update comes every ``update_interval`` of them."""
 
-    def __init__(self, context: StepContext) -> None:
-        super().__init__(context)
-        assert context.settings.zenflow is not None
-        self._zenflow = context.settings.zenflow
-        self._columns = SelectedColumns(context, ratio=self._zenflow.topk_ratio)
+    def __init__(self, plan: ZeroTrainingPlan) -> None:
+        super().__init__(plan)
+        assert plan.settings.zenflow is not None
+        self._zenflow = plan.settings.zenflow
+        self._columns = SelectedColumns(plan, ratio=self._zenflow.topk_ratio)
 
     @property
     def cycle(self) -> int:
@@ -106,7 +109,7 @@ class ZenFlowStep(Step):
     @property
     def parts(self) -> tuple[StepPart, ...]:
         """One step of the steady state, in order."""
-        steps = self.context.accumulation
+        steps = self.plan.workload.gradient_accumulation_steps
         cycles = Fraction(steps, self.cycle)
         update = StepPart("optimizer", OPTIMIZER, cycles, awaits_update=self._zenflow.overlap_step)
         parts = [*micro_steps(steps, cycle=self.cycle), update, StepPart("optimizer", _SELECTED, cycles)]
@@ -126,8 +129,8 @@ class ZenFlowStep(Step):
 
     def check(self) -> None:
         """Raise InputError for what DeepSpeed stops at."""
-        context, zenflow = self.context, self._zenflow
-        swapped = any(update.swapped for update in context.state.updates)
+        plan, zenflow = self.plan, self._zenflow
+        swapped = any(update.swapped for update in plan.state.updates)
         if swapped and zenflow.overlap_step:
             text = "DeepSpeed stops: sub-groups on storage have no overlap_grad; set it to false"
             raise refused("zenflow.overlap_step", text)
@@ -137,27 +140,27 @@ class ZenFlowStep(Step):
                 "leave out select_interval and full_warm_up_rounds"
             )
             raise refused("zenflow", text)
-        if zenflow.offload and not context.settings.overlap_comm:
+        if zenflow.offload and not plan.settings.overlap_comm:
             raise refused("zenflow.offload", "DeepSpeed stops: it needs overlap_comm: true")
-        if any(update.on_gpu for update in context.state.updates):
+        if any(update.on_gpu for update in plan.state.updates):
             text = "with zenflow DeepSpeed never updates the sub-groups that stay on the GPU; set it to 1.0"
             raise refused("offload_optimizer.ratio", text)
-        if context.settings.params.device == "nvme":
+        if plan.settings.params.device == "nvme":
             raise refused("zenflow", "not modelled with parameters on storage")
-        if context.settings.params.device == "cpu" and context.version < _PARAMETERS_OFFLOADED:
+        if plan.settings.params.device == "cpu" and plan.settings.params.version < _PARAMETERS_OFFLOADED:
             text = "DeepSpeed before 0.19.2 stops with parameters in host memory"
             raise refused("zenflow", text)
 
     def _update(self, out: MicroStepWriter, part: StepPart) -> None:
         if self._zenflow.overlap_step:
-            _OverlappedStep(out, self.context).take_over(max(0.0, update_s(self.context) - part.elapsed_s))
+            _OverlappedStep(out, self.plan).take_over(max(0.0, update_s(self.plan) - part.elapsed_s))
         else:
-            OptimizerStep(out, self.context).write()
+            OptimizerStep(out, self.plan).write()
 
     def _selected(self, out: MicroStepWriter, _part: StepPart) -> None:
         """What the update has overwritten is put back, then updated (``selective_optimizer_step``)."""
         out.part(_SELECTED)
-        parameters = self.context.parameters
+        parameters = self.plan.parameters
         trained = [parameters.tensors[index] for one in parameters.trained.values() for index in one]
         ColumnWork(out, self._columns).update(trained, snapshot=True)
         out.end_backward()
@@ -165,15 +168,15 @@ class ZenFlowStep(Step):
     def _selection(self, out: MicroStepWriter, _part: StepPart) -> None:
         """Master weights are set to those of the GPU; columns are chosen by the sums of their gradients."""
         out.part(_SELECTION)
-        context = self.context
-        numel, size = context.state.cpu_numel, context.state.model.dtype_bytes
-        cpu = CpuWork(out, context)
-        if context.settings.params.device == "cpu":
+        plan = self.plan
+        numel, size = plan.state.cpu_numel, plan.model.dtype_bytes
+        cpu = CpuWork(out, plan)
+        if plan.settings.params.device == "cpu":
             cpu.loops((size + SINGLE) * numel)
         else:
             out.on_gpu("reduce", (size + SINGLE) * numel, stream=COMPUTE)
             out.move([SINGLE * numel], to_device=False, pinned=False, stream=COMPUTE)
-            if context.settings.stage < 3:
+            if plan.settings.stage < 3:
                 cpu.loops(2 * SINGLE * numel)
         ColumnWork(out, self._columns).choose()
         out.end_backward()
@@ -205,7 +208,7 @@ class _OverlappedStep(OptimizerStep):
 
     def take_over(self, remaining_s: float) -> None:
         """Wait for the last update, take its parameters over, scale the new gradients and submit them."""
-        out, updates = self._out, self._context.state.updates
+        out, updates = self._out, self._plan.state.updates
         self.begin()
         out.add("wait", UPDATE, fixed=picoseconds(remaining_s), label="CPU update")
         out.host_waits(UPDATE)
@@ -220,7 +223,7 @@ class _OverlappedStep(OptimizerStep):
     def _stale(self, update: Update) -> None:
         """Until 0.19.3, stages 1 and 2 copied in single precision and cast on the GPU."""
         numel = update.group.numel
-        if self._settings.stage < 3 and self._context.version < _NATIVE:
+        if self._settings.stage < 3 and self._plan.settings.params.version < _NATIVE:
             self._out.to_gpu(SINGLE * numel, pinned=False)
             self._out.on_gpu("update", (SINGLE + self._size) * numel, stream=COPY)
         else:
@@ -230,12 +233,12 @@ class _OverlappedStep(OptimizerStep):
 class SelectedColumns:
     """``ratio`` of the columns of every matrix, and other tensors whole."""
 
-    def __init__(self, context: StepContext, *, ratio: float) -> None:
-        self.context = context
+    def __init__(self, plan: ZeroTrainingPlan, *, ratio: float) -> None:
+        self.plan = plan
         self._ratio = ratio
         self._columns: dict[str, int] = {}
-        tensors = context.parameters.tensors
-        for one, indices in context.parameters.trained.items():
+        tensors = plan.parameters.tensors
+        for one, indices in plan.parameters.trained.items():
             widest = max(one.module.in_features, one.module.out_features)
             for index in indices:
                 if tensors[index].numel > widest:
@@ -244,7 +247,7 @@ class SelectedColumns:
     @property
     def matrices(self) -> list[Tensor]:
         """All trained matrices."""
-        parameters = self.context.parameters
+        parameters = self.plan.parameters
         trained = (parameters.tensors[index] for one in parameters.trained.values() for index in one)
         return [tensor for tensor in trained if self.of(tensor)]
 
@@ -254,11 +257,11 @@ class SelectedColumns:
 
     def picked(self, tensor: Tensor) -> int:
         """Selected columns of a matrix; stage 3 takes at least one."""
-        return max(int(self._ratio * self.of(tensor)), 1 if self.context.settings.stage == 3 else 0)
+        return max(int(self._ratio * self.of(tensor)), 1 if self.plan.settings.stage == 3 else 0)
 
     def selected(self, tensor: Tensor) -> int:
         """[elements] that one rank updates: in stages 1 and 2 every rank the same, in stage 3 its own."""
-        numel = tensor.numel if self.context.settings.stage < 3 else tensor.slice_numel
+        numel = tensor.numel if self.plan.settings.stage < 3 else tensor.slice_numel
         columns = self.of(tensor)
         return numel * self.picked(tensor) // columns if columns else numel
 
@@ -269,15 +272,15 @@ class ColumnWork:
     def __init__(self, out: MicroStepWriter, columns: SelectedColumns) -> None:
         self._out = out
         self._columns = columns
-        self._context = columns.context
-        self._in_host_memory = columns.context.settings.params.device == "cpu"
-        self._host = CpuWork(out, columns.context)
+        self._plan = columns.plan
+        self._in_host_memory = columns.plan.settings.params.device == "cpu"
+        self._host = CpuWork(out, columns.plan)
 
     def _sizes(self, tensors: Sequence[Tensor]) -> list[int]:
-        return [self._columns.selected(tensor) * self._context.state.model.dtype_bytes for tensor in tensors]
+        return [self._columns.selected(tensor) * self._plan.model.dtype_bytes for tensor in tensors]
 
     def _spend(self, tensors: Sequence[Tensor]) -> None:
-        operation = self._context.timing.machine.host.deepspeed.operation.value
+        operation = self._plan.machine.host.deepspeed.operation.value
         self._out.spend(_OPERATIONS * operation * len(tensors))
 
     def take(self, tensors: Sequence[Tensor]) -> None:
@@ -285,10 +288,10 @@ class ColumnWork:
         copied; in stage 3 taken and copied by every rank for itself."""
         self._spend(tensors)
         sizes = self._sizes(tensors)
-        if self._context.settings.stage == 3:
+        if self._plan.settings.stage == 3:
             self._out.on_gpu("reduce", 2 * _COPY * sum(sizes))
             return
-        self._out.on_gpu("reduce", 2 * _COPY * sum(sizes) / self._context.state.places.ranks)
+        self._out.on_gpu("reduce", 2 * _COPY * sum(sizes) / self._plan.places.ranks)
         self._broadcast(sizes)
         self._out.on_gpu("reduce", _COPY * sum(sizes))
 
@@ -305,14 +308,14 @@ class ColumnWork:
 
     @property
     def _offloads(self) -> bool:
-        zenflow = self._context.settings.zenflow
+        zenflow = self._plan.settings.zenflow
         return zenflow is not None and zenflow.offload
 
     def update(self, tensors: Sequence[Tensor], *, snapshot: bool) -> None:
         """Columns are taken out, put back to their ``snapshot`` first, updated, and put back."""
         self._spend(tensors)
         out, sizes = self._out, self._sizes(tensors)
-        pinned = self._context.settings.pin_memory
+        pinned = self._plan.settings.pin_memory
         if self._offloads:
             out.move(sizes * 2, to_device=True, pinned=pinned)
         if self._in_host_memory:
@@ -339,19 +342,19 @@ class ColumnWork:
 
     def choose(self) -> None:
         """Sums of every column's gradients, the largest of them, and their numbers for all ranks."""
-        matrices, context, out = self._columns.matrices, self._context, self._out
+        matrices, plan, out = self._columns.matrices, self._plan, self._out
         self._spend(matrices)
         own = sum(tensor.slice_numel for tensor in matrices)
-        out.on_gpu("reduce", _SUM_PASSES * context.state.model.dtype_bytes * own)
+        out.on_gpu("reduce", _SUM_PASSES * plan.model.dtype_bytes * own)
         picked = [self._columns.picked(tensor) for tensor in matrices]
-        if context.settings.stage == 3:
+        if plan.settings.stage == 3:
             out.spend(_SCALAR_READS * out.costs.operation.value * sum(picked))
         else:
             self._broadcast([_INDEX_BYTES * columns for columns in picked])
 
     def _broadcast(self, sizes: list[int]) -> None:
         """Each parameter's part by itself, from the rank that owns it."""
-        out, ranks = self._out, self._context.state.places.ranks
+        out, ranks = self._out, self._plan.places.ranks
         shared = sum(sizes) * (ranks - 1) // ranks
         if not shared:
             return

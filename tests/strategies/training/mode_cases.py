@@ -21,7 +21,6 @@ from simoffload.simulation import simulate
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.step import StepContext
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
 
@@ -170,7 +169,3 @@ def waited(one: PassResult) -> float:
 
 def timeline(plan: ZeroTrainingPlan, one: StepPart) -> Timeline:
     return execute(plan.schedule(one))
-
-
-def facts(plan: ZeroTrainingPlan) -> StepContext:
-    return plan.step.context

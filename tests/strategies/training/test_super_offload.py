@@ -18,7 +18,6 @@ from tests.strategies.training.mode_cases import (
     LAST,
     MIDDLE,
     NUMEL,
-    facts,
     host_and_gpu,
     machine,
     moved,
@@ -115,7 +114,7 @@ def test_bytes_of_a_step(ranks: int) -> None:
 def test_threads_of_the_process() -> None:
     for threads, share, left in ((72, 0.8, 58), (72, 0.9, 65), (6, 1.0, 6), (1, 0.8, 1)):
         plan = plan_of(zero(cpuadam_cores_perc=share), places={"cpu_threads": threads})
-        assert update_threads(facts(plan)) == left
+        assert update_threads(plan) == left
 
 
 # -- waiting ------------------------------------------------------------------------------------
@@ -126,7 +125,7 @@ def test_one_sub_group_is_waited_for_from_the_end_of_backward() -> None:
     result = simulated(zero(groups=10**9), model=LARGE, places={"cpu_threads": 10})
     plan = plan_of(zero(groups=10**9), model=LARGE, places={"cpu_threads": 10})
     host = machine().host
-    threads = update_threads(facts(plan))
+    threads = update_threads(plan)
     assert threads == 9  # (1 - 0.8) x 10 is a little less than 2
     left = 8 * LARGE_NUMEL / host.elementwise_rate(threads) + 28 * LARGE_NUMEL / host.cpu_optimizer.rate(
         threads
