@@ -14,7 +14,7 @@ from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.calibrated import ranks_beyond
-from simoffload.strategies.checkpoint.of_training import config_warnings, plan_of_training
+from simoffload.strategies.checkpoint.from_training import config_warnings, plan_of_training
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.coordinator import Layers, Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
@@ -37,9 +37,6 @@ from simoffload.strategies.training.storage_io import (
     StorageStage,
     by_tier,
     check_buffers,
-    rank_files,
-    stages_until_first_step,
-    steady_stages,
 )
 from simoffload.strategies.training.timing import TrainingTiming
 from simoffload.strategies.training.walk import Parameters, Peak, Walk, WalkedStep, buckets, gathered_peak
@@ -130,15 +127,11 @@ class ZeroTrainingPlan(StepWork):
             length=self.workload.sequence_length,
         )
 
-    def swapper(self) -> GradientSwapper | None:
-        """Buffers of gradients on their way to storage; None if they stay in memory."""
-        return GradientSwapper.of(self.state)
-
     def schedule(self, part: StepPart) -> Schedule:
         """The operations of one part of a step."""
         write = self.step.writers.get(part.title)
         if write is not None:
-            swapper = self.swapper()
+            swapper = GradientSwapper.of(self.state)
             if swapper is not None:
                 self._fill(swapper)
             out = self._writer(part, swapper)
@@ -146,7 +139,7 @@ class ZeroTrainingPlan(StepWork):
             return out.build()
         for step in (self._short(part), self._whole):
             if step is not None:
-                out = self._writer(part, self.swapper(), step.layers)
+                out = self._writer(part, GradientSwapper.of(self.state), step.layers)
                 walk = Walk(step, self.state, out)
                 if walk.forward() if part.phase == "forward" else walk.backward():
                     break
@@ -181,7 +174,7 @@ class ZeroTrainingPlan(StepWork):
         if not self.state.homogeneous or part.phase == "forward":
             return self.layered.without(None)
         swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
-        gradients = self.layered.gradients(self.swapper() if swaps else None)
+        gradients = self.layered.gradients(GradientSwapper.of(self.state) if swaps else None)
         return self.layered.without(gradients) if gradients is not None else None
 
     def _fill(self, swapper: GradientSwapper) -> None:
@@ -224,7 +217,7 @@ class ZeroTrainingPlan(StepWork):
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
         """The same with checkpoints as ``options`` and ds_config say; InputError where these contradict."""
-        saved = plan_of_training(options, self, self.config)
+        saved = plan_of_training(options, self)
         found = replace(self, saved=saved, warnings=(*self.warnings, *config_warnings(self.config)))
         vars(found).update({name: value for name, value in vars(self).items() if name not in vars(found)})
         return found
@@ -248,7 +241,7 @@ class ZeroTrainingPlan(StepWork):
     def steady_io(self) -> tuple[StorageStage, ...]:
         """What one rank moves to and from storage from update to update of the steady state."""
         read = self.peak.read if self.peak else ()
-        return steady_stages(self._files([(read, self.step.cycle)]))
+        return RankFiles(self.state).steady([(read, self.step.cycle)])
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
@@ -258,7 +251,7 @@ class ZeroTrainingPlan(StepWork):
             later = self.peak.read if self.peak else ()
             first = self._peak(warm=False).read
             passed = [(first, 1), (later, self.workload.gradient_accumulation_steps - 1)]
-        return stages_until_first_step(self._files(passed))
+        return RankFiles(self.state).until_first_step(passed)
 
     @property
     def requests(self) -> tuple[StorageRequests, ...]:
@@ -266,10 +259,6 @@ class ZeroTrainingPlan(StepWork):
         block, threads = self.settings.params.block_size, self.settings.params.threads
         counts = by_tier(self.first_io, lambda transfer: transfer.full_requests(block=block, threads=threads))
         return tuple(StorageRequests(tier, block, *sums) for tier, sums in counts.items())
-
-    def _files(self, passed: Sequence[tuple[Sequence[Tensor], int]]) -> RankFiles:
-        """One rank's files, with the partitions that forward and backward read."""
-        return rank_files(self.state, self.swapper(), passed=passed)
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:

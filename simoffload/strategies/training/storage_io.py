@@ -27,9 +27,6 @@ __all__ = [
     "Transfer",
     "by_tier",
     "check_buffers",
-    "rank_files",
-    "stages_until_first_step",
-    "steady_stages",
 ]
 
 _PARAMS = "16-bit parameters"
@@ -66,112 +63,77 @@ class StorageStage(NamedTuple):
     transfers: tuple[Transfer, ...]
 
 
-class RankFiles(NamedTuple):
-    """Sizes of the files of one rank: of optimizer states, of gradients, of parameters."""
-
-    states: tuple[int, ...]
-    """One of single precision for each swapped sub-group."""
-    gradients: tuple[int, ...]
-    params: tuple[int, ...]
-    passed: tuple[tuple[tuple[int, ...], int], ...]
-    """Parameters that forward and backward read, and how often: those of passes that read the same."""
-    optimizer_tier: str
-    weights_tier: str
-
-    def read_states(self, times: int, what: str) -> Transfer:
-        """Of every swapped sub-group so many states are read."""
-        return Transfer(self.optimizer_tier, what, False, self.states, times)
-
-    def write_states(self, times: int, what: str) -> Transfer:
-        """Of every swapped sub-group so many states are written."""
-        return Transfer(self.optimizer_tier, what, True, self.states, times)
-
-    def move_gradients(self, *, written: bool) -> Transfer:
-        """All gradients that go to storage."""
-        return Transfer(self.optimizer_tier, "gradients", written, self.gradients)
-
-    def move_params(self, *, written: bool) -> Transfer:
-        """All parameters that lie on storage."""
-        return Transfer(self.weights_tier, _PARAMS, written, self.params)
-
-    def pass_through(self) -> tuple[Transfer, ...]:
-        """What forward and backward move."""
-        reads = (Transfer(self.weights_tier, _PARAMS, False, sizes, times) for sizes, times in self.passed)
-        return *reads, self.move_gradients(written=True)
+Passed = Sequence[tuple[Sequence[Tensor], int]]
+"""Partitions that forward and backward read, and how often: those of passes that read the same."""
 
 
-def rank_files(
-    state: TrainingState,
-    swapper: GradientSwapper | None,
-    *,
-    passed: Sequence[tuple[Sequence[Tensor], int]],
-) -> RankFiles:
-    """The files of one rank; ``passed`` = partitions read by forward and backward, and how often."""
-    alignment, element = aio_unit(state.settings.params.threads), state.model.dtype_bytes
+class RankFiles:
+    """The files of one rank: of each swapped sub-group's states, of gradients, of parameters."""
 
-    def params(tensors: Iterable[Tensor]) -> tuple[int, ...]:
-        return tuple(round_up(tensor.slice_numel * element, alignment) for tensor in tensors)
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._alignment = aio_unit(state.settings.params.threads)
+        self._states = tuple(round_up(group.numel * SINGLE, self._alignment) for group in state.on_storage)
+        swapper = GradientSwapper.of(state)
+        swapped = [tensor for group in state.on_storage for tensor in group.tensors]
+        self._gradients = tuple(
+            size for one in swapped if swapper is not None and (size := swapper.size(one))
+        )
+        self._params = self._sizes(tensor for tensor in state.trained if tensor.on_nvme)
 
-    swapped = [tensor for group in state.on_storage for tensor in group.tensors]
-    return RankFiles(
-        states=tuple(round_up(group.numel * SINGLE, alignment) for group in state.on_storage),
-        gradients=tuple(size for tensor in swapped if swapper is not None and (size := swapper.size(tensor))),
-        params=params(tensor for tensor in state.trained if tensor.on_nvme),
-        passed=tuple((params(tensors), times) for tensors, times in passed),
-        optimizer_tier=state.places.optimizer,
-        weights_tier=state.places.weights,
-    )
+    def until_first_step(self, passed: Passed) -> tuple[StorageStage, ...]:
+        """Start-up and the first step, in which the trace is recorded."""
+        master, both = "master weights", "master weights and moments"
+        start = (
+            self._move_params(written=True),
+            self._move_params(written=False),  # as the source of the master weights
+            self._move_states(1, master, written=True),
+            self._move_params(written=False),  # gathered once while gradient hooks are made
+            self._move_states(1, master, written=False),
+            self._move_states(1, master, written=True),
+            self._move_params(written=True),
+        )
+        return (
+            _stage("initialisation", start),
+            _stage("first forward and backward", self._pass_through(passed)),
+            _stage("first optimizer step", self._update(self._move_states(1, master, written=False), both)),
+        )
 
+    def steady(self, passed: Passed) -> tuple[StorageStage, ...]:
+        """One later step."""
+        both = "master weights and moments"
+        return (
+            _stage("forward and backward", self._pass_through(passed)),
+            _stage("optimizer step", self._update(self._move_states(3, both, written=False), both)),
+        )
 
-def stages_until_first_step(files: RankFiles) -> tuple[StorageStage, ...]:
-    """Start-up and the first step of one rank, in which the trace is recorded."""
-    return _without_empty(
-        StorageStage(
-            "initialisation",
-            (
-                files.move_params(written=True),
-                files.move_params(written=False),  # as the source of the master weights
-                files.write_states(1, "master weights"),
-                files.move_params(written=False),  # gathered once while gradient hooks are made
-                files.read_states(1, "master weights"),
-                files.write_states(1, "master weights"),
-                files.move_params(written=True),
-            ),
-        ),
-        StorageStage("first forward and backward", files.pass_through()),
-        StorageStage(
-            "first optimizer step",
-            (
-                files.read_states(1, "master weights"),
-                files.move_gradients(written=False),
-                files.write_states(3, "master weights and moments"),
-                files.move_params(written=True),
-            ),
-        ),
-    )
+    def _update(self, read: Transfer, what: str) -> tuple[Transfer, ...]:
+        """States are ``read`` with the gradients; all three are written."""
+        states = self._move_states(3, what, written=True)
+        return read, self._move_gradients(written=False), states, self._move_params(written=True)
 
+    def _pass_through(self, passed: Passed) -> tuple[Transfer, ...]:
+        tier = self._state.places.weights
+        reads = (Transfer(tier, _PARAMS, False, self._sizes(tensors), times) for tensors, times in passed)
+        return *reads, self._move_gradients(written=True)
 
-def steady_stages(files: RankFiles) -> tuple[StorageStage, ...]:
-    """One later step of one rank."""
-    return _without_empty(
-        StorageStage("forward and backward", files.pass_through()),
-        StorageStage(
-            "optimizer step",
-            (
-                files.read_states(3, "master weights and moments"),
-                files.move_gradients(written=False),
-                files.write_states(3, "master weights and moments"),
-                files.move_params(written=True),
-            ),
-        ),
-    )
+    def _move_states(self, times: int, what: str, *, written: bool) -> Transfer:
+        """So many states of every swapped sub-group."""
+        return Transfer(self._state.places.optimizer, what, written, self._states, times)
+
+    def _move_gradients(self, *, written: bool) -> Transfer:
+        return Transfer(self._state.places.optimizer, "gradients", written, self._gradients)
+
+    def _move_params(self, *, written: bool) -> Transfer:
+        return Transfer(self._state.places.weights, _PARAMS, written, self._params)
+
+    def _sizes(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+        element = self._state.model.dtype_bytes
+        return tuple(round_up(tensor.slice_numel * element, self._alignment) for tensor in tensors)
 
 
-def _without_empty(*stages: StorageStage) -> tuple[StorageStage, ...]:
-    return tuple(
-        stage._replace(transfers=tuple(one for one in stage.transfers if one.sizes and one.times))
-        for stage in stages
-    )
+def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:
+    return StorageStage(name, tuple(one for one in transfers if one.sizes and one.times))
 
 
 def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) -> dict[str, tuple[int, int]]:
