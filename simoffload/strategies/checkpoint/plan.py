@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +10,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.results.checkpoint import Outlook
-from simoffload.strategies.base import Phase, PhaseKind, Plan
+from simoffload.strategies.base import Phase, Plan
 from simoffload.strategies.checkpoint.bytes import (
     Part,
     checkpoint_bytes,
@@ -20,7 +19,7 @@ from simoffload.strategies.checkpoint.bytes import (
 )
 from simoffload.strategies.checkpoint.host_costs import DIRTY_LIMIT
 from simoffload.strategies.checkpoint.lines import Crew
-from simoffload.strategies.checkpoint.schedule import WrittenPhase, restore_phases, save_phases
+from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
 from simoffload.strategies.checkpoint.stall import outlook, run_mtbf
 from simoffload.strategies.direct_storage import gds_warnings
 from simoffload.strategies.memory import pinned_rounding
@@ -72,7 +71,7 @@ class CheckpointPlan(Plan):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Saving, then restoring."""
-        return (*_phases("save", self.save()), *_phases("restore", self.restore()))
+        return (*self.save(), *self.restore())
 
     def after(self, *, step_time: float, update_time: float) -> CheckpointPlan:
         """The same of a run whose steps take ``step_time`` [s], ``update_time`` [s] of it at the end."""
@@ -113,12 +112,12 @@ class CheckpointPlan(Plan):
                 by_host[rank // self.machine.gpus_per_node] += part.size
         return tuple(by_host)
 
-    def save(self) -> tuple[WrittenPhase, ...]:
-        """Schedules of one checkpoint, one after the other."""
+    def save(self) -> tuple[Phase, ...]:
+        """Phases of one checkpoint, one after the other."""
         return save_phases(self.parts, self.model, self.workload, self.crew)
 
-    def restore(self) -> tuple[WrittenPhase, ...]:
-        """Schedules of reading it back, one after the other; the other runs are taken to go on training."""
+    def restore(self) -> tuple[Phase, ...]:
+        """Phases of reading it back, one after the other; the other runs are taken to go on training."""
         return restore_phases(self.parts, self.workload, self.crew._replace(jobs=1))
 
     def outlook(self, *, blocking_s: float, background_s: float, restore_s: float) -> Outlook:
@@ -279,11 +278,6 @@ class CheckpointPlan(Plan):
             return ""
         wait = format_seconds(outlook.stall_s)
         return f"DeepSpeed would stop here: the commit waits {wait}, and gives up after 300 s"
-
-
-def _phases(kind: PhaseKind, written: Iterable[WrittenPhase]) -> Iterator[Phase]:
-    for one in written:
-        yield Phase(one.name, kind, one.scheduled, background=one.background)
 
 
 def plan_checkpoint(

@@ -7,11 +7,13 @@ the sum is a little too long: the other ranks' optimizer states could already be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from simoffload.models import ModelShape
 from simoffload.schedule import Dependency, Schedule
+from simoffload.strategies.base import Phase, PhaseKind
 from simoffload.strategies.checkpoint.bytes import Part
 from simoffload.strategies.checkpoint.host_costs import (
     CRC32_S,
@@ -27,7 +29,7 @@ from simoffload.strategies.checkpoint.host_costs import (
 from simoffload.strategies.checkpoint.lines import COMM, COPY, HOST, IO, READ, Crew, PhaseWriter, blocks
 from simoffload.workload.checkpointing import Checkpointing, Writer
 
-__all__ = ["WrittenPhase", "restore_phases", "save_phases"]
+__all__ = ["restore_phases", "save_phases"]
 
 _BLOCK, _MOST_BLOCKS = 64 * 2**20, 100
 """[B] of tensors and files, where the writer has no buffer: what a serial chain is cut into; our choice."""
@@ -40,48 +42,40 @@ _SENT_AT_ONCE = 0, 2
 """[blocks] dirty when a Lustre client begins to send and when its writers wait."""
 
 
-class WrittenPhase(NamedTuple):
-    """A part of saving or restoring."""
-
-    name: str
-    schedule: Schedule
-    background: bool = False
-    """It goes on behind the training."""
-
-    def scheduled(self, _earlier: object) -> Schedule:
-        """Its operations, which hang on nothing earlier."""
-        return self.schedule
+def _phase(
+    name: str, write: Callable[..., Schedule], *work: Any, kind: PhaseKind = "save", background: bool = False
+) -> Phase:
+    """A phase whose schedule ``write`` makes when it is asked for, and which hangs on nothing earlier."""
+    return Phase(name, kind, lambda _: write(name, *work), background=background)
 
 
 def save_phases(
     parts: Sequence[Part], model: ModelShape, workload: Checkpointing, crew: Crew
-) -> tuple[WrittenPhase, ...]:
+) -> tuple[Phase, ...]:
     """Everything from the call of save until the checkpoint is stored, in order; ``crew`` are all ranks."""
-    before: list[WrittenPhase] = []
+    before: list[Phase] = []
     if workload.contents == "consolidated" and workload.stage == 3:
-        before.append(WrittenPhase("gather weights", _gathered(model, crew)))
+        before.append(_phase("gather weights", _gathered, model, crew))
     if workload.mode == "snapshot":
-        before += [
-            WrittenPhase(f"snapshot of {part.name}", _snapshot(part, workload, crew)) for part in parts
-        ]
+        before += [_phase(f"snapshot of {part.name}", _snapshot, part, workload, crew) for part in parts]
         parts = tuple(part._replace(device="dram") for part in parts)
         workload = workload.model_copy(update={"fsync": True})  # FileSystemWriter's sync_files
     writing = [
         phase for part in parts for phase in _part_phases(part, workload, crew._replace(ranks=part.writers))
     ]
     if workload.mode != "blocking":
-        writing = [phase._replace(background=True) for phase in writing]
+        writing = [replace(phase, background=True) for phase in writing]
     return (*before, *writing)
 
 
-def _part_phases(part: Part, workload: Checkpointing, crew: Crew) -> list[WrittenPhase]:
+def _part_phases(part: Part, workload: Checkpointing, crew: Crew) -> list[Phase]:
     name = f"save {part.name}"
     if part.device == "nvme":
         return _buffered_phases(name, part, workload, crew)
     if workload.writer.is_direct:
-        return [WrittenPhase(name, _direct(name, part, workload, crew))]
+        return [_phase(name, _direct, part, workload, crew)]
     if workload.writer.type == "fast":
-        return [WrittenPhase(name, _through_python(name, part, workload, crew))]
+        return [_phase(name, _through_python, part, workload, crew)]
     return _buffered_phases(name, part, workload, crew)
 
 
@@ -144,13 +138,7 @@ def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[
 # -- buffered writes -----------------------------------------------------------------------------
 
 
-def _copied_files(name: str, part: Part, workload: Checkpointing, crew: Crew) -> WrittenPhase:
-    """Swap files are copied from ``crew.swap`` to ``crew.tier`` and flushed."""
-    flushed = workload.model_copy(update={"fsync": True})
-    return _buffered_phases(name, part, flushed, crew)[0]
-
-
-def _buffered_phases(name: str, part: Part, workload: Checkpointing, crew: Crew) -> list[WrittenPhase]:
+def _buffered_phases(name: str, part: Part, workload: Checkpointing, crew: Crew) -> list[Phase]:
     """``torch.save`` to a file, or a copy of swap files, through the page cache.
 
     The call returns when everything is in the page cache, unless writers are told to flush or there is more
@@ -162,14 +150,19 @@ def _buffered_phases(name: str, part: Part, workload: Checkpointing, crew: Crew)
     begin, limit = _SENT_AT_ONCE if kind == "pfs" else _dirty_lags(crew, sizes[0])
     through = workload.fsync or kind in _FLUSHED_AT_CLOSE
     flushed = len(sizes) if through else max(0, len(sizes) - limit)
-    phases = [WrittenPhase(name, _buffered(name, part, workload, crew, sizes, (begin, limit, flushed)))]
+    phases = [_phase(name, _buffered, part, workload, crew, sizes, (begin, limit, flushed))]
     if left := sizes[flushed:]:
-        behind = PhaseWriter(f"write back {part.name}", crew)
-        for size in left:
-            behind.segment()
-            behind.write(size)
-        phases.append(WrittenPhase(f"write back {part.name}", behind.finish(), background=True))
+        phases.append(_phase(f"write back {part.name}", _written_back, left, crew, background=True))
     return phases
+
+
+def _written_back(name: str, sizes: list[int], crew: Crew) -> Schedule:
+    """The kernel writes what is dirty."""
+    phase = PhaseWriter(name, crew)
+    for size in sizes:
+        phase.segment()
+        phase.write(size)
+    return phase.finish()
 
 
 def _dirty_lags(crew: Crew, block: int) -> tuple[int, int]:
@@ -230,9 +223,9 @@ def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
 # -- before anything is written ------------------------------------------------------------------
 
 
-def _snapshot(part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
+def _snapshot(name: str, part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
     """Copy everything into host memory while training stands still (``async_save``, BlockingAsyncStager)."""
-    phase = PhaseWriter(f"snapshot of {part.name}", crew)
+    phase = PhaseWriter(name, crew)
     for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
         phase.segment()
         if part.device == "hbm":
@@ -246,11 +239,11 @@ def _snapshot(part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
     return phase.finish()
 
 
-def _gathered(model: ModelShape, crew: Crew) -> Schedule:
+def _gathered(name: str, model: ModelShape, crew: Crew) -> Schedule:
     """Module by module: gather from all ranks, copy on rank 0, broadcast back (GatheredParameters with
     ``modifier_rank=0``, ``_zero3_consolidated_16bit_state_dict``). Here all modules of a layer at once."""
     ranks, costs = len(crew.ranks), crew.machine.host.deepspeed
-    phase = PhaseWriter("gather weights", crew)
+    phase = PhaseWriter(name, crew)
     groups = ((model.modules_before, 1), (model.layer, model.num_hidden_layers), (model.modules_after, 1))
     for modules, repeat in groups:
         tensors = [
@@ -276,7 +269,7 @@ def _gathered(model: ModelShape, crew: Crew) -> Schedule:
 # -- restoring -----------------------------------------------------------------------------------
 
 
-def restore_phases(parts: Sequence[Part], workload: Checkpointing, crew: Crew) -> tuple[WrittenPhase, ...]:
+def restore_phases(parts: Sequence[Part], workload: Checkpointing, crew: Crew) -> tuple[Phase, ...]:
     """Everything from the call of load until training can go on, in order; ``crew`` are all ranks.
 
     ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221: ``torch.load`` of each file into host memory, then
@@ -287,14 +280,17 @@ def restore_phases(parts: Sequence[Part], workload: Checkpointing, crew: Crew) -
     for part in parts:
         if part.device == "nvme":
             back = crew._replace(tier=crew.swap, swap=crew.tier)
-            phases.append(_copied_files(f"copy back {part.name}", part, workload, back))
+            flushed = workload.model_copy(update={"fsync": True})
+            copied = _buffered_phases(f"copy back {part.name}", part, flushed, back)[0]
+            phases.append(replace(copied, kind="restore"))
             continue
         sharded = len(part.writers) == len(crew.ranks) and not part.same_file and not _split(workload)
         size = part.size if sharded else part.size * (1 if part.same_file else len(part.writers))
         consolidated = workload.contents == "consolidated"
         whole = part._replace(size=size, device="hbm" if consolidated else part.device)
-        phases.append(_loaded(whole, crew, sharers=1 if sharded else crew.per_node))
-        phases.append(_placed(whole, crew))
+        sharers = 1 if sharded else crew.per_node
+        phases.append(_phase(f"read {part.name}", _loaded, whole, crew, sharers, kind="restore"))
+        phases.append(_phase(f"place {part.name}", _placed, whole, crew, kind="restore"))
     return tuple(phases)
 
 
@@ -303,21 +299,19 @@ def _split(workload: Checkpointing) -> bool:
     return workload.contents == "zero" and workload.stage == 0
 
 
-def _loaded(part: Part, crew: Crew, *, sharers: int) -> WrittenPhase:
+def _loaded(name: str, part: Part, crew: Crew, sharers: int) -> Schedule:
     """Storage to page cache to fresh memory; ``sharers`` ranks of a node read a file together."""
-    name = f"read {part.name}"
     phase = PhaseWriter(name, crew)
     for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
         phase.segment()
         phase.read(-(-size // sharers), tier=crew.tier)
         phase.work(size * part.fresh * FRESH_READ_S, label="new pages", after=phase.so_far(READ))
         phase.in_host("from the page cache", size)
-    return WrittenPhase(name, phase.finish())
+    return phase.finish()
 
 
-def _placed(part: Part, crew: Crew) -> WrittenPhase:
+def _placed(name: str, part: Part, crew: Crew) -> Schedule:
     """Pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
-    name = f"place {part.name}"
     phase = PhaseWriter(name, crew)
     for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
         phase.segment()
@@ -325,4 +319,4 @@ def _placed(part: Part, crew: Crew) -> WrittenPhase:
             phase.to_gpu(size, pinned=False, after=phase.so_far(HOST, COPY))
         else:
             phase.in_host("into the optimizer", size)
-    return WrittenPhase(name, phase.finish())
+    return phase.finish()
