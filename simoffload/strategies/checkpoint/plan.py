@@ -18,8 +18,8 @@ from simoffload.strategies.checkpoint.bytes import (
     written_bytes,
 )
 from simoffload.strategies.checkpoint.host_costs import DIRTY_LIMIT
-from simoffload.strategies.checkpoint.lines import Crew
 from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
+from simoffload.strategies.checkpoint.schedule_writer import RankGroup
 from simoffload.strategies.checkpoint.stall import outlook, run_mtbf
 from simoffload.strategies.direct_storage import gds_warnings
 from simoffload.strategies.memory import pinned_rounding
@@ -84,9 +84,9 @@ class CheckpointPlan(Plan):
         return self.machine.nodes_of(self.ranks)
 
     @property
-    def crew(self) -> Crew:
+    def group(self) -> RankGroup:
         """All ranks."""
-        return Crew(self.machine, tuple(range(self.ranks)), self.tier, self.swap, self.workload.jobs)
+        return RankGroup(self.machine, tuple(range(self.ranks)), self.tier, self.swap, self.workload.jobs)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -114,11 +114,11 @@ class CheckpointPlan(Plan):
 
     def save(self) -> tuple[Phase, ...]:
         """Phases of one checkpoint, one after the other."""
-        return save_phases(self.parts, self.model, self.workload, self.crew)
+        return save_phases(self.parts, self.model, self.workload, self.group)
 
     def restore(self) -> tuple[Phase, ...]:
         """Phases of reading it back, one after the other; the other runs are taken to go on training."""
-        return restore_phases(self.parts, self.workload, self.crew._replace(jobs=1))
+        return restore_phases(self.parts, self.workload, self.group._replace(jobs=1))
 
     def outlook(self, *, blocking_s: float, background_s: float, restore_s: float) -> Outlook:
         """What simulated times [s] mean for the run: of saving while training waits and behind it, of
@@ -175,7 +175,7 @@ class CheckpointPlan(Plan):
         return MemoryTerm(
             "dram",
             "snapshot",
-            per_rank * self.crew.per_node,
+            per_rank * self.group.per_node,
             pinned=self.workload.pin_memory,
             remedy="mode: blocking",
         )
@@ -183,7 +183,7 @@ class CheckpointPlan(Plan):
     def _in_writers(self) -> list[MemoryTerm]:
         """Buffers of the writers of the part that has most of them on a node."""
         writer, terms = self.workload.writer, []
-        crowded = max(self.crew._replace(ranks=part.writers).per_node for part in self.parts)
+        crowded = max(self.group._replace(ranks=part.writers).per_node for part in self.parts)
         if writer.type == "fast":
             buffer = writer.io_buffer_size
             if writer.use_gds:
@@ -207,7 +207,7 @@ class CheckpointPlan(Plan):
     def _dirty(self) -> MemoryTerm:
         """Page cache that is not on storage yet; clean pages give way to whoever needs memory."""
         host = self.machine.tiers["dram"].capacity - self.machine.host.reserved_bytes
-        most = max(part.size * self.crew._replace(ranks=part.writers).per_node for part in self.parts)
+        most = max(part.size * self.group._replace(ranks=part.writers).per_node for part in self.parts)
         size = min(most, int(DIRTY_LIMIT * host))
         return MemoryTerm("dram", "page cache not yet written", size, remedy=_HOSTS)
 

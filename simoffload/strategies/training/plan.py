@@ -39,7 +39,14 @@ from simoffload.strategies.training.storage_io import (
     check_buffers,
 )
 from simoffload.strategies.training.timing import TrainingTiming
-from simoffload.strategies.training.walk import Parameters, Peak, Walk, WalkedStep, buckets, gathered_peak
+from simoffload.strategies.training.walk import (
+    MicroStepReplay,
+    Parameters,
+    Peak,
+    WalkedStep,
+    buckets,
+    gathered_peak,
+)
 from simoffload.strategies.training.writer import MicroStepWriter, Stage
 from simoffload.workload import Training, TrainingCheckpoints
 
@@ -140,7 +147,7 @@ class ZeroTrainingPlan(StepWork):
         for step in (self._short(part), self._whole):
             if step is not None:
                 out = self._writer(part, GradientSwapper.of(self.state), step.layers)
-                walk = Walk(step, self.state, out)
+                walk = MicroStepReplay(step, self.state, out)
                 if walk.forward() if part.phase == "forward" else walk.backward():
                     break
         return out.build()

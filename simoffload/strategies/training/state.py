@@ -18,7 +18,6 @@ from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.actions import Tensor
 from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.partition import flat_part, partitioned_tensor
 
 __all__ = [
     "Partitions",
@@ -30,6 +29,10 @@ __all__ = [
     "sub_groups",
     "weights_of",
 ]
+
+_FLAT_ALIGNMENT = 2
+"""[elements] to which ZeRO-1 and 2 pad one rank's part (``nccl_start_alignment_factor``,
+deepspeed/runtime/zero/stage_1_and_2.py)."""
 
 
 class Weight(NamedTuple):
@@ -136,8 +139,10 @@ class Partitions:
     @cached_property
     def part(self) -> int:
         """[elements] of one rank's part of what is trained: stage 3 pads every tensor, stages 1 and 2 all of
-        them together."""
-        return sum(self.slices) if self.stage in (0, 3) else flat_part(self.trained_numel, self.ranks)
+        them in a row."""
+        if self.stage in (0, 3):
+            return sum(self.slices)
+        return -(-self.trained_numel // (_FLAT_ALIGNMENT * self.ranks)) * _FLAT_ALIGNMENT
 
     @cached_property
     def groups(self) -> tuple[slice, ...]:
@@ -250,11 +255,11 @@ class TrainingState:
         """Tensors by name and size [elements], one after the other."""
         persistent, settings = 0, self.settings
         for name, numel in tensors:
-            tensor = partitioned_tensor(
+            tensor = Tensor.cut(
                 name,
                 numel,
+                settings.params,
                 persistent=persistent,
-                settings=settings.params,
                 ranks=self.places.ranks if settings.stage else 1,
                 dtype_bytes=self.model.dtype_bytes,
             )

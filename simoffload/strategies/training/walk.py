@@ -12,7 +12,16 @@ from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.trace import Event, Instance, MicroStep
 from simoffload.strategies.training.writer import MicroStepWriter
 
-__all__ = ["Bucket", "Parameters", "Peak", "Walk", "WalkedStep", "buckets", "gathered_peak", "hook"]
+__all__ = [
+    "Bucket",
+    "MicroStepReplay",
+    "Parameters",
+    "Peak",
+    "WalkedStep",
+    "buckets",
+    "gathered_peak",
+    "hook",
+]
 
 
 class Parameters(NamedTuple):
@@ -121,7 +130,7 @@ class Bucket:
         self._held, self._numel = [], 0
 
 
-class _Switch:
+class _RecordingGate:
     """The coordinator's actions, written down only while ``on``; what began before then is done."""
 
     def __init__(self, out: MicroStepWriter) -> None:
@@ -170,7 +179,7 @@ class _Switch:
             self._out.release(count)
 
 
-class Walk:
+class MicroStepReplay:
     """One micro-step under the settings, whose trace is known."""
 
     def __init__(self, step: WalkedStep, state: TrainingState, out: MicroStepWriter) -> None:
@@ -178,16 +187,16 @@ class Walk:
         self._parameters = step.parameters
         self._out = out
         self._backward = False
-        self._switch = _Switch(out)
+        self._gate = _RecordingGate(out)
         self._coordinator = (
-            step.coordinator(state, self._switch, warm=True) if state.settings.stage == 3 else None
+            step.coordinator(state, self._gate, warm=True) if state.settings.stage == 3 else None
         )
         self._passes = Passes(step.trace, step.layers, self._coordinator)
         self._bucket = Bucket(out, state.settings.reduce_bucket_size)
 
     def forward(self) -> bool:
         """Write the forward pass; whether the layers that are left out are as those before them."""
-        self._switch.on = True
+        self._gate.on = True
         right = self._write(self._happen, self._step.forward)
         self._out.end_forward()
         return right
@@ -200,7 +209,7 @@ class Walk:
         right = True
         if self._coordinator is not None:
             right = self._passes.go(self._pass, backward=False, skip=self._step.forward)
-        self._switch.on = self._backward = True
+        self._gate.on = self._backward = True
         right &= self._write(self._back, self._step.backward)
         self._bucket.flush()
         self._out.end_backward()
@@ -220,7 +229,7 @@ class Walk:
     def _state(self) -> tuple[object, ...]:
         """What decides how things are written down, and which gradients are reduced together."""
         handles = self._coordinator.handles() if self._coordinator is not None else []
-        written = self._switch.written(handles)
+        written = self._gate.written(handles)
         return (*self._out.state(written), len(written), self._bucket.state)
 
     def _pass(self, event: Event) -> None:
@@ -308,7 +317,7 @@ class _Held:
 
 
 def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) -> Peak | None:
-    """Walk a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
+    """MicroStepReplay a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
 
     None if the layers that are left out are not as those before them.
     """

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,9 +34,8 @@ def calls(name: str) -> Iterator[str]:
                     yield f"{path.relative_to(root).as_posix()}:{node.lineno}"
 
 
-@pytest.mark.parametrize("name", ["sub_groups", "flat_part"])
-def test_partitions_and_sub_groups_are_computed_in_one_place(name: str) -> None:
-    (place,) = calls(name)
+def test_sub_groups_are_computed_in_one_place() -> None:
+    (place,) = calls("sub_groups")
     assert place.startswith("strategies/training/state.py:")
 
 
