@@ -130,7 +130,12 @@ class TrainedLayers:
 
     def gradients(self, swapper: GradientSwapper | None) -> Period | None:
         """The period of what waits in the bucket and, if they go there, in swap buffers."""
-        bucket = Bucket(_Swapped(swapper), self.settings.reduce_bucket_size)
+
+        def reduce(tensors: Sequence[Tensor]) -> None:
+            if swapper is not None:
+                swapper.insert(NoSink(), tensors)
+
+        bucket = Bucket(self.settings.reduce_bucket_size, reduce)
         before, layer, _ = self._completed
         bucket.add_all(before)
         met: dict[State, int] = {}
@@ -199,16 +204,3 @@ class TrainedLayers:
         if gradients is None:
             return short
         return short._replace(backward=Skip(period, start_back, walked, left // period))
-
-
-class _Swapped:
-    """What is reduced goes to swap buffers, if there are any."""
-
-    def __init__(self, swapper: GradientSwapper | None) -> None:
-        self._swapper = swapper
-
-    def gradient(self, _tensor: Tensor, /, *, contiguous: bool) -> None: ...
-
-    def reduce(self, tensors: Sequence[Tensor], /) -> None:
-        if self._swapper is not None:
-            self._swapper.insert(NoSink(), tensors)

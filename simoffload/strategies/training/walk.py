@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from simoffload.limits import count_elements
 from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers, Tensor
@@ -91,17 +91,19 @@ class WalkedStep(NamedTuple):
         )
 
 
-class _Reducer(Protocol):
-    def gradient(self, tensor: Tensor, /, *, contiguous: bool) -> None: ...
-    def reduce(self, tensors: Sequence[Tensor], /) -> None: ...
-
-
 class Bucket:
-    """Gradients that wait until there are ``size`` [elements] of them."""
+    """Gradients that wait until there are ``size`` [elements] of them, which ``reduce`` then gets."""
 
-    def __init__(self, reducer: _Reducer, size: int) -> None:
-        self._reducer = reducer
+    def __init__(
+        self,
+        size: int,
+        reduce: Callable[[Sequence[Tensor]], None],
+        *,
+        gradient: Callable[..., None] | None = None,
+    ) -> None:
         self._size = size
+        self._reduce = reduce
+        self._gradient = gradient
         self._held: list[Tensor] = []
         self._numel = 0
 
@@ -109,7 +111,8 @@ class Bucket:
         """A gradient is complete (``reduce_independent_p_g_buckets_and_remove_grads``)."""
         if self._held and self._numel + tensor.numel > self._size:
             self.flush()
-        self._reducer.gradient(tensor, contiguous=self._numel + tensor.numel <= self._size)
+        if self._gradient is not None:
+            self._gradient(tensor, contiguous=self._numel + tensor.numel <= self._size)
         self._held.append(tensor)
         self._numel += tensor.numel
 
@@ -126,7 +129,7 @@ class Bucket:
     def flush(self) -> None:
         """Reduce what is held."""
         if self._held:
-            self._reducer.reduce(self._held)
+            self._reduce(self._held)
         self._held, self._numel = [], 0
 
 
@@ -192,7 +195,7 @@ class MicroStepReplay:
             step.coordinator(state, self._gate, warm=True) if state.settings.stage == 3 else None
         )
         self._passes = Passes(step.trace, step.layers, self._coordinator)
-        self._bucket = Bucket(out, state.settings.reduce_bucket_size)
+        self._bucket = Bucket(state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
 
     def forward(self) -> bool:
         """Write the forward pass; whether the layers that are left out are as those before them."""
@@ -303,19 +306,6 @@ class Peak(NamedTuple):
     """[elements] most that gathered parameters occupied while a bucket was reduced."""
 
 
-class _Held:
-    """Notes what is gathered whenever a bucket is reduced."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-        self.most = 0
-
-    def gradient(self, _tensor: Tensor, /, *, contiguous: bool) -> None: ...
-
-    def reduce(self, _tensors: Sequence[Tensor], /) -> None:
-        self.most = max(self.most, self._coordinator.on_gpu)
-
-
 def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) -> Peak | None:
     """MicroStepReplay a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
 
@@ -323,8 +313,8 @@ def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) 
     """
     reads, parameters = _Reads(), step.parameters
     coordinator = step.coordinator(state, reads, warm=warm)
-    passes, held = Passes(step.trace, step.layers, coordinator), _Held(coordinator)
-    bucket = Bucket(held, state.settings.reduce_bucket_size)
+    passes, while_reducing = Passes(step.trace, step.layers, coordinator), [0]
+    bucket = Bucket(state.settings.reduce_bucket_size, lambda _: while_reducing.append(coordinator.on_gpu))
 
     def happen(event: Event) -> None:
         hook(event, coordinator, parameters)
@@ -342,20 +332,13 @@ def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) 
         if not right:
             return None
     bucket.flush()
-    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), held.most)
+    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing))
 
 
-def buckets(step: WalkedStep, size: int) -> list[list[Tensor]]:
+def buckets(step: WalkedStep, size: int) -> list[Sequence[Tensor]]:
     """The tensors of every bucket that a micro-step reduces, in order."""
-    seen: list[list[Tensor]] = []
-
-    class _Seen:
-        def gradient(self, tensor: Tensor, /, *, contiguous: bool) -> None: ...
-
-        def reduce(self, tensors: Sequence[Tensor], /) -> None:
-            seen.append(list(tensors))
-
-    bucket = Bucket(_Seen(), size)
+    seen: list[Sequence[Tensor]] = []
+    bucket = Bucket(size, seen.append)
     for event in step.trace.backward:
         bucket.add_all(step.parameters.completed(event))
     bucket.flush()

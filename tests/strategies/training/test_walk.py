@@ -89,7 +89,7 @@ class Seen:
 def test_a_bucket_is_reduced_when_the_next_gradient_finds_no_room(numels: list[int], size: int) -> None:
     tensors = [Tensor(str(index), numel, numel, False, False) for index, numel in enumerate(numels)]
     seen = Seen()
-    bucket = Bucket(seen, size)
+    bucket = Bucket(size, seen.reduce, gradient=seen.gradient)
     for tensor in tensors:
         bucket.add(tensor)
     bucket.flush()
