@@ -90,12 +90,8 @@ class _Arrivals(GradientHooks):
             for index, update in enumerate(plan.state.updates)
             for tensor in update.group.tensors
         }
-        tensors = plan.parameters.tensors
-        self._missing = Counter(
-            self._group[id(tensors[index])]
-            for trained in plan.parameters.trained.values()
-            for index in trained
-        )
+        updates = plan.state.updates
+        self._missing = Counter({index: len(one.group.tensors) for index, one in enumerate(updates)})
 
     def stored(self, out: MicroStepWriter, tensors: Sequence[Tensor], *, boundary: bool) -> None:
         """Queue what is complete."""

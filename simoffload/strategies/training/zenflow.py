@@ -160,9 +160,7 @@ class ZenFlowStep(Step):
     def _selected(self, out: MicroStepWriter, _part: StepPart) -> None:
         """What the update has overwritten is put back, then updated (``selective_optimizer_step``)."""
         out.part(_SELECTED)
-        parameters = self.plan.parameters
-        trained = [parameters.tensors[index] for one in parameters.trained.values() for index in one]
-        ColumnWork(out, self._columns).update(trained, snapshot=True)
+        ColumnWork(out, self._columns).update(self.plan.state.trained, snapshot=True)
         out.end_backward()
 
     def _selection(self, out: MicroStepWriter, _part: StepPart) -> None:
@@ -247,9 +245,7 @@ class SelectedColumns:
     @property
     def matrices(self) -> list[Tensor]:
         """All trained matrices."""
-        parameters = self.plan.parameters
-        trained = (parameters.tensors[index] for one in parameters.trained.values() for index in one)
-        return [tensor for tensor in trained if self.of(tensor)]
+        return [tensor for tensor in self.plan.state.trained if self.of(tensor)]
 
     def of(self, tensor: Tensor) -> int:
         """Columns of a matrix; 0 for another tensor."""
