@@ -11,7 +11,6 @@ from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module
 from simoffload.strategies.coordinator import Layers, Tensor
 from simoffload.strategies.forward import Partitioning, Visit
-from simoffload.strategies.partition import partitioned_tensor
 
 __all__ = ["LayeredModel", "Walkable"]
 
@@ -104,11 +103,11 @@ class LayeredModel:
                 if parameter.tied:
                     indices.append(shared[parameter.name])
                     continue
-                tensor = partitioned_tensor(
+                tensor = Tensor.cut(
                     parameter.name,
                     parameter.numel,
+                    place.settings,
                     persistent=persistent,
-                    settings=place.settings,
                     ranks=place.ranks,
                     dtype_bytes=place.dtype_bytes,
                 )

@@ -20,8 +20,8 @@ from simoffload.models import ModelShape, Module
 from simoffload.schedule import Schedule
 from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers
 from simoffload.strategies.forward import ForwardWriter, Partitioning
+from simoffload.strategies.layer_period import ShorterModel, find_period
 from simoffload.strategies.layered import LayeredModel, Walkable
-from simoffload.strategies.short_walk import Period, find_period
 from simoffload.strategies.timing import Timing
 
 __all__ = ["Peak", "Programs", "Walks", "programs_of"]
@@ -57,13 +57,13 @@ class _Numbered(Timing):
         return self._numbers[module]
 
 
-class _Periods(dict[bool, Period | None]):
+class _Periods(dict[bool, ShorterModel | None]):
     """By whether the pass is warm, found when asked for."""
 
     def __init__(self, walks: Walks) -> None:
         self._walks = walks
 
-    def __missing__(self, warm: bool) -> Period | None:
+    def __missing__(self, warm: bool) -> ShorterModel | None:
         self[warm] = self._walks.find_period(warm=warm)
         return self[warm]
 
@@ -99,7 +99,7 @@ class Walks:
             layers=model.layers,
         )
 
-    def find_period(self, *, warm: bool) -> Period | None:
+    def find_period(self, *, warm: bool) -> ShorterModel | None:
         """Look for layers that repeat."""
         if not self.layered.alike:
             return None

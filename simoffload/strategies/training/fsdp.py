@@ -31,7 +31,7 @@ from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.activations import activations_of
-from simoffload.strategies.training.memory.moments import MICRO_STEP, OPTIMIZER_STEP
+from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import OPTIMIZER, micro_steps
 from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.timing import TrainingTiming

@@ -38,9 +38,9 @@ from simoffload.strategies.offload_devices import (
     weights_in_memory,
 )
 from simoffload.strategies.placement import Placement, refused
-from simoffload.strategies.training.facts import Places
-from simoffload.strategies.training.modes import interval_warnings, mode_warnings, share_warnings
 from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.state import Places
+from simoffload.strategies.training.step_variants import interval_warnings, mode_warnings, share_warnings
 from simoffload.workload import Training
 
 __all__ = ["Lora", "ZeroTraining"]
@@ -160,7 +160,7 @@ class ZeroTraining(Strategy):
         plan.check()
         if settings.ratio == 1.0:
             return plan
-        return replace(plan, warnings=(*plan.warnings, *share_warnings(settings, plan.updates)))
+        return replace(plan, warnings=(*plan.warnings, *share_warnings(settings, plan.state.updates)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
         """Weights, optimizer and both on every tier, also in higher stages."""
