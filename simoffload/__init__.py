@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
     from simoffload.planning.advise import advise, parse_service, search_catalogue
+    from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.planning.confidence import confidence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from simoffload.results.result import SimulationResult
     from simoffload.results.training import TrainingResult
     from simoffload.scenario import LoadedScenario, default_scenario, list_scenarios, load_scenario
-    from simoffload.simulation import fit, simulate
 
 __all__ = [
     "CheckpointResult",
@@ -89,7 +89,7 @@ _HOME = {
     "confidence": "simoffload.planning.confidence",
     "default_scenario": "simoffload.scenario",
     "economics": "simoffload.planning.costs",
-    "fit": "simoffload.simulation",
+    "fit": "simoffload.planning.answers",
     "flips": "simoffload.planning.costs",
     "import_profile": "simoffload.exchange.measured_profiles",
     "largest": "simoffload.planning.fit.largest",
@@ -105,7 +105,7 @@ _HOME = {
     "parse_service": "simoffload.planning.advise",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.sensitivity",
-    "simulate": "simoffload.simulation",
+    "simulate": "simoffload.planning.answers",
     "smallest_changes": "simoffload.planning.fit.changes",
     "storage_curve": "simoffload.planning.bandwidth",
     "uncertainty": "simoffload.planning.uncertainty",

@@ -14,7 +14,7 @@ from simoffload.cli.folder import MARKDOWN, REPORT, RESULT, TABLE, OutputFolder,
 from simoffload.limits import keep, limited, now_doing
 
 if TYPE_CHECKING:
-    from simoffload.planning import Comparison
+    from simoffload.planning.compare import Comparison
     from simoffload.report.comparison import Published
     from simoffload.report.sections import Section
     from simoffload.results.result import SimulationResult
@@ -27,7 +27,7 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
     compared = _cases(arguments, console)
-    from simoffload.planning import compare_scenarios
+    from simoffload.planning.compare import compare_scenarios
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)

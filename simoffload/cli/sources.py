@@ -129,7 +129,7 @@ def _of_model(
 
 def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
     """The same work on every target of ``--on``."""
-    from simoffload.planning import on_targets
+    from simoffload.planning.compare import on_targets
 
     try:
         return on_targets(scenario, targets)

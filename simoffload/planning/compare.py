@@ -13,13 +13,13 @@ from simoffload.hardware import load_platform
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import is_path
+from simoffload.planning.answers import PricedPlanner
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import (
     Costed,
     CostList,
     CostVerdict,
     Economics,
-    economics,
     load_costs,
     verdicts,
 )
@@ -120,7 +120,7 @@ class Comparison:
                     "throughput_ratio": self.throughput_ratio(label),
                     "tie_with_baseline": self.tie(label),
                     "margin": self.margin(label),
-                    "result": result.to_dict(),
+                    "result": result.simulated(),
                     **({"economics": self.economics[label].to_dict()} if label in self.economics else {}),
                 }
                 for label, result in self.results.items()
@@ -291,11 +291,11 @@ def compare_scenarios(
     if stopped is not None and not any(result.fits for result in results.values()):
         raise stopped
     prices = load_costs() if costs is None else costs
-    priced = {
-        label: economics(scenarios[label], result, prices)
+    results = {
+        label: replace(result, planner=PricedPlanner(scenarios[label], prices))
         for label, result in results.items()
-        if not result.refused
     }
+    priced = {label: result.costs for label, result in results.items() if result.costs is not None}
     return replace(capacities, results=results, economics=priced)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from simoffload.report.comparison import Group, group_verdict, in_common, warnings
 from simoffload.report.comparison_sections import overview
-from simoffload.report.sections import Section, background, findings
+from simoffload.report.sections import Section, background, findings, priced
 from simoffload.report.sections.background import inputs, limits, scenario, versions
 from simoffload.report.summary import headline, verdict
 from simoffload.results.result import SimulationResult
@@ -33,13 +34,14 @@ class Story(NamedTuple):
 
 
 def story_of(result: SimulationResult, *, more: Sequence[Section] = (), command: str = "") -> Story:
-    """The story of one result; ``more`` sections come after its own, ``command`` is what reproduces it."""
+    """The story of one result; ``more`` sections come after its own and before its costs, ``command`` is what
+    reproduces it."""
     return Story(
         headline(result),
         result.fits,
         (verdict(result),),
-        result.warnings,
-        (*findings(result), *more),
+        result.all_warnings,
+        (*findings(result), *more, *priced(result)),
         background(result, command=command),
     )
 
@@ -64,5 +66,7 @@ def story_of_several(found: Sequence[Group], *, more: Sequence[Section] = (), co
 
 
 def _one_of_several(result: SimulationResult) -> Story:
-    """What is told of each; what it was computed from is told of all together."""
-    return story_of(result)._replace(background=(scenario(result.provenance.scenario),))
+    """What is told of each; what it costs and what it was computed from is told of all together."""
+    return story_of(replace(result, planner=None))._replace(
+        background=(scenario(result.provenance.scenario),)
+    )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from simoffload.results.capacity import Change, TierUse
+from simoffload.results.capacity import Change, Remedies, TierUse
 from simoffload.results.passes import PassResult
 from simoffload.results.timeline import PassWork, Timeline
 from simoffload.results.times import whole
@@ -15,7 +16,11 @@ from simoffload.results.times import whole
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Provenance", "SimulationResult", "attributed"]
+    # Named for type checkers alone: who makes them is above this layer, and hands itself down as a Planner.
+    from simoffload.planning.confidence import Confidence
+    from simoffload.planning.costs import Economics
+
+__all__ = ["Planner", "Provenance", "SimulationResult", "attributed"]
 
 SCHEMA = "simoffload/result/1"
 
@@ -41,6 +46,22 @@ class Provenance:
         for _, _, _, origin, _, _ in self.inputs:
             counts[origin] = counts.get(origin, 0) + 1
         return counts
+
+
+class Planner(Protocol):
+    """Who works out what takes more than the simulation, once the result is asked for it."""
+
+    def remedies(self, result: SimulationResult) -> Remedies:
+        """The smallest changes that make it fit."""
+        ...
+
+    def costs(self, result: SimulationResult) -> Economics | None:
+        """What it costs; None where only its memory was asked for."""
+        ...
+
+    def confidence(self, result: SimulationResult) -> Confidence:
+        """How sure its times are."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +92,12 @@ class SimulationResult(ABC):
     """What lies outside of the range in which the machine was measured."""
     refused: tuple[str, ...] = ()
     """Why DeepSpeed or the strategy would not do it at all, so that there is neither capacity nor time."""
-    changes: tuple[Change, ...] | None = None
-    """The smallest changes that make it fit; None where they were not looked for."""
-    changes_tried: tuple[str, ...] = ()
-    """What was tried to find them, in words."""
     timelines: dict[str, Timeline] = field(default_factory=dict, repr=False, compare=False)
     """Recorded passes by name, where asked for."""
     work: tuple[PassWork, ...] = field(default=(), compare=False)
     """How each pass was simulated; the answer does not depend on it."""
+    planner: Planner | None = field(default=None, repr=False, compare=False)
+    """Who is asked for ``remedies``, ``costs`` and ``confidence``; None: they are None."""
 
     @property
     @abstractmethod
@@ -125,6 +144,28 @@ class SimulationResult(ABC):
         """Whether every tier is large enough for it, and nothing refuses it."""
         return not self.refused and all(use.fits for use in self.capacity)
 
+    @cached_property
+    def remedies(self) -> Remedies | None:
+        """The smallest changes that make it fit, searched for when first asked; None where it fits."""
+        if self.planner is None or self.fits or self.refused:
+            return None
+        return self.planner.remedies(self)
+
+    @cached_property
+    def costs(self) -> Economics | None:
+        """Bill, power, energy and cost, worked out when first asked; None where nothing was simulated."""
+        return None if self.planner is None or self.refused else self.planner.costs(self)
+
+    @cached_property
+    def confidence(self) -> Confidence | None:
+        """The error to expect of its times; None where it has none."""
+        return None if self.planner is None or self.step is None else self.planner.confidence(self)
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The warnings, and what would make it fit and cannot be."""
+        return (*self.warnings, *(self.remedies.barred if self.remedies else ()))
+
     @property
     def shortfall(self) -> str:
         """ "does not fit: …" or "refused: …"; empty where it fits."""
@@ -161,7 +202,23 @@ class SimulationResult(ABC):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON; bytes and seconds are numbers."""
+        """Everything as plain values, ready for JSON; bytes and seconds are numbers.
+
+        Remedies, confidence and costs are worked out for it.
+        """
+        costs, sure, remedies = self.costs, self.confidence, self.remedies
+        found = self.simulated()
+        if remedies is not None:
+            found["changes"] = [_change(one) for one in remedies.changes]
+            found["changes_tried"] = list(remedies.tried)
+            found["warnings"] = list(self.all_warnings)
+        if costs is not None:
+            found["confidence"] = sure.to_dict() if sure else None
+            found["economics"] = costs.to_dict()
+        return found
+
+    def simulated(self) -> dict[str, Any]:
+        """The same without remedies, confidence and costs."""
         return {
             "schema": SCHEMA,
             "name": self.name,
@@ -174,8 +231,8 @@ class SimulationResult(ABC):
             "refused": list(self.refused),
             "capacity": [_tier(use) for use in self.capacity],
             "advice": list(self.advice),
-            "changes": None if self.changes is None else [_change(one) for one in self.changes],
-            "changes_tried": list(self.changes_tried),
+            "changes": None,
+            "changes_tried": [],
             "metrics": self.metrics(),
             "formulas": dict(self.formulas),
             "step": self._step(),

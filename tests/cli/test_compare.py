@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli.console import Console
-from simoffload.planning import compare
+from simoffload.planning.compare import compare
 from simoffload.scenario import load_scenario
 
 WIDE = ("--set", "workload.output_length=1")

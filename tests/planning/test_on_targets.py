@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning import on_targets
-from simoffload.planning.compare import compare
+from simoffload.planning.compare import compare, on_targets
 from simoffload.scenario import LoadedScenario, load_scenario
 from tests.cli.conftest import SCENARIO
 

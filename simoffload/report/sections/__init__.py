@@ -12,6 +12,7 @@ from simoffload.report.sections import background as origin
 from simoffload.report.sections.around_training import around_training
 from simoffload.report.sections.capacity import CAPACITY, capacity
 from simoffload.report.sections.causes import BOUND, CAUSES, bounds, causes, links
+from simoffload.report.sections.costs import costs
 from simoffload.report.sections.explanation import how_sure
 from simoffload.report.sections.speed import PHASES, phases, speed
 from simoffload.report.sections.storage import storage
@@ -31,6 +32,7 @@ __all__ = [
     "Table",
     "background",
     "findings",
+    "priced",
     "shown",
 ]
 
@@ -57,6 +59,11 @@ def _findings(result: SimulationResult) -> Iterator[Section]:
     yield from around_training(result)
     if result.step is not None:
         yield how_sure(result)
+
+
+def priced(result: SimulationResult) -> tuple[Section, ...]:
+    """What the answer costs, where the result can say so."""
+    return () if result.costs is None else costs(result, result.costs)
 
 
 def background(result: SimulationResult, *, command: str = "") -> tuple[Section, ...]:
