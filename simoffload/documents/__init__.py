@@ -16,7 +16,7 @@ from simoffload.documents.files import (
     read_document,
     resolved,
 )
-from simoffload.documents.overrides import Edit, edited, set_value
+from simoffload.documents.overrides import Edit, edited, set_value, without
 from simoffload.documents.tree import Document
 from simoffload.documents.validation import validate
 
@@ -35,4 +35,5 @@ __all__ = [
     "set_value",
     "suggest",
     "validate",
+    "without",
 ]

@@ -13,7 +13,7 @@ from simoffload.documents.tree import DEEPEST, Document, Location, Mark, key_pat
 from simoffload.documents.yaml_reader import read_yaml
 from simoffload.errors import InputError, Problem
 
-__all__ = ["Edit", "edited", "parse_path", "set_value", "with_value"]
+__all__ = ["Edit", "edited", "parse_path", "set_value", "with_value", "without"]
 
 
 class Edit(NamedTuple):
@@ -35,13 +35,24 @@ class Edit(NamedTuple):
         return f"{key_path(self.path)}={value if plain else json.dumps(value)}"
 
 
-def edited(document: Document, edits: Iterable[Edit]) -> Document:
-    """A copy of the document with values set; keys that are missing are created. Raises InputError."""
+def edited(document: Document, edits: Iterable[Edit], *, in_place: bool = False) -> Document:
+    """A copy of the document with values set; keys that are missing are created. Raises InputError.
+
+    ``in_place``: a value stands for what is written there, as a ds_config for its path, and keeps its place
+    in the file.
+    """
     data, marks = document.data, document.marks
     for path, value in edits:
         data, _, changed = with_value(data, path, value)
-        marks = {place: mark for place, mark in marks.items() if place[: len(changed)] != changed}
+        if not in_place:
+            marks = {place: mark for place, mark in marks.items() if place[: len(changed)] != changed}
     return replace(document, data=data, marks=marks)
+
+
+def without(document: Document, section: str) -> Document:
+    """A copy of the document without one of its sections."""
+    data = {key: value for key, value in document.data.items() if key != section}
+    return replace(document, data=data)
 
 
 _PART = re.compile(r'(?:^|\.)(?:"([^"]+)"|([^.\[\]"]+))|\[([0-9]{1,6})\]')

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simoffload.documents import quoted, resolved
+from simoffload.documents import Edit, edited, quoted, resolved
 from simoffload.errors import InputError, Problem, WorkLimitError
 from simoffload.hardware import load_platform
 from simoffload.hardware.changes import Changes
@@ -241,7 +241,7 @@ def _on_platform(scenario: LoadedScenario, platform: str) -> LoadedScenario:
     for key, part in (("checkpoint", inner.checkpoint), ("dataset", inner.dataset)):
         if part is not None:
             storage_name(part.tier, machine, f"{key}.tier")
-    document = replace(scenario.document, data={**scenario.document.data, **named})
+    document = edited(scenario.document, (Edit((key,), value) for key, value in named.items()), in_place=True)
     return replace(scenario, scenario=inner, document=document, machine=machine)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from simoffload.documents import Document, Edit, edited
 from simoffload.errors import InputError
@@ -56,7 +55,7 @@ class Evaluator:
         uses = self.shelf.platform(changed, changed=False).profiles
         has = {name for use in uses for name in (use.id, f"{use.kind}/{use.id}")}
         kept = {name: one for name, one in changed.data["profiles"].items() if name in has or name not in own}
-        return replace(changed, data={**changed.data, "profiles": kept})
+        return edited(changed, [Edit(("profiles",), kept)], in_place=True)
 
     def edited(self, *edits: Edit) -> LoadedScenario:
         """The scenario with edits, resolved anew. Raises InputError."""

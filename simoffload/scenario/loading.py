@@ -5,14 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from simoffload.documents import SUFFIXES, Document, exists, read_document, set_value, suggest, validate
+from simoffload.documents import (
+    SUFFIXES,
+    Document,
+    Edit,
+    edited,
+    exists,
+    read_document,
+    set_value,
+    suggest,
+    validate,
+    without,
+)
 from simoffload.documents.overrides import parse_path
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine
@@ -153,7 +163,7 @@ def _opened(document: Document, assignment: str, shelf: Shelf) -> Document:
     if not isinstance(path, str) or within[:2] != ("strategy", "ds_config"):
         return document
     config = shelf.ds_config(path, root=document.root)
-    return replace(document, data={**document.data, "strategy": {**strategy, "ds_config": config}})
+    return edited(document, [Edit(("strategy", "ds_config"), config)], in_place=True)
 
 
 def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:
@@ -206,12 +216,11 @@ def completed(document: Document, shelf: Shelf, problems: list[Problem]) -> Docu
     What is wrong is added to ``problems``.
     """
     if SWEEP in document.data:
-        rest = {key: value for key, value in document.data.items() if key != SWEEP}
-        document = replace(document, data=rest)
+        document = without(document, SWEEP)
     workload = document.data.get("workload")
     if isinstance(workload, dict):
         workload = {"kind": "inference", **workload}
-        document = replace(document, data={**document.data, "workload": workload})
+        document = edited(document, [Edit(("workload",), workload)], in_place=True)
     strategy = document.data.get("strategy")
     if not isinstance(strategy, dict):
         return document
@@ -228,7 +237,7 @@ def completed(document: Document, shelf: Shelf, problems: list[Problem]) -> Docu
             document, problems, "strategy.ds_config", lambda: shelf.ds_config(path, root=document.root)
         )
         strategy["ds_config"] = config if config is not None else {}
-    return replace(document, data={**document.data, "strategy": strategy})
+    return edited(document, [Edit(("strategy",), strategy)], in_place=True)
 
 
 def _try(document: Document, problems: list[Problem], key: str, action: Callable[[], T]) -> T | None:
