@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.documents import Edit, edited, quoted, resolved
 from simoffload.errors import InputError, Problem, WorkLimitError
-from simoffload.hardware import load_platform
-from simoffload.hardware.changes import Changes
-from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import is_path
 from simoffload.planning.answers import PricedPlanner
 from simoffload.planning.confidence import margin, tie
@@ -232,16 +229,13 @@ def _from_root(platform: str, scenario: LoadedScenario) -> str:
 def _on_platform(scenario: LoadedScenario, platform: str) -> LoadedScenario:
     named = {"platform": _from_root(platform, scenario), "name": f"{scenario.name} on {platform}"}
     inner = scenario.scenario.model_copy(update=named)
-    machine = load_platform(
-        platform,
-        root=None if is_path(platform) else scenario.document.root,
-        changes=Changes.of(scenario.document),
-        equipment=Equipment.of(scenario.document),
-    ).machine(nodes=inner.nodes)
+    document = edited(scenario.document, (Edit((key,), value) for key, value in named.items()), in_place=True)
+    if is_path(platform):
+        scenario.shelf.name_platform(named["platform"], Path(platform))
+    machine = scenario.shelf.machine(scenario.shelf.platform(document), nodes=inner.nodes)
     for key, part in (("checkpoint", inner.checkpoint), ("dataset", inner.dataset)):
         if part is not None:
             storage_name(part.tier, machine, f"{key}.tier")
-    document = edited(scenario.document, (Edit((key,), value) for key, value in named.items()), in_place=True)
     return replace(scenario, scenario=inner, document=document, machine=machine)
 
 

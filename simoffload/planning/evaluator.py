@@ -24,7 +24,6 @@ class Evaluator:
         self.scenario = scenario
         self.shelf = scenario.shelf if shelf is None else shelf
         self._footprints: dict[str, tuple[TierUse, ...] | None] = {}
-        self._results: dict[str, SimulationResult] = {}
 
     @property
     def platform(self) -> Platform:
@@ -79,12 +78,15 @@ class Evaluator:
         """Whether it fits with edits; raises what ``fit`` raises."""
         return fit(self.edited(*edits))
 
-    def result(self, *edits: Edit, progress: Progress | None = None) -> SimulationResult:
-        """The simulation with edits; raises what ``simulate`` raises."""
-        key = _key(edits)
-        if key not in self._results:
-            self._results[key] = simulate(self.edited(*edits), progress=progress)
-        return self._results[key]
+    def simulated(
+        self, *edits: Edit, progress: Progress | None = None
+    ) -> tuple[LoadedScenario, SimulationResult]:
+        """The scenario with edits and its simulation; raises what ``simulate`` raises.
+
+        Neither is kept here: there are many, and results are large.
+        """
+        scenario = self.edited(*edits)
+        return scenario, simulate(scenario, progress=progress)
 
 
 def _key(edits: Iterable[Edit]) -> str:

@@ -23,7 +23,7 @@ from simoffload.documents import (
     validate,
     without,
 )
-from simoffload.documents.overrides import parse_path
+from simoffload.documents.overrides import parse_path, split_assignment
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine
 from simoffload.limits import keep, limited
@@ -159,7 +159,7 @@ def _opened(document: Document, assignment: str, shelf: Shelf) -> Document:
     """The document with its ds_config in place of the path, if the assignment sets something in it."""
     strategy = document.data.get("strategy")
     path = strategy.get("ds_config") if isinstance(strategy, dict) else None
-    within = parse_path(assignment.partition("=")[0].strip())[:-1]
+    within = parse_path(split_assignment(assignment)[0])[:-1]
     if not isinstance(path, str) or within[:2] != ("strategy", "ds_config"):
         return document
     config = shelf.ds_config(path, root=document.root)
