@@ -26,12 +26,8 @@ from simoffload.limits import limited, now_doing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from simoffload.planning.costs import CostList
-    from simoffload.report.chart import Figure
-    from simoffload.report.sections import Section
     from simoffload.results.passes import PassResult
     from simoffload.results.result import SimulationResult
-    from simoffload.scenario import LoadedScenario
 
 __all__ = ["run"]
 
@@ -73,41 +69,24 @@ def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console)
 
     prices = load_costs(arguments.costs)
     with Progress(console) as progress:
-        result = simulate(scenario, costs=prices, keep_timelines=folder is not None, progress=progress)
-        why = _explained(scenario, prices, progress) if arguments.explain and result.fits else _Told()
-        data = {**result.to_dict(), **why.data}
+        result = simulate(
+            scenario,
+            costs=prices,
+            explain=arguments.explain,
+            keep_timelines=folder is not None,
+            progress=progress,
+        )
+        data = result.to_dict()
     now_doing("reporting")
     shown = words(result).shown
-    written = folder.write(_files(result, data, why, arguments, shown)) if folder else ()
-    text = result_text(result, color=console.color, width=console.width, more=why.more)
+    written = folder.write(_files(result, data, arguments, shown)) if folder else ()
+    text = result_text(result, color=console.color, width=console.width)
     return _Answer(text, data, result, written, shown, words(result).whole)
-
-
-class _Told(NamedTuple):
-    """What ``--explain`` adds."""
-
-    data: Mapping[str, Any] = {}
-    """As plain values."""
-    more: tuple[Section, ...] = ()
-    figures: Mapping[str, tuple[Figure, str]] = {}
-
-
-def _explained(scenario: LoadedScenario, prices: CostList, progress: Progress) -> _Told:
-    from simoffload.planning.advise import advise
-    from simoffload.planning.explanation import explain
-    from simoffload.report.sections.advice import what_next
-    from simoffload.report.sections.explanation import explained, figures_of
-
-    explanation = explain(scenario, progress=progress)
-    advice = advise(scenario, costs=prices, progress=progress)
-    data = {"explanation": explanation.to_dict(), "next": [one.to_dict() for one in advice.helping]}
-    return _Told(data, (*explained(explanation), what_next(advice)), figures_of(explanation))
 
 
 def _files(
     result: SimulationResult,
     data: Mapping[str, Any],
-    why: _Told,
     arguments: Namespace,
     shown: PassResult | None,
 ) -> dict[str, Writer]:
@@ -117,10 +96,10 @@ def _files(
     from simoffload.report.page import write_report
     from simoffload.report.story import story_of
 
-    story = story_of(result, more=why.more, command=arguments.line)
+    story = story_of(result, command=arguments.line)
     files: dict[str, Writer] = {
         RESULT: json_writer(data),
-        REPORT: partial(write_report, result, command=arguments.line, more=why.more, figures=why.figures),
+        REPORT: partial(write_report, result, command=arguments.line),
         MARKDOWN: lambda path: write_markdown(story, path),
         TABLE: lambda path: write_long_table(story, path),
     }

@@ -17,8 +17,10 @@ from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress
 
 if TYPE_CHECKING:
+    from simoffload.planning.advise import Advice
     from simoffload.planning.confidence import Confidence
     from simoffload.planning.costs import CostList, Economics
+    from simoffload.planning.explanation import Explanation
 
 __all__ = ["PricedPlanner", "fit", "simulate"]
 
@@ -27,17 +29,20 @@ def simulate(
     scenario: LoadedScenario,
     *,
     costs: CostList | None = None,
+    explain: bool = False,
     keep_timelines: bool = False,
     progress: Progress | None = None,
 ) -> SimulationResult:
     """Simulate a scenario; where it does not fit, the result says so and holds no times.
 
     The result answers ``remedies``, ``costs`` and ``confidence`` when it is asked for them; ``costs`` is a
-    list of prices and powers, the shipped one by default. Raises InputError for what DeepSpeed would refuse,
-    SimulationError if the engine cannot finish, and WorkLimitError beyond one of the scenario's limits.
+    list of prices and powers, the shipped one by default. With ``explain`` it also answers ``explanation``
+    and ``next_changes``, which take many simulations, and reports tell them.
+    Raises InputError for what DeepSpeed would refuse, SimulationError if the engine cannot finish, and
+    WorkLimitError beyond one of the scenario's limits.
     """
     result = simulation.simulate(scenario, keep_timelines=keep_timelines, progress=progress)
-    return replace(result, planner=PricedPlanner(scenario, costs))
+    return replace(result, planner=PricedPlanner(scenario, costs, explain, progress))
 
 
 def fit(scenario: LoadedScenario) -> SimulationResult:
@@ -73,6 +78,14 @@ class CapacityPlanner:
 
         return confidence(result)
 
+    def explanation(self, result: SimulationResult) -> Explanation | None:  # noqa: ARG002
+        """None: there are no times to explain."""
+        return None
+
+    def next_changes(self, result: SimulationResult) -> Advice | None:  # noqa: ARG002
+        """None: there are no times to improve."""
+        return None
+
 
 @dataclass(frozen=True)
 class PricedPlanner(CapacityPlanner):
@@ -80,9 +93,28 @@ class PricedPlanner(CapacityPlanner):
 
     prices: CostList | None
     """None = the shipped list."""
+    explains: bool = False
+    """Whether it is asked for explanations."""
+    progress: Progress | None = None
 
     def costs(self, result: SimulationResult) -> Economics:
         """By the list of prices and powers."""
         from simoffload.planning.costs import economics
 
         return economics(self.scenario, result, self.prices)
+
+    def explanation(self, result: SimulationResult) -> Explanation | None:  # noqa: ARG002
+        """By further simulations, each within the limits of the scenario."""
+        if not self.explains:
+            return None
+        from simoffload.planning.explanation import explain
+
+        return explain(self.scenario, progress=self.progress)
+
+    def next_changes(self, result: SimulationResult) -> Advice | None:  # noqa: ARG002
+        """By further simulations, each within the limits of the scenario."""
+        if not self.explains:
+            return None
+        from simoffload.planning.advise import advise
+
+        return advise(self.scenario, costs=self.prices, progress=self.progress)

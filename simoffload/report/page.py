@@ -18,6 +18,7 @@ from simoffload.report.comparison import Group, Published, by_kind, groups
 from simoffload.report.comparison_sections import charted
 from simoffload.report.phrases import uncapitalized
 from simoffload.report.sections import Section, Table, shown
+from simoffload.report.sections.explanation import figures_of
 from simoffload.report.story import Story, story_of, story_of_several
 from simoffload.report.view import Chart, Charts, Pictures, pictures
 from simoffload.results.result import SimulationResult
@@ -43,7 +44,9 @@ def write_report(
     """
     charts = Charts()
     drawn = pictures(result, charts, bars=_MOST_BARS)
-    drawn.charts.update({title: charts.add(*one) for title, one in (figures or {}).items()})
+    explained = figures_of(result.explanation) if result.explanation else {}
+    for title, one in {**explained, **(figures or {})}.items():
+        drawn.charts[title] = charts.add(*one)
     _write(path, story_of(result, more=more, command=command), charts, drawn)
 
 

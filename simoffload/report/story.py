@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simoffload.report.comparison import Group, group_verdict, in_common, warnings
 from simoffload.report.comparison_sections import overview
-from simoffload.report.sections import Section, background, findings, priced
+from simoffload.report.sections import Section, background, findings, planned
 from simoffload.report.sections.background import inputs, limits, scenario, versions
 from simoffload.report.summary import headline, verdict
 from simoffload.results.result import SimulationResult
@@ -34,14 +34,14 @@ class Story(NamedTuple):
 
 
 def story_of(result: SimulationResult, *, more: Sequence[Section] = (), command: str = "") -> Story:
-    """The story of one result; ``more`` sections come after its own and before its costs, ``command`` is what
-    reproduces it."""
+    """The story of one result; ``more`` sections come after its own and before what was planned for it,
+    ``command`` is what reproduces it."""
     return Story(
         headline(result),
         result.fits,
         (verdict(result),),
         result.all_warnings,
-        (*findings(result), *more, *priced(result)),
+        (*findings(result), *more, *planned(result)),
         background(result, command=command),
     )
 

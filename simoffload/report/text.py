@@ -12,7 +12,7 @@ from simoffload.report.fit_text import changes
 from simoffload.report.kinds import words
 from simoffload.report.paper import MARGIN, Paper
 from simoffload.report.phrases import alike, bottleneck, bound, counted, group_links, origins, percent, worked
-from simoffload.report.sections import Section, Table, findings, priced
+from simoffload.report.sections import Section, Table, findings, planned
 from simoffload.report.sections.groups import groups
 from simoffload.report.summary import headline, verdict
 from simoffload.results.capacity import TierUse
@@ -53,7 +53,7 @@ def result_text(
         paper.section("Links", _links(paper, result.step))
     if training:
         paper.section("Storage", training_text.storage(paper, training))
-    for one in (*findings(result), *more, *priced(result)):
+    for one in (*findings(result), *more, *planned(result)):
         if one.short:
             paper.section(one.short, told(paper, one))
     for warning in result.all_warnings:

@@ -6,21 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from simoffload.results.capacity import Change, Remedies, TierUse
 from simoffload.results.passes import PassResult
+from simoffload.results.planner import Planner
 from simoffload.results.timeline import PassWork, Timeline
 from simoffload.results.times import whole
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    # Named for type checkers alone: who makes them is above this layer, and hands itself down as a Planner.
+    from simoffload.planning.advise.evaluate import Advice
     from simoffload.planning.confidence import Confidence
-    from simoffload.planning.costs import Economics
+    from simoffload.planning.costs.economics import Economics
+    from simoffload.planning.explanation import Explanation
 
-__all__ = ["Planner", "Provenance", "SimulationResult", "attributed"]
+__all__ = ["Provenance", "SimulationResult", "attributed"]
 
 SCHEMA = "simoffload/result/1"
 
@@ -46,22 +48,6 @@ class Provenance:
         for _, _, _, origin, _, _ in self.inputs:
             counts[origin] = counts.get(origin, 0) + 1
         return counts
-
-
-class Planner(Protocol):
-    """Who works out what takes more than the simulation, once the result is asked for it."""
-
-    def remedies(self, result: SimulationResult) -> Remedies:
-        """The smallest changes that make it fit."""
-        ...
-
-    def costs(self, result: SimulationResult) -> Economics | None:
-        """What it costs; None where only its memory was asked for."""
-        ...
-
-    def confidence(self, result: SimulationResult) -> Confidence:
-        """How sure its times are."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +83,7 @@ class SimulationResult(ABC):
     work: tuple[PassWork, ...] = field(default=(), compare=False)
     """How each pass was simulated; the answer does not depend on it."""
     planner: Planner | None = field(default=None, repr=False, compare=False)
-    """Who is asked for ``remedies``, ``costs`` and ``confidence``; None: they are None."""
+    """Who is asked for ``remedies``, ``costs`` and the like; None: they are None."""
 
     @property
     @abstractmethod
@@ -161,6 +147,19 @@ class SimulationResult(ABC):
         """The error to expect of its times; None where it has none."""
         return None if self.planner is None or self.step is None else self.planner.confidence(self)
 
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """What its time hangs on, its range, and what faster storage would bring: many simulations more.
+
+        None where it has no time, or was not to be explained.
+        """
+        return None if self.planner is None or self.step is None else self.planner.explanation(self)
+
+    @cached_property
+    def next_changes(self) -> Advice | None:
+        """Changes that were simulated, ranked by what they gain; None as of ``explanation``."""
+        return None if self.planner is None or self.step is None else self.planner.next_changes(self)
+
     @property
     def all_warnings(self) -> tuple[str, ...]:
         """The warnings, and what would make it fit and cannot be."""
@@ -204,9 +203,10 @@ class SimulationResult(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; bytes and seconds are numbers.
 
-        Remedies, confidence and costs are worked out for it.
+        Remedies, confidence and costs are worked out for it, and explanations that were asked for.
         """
         costs, sure, remedies = self.costs, self.confidence, self.remedies
+        explanation, advice = self.explanation, self.next_changes
         found = self.simulated()
         if remedies is not None:
             found["changes"] = [_change(one) for one in remedies.changes]
@@ -215,10 +215,13 @@ class SimulationResult(ABC):
         if costs is not None:
             found["confidence"] = sure.to_dict() if sure else None
             found["economics"] = costs.to_dict()
+        if explanation is not None and advice is not None:
+            found["explanation"] = explanation.to_dict()
+            found["next"] = [one.to_dict() for one in advice.helping]
         return found
 
     def simulated(self) -> dict[str, Any]:
-        """The same without remedies, confidence and costs."""
+        """The same without what has to be worked out."""
         return {
             "schema": SCHEMA,
             "name": self.name,

@@ -116,6 +116,11 @@ def test_explain_says_why_in_every_form(program) -> None:
     assert data["uncertainty"]["low_s"] < data["uncertainty"]["unit_s"] < data["uncertainty"]["high_s"]
     assert data["storage"]["tier"] == "raid"
     assert "What the result hangs on" in Path("out/report.html").read_text()
+    result = so.simulate(so.load_scenario("small.yaml"), explain=True, keep_timelines=True)
+    assert json.loads(json.dumps(result.to_dict())) == json.loads(Path("out/result.json").read_text())
+    assert answer.out.startswith(result_text(result))
+    so.write_report(result, "report.html", command="simoffload run small.yaml --explain --output-dir out")
+    assert Path("report.html").read_text() == Path("out/report.html").read_text()
 
 
 def test_what_does_not_fit_has_nothing_to_explain(program) -> None:

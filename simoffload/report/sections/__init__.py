@@ -13,7 +13,7 @@ from simoffload.report.sections.around_training import around_training
 from simoffload.report.sections.capacity import CAPACITY, capacity
 from simoffload.report.sections.causes import BOUND, CAUSES, bounds, causes, links
 from simoffload.report.sections.costs import costs
-from simoffload.report.sections.explanation import how_sure
+from simoffload.report.sections.explanation import explained, how_sure
 from simoffload.report.sections.speed import PHASES, phases, speed
 from simoffload.report.sections.storage import storage
 from simoffload.report.sections.structure import Datum, Entry, Listing, Section, Table, shown
@@ -32,7 +32,7 @@ __all__ = [
     "Table",
     "background",
     "findings",
-    "priced",
+    "planned",
     "shown",
 ]
 
@@ -61,9 +61,17 @@ def _findings(result: SimulationResult) -> Iterator[Section]:
         yield how_sure(result)
 
 
-def priced(result: SimulationResult) -> tuple[Section, ...]:
-    """What the answer costs, where the result can say so."""
-    return () if result.costs is None else costs(result, result.costs)
+def planned(result: SimulationResult) -> tuple[Section, ...]:
+    """What the result says when it is asked: why it is so, what would help, and what it costs."""
+    return (*_explained(result), *(() if result.costs is None else costs(result, result.costs)))
+
+
+def _explained(result: SimulationResult) -> tuple[Section, ...]:
+    if result.explanation is None or result.next_changes is None:
+        return ()
+    from simoffload.report.sections.advice import what_next
+
+    return (*explained(result.explanation), what_next(result.next_changes))
 
 
 def background(result: SimulationResult, *, command: str = "") -> tuple[Section, ...]:
