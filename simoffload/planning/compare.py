@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +43,12 @@ class Comparison:
     results: dict[str, SimulationResult]
     baseline: str | None = None
     """Label that ratios refer to; None = of each model and kind of work the first result that has times."""
-    economics: Mapping[str, Economics] = field(default_factory=dict)
-    """What each answer costs, by label; empty where only what fits was asked."""
+
+    @property
+    def economics(self) -> dict[str, Economics]:
+        """What each answer costs, by label; empty where only what fits was asked."""
+        costs = {label: result.costs for label, result in self.results.items()}
+        return {label: one for label, one in costs.items() if one is not None}
 
     @property
     def fits(self) -> bool:
@@ -289,8 +293,7 @@ def compare_scenarios(
         label: replace(result, planner=PricedPlanner(scenarios[label], prices))
         for label, result in results.items()
     }
-    priced = {label: result.costs for label, result in results.items() if result.costs is not None}
-    return replace(capacities, results=results, economics=priced)
+    return replace(capacities, results=results)
 
 
 def _labelled(progress: Progress | None, label: str) -> Progress | None:

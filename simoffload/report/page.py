@@ -70,7 +70,6 @@ def write_comparison(
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
     command: str = "",
-    more: Sequence[Section] = (),
 ) -> None:
     """Write a page that compares results; ``comparison.groups`` explains ``published`` and ``baseline``.
 
@@ -84,7 +83,7 @@ def write_comparison(
     drawn = _compared(found, charts)
     each_result = [row.result for group in found for row in group.rows]
     each = tuple(pictures(result, charts, bars=_MOST_BARS // len(results)) for result in each_result)
-    story = story_of_several(found, more=more, command=command)
+    story = story_of_several(found, command=command)
     _write(path, story, charts, Pictures(drawn, each=each))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simoffload.report.comparison import Group, group_verdict, in_common, warnings
-from simoffload.report.comparison_sections import overview
+from simoffload.report.comparison_sections import costs_of, overview
 from simoffload.report.sections import Section, background, findings, planned
 from simoffload.report.sections.background import inputs, limits, scenario, versions
 from simoffload.report.summary import headline, verdict
@@ -46,7 +46,7 @@ def story_of(result: SimulationResult, *, more: Sequence[Section] = (), command:
     )
 
 
-def story_of_several(found: Sequence[Group], *, more: Sequence[Section] = (), command: str = "") -> Story:
+def story_of_several(found: Sequence[Group], *, command: str = "") -> Story:
     """The story of results side by side; otherwise like ``story_of``."""
     rows = [(f"{group.title}, {row.label}", row.result) for group in found for row in group.rows]
     results = [result for _, result in rows]
@@ -59,7 +59,7 @@ def story_of_several(found: Sequence[Group], *, more: Sequence[Section] = (), co
         None,
         tuple(map(group_verdict, found)),
         tuple(warnings(found)),
-        (*overview(found), *more),
+        (*overview(found), *costs_of(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
         tuple((label, _one_of_several(result)) for label, result in rows),
     )

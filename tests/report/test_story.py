@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from simoffload.report import comparison_sections
 from simoffload.report.comparison import groups
 from simoffload.report.comparison_text import compare_text
 from simoffload.report.long_table import COLUMNS, write_long_table
@@ -64,11 +65,31 @@ def test_a_section_from_elsewhere_is_told_everywhere(make_result: Make, tmp_path
     assert row in (tmp_path / "table.csv").read_text()
 
 
-def test_and_beside_several_results(make_result: Make, tmp_path: Path) -> None:
-    results, more = [make_result(), make_result(target="dram")], (COST,)
-    assert "\nCost      a million" in compare_text(results, more=more)
-    assert "## Cost and energy" in markdown(story_of_several(groups(results), more=more))
-    write_comparison(results, tmp_path / "page.html", more=more)
+class Priced:
+    """A planner that knows what everything costs, and nothing else."""
+
+    def costs(self, result: SimulationResult) -> str:
+        return f"{result.target}: 1 credit"
+
+    def explanation(self, _: SimulationResult) -> None: ...
+
+    next_changes = explanation
+
+
+def test_and_beside_several_results(
+    make_result: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for all of them, and not with each."""
+    asked = []
+    monkeypatch.setattr(comparison_sections, "costs_compared", lambda found: asked.append(found) or (COST,))
+    results = [make_result(planner=Priced()), make_result(planner=Priced(), target="dram")]
+    assert "\nCost      a million" in compare_text(results)
+    assert [(one.label, one.economics) for one in asked[0]] == [
+        ("raid", "raid: 1 credit"),
+        ("dram", "dram: 1 credit"),
+    ]
+    assert markdown(story_of_several(groups(results))).count("## Cost and energy") == 1
+    write_comparison(results, tmp_path / "page.html")
     heads = re.findall("<h2>(.*?)</h2>", (tmp_path / "page.html").read_text())
     assert heads.index("Capacity") < heads.index("Cost and energy") < heads.index("Each result")
 
