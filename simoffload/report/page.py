@@ -17,7 +17,7 @@ from simoffload.report.chart import Figure
 from simoffload.report.comparison import Group, Published, by_kind, groups
 from simoffload.report.comparison_sections import charted
 from simoffload.report.phrases import uncapitalized
-from simoffload.report.sections import Section, Table, shown
+from simoffload.report.sections import Table, shown
 from simoffload.report.sections.explanation import figures_of
 from simoffload.report.story import Story, story_of, story_of_several
 from simoffload.report.view import Chart, Charts, Pictures, pictures
@@ -29,25 +29,17 @@ _MOST_BARS = 12_000
 """Operations drawn on a page, about 2 MB."""
 
 
-def write_report(
-    result: SimulationResult,
-    path: str | Path,
-    *,
-    command: str = "",
-    more: Sequence[Section] = (),
-    figures: Mapping[str, tuple[Figure, str]] | None = None,
-) -> None:
-    """Write a page about one result; ``command`` is what reproduces it, ``more`` is told after the rest.
+def write_report(result: SimulationResult, path: str | Path, *, command: str = "") -> None:
+    """Write a page about one result; ``command`` is what reproduces it.
 
-    ``figures`` are charts and what they show, by the titles of sections of ``more``. Raises InputError if
-    the file cannot be written.
+    Raises InputError if the file cannot be written.
     """
     charts = Charts()
     drawn = pictures(result, charts, bars=_MOST_BARS)
-    explained = figures_of(result.explanation) if result.explanation else {}
-    for title, one in {**explained, **(figures or {})}.items():
-        drawn.charts[title] = charts.add(*one)
-    _write(path, story_of(result, more=more, command=command), charts, drawn)
+    if result.explanation is not None:
+        told = figures_of(result.explanation)
+        drawn.charts.update({title: charts.add(*one) for title, one in told.items()})
+    _write(path, story_of(result, command=command), charts, drawn)
 
 
 def write_advice(

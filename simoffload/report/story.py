@@ -33,15 +33,14 @@ class Story(NamedTuple):
     """Of several results, each under its name."""
 
 
-def story_of(result: SimulationResult, *, more: Sequence[Section] = (), command: str = "") -> Story:
-    """The story of one result; ``more`` sections come after its own and before what was planned for it,
-    ``command`` is what reproduces it."""
+def story_of(result: SimulationResult, *, command: str = "") -> Story:
+    """The story of one result, with what it answers when asked; ``command`` is what reproduces it."""
     return Story(
         headline(result),
         result.fits,
         (verdict(result),),
         result.all_warnings,
-        (*findings(result), *more, *planned(result)),
+        (*findings(result), *planned(result)),
         background(result, command=command),
     )
 

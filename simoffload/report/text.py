@@ -26,11 +26,9 @@ __all__ = ["result_text", "tabled", "told"]
 _MAX_LINKS = 8
 
 
-def result_text(
-    result: SimulationResult, *, color: bool = False, width: int = 100, more: Sequence[Section] = ()
-) -> str:
-    """Describe one result: verdict, capacity, speed, causes, bound, links, ``more``, costs, warnings, origin
-    of the inputs."""
+def result_text(result: SimulationResult, *, color: bool = False, width: int = 100) -> str:
+    """Describe one result: verdict, capacity, speed, causes, bound, links, what it answers when asked,
+    warnings, origin of the inputs."""
     paper = Paper(color=color, width=width)
     training = result if isinstance(result, TrainingResult) else None
     paper.lines += [paper.ink(line, "bold") for line in wrap(" · ".join(headline(result)), paper.width)]
@@ -53,7 +51,7 @@ def result_text(
         paper.section("Links", _links(paper, result.step))
     if training:
         paper.section("Storage", training_text.storage(paper, training))
-    for one in (*findings(result), *more, *planned(result)):
+    for one in (*findings(result), *planned(result)):
         if one.short:
             paper.section(one.short, told(paper, one))
     for warning in result.all_warnings:

@@ -66,12 +66,13 @@ def planned(result: SimulationResult) -> tuple[Section, ...]:
     return (*_explained(result), *(() if result.costs is None else costs(result, result.costs)))
 
 
-def _explained(result: SimulationResult) -> tuple[Section, ...]:
-    if result.explanation is None or result.next_changes is None:
-        return ()
-    from simoffload.report.sections.advice import what_next
+def _explained(result: SimulationResult) -> Iterator[Section]:
+    if result.explanation is not None:
+        yield from explained(result.explanation)
+    if result.next_changes is not None:
+        from simoffload.report.sections.advice import what_next
 
-    return (*explained(result.explanation), what_next(result.next_changes))
+        yield what_next(result.next_changes)
 
 
 def background(result: SimulationResult, *, command: str = "") -> tuple[Section, ...]:
