@@ -23,7 +23,7 @@ from simoffload.report.phrases import (
     percent,
     worked,
 )
-from simoffload.report.sections import Section, Table, findings
+from simoffload.report.sections import Section, Table, findings, planned
 from simoffload.report.sections.groups import groups
 from simoffload.report.summary import headline, verdict
 from simoffload.results.capacity import TierUse
@@ -37,18 +37,16 @@ __all__ = ["result_text", "tabled", "told"]
 _MAX_LINKS = 8
 
 
-def result_text(
-    result: SimulationResult, *, color: bool = False, width: int = 100, more: Sequence[Section] = ()
-) -> str:
-    """Describe one result: verdict, capacity, speed, causes, bound, links, ``more``, warnings, origin of the
-    inputs."""
+def result_text(result: SimulationResult, *, color: bool = False, width: int = 100) -> str:
+    """Describe one result: verdict, capacity, speed, causes, bound, links, what it answers when asked,
+    warnings, origin of the inputs."""
     paper = Paper(color=color, width=width)
     training = result if isinstance(result, TrainingResult) else None
     paper.lines += [paper.ink(line, "bold") for line in wrap(" · ".join(headline(result)), paper.width)]
     paper.paragraph("Verdict", verdict(result), "green" if result.fits else "red")
     paper.section("Capacity", _capacity(paper, result.capacity))
-    if result.changes is not None:
-        paper.section("Changes", changes(paper, result.changes, result.changes_tried))
+    if result.remedies is not None:
+        paper.section("Changes", changes(paper, result.remedies))
     if training:
         paper.section("Memory", training_text.memory(paper, training))
     if result.step is not None:
@@ -64,10 +62,10 @@ def result_text(
         paper.section("Links", _links(paper, result.step))
     if training:
         paper.section("Storage", training_text.storage(paper, training))
-    for one in (*findings(result), *more):
+    for one in (*findings(result), *planned(result)):
         if one.short:
             paper.section(one.short, told(paper, one))
-    for warning in result.warnings:
+    for warning in result.all_warnings:
         paper.paragraph("Warning", printable(warning), "yellow")
     if result.work:
         paper.paragraph("Engine", "; ".join(worked(result)))

@@ -5,15 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from simoffload.documents import SUFFIXES, Document, exists, read_document, set_value, suggest, validate
-from simoffload.documents.overrides import parse_path
+from simoffload.documents import (
+    SUFFIXES,
+    Document,
+    Edit,
+    edited,
+    exists,
+    read_document,
+    set_value,
+    suggest,
+    validate,
+    without,
+)
+from simoffload.documents.overrides import parse_path, split_assignment
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine
 from simoffload.limits import keep, limited
@@ -155,11 +165,11 @@ def _opened(document: Document, assignment: str, shelf: Shelf) -> Document:
     """The document with its ds_config in place of the path, if the assignment sets something in it."""
     strategy = document.data.get("strategy")
     path = strategy.get("ds_config") if isinstance(strategy, dict) else None
-    within = parse_path(assignment.partition("=")[0].strip())[:-1]
+    within = parse_path(split_assignment(assignment)[0])[:-1]
     if not isinstance(path, str) or within[:2] != ("strategy", "ds_config"):
         return document
     config = shelf.ds_config(path, root=document.root)
-    return replace(document, data={**document.data, "strategy": {**strategy, "ds_config": config}})
+    return edited(document, [Edit(("strategy", "ds_config"), config)], in_place=True)
 
 
 def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:
@@ -213,12 +223,11 @@ def completed(document: Document, shelf: Shelf, problems: list[Problem]) -> Docu
     What is wrong is added to ``problems``.
     """
     if SWEEP in document.data:
-        rest = {key: value for key, value in document.data.items() if key != SWEEP}
-        document = replace(document, data=rest)
+        document = without(document, SWEEP)
     workload = document.data.get("workload")
     if isinstance(workload, dict):
         workload = {"kind": "inference", **workload}
-        document = replace(document, data={**document.data, "workload": workload})
+        document = edited(document, [Edit(("workload",), workload)], in_place=True)
     strategy = document.data.get("strategy")
     if not isinstance(strategy, dict):
         return document
@@ -235,7 +244,7 @@ def completed(document: Document, shelf: Shelf, problems: list[Problem]) -> Docu
             document, problems, "strategy.ds_config", lambda: shelf.ds_config(path, root=document.root)
         )
         strategy["ds_config"] = config if config is not None else {}
-    return replace(document, data={**document.data, "strategy": strategy})
+    return edited(document, [Edit(("strategy",), strategy)], in_place=True)
 
 
 def _try(document: Document, problems: list[Problem], key: str, action: Callable[[], T]) -> T | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simoffload.planning import Comparison
+from simoffload.planning.compare import Comparison
 from simoffload.report.comparison import exact_name, groups, keys
 from simoffload.report.comparison_text import compare_text
 from simoffload.results.result import SimulationResult

@@ -9,7 +9,7 @@ import pytest
 
 from simoffload.documents import parse_json
 from simoffload.errors import InputError, PlacementError
-from simoffload.planning import compare, on_targets
+from simoffload.planning.compare import compare, on_targets
 from simoffload.report.comparison_text import compare_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate

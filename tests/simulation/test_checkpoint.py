@@ -11,7 +11,7 @@ import pytest
 from simoffload.documents import parse_json
 from simoffload.errors import InputError
 from simoffload.models import load_model
-from simoffload.planning import compare, compare_scenarios
+from simoffload.planning.compare import compare, compare_scenarios
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import fit, simulate
