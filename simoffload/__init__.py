@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
     from simoffload.planning.advise import advise, parse_service, search_catalogue
+    from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.planning.confidence import confidence
-    from simoffload.planning.costs import economics, flips, load_costs
+    from simoffload.planning.costs.economics import economics
+    from simoffload.planning.costs.flips import flips
+    from simoffload.planning.costs.lists import load_costs
     from simoffload.planning.fit.changes import smallest_changes
     from simoffload.planning.fit.largest import largest
     from simoffload.planning.fit.machines import machines_needed
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from simoffload.results.result import SimulationResult
     from simoffload.results.training import TrainingResult
     from simoffload.scenario import LoadedScenario, default_scenario, list_scenarios, load_scenario
-    from simoffload.simulation import fit, simulate
 
 __all__ = [
     "CheckpointResult",
@@ -88,15 +90,15 @@ _HOME = {
     "compare_scenarios": "simoffload.planning.compare",
     "confidence": "simoffload.planning.confidence",
     "default_scenario": "simoffload.scenario",
-    "economics": "simoffload.planning.costs",
-    "fit": "simoffload.simulation",
-    "flips": "simoffload.planning.costs",
+    "economics": "simoffload.planning.costs.economics",
+    "fit": "simoffload.planning.answers",
+    "flips": "simoffload.planning.costs.flips",
     "import_profile": "simoffload.exchange.measured_profiles",
     "largest": "simoffload.planning.fit.largest",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
     "list_scenarios": "simoffload.scenario",
-    "load_costs": "simoffload.planning.costs",
+    "load_costs": "simoffload.planning.costs.lists",
     "load_model": "simoffload.models",
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",
@@ -105,7 +107,7 @@ _HOME = {
     "parse_service": "simoffload.planning.advise",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.sensitivity",
-    "simulate": "simoffload.simulation",
+    "simulate": "simoffload.planning.answers",
     "smallest_changes": "simoffload.planning.fit.changes",
     "storage_curve": "simoffload.planning.bandwidth",
     "uncertainty": "simoffload.planning.uncertainty",

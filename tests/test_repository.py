@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -17,8 +16,6 @@ import pytest
 
 import simoffload
 
-LONGEST_FILE = 400
-LONGEST_FUNCTION = 60
 # Paths of one developer's machine, and hosts that packages may have come from.
 PRIVATE = re.compile(r"(?<![\w.~-])/(?:work|root|home|Users)/|\bpypi\.|pythonhosted|artifactory")
 
@@ -34,34 +31,6 @@ def tracked_files(repository: Path, folder: str = "") -> Iterator[Path]:
     for parent, folders, files in os.walk(repository / folder):
         folders[:] = [name for name in folders if kept(name) and (name == ".ci" or name[0] != ".")]
         yield from (Path(parent, name) for name in files if kept(name))
-
-
-def sources(folder: Path) -> list[Path]:
-    return sorted((folder / "simoffload").rglob("*.py"))
-
-
-def body_length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from ``def`` to the last statement, without the docstring."""
-    length = (function.end_lineno or function.lineno) - function.lineno + 1
-    if ast.get_docstring(function) is not None:
-        docstring = function.body[0]
-        length -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
-    return length
-
-
-def test_files_are_short(repository: Path) -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in sources(repository)}
-    assert {path.name: n for path, n in lengths.items() if n > LONGEST_FILE} == {}
-
-
-def test_functions_are_short(repository: Path) -> None:
-    functions = [
-        (f"{path.name}:{node.lineno} {node.name}", body_length(node))
-        for path in sources(repository)
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    assert [entry for entry in functions if entry[1] > LONGEST_FUNCTION] == []
 
 
 def test_no_file_names_a_private_path_or_a_package_index(repository: Path) -> None:

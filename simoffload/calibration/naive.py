@@ -6,8 +6,8 @@ from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, forward_cost
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.timing import DEEPSPEED_ADAM
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 __all__ = ["naive_bounds", "naive_seconds", "naive_training"]
@@ -48,7 +48,7 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
     machine, settings, places, model = plan.machine, plan.settings, plan.places, plan.model
     peak = (getattr(machine.accelerator.compute, model.dtype) or machine.accelerator.compute.float32).value
     numel = sum(tensor.slice_numel for tensor in plan.parameters.tensors)
-    trained = sum(tensor.slice_numel for tensor in plan.trained)
+    trained = sum(tensor.slice_numel for tensor in plan.state.trained)
     here = machine.ranks_per_node(places.ranks)
     steps = plan.workload.gradient_accumulation_steps
     offloaded = settings.params.device not in (None, "none")

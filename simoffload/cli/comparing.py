@@ -14,9 +14,8 @@ from simoffload.cli.folder import MARKDOWN, REPORT, RESULT, TABLE, OutputFolder,
 from simoffload.limits import keep, limited, now_doing
 
 if TYPE_CHECKING:
-    from simoffload.planning import Comparison
+    from simoffload.planning.compare import Comparison
     from simoffload.report.comparison import Published
-    from simoffload.report.sections import Section
     from simoffload.results.result import SimulationResult
     from simoffload.scenario import LoadedScenario
 
@@ -27,7 +26,7 @@ def compare(arguments: Namespace, console: Console) -> Exit:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
     compared = _cases(arguments, console)
-    from simoffload.planning import compare_scenarios
+    from simoffload.planning.compare import compare_scenarios
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)
@@ -72,7 +71,6 @@ def _reported(
         told.results,
         published=told.published,
         baseline=told.baseline,
-        more=told.more,
         color=console.color,
         width=console.width,
     )
@@ -86,13 +84,10 @@ class _Told(NamedTuple):
     results: tuple[SimulationResult, ...]
     baseline: str | None
     published: dict[str, Published]
-    more: tuple[Section, ...]
 
 
 def _told(comparison: Comparison, cases: dict[str, LoadedScenario]) -> _Told:
-    from simoffload.planning.costs import Costed
-    from simoffload.report.comparison import Published, exact_name, groups
-    from simoffload.report.sections.costs import costs_compared
+    from simoffload.report.comparison import Published, exact_name
     from simoffload.validation import published_ratios
 
     names = {label: exact_name(result) for label, result in comparison.results.items()}
@@ -103,18 +98,7 @@ def _told(comparison: Comparison, cases: dict[str, LoadedScenario]) -> _Told:
         if result.target in ratios:
             published[names[label]] = Published(*ratios[result.target])
     baseline = names[comparison.baseline] if comparison.baseline is not None else None
-    results = tuple(comparison.results.values())
-    found = groups(results)
-    labels = {
-        id(row.result): row.label if len(found) == 1 else f"{group.title}, {row.label}"
-        for group in found
-        for row in group.rows
-    }
-    priced = [
-        Costed(labels[id(comparison.results[label])], comparison.results[label], one)
-        for label, one in comparison.economics.items()
-    ]
-    return _Told(results, baseline, published, costs_compared(priced))
+    return _Told(tuple(comparison.results.values()), baseline, published)
 
 
 def _files(comparison: Comparison, told: _Told, *, command: str) -> dict[str, Writer]:
@@ -124,16 +108,14 @@ def _files(comparison: Comparison, told: _Told, *, command: str) -> dict[str, Wr
     from simoffload.report.page import write_comparison
     from simoffload.report.story import story_of_several
 
-    results, baseline, published, more = told
+    results, baseline, published = told
     found = groups(results, published=published, baseline=baseline)
     columns, rows = comparison.table()
-    page = partial(
-        write_comparison, results, published=published, baseline=baseline, command=command, more=more
-    )
+    page = partial(write_comparison, results, published=published, baseline=baseline, command=command)
     return {
         RESULT: json_writer(comparison.to_dict()),
         REPORT: page,
-        MARKDOWN: partial(write_markdown, story_of_several(found, more=more, command=command)),
+        MARKDOWN: partial(write_markdown, story_of_several(found, command=command)),
         TABLE: partial(write_csv, columns=columns, rows=rows),
     }
 

@@ -50,19 +50,19 @@ def _answer(arguments: Namespace, targets: tuple[str, ...] | None, console: Cons
 
 @limited
 def _one(scenario: LoadedScenario, console: Console) -> _Answer:
-    from simoffload.planning.fit import with_changes
+    from simoffload.planning.answers import fit
     from simoffload.report.text import result_text
-    from simoffload.simulation import fit
 
     with Progress(console) as progress:
         progress("what would make it fit")
-        result = with_changes(scenario, fit(scenario))
+        result = fit(scenario)
+        data = result.to_dict()
     text = result_text(result, color=console.color, width=console.width)
-    return _Answer(text, result.to_dict(), result.fits)
+    return _Answer(text, data, result.fits)
 
 
 def _several(found: dict[str, LoadedScenario], console: Console) -> _Answer:
-    from simoffload.planning import compare_fit
+    from simoffload.planning.compare import compare_fit
     from simoffload.report.comparison_text import compare_text
 
     comparison = compare_fit(found)

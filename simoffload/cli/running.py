@@ -26,12 +26,8 @@ from simoffload.limits import limited, now_doing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from simoffload.planning.costs import CostList, Economics
-    from simoffload.report.chart import Figure
-    from simoffload.report.sections import Section
     from simoffload.results.passes import PassResult
     from simoffload.results.result import SimulationResult
-    from simoffload.scenario import LoadedScenario
 
 __all__ = ["run"]
 
@@ -45,7 +41,7 @@ def run(arguments: Namespace, console: Console) -> Exit:
     answer = (_answer if arguments.explain else limited(_answer))(arguments, folder, console)
     console.answer(answer.text, answer.data)
     if console.as_json:
-        console.warn(answer.result.warnings)
+        console.warn(answer.result.all_warnings)
     if answer.written:
         console.say("wrote " + ", ".join(map(str, answer.written)))
     shown, whole = answer.shown, answer.whole
@@ -66,60 +62,33 @@ class _Answer(NamedTuple):
 
 def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console) -> _Answer:
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
-    from simoffload.planning.costs import economics, load_costs
-    from simoffload.planning.fit import with_changes
+    from simoffload.planning.answers import simulate
+    from simoffload.planning.costs import load_costs
     from simoffload.report.kinds import words
-    from simoffload.report.sections.costs import costs
     from simoffload.report.text import result_text
-    from simoffload.simulation import simulate
 
     prices = load_costs(arguments.costs)
     with Progress(console) as progress:
-        result = simulate(scenario, keep_timelines=folder is not None, progress=progress)
-        result = with_changes(scenario, result)
-        why = _explained(scenario, prices, progress) if arguments.explain and result.fits else _Told()
-    priced, shown = economics(scenario, result, prices), words(result).shown
+        result = simulate(
+            scenario,
+            costs=prices,
+            explain=arguments.explain,
+            keep_timelines=folder is not None,
+            progress=progress,
+        )
+        data = result.to_dict()
     now_doing("reporting")
-    told = _Told(
-        {**result.to_dict(), **_added(result, priced), **why.data},
-        (*why.more, *costs(result, priced)),
-        why.figures,
-    )
-    written = folder.write(_files(result, told, arguments, shown)) if folder else ()
-    text = result_text(result, color=console.color, width=console.width, more=told.more)
-    return _Answer(text, told.data, result, written, shown, words(result).whole)
-
-
-class _Told(NamedTuple):
-    """What is answered beside the result itself."""
-
-    data: Mapping[str, Any] = {}
-    """As plain values."""
-    more: tuple[Section, ...] = ()
-    figures: Mapping[str, tuple[Figure, str]] = {}
-
-
-def _explained(scenario: LoadedScenario, prices: CostList, progress: Progress) -> _Told:
-    from simoffload.planning.advise import advise
-    from simoffload.planning.explanation import explain
-    from simoffload.report.sections.advice import what_next
-    from simoffload.report.sections.explanation import explained, figures_of
-
-    explanation = explain(scenario, progress=progress)
-    advice = advise(scenario, costs=prices, progress=progress)
-    data = {"explanation": explanation.to_dict(), "next": [one.to_dict() for one in advice.helping]}
-    return _Told(data, (*explained(explanation), what_next(advice)), figures_of(explanation))
-
-
-def _added(result: SimulationResult, priced: Economics) -> dict[str, Any]:
-    from simoffload.planning.confidence import confidence
-
-    sure = confidence(result).to_dict() if result.step else None
-    return {"confidence": sure, "economics": priced.to_dict()}
+    shown = words(result).shown
+    written = folder.write(_files(result, data, arguments, shown)) if folder else ()
+    text = result_text(result, color=console.color, width=console.width)
+    return _Answer(text, data, result, written, shown, words(result).whole)
 
 
 def _files(
-    result: SimulationResult, told: _Told, arguments: Namespace, shown: PassResult | None
+    result: SimulationResult,
+    data: Mapping[str, Any],
+    arguments: Namespace,
+    shown: PassResult | None,
 ) -> dict[str, Writer]:
     from simoffload.exchange.chrome_trace import write_trace
     from simoffload.report.long_table import write_long_table
@@ -127,10 +96,10 @@ def _files(
     from simoffload.report.page import write_report
     from simoffload.report.story import story_of
 
-    story = story_of(result, more=told.more, command=arguments.line)
+    story = story_of(result, command=arguments.line)
     files: dict[str, Writer] = {
-        RESULT: json_writer(told.data),
-        REPORT: partial(write_report, result, command=arguments.line, more=told.more, figures=told.figures),
+        RESULT: json_writer(data),
+        REPORT: partial(write_report, result, command=arguments.line),
         MARKDOWN: lambda path: write_markdown(story, path),
         TABLE: lambda path: write_long_table(story, path),
     }

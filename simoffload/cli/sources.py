@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,7 +130,7 @@ def _of_model(
 
 def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
     """The same work on every target of ``--on``."""
-    from simoffload.planning import on_targets
+    from simoffload.planning.compare import on_targets
 
     try:
         return on_targets(scenario, targets)
@@ -143,18 +144,12 @@ def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
 
     It is called after the file; without ``ranks`` it has those of the scenario.
     """
-    from simoffload.documents import Edit, read_document
+    from simoffload.documents import Edit, edited, inserted, read_document
+    from simoffload.scenario import resolve
 
-    document = read_document(Path(file))
-    section = {"ranks": scenario.scenario.strategy.ranks, **document.data}
-    name = f"{scenario.name}, {Path(file).stem}"
-    try:
-        return scenario.edited(Edit(("strategy",), section), Edit(("name",), name[:_LONGEST_NAME]))
-    except InputError as error:
-        inner = (one.key.partition(".") for one in error.problems)
-        raise InputError(
-            document.problem(tuple(rest.split(".")) if rest else (), one.message)
-            if first == "strategy"
-            else one
-            for one, (first, _, rest) in zip(error.problems, inner, strict=True)
-        ) from None
+    strategy = read_document(Path(file))
+    if "ranks" not in strategy.data:
+        strategy = edited(strategy, [Edit(("ranks",), scenario.scenario.strategy.ranks)])
+    name = f"{scenario.name}, {Path(file).stem}"[:_LONGEST_NAME]
+    document = edited(inserted(scenario.document, "strategy", strategy), [Edit(("name",), name)])
+    return replace(resolve(document, shelf=scenario.shelf), remarks=scenario.remarks)

@@ -16,7 +16,7 @@ from simoffload.documents.files import (
     read_document,
     resolved,
 )
-from simoffload.documents.overrides import Edit, edited, set_value
+from simoffload.documents.overrides import Edit, edited, inserted, set_value, without
 from simoffload.documents.tree import Document
 from simoffload.documents.validation import validate
 
@@ -26,6 +26,7 @@ __all__ = [
     "Edit",
     "edited",
     "exists",
+    "inserted",
     "looked_up",
     "parse_json",
     "parse_yaml",
@@ -35,4 +36,5 @@ __all__ = [
     "set_value",
     "suggest",
     "validate",
+    "without",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["Scalar", "parse_number", "parse_scalar"]
+__all__ = ["Scalar", "is_text", "parse_number", "parse_scalar"]
 
 Scalar = str | int | float | bool | None
 
@@ -57,3 +57,11 @@ def parse_scalar(text: str) -> Scalar:
         return _WORDS[text]
     number = parse_number(text)
     return text if number is None else number
+
+
+def is_text(plain: str) -> bool:
+    """Whether a plain scalar is read as text."""
+    try:
+        return isinstance(parse_scalar(plain), str)
+    except ValueError:
+        return False

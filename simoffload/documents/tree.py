@@ -80,6 +80,8 @@ class Document:
     marks: Mapping[Location, Mark] = field(default_factory=dict, repr=False)
     overrides: frozenset[Location] = frozenset()
     """What ``set_value`` has put in place of the file's own entries."""
+    origins: Mapping[Location, str] = field(default_factory=dict)
+    """Entries from other files, as ``strategy``, and those files; their ``marks`` are places there."""
 
     def position(self, location: Location) -> Position | None:
         """Where a value begins, or else the nearest entry around it; None if nothing is known."""
@@ -106,7 +108,12 @@ class Document:
         position = self.key_position(location) if at_key else self.position(location)
         line, column = position or (None, None)
         overridden = any(location[:end] in self.overrides for end in range(len(location) + 1))
-        return Problem("--set" if overridden else self.path, line, column, key_path(location), message)
+        if overridden:
+            return Problem("--set", line, column, key_path(location), message)
+        for place, path in self.origins.items():
+            if location[: len(place)] == place:
+                return Problem(path, line, column, key_path(location[len(place) :]), message)
+        return Problem(self.path, line, column, key_path(location), message)
 
 
 class TreeBuilder:

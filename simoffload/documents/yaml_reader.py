@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from simoffload.documents.choices import quoted
-from simoffload.documents.scalars import Scalar, parse_scalar
+from simoffload.documents.scalars import Scalar, is_text, parse_scalar
 from simoffload.documents.tree import Document, Location, Mark, Position, TreeBuilder
 
 __all__ = ["read_yaml"]
@@ -78,13 +78,6 @@ def _misplaced(text: str, mark: yaml.Mark) -> str:
 def _position(event: yaml.Event) -> Position:
     mark = event.start_mark
     return Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
-
-
-def _is_text(plain: str) -> bool:
-    try:
-        return isinstance(parse_scalar(plain), str)
-    except ValueError:
-        return False
 
 
 class _YamlReader(TreeBuilder):
@@ -170,6 +163,6 @@ class _YamlReader(TreeBuilder):
         self.check_text(event.value, location, position)
         if event.implicit[0] and event.value == "<<":
             self.complain(location, position, 'merge keys ("<<") are not accepted; write the keys out')
-        elif event.implicit[0] and not _is_text(event.value):
+        elif event.implicit[0] and not is_text(event.value):
             self.complain(location, position, f"key {quoted(event.value)} is not text unless it is in quotes")
         return event.value

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from simoffload.engine.clock import Clock
-from simoffload.engine.sharing import Demand, fair_rates, loads
 from simoffload.errors import SimulationError
+from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.schedule import Schedule
 
 __all__ = ["Mark", "Network"]

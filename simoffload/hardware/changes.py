@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-from simoffload.documents import Document, suggest
+from simoffload.documents import Document, Edit, edited, suggest
 from simoffload.documents.tree import key_path
 from simoffload.errors import InputError, Problem
 
@@ -55,7 +54,7 @@ class Changes(NamedTuple):
             data = self._merged(document.data, self.by_profile[name], place, problems)
             if problems:
                 raise InputError(problems)
-            document = replace(document, data=data, marks={})
+            document = edited(document, [Edit((), data)])
         return document
 
     def concern(self, kind: str, identifier: str) -> bool:

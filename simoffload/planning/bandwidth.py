@@ -211,7 +211,7 @@ class _Storage:
             if self._progress:
                 self._progress(f"{self._tier} at {format_number(factor)} times its rate")
             edits = edits_of(self._changes(factor))
-            self._runs[factor] = self._run(self._evaluator.edited(*edits), self._evaluator.result(*edits))
+            self._runs[factor] = self._run(*self._evaluator.simulated(*edits))
         return self._runs[factor]
 
     def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _Run:

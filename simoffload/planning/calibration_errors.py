@@ -26,6 +26,8 @@ Place = Literal["memory", "nvme"]
 class CalibrationError(NamedTuple):
     """Errors of the predictions of one kind of pass."""
 
+    group: str
+    """What was run, as a strategy names it under ``evidence``: zero."""
     part: str
     """holdout, or fit for runs that were in view while the mechanisms were worked out."""
     work: Work
@@ -56,7 +58,14 @@ def _row(row: dict[str, str]) -> CalibrationError:
     (place,) = (name for name in get_args(Place) if name == row["place"])
     gpus = int(row["fewest_gpus"]), int(row["most_gpus"])
     return CalibrationError(
-        row["part"], work, place, int(row["runs"]), float(row["mean"]), float(row["worst"]), *gpus
+        row["group"],
+        row["part"],
+        work,
+        place,
+        int(row["runs"]),
+        float(row["mean"]),
+        float(row["worst"]),
+        *gpus,
     )
 
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simoffload.documents import quoted, resolved
+from simoffload.documents import Edit, edited, quoted, resolved
 from simoffload.errors import InputError, Problem, WorkLimitError
-from simoffload.hardware import load_platform
-from simoffload.hardware.changes import Changes
-from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import is_path
+from simoffload.planning.answers import PricedPlanner
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import (
     Costed,
     CostList,
     CostVerdict,
     Economics,
-    economics,
     load_costs,
     verdicts,
 )
@@ -46,8 +43,12 @@ class Comparison:
     results: dict[str, SimulationResult]
     baseline: str | None = None
     """Label that ratios refer to; None = of each model and kind of work the first result that has times."""
-    economics: Mapping[str, Economics] = field(default_factory=dict)
-    """What each answer costs, by label; empty where only what fits was asked."""
+
+    @property
+    def economics(self) -> dict[str, Economics]:
+        """What each answer costs, by label; empty where only what fits was asked."""
+        costs = {label: result.costs for label, result in self.results.items()}
+        return {label: one for label, one in costs.items() if one is not None}
 
     @property
     def fits(self) -> bool:
@@ -120,7 +121,7 @@ class Comparison:
                     "throughput_ratio": self.throughput_ratio(label),
                     "tie_with_baseline": self.tie(label),
                     "margin": self.margin(label),
-                    "result": result.to_dict(),
+                    "result": result.simulated(),
                     **({"economics": self.economics[label].to_dict()} if label in self.economics else {}),
                 }
                 for label, result in self.results.items()
@@ -232,16 +233,13 @@ def _from_root(platform: str, scenario: LoadedScenario) -> str:
 def _on_platform(scenario: LoadedScenario, platform: str) -> LoadedScenario:
     named = {"platform": _from_root(platform, scenario), "name": f"{scenario.name} on {platform}"}
     inner = scenario.scenario.model_copy(update=named)
-    machine = load_platform(
-        platform,
-        root=None if is_path(platform) else scenario.document.root,
-        changes=Changes.of(scenario.document),
-        equipment=Equipment.of(scenario.document),
-    ).machine(nodes=inner.nodes)
+    document = edited(scenario.document, (Edit((key,), value) for key, value in named.items()), in_place=True)
+    if is_path(platform):
+        scenario.shelf.name_platform(named["platform"], Path(platform))
+    machine = scenario.shelf.machine(scenario.shelf.platform(document), nodes=inner.nodes)
     for key, part in (("checkpoint", inner.checkpoint), ("dataset", inner.dataset)):
         if part is not None:
             storage_name(part.tier, machine, f"{key}.tier")
-    document = replace(scenario.document, data={**scenario.document.data, **named})
     return replace(scenario, scenario=inner, document=document, machine=machine)
 
 
@@ -291,12 +289,11 @@ def compare_scenarios(
     if stopped is not None and not any(result.fits for result in results.values()):
         raise stopped
     prices = load_costs() if costs is None else costs
-    priced = {
-        label: economics(scenarios[label], result, prices)
+    results = {
+        label: replace(result, planner=PricedPlanner(scenarios[label], prices))
         for label, result in results.items()
-        if not result.refused
     }
-    return replace(capacities, results=results, economics=priced)
+    return replace(capacities, results=results)
 
 
 def _labelled(progress: Progress | None, label: str) -> Progress | None:

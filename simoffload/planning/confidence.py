@@ -12,12 +12,14 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.strategies import strategies
 
 __all__ = ["Confidence", "confidence", "margin", "tie"]
 
 _MEASURED = {"hbm", "dram", "nvme"}
 """Kinds of tiers from which real runs were recorded."""
-_WITHOUT_ZERO = {"resident": "without ZeRO", "fsdp": "of FSDP"}
+_MOST_RUNS = "zero"
+"""Group of runs whose errors stand for strategies that no run was made of."""
 _CALLED = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
 _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 
@@ -81,8 +83,8 @@ class Confidence:
 def confidence(result: SimulationResult) -> Confidence:
     """The error to expect of a result, by its kind of work and by where weights and optimizer lie.
 
-    Held-out runs count; where there are none of a kind, those that were in view. All of them are of ZeRO,
-    none is of checkpoints or of storage over a network: the errors of what is most like it (of these two:
+    Held-out runs count; where there are none of a kind, those that were in view. None is of checkpoints or
+    of storage over a network, and most are of ZeRO: the errors of what is most like it (of the first two:
     from drives in the host) then stand for the least that is to be expected.
     """
     kinds = {use.tier: use.kind for use in result.capacity}
@@ -90,9 +92,12 @@ def confidence(result: SimulationResult) -> Confidence:
     if isinstance(result, TrainingResult):
         tiers.append(result.optimizer_target)
     held = [kinds.get(tier, "hbm") for tier in tiers]
-    unlike = _unlike(result, held)
+    kind = str((result.provenance.scenario.get("strategy") or {}).get("kind"))
+    strategy = strategies().get(kind)
+    group = strategy.evidence if strategy is not None else ""
+    unlike = _unlike(result, held) or (f"of strategy.kind {kind}" if not group else "")
     far = isinstance(result, CheckpointResult) or not _MEASURED.issuperset(held)
-    row = _row(_work(result), "nvme" if far else place_of(held))
+    row = _row(group or _MOST_RUNS, _work(result), "nvme" if far else place_of(held))
     return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations))
 
 
@@ -101,10 +106,7 @@ def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
     if isinstance(result, CheckpointResult):
         return "of checkpoints"
     remote = [kind for kind in held if kind not in _MEASURED]
-    if remote:
-        return f"with anything on {remote[0]}"
-    strategy = result.provenance.scenario.get("strategy") or {}
-    return _WITHOUT_ZERO.get(str(strategy.get("kind")), "")
+    return f"with anything on {remote[0]}" if remote else ""
 
 
 def _work(result: SimulationResult) -> Work:
@@ -114,9 +116,12 @@ def _work(result: SimulationResult) -> Work:
     return "step"
 
 
-def _row(work: Work, place: str) -> CalibrationError:
-    rows = [row for row in calibration_errors() if (row.work, row.place) == (work, place)]
-    return next((row for row in rows if row.part == "holdout"), rows[0])
+def _row(group: str, work: Work, place: str) -> CalibrationError:
+    """Held-out runs first; of another place or group where there are none at all."""
+    rows = sorted(calibration_errors(), key=lambda row: row.part != "holdout")
+    mine = [row for row in rows if row.work == work]
+    near = [row for row in mine if row.place == place]
+    return next((row for rows in (near, mine) for row in rows if row.group == group), near[0])
 
 
 def margin(first: SimulationResult, second: SimulationResult) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from simoffload.documents import Document, Edit, edited
 from simoffload.errors import InputError
@@ -25,7 +24,6 @@ class Evaluator:
         self.scenario = scenario
         self.shelf = scenario.shelf if shelf is None else shelf
         self._footprints: dict[str, tuple[TierUse, ...] | None] = {}
-        self._results: dict[str, SimulationResult] = {}
 
     @property
     def platform(self) -> Platform:
@@ -56,7 +54,7 @@ class Evaluator:
         uses = self.shelf.platform(changed, changed=False).profiles
         has = {name for use in uses for name in (use.id, f"{use.kind}/{use.id}")}
         kept = {name: one for name, one in changed.data["profiles"].items() if name in has or name not in own}
-        return replace(changed, data={**changed.data, "profiles": kept})
+        return edited(changed, [Edit(("profiles",), kept)], in_place=True)
 
     def edited(self, *edits: Edit) -> LoadedScenario:
         """The scenario with edits, resolved anew. Raises InputError."""
@@ -80,12 +78,15 @@ class Evaluator:
         """Whether it fits with edits; raises what ``fit`` raises."""
         return fit(self.edited(*edits))
 
-    def result(self, *edits: Edit, progress: Progress | None = None) -> SimulationResult:
-        """The simulation with edits; raises what ``simulate`` raises."""
-        key = _key(edits)
-        if key not in self._results:
-            self._results[key] = simulate(self.edited(*edits), progress=progress)
-        return self._results[key]
+    def simulated(
+        self, *edits: Edit, progress: Progress | None = None
+    ) -> tuple[LoadedScenario, SimulationResult]:
+        """The scenario with edits and its simulation; raises what ``simulate`` raises.
+
+        Neither is kept here: there are many, and results are large.
+        """
+        scenario = self.edited(*edits)
+        return scenario, simulate(scenario, progress=progress)
 
 
 def _key(edits: Iterable[Edit]) -> str:

@@ -143,10 +143,10 @@ def _end(evaluator: Evaluator, number: Number, factor: float) -> _End | None:
         return None
     value, ratio = found
     try:
-        time = evaluator.result(*edits_of({(number.profile, number.key): value})).compared_s
+        _, result = evaluator.simulated(*edits_of({(number.profile, number.key): value}))
     except InputError:
         return None
-    return _End(time, ratio) if time is not None else None
+    return _End(result.compared_s, ratio) if result.compared_s is not None else None
 
 
 def _row(number: Number, change: float, time: float, end: Callable[[float], _End | None]) -> SensitivityRow:

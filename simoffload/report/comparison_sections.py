@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from simoffload.planning.costs import Costed
 from simoffload.report.comparison import Group, Row, by_kind, in_common, keys, tie_rule
 from simoffload.report.kinds import words
 from simoffload.report.phrases import held_back, largest
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.causes import CAUSES
+from simoffload.report.sections.costs import costs_compared
 from simoffload.report.sections.speed import PHASES
 from simoffload.report.sections.structure import Datum, Entry, Section, Table, fraction, held
 from simoffload.results.training import TrainingResult
 from simoffload.units import format_number
 
-__all__ = ["charted", "overview"]
+__all__ = ["charted", "costs_of", "overview"]
 
 
 def charted(found: Sequence[Group]) -> dict[str, tuple[str, str, str]]:
@@ -131,3 +133,15 @@ def _capacity(found: Sequence[Group]) -> Section:
         caption = group.title if len(found) > 1 else ""
         tables.append(Table(caption, head, rows, (2, 3, 4), keys=2, refused=refused))
     return Section(CAPACITY, "", tables=tuple(tables))
+
+
+def costs_of(found: Sequence[Group]) -> tuple[Section, ...]:
+    """What the answers cost side by side, of those results that can say so."""
+    several = len(found) > 1
+    priced = [
+        Costed(f"{group.title}, {row.label}" if several else row.label, row.result, row.result.costs)
+        for group in found
+        for row in group.rows
+        if row.result.costs is not None
+    ]
+    return costs_compared(priced) if priced else ()

@@ -17,10 +17,10 @@ from simoffload.report.comparison import (
     tie_rule,
     warnings,
 )
+from simoffload.report.comparison_sections import costs_of
 from simoffload.report.kinds import words
 from simoffload.report.paper import Paper
 from simoffload.report.phrases import counted, percent
-from simoffload.report.sections import Section
 from simoffload.report.text import told
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_number
@@ -37,11 +37,8 @@ def compare_text(
     baseline: str | None = None,
     color: bool = False,
     width: int = 100,
-    more: Sequence[Section] = (),
 ) -> str:
     """Tabulate several results, one table for each model and kind of work; ``groups`` explains the arguments.
-
-    ``more`` sections follow the tables.
 
     Raises ValueError if ``baseline`` names no result.
     """
@@ -63,7 +60,7 @@ def compare_text(
             legend += "; published: ratio of times over the tokens of all sequences"
         paper.lines += (paper.ink(line, "dim") for line in wrap(legend, paper.width))
     paper.lines += (paper.ink(line, "dim") for line in wrap(tie_rule(found), paper.width))
-    for one in more:
+    for one in costs_of(found):
         paper.section(one.short, told(paper, one))
     for text in warnings(found):
         paper.paragraph("Warning", text, "yellow")

@@ -11,7 +11,7 @@ from simoffload.planning.fit.largest import Largest, Limit
 from simoffload.planning.fit.machines import MachinesNeeded
 from simoffload.report.paper import MARGIN, Paper
 from simoffload.report.phrases import counted, plural
-from simoffload.results.capacity import Change
+from simoffload.results.capacity import Change, Remedies
 from simoffload.units import format_bytes, format_number
 
 __all__ = ["changes", "largest_text", "machines_text"]
@@ -30,13 +30,14 @@ _LARGEST = (
 )
 
 
-def changes(paper: Paper, found: Sequence[Change], tried: Sequence[str] = ()) -> list[str]:
-    """Each change, what is then free on the fullest tier, and how to make it; or what was ``tried``."""
-    if not found:
+def changes(paper: Paper, remedies: Remedies) -> list[str]:
+    """Each change, what is then free on the fullest tier, and how to make it; or what was tried."""
+    if not remedies.changes:
+        tried = remedies.tried
         told = "nothing that was tried makes it fit, alone, in pairs or in threes"
         return paper.wrapped(printable(f"{told}; tried: {'; '.join(tried)}" if tried else told))
     lines = [paper.ink("each makes it fit", "dim")]
-    for change in found:
+    for change in remedies.changes:
         lines += paper.wrapped(f"{printable(change.words)}: {_free(change)}")
         lines += [paper.ink(f"  {line}", "dim") for line in _options(change, paper.width - MARGIN - 2)]
     return lines

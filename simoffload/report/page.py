@@ -17,7 +17,8 @@ from simoffload.report.chart import Figure
 from simoffload.report.comparison import Group, Published, by_kind, groups
 from simoffload.report.comparison_sections import charted
 from simoffload.report.phrases import uncapitalized
-from simoffload.report.sections import Section, Table, shown
+from simoffload.report.sections import Table, shown
+from simoffload.report.sections.explanation import figures_of
 from simoffload.report.story import Story, story_of, story_of_several
 from simoffload.report.view import Chart, Charts, Pictures, pictures
 from simoffload.results.result import SimulationResult
@@ -28,23 +29,17 @@ _MOST_BARS = 12_000
 """Operations drawn on a page, about 2 MB."""
 
 
-def write_report(
-    result: SimulationResult,
-    path: str | Path,
-    *,
-    command: str = "",
-    more: Sequence[Section] = (),
-    figures: Mapping[str, tuple[Figure, str]] | None = None,
-) -> None:
-    """Write a page about one result; ``command`` is what reproduces it, ``more`` is told after the rest.
+def write_report(result: SimulationResult, path: str | Path, *, command: str = "") -> None:
+    """Write a page about one result; ``command`` is what reproduces it.
 
-    ``figures`` are charts and what they show, by the titles of sections of ``more``. Raises InputError if
-    the file cannot be written.
+    Raises InputError if the file cannot be written.
     """
     charts = Charts()
     drawn = pictures(result, charts, bars=_MOST_BARS)
-    drawn.charts.update({title: charts.add(*one) for title, one in (figures or {}).items()})
-    _write(path, story_of(result, more=more, command=command), charts, drawn)
+    if result.explanation is not None:
+        told = figures_of(result.explanation)
+        drawn.charts.update({title: charts.add(*one) for title, one in told.items()})
+    _write(path, story_of(result, command=command), charts, drawn)
 
 
 def write_advice(
@@ -67,7 +62,6 @@ def write_comparison(
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
     command: str = "",
-    more: Sequence[Section] = (),
 ) -> None:
     """Write a page that compares results; ``comparison.groups`` explains ``published`` and ``baseline``.
 
@@ -81,7 +75,7 @@ def write_comparison(
     drawn = _compared(found, charts)
     each_result = [row.result for group in found for row in group.rows]
     each = tuple(pictures(result, charts, bars=_MOST_BARS // len(results)) for result in each_result)
-    story = story_of_several(found, more=more, command=command)
+    story = story_of_several(found, command=command)
     _write(path, story, charts, Pictures(drawn, each=each))
 
 

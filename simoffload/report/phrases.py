@@ -10,7 +10,7 @@ from simoffload.results.capacity import TierUse
 from simoffload.results.passes import LinkUse, PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import PassWork
-from simoffload.units import format_bytes, format_number, format_seconds
+from simoffload.units import format_bytes, format_number, format_rate, format_seconds
 
 __all__ = [
     "LIMITS",
@@ -18,6 +18,8 @@ __all__ = [
     "alike",
     "bottleneck",
     "bound",
+    "capacity",
+    "carried",
     "counted",
     "group_bounds",
     "group_links",
@@ -160,12 +162,22 @@ class LinkGroup(NamedTuple):
     """Of each of them."""
 
 
+def carried(use: LinkUse) -> str:
+    """What crossed a link: bytes, or of cores their time."""
+    return format_bytes(use.size) if use.unit == "B" else f"{format_seconds(use.size / 1e9)} of a core"
+
+
+def capacity(use: LinkUse) -> str:
+    """What a link carries at most: a rate, or cores."""
+    return format_rate(use.capacity) if use.unit == "B" else plural(round(use.capacity / 1e9), "core")
+
+
 def group_links(links: Iterable[LinkUse]) -> tuple[LinkGroup, ...]:
     """Put links together that differ by no more than about a thousandth, in the order given."""
     groups: dict[tuple[str, ...], list[LinkUse]] = {}
     for use in links:
         numbers = (use.size, use.busy_s, use.saturated_s, use.capacity)
-        groups.setdefault(tuple(f"{number:.3e}" for number in numbers), []).append(use)
+        groups.setdefault((use.unit, *(f"{number:.3e}" for number in numbers)), []).append(use)
     return tuple(LinkGroup(tuple(use.link for use in uses), uses[0]) for uses in groups.values())
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from simoffload.report.comparison import Group, group_verdict, in_common, warnings
-from simoffload.report.comparison_sections import overview
-from simoffload.report.sections import Section, background, findings
+from simoffload.report.comparison_sections import costs_of, overview
+from simoffload.report.sections import Section, background, findings, planned
 from simoffload.report.sections.background import inputs, limits, scenario, versions
 from simoffload.report.summary import headline, verdict
 from simoffload.results.result import SimulationResult
@@ -32,19 +33,19 @@ class Story(NamedTuple):
     """Of several results, each under its name."""
 
 
-def story_of(result: SimulationResult, *, more: Sequence[Section] = (), command: str = "") -> Story:
-    """The story of one result; ``more`` sections come after its own, ``command`` is what reproduces it."""
+def story_of(result: SimulationResult, *, command: str = "") -> Story:
+    """The story of one result, with what it answers when asked; ``command`` is what reproduces it."""
     return Story(
         headline(result),
         result.fits,
         (verdict(result),),
-        result.warnings,
-        (*findings(result), *more),
+        result.all_warnings,
+        (*findings(result), *planned(result)),
         background(result, command=command),
     )
 
 
-def story_of_several(found: Sequence[Group], *, more: Sequence[Section] = (), command: str = "") -> Story:
+def story_of_several(found: Sequence[Group], *, command: str = "") -> Story:
     """The story of results side by side; otherwise like ``story_of``."""
     rows = [(f"{group.title}, {row.label}", row.result) for group in found for row in group.rows]
     results = [result for _, result in rows]
@@ -57,12 +58,14 @@ def story_of_several(found: Sequence[Group], *, more: Sequence[Section] = (), co
         None,
         tuple(map(group_verdict, found)),
         tuple(warnings(found)),
-        (*overview(found), *more),
+        (*overview(found), *costs_of(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
         tuple((label, _one_of_several(result)) for label, result in rows),
     )
 
 
 def _one_of_several(result: SimulationResult) -> Story:
-    """What is told of each; what it was computed from is told of all together."""
-    return story_of(result)._replace(background=(scenario(result.provenance.scenario),))
+    """What is told of each; what it costs and what it was computed from is told of all together."""
+    return story_of(replace(result, planner=None))._replace(
+        background=(scenario(result.provenance.scenario),)
+    )

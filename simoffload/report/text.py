@@ -11,33 +11,42 @@ from simoffload.report.columns import columns
 from simoffload.report.fit_text import changes
 from simoffload.report.kinds import words
 from simoffload.report.paper import MARGIN, Paper
-from simoffload.report.phrases import alike, bottleneck, bound, counted, group_links, origins, percent, worked
-from simoffload.report.sections import Section, Table, findings
+from simoffload.report.phrases import (
+    alike,
+    bottleneck,
+    bound,
+    capacity,
+    carried,
+    counted,
+    group_links,
+    origins,
+    percent,
+    worked,
+)
+from simoffload.report.sections import Section, Table, findings, planned
 from simoffload.report.sections.groups import groups
 from simoffload.report.summary import headline, verdict
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.units import format_bytes, format_rate, format_seconds
+from simoffload.units import format_seconds
 
 __all__ = ["result_text", "tabled", "told"]
 
 _MAX_LINKS = 8
 
 
-def result_text(
-    result: SimulationResult, *, color: bool = False, width: int = 100, more: Sequence[Section] = ()
-) -> str:
-    """Describe one result: verdict, capacity, speed, causes, bound, links, ``more``, warnings, origin of the
-    inputs."""
+def result_text(result: SimulationResult, *, color: bool = False, width: int = 100) -> str:
+    """Describe one result: verdict, capacity, speed, causes, bound, links, what it answers when asked,
+    warnings, origin of the inputs."""
     paper = Paper(color=color, width=width)
     training = result if isinstance(result, TrainingResult) else None
     paper.lines += [paper.ink(line, "bold") for line in wrap(" · ".join(headline(result)), paper.width)]
     paper.paragraph("Verdict", verdict(result), "green" if result.fits else "red")
     paper.section("Capacity", _capacity(paper, result.capacity))
-    if result.changes is not None:
-        paper.section("Changes", changes(paper, result.changes, result.changes_tried))
+    if result.remedies is not None:
+        paper.section("Changes", changes(paper, result.remedies))
     if training:
         paper.section("Memory", training_text.memory(paper, training))
     if result.step is not None:
@@ -53,10 +62,10 @@ def result_text(
         paper.section("Links", _links(paper, result.step))
     if training:
         paper.section("Storage", training_text.storage(paper, training))
-    for one in (*findings(result), *more):
+    for one in (*findings(result), *planned(result)):
         if one.short:
             paper.section(one.short, told(paper, one))
-    for warning in result.warnings:
+    for warning in result.all_warnings:
         paper.paragraph("Warning", printable(warning), "yellow")
     if result.work:
         paper.paragraph("Engine", "; ".join(worked(result)))
@@ -127,6 +136,6 @@ def _links(paper: Paper, step: PassResult) -> list[str]:
     for group in found[:_MAX_LINKS]:
         use = group.use
         times = (percent(use.busy_s / step.time_s), percent(use.saturated_s / step.time_s))
-        table.append((alike(group.names), format_bytes(use.size), *times, format_rate(use.capacity)))
+        table.append((alike(group.names), carried(use), *times, capacity(use)))
     more = [f"and {len(found) - _MAX_LINKS} more"] if len(found) > _MAX_LINKS else []
     return [*paper.headed(table, right=(1, 2, 3, 4)), *more]

@@ -9,7 +9,7 @@ from simoffload.documents import Edit
 from simoffload.hardware import Tier
 from simoffload.units import format_bytes
 
-__all__ = ["Change", "Estimate", "MemoryTerm", "Moment", "TierUse", "peak_uses", "tier_uses"]
+__all__ = ["Change", "Estimate", "MemoryTerm", "Moment", "Remedies", "TierUse", "peak_uses", "tier_uses"]
 
 
 class MemoryTerm(NamedTuple):
@@ -111,6 +111,16 @@ class Change(NamedTuple):
     def tightest(self) -> TierUse:
         """The tier of which the smallest part is then left."""
         return min(self.uses, key=lambda use: use.headroom / use.capacity)
+
+
+class Remedies(NamedTuple):
+    """The smallest changes that make a scenario fit, and what was tried to find them."""
+
+    changes: tuple[Change, ...]
+    tried: tuple[str, ...]
+    """In words, each once, alone or with others."""
+    barred: tuple[str, ...] = ()
+    """What would help and cannot be, with the reason: sentences."""
 
 
 def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:

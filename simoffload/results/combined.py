@@ -49,14 +49,12 @@ def _sum_links(parts: Sequence[tuple[PassResult, float]]) -> tuple[LinkUse, ...]
     found: dict[str, LinkUse] = {}
     for one, count in parts:
         for use in one.links:
-            known = found.get(use.link, LinkUse(use.link, 0, 0.0, 0.0, use.capacity))
-            found[use.link] = LinkUse(
-                use.link,
-                known.size + round(use.size * count),
-                known.busy_s + use.busy_s * count,
-                known.saturated_s + use.saturated_s * count,
-                use.capacity,
-                known.exposed_s + use.exposed_s * count,
+            known = found.get(use.link, use._replace(size=0, busy_s=0.0, saturated_s=0.0, exposed_s=0.0))
+            found[use.link] = known._replace(
+                size=known.size + round(use.size * count),
+                busy_s=known.busy_s + use.busy_s * count,
+                saturated_s=known.saturated_s + use.saturated_s * count,
+                exposed_s=known.exposed_s + use.exposed_s * count,
             )
     return tuple(sorted(found.values(), key=lambda use: (-use.busy_s, use.link)))
 

@@ -14,8 +14,8 @@ __all__ = ["InferenceResult"]
 _FORMULAS = {
     "ttft_s": "time of the prefill pass, trace recorded and weights in their tier (time to first token)",
     "tpot_s": "sum of the decode steps / number of decode steps (time per output token of a sequence)",
-    "tokens_per_s": "output_length x batch_size x ranks / e2e_s, of all sequences together",
-    "decode_tokens_per_s": "batch_size x ranks / tpot_s",
+    "tokens_per_s": "output_length x batch_size x replicas / e2e_s, of all sequences together",
+    "decode_tokens_per_s": "batch_size x replicas / tpot_s",
     "spread_bound_tokens_per_s": (
         "batch_size x ranks x HBM rate / (fewest weights that a step reads / ranks + mean key-value cache of "
         "a GPU): a bound, no prediction, of decode with weights spread over the GPUs and not gathered, as "
@@ -24,7 +24,7 @@ _FORMULAS = {
     "e2e_s": "ttft_s + sum of the decode steps",
     "first_pass_s": "time of the very first prefill after loading: DeepSpeed has no trace yet, no prefetch",
     "per_token_s": (
-        "e2e_s / (output_length x batch_size x ranks), time over the tokens of all sequences, as "
+        "e2e_s / (output_length x batch_size x replicas), time over the tokens of all sequences, as "
         "transformers-bloom-inference and DDN's white paper count it"
     ),
 }
@@ -85,12 +85,12 @@ class InferenceResult(SimulationResult):
     @property
     def tokens_per_s(self) -> float | None:
         """Generated tokens per second over all ranks: see ``formulas``."""
-        return self.output_length * self.batch_size * self.ranks / self.e2e_s if self.e2e_s else None
+        return self.output_length * self.batch_size * self.replicas / self.e2e_s if self.e2e_s else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Tokens per second of the decode steps over all ranks: see ``formulas``."""
-        return self.batch_size * self.ranks / self.tpot_s if self.tpot_s else None
+        return self.batch_size * self.replicas / self.tpot_s if self.tpot_s else None
 
     @property
     def per_token_s(self) -> float | None:

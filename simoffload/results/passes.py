@@ -8,6 +8,7 @@ from typing import NamedTuple
 from simoffload.results.attribution import Attribution, Group, attribute
 from simoffload.results.timeline import Timeline
 from simoffload.results.times import Time, seconds
+from simoffload.schedule import LinkUnit
 from simoffload.schedule.bounds import link_time, stream_times
 
 __all__ = ["GroupShare", "LinkUse", "PassResult", "Share", "StreamUse", "summarize_pass"]
@@ -78,15 +79,16 @@ class LinkUse(NamedTuple):
 
     link: str
     size: int
-    """[B]"""
+    """[B], or what ``unit`` says."""
     busy_s: float
     """[s] with at least one transfer."""
     saturated_s: float
     """[s] filled to capacity."""
     capacity: int
-    """[B/s]"""
+    """[B/s], or of ``unit`` in a second."""
     exposed_s: float = 0.0
     """[s] that transfers over it took on the chain of operations that determined the pass."""
+    unit: LinkUnit = "B"
 
 
 class PassResult(NamedTuple):
@@ -231,7 +233,13 @@ def _links(timeline: Timeline, attribution: Attribution) -> tuple[LinkUse, ...]:
 
     uses = [
         LinkUse(
-            link.name, size, seconds(busy), seconds(full), link.capacity // link.scale, exposed(link.name)
+            link.name,
+            size,
+            seconds(busy),
+            seconds(full),
+            link.capacity // link.scale,
+            exposed(link.name),
+            link.unit,
         )
         for link, size, busy, full in zip(
             timeline.schedule.links,

@@ -5,15 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from simoffload.results.capacity import Change, TierUse
+from simoffload.results.capacity import Change, Remedies, TierUse
 from simoffload.results.passes import PassResult
+from simoffload.results.planner import Planner
 from simoffload.results.timeline import PassWork, Timeline
 from simoffload.results.times import whole
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from simoffload.planning.advise.evaluate import Advice
+    from simoffload.planning.confidence import Confidence
+    from simoffload.planning.costs.economics import Economics
+    from simoffload.planning.explanation import Explanation
 
 __all__ = ["Provenance", "SimulationResult", "attributed"]
 
@@ -62,6 +69,11 @@ class SimulationResult(ABC):
     target: str
     """Tier that holds the weights."""
     ranks: int
+    """Processes."""
+    gpus: int
+    """GPUs that they use."""
+    replicas: int
+    """Parts of the work side by side, each with ``batch_size`` sequences."""
     capacity: tuple[TierUse, ...]
     advice: tuple[str, ...]
     """What lacks and what to do about it; empty when it fits."""
@@ -71,14 +83,12 @@ class SimulationResult(ABC):
     """What lies outside of the range in which the machine was measured."""
     refused: tuple[str, ...] = ()
     """Why DeepSpeed or the strategy would not do it at all, so that there is neither capacity nor time."""
-    changes: tuple[Change, ...] | None = None
-    """The smallest changes that make it fit; None where they were not looked for."""
-    changes_tried: tuple[str, ...] = ()
-    """What was tried to find them, in words."""
     timelines: dict[str, Timeline] = field(default_factory=dict, repr=False, compare=False)
     """Recorded passes by name, where asked for."""
     work: tuple[PassWork, ...] = field(default=(), compare=False)
     """How each pass was simulated; the answer does not depend on it."""
+    planner: Planner | None = field(default=None, repr=False, compare=False)
+    """Who is asked for ``remedies``, ``costs`` and the like; None: they are None."""
 
     @property
     @abstractmethod
@@ -125,6 +135,41 @@ class SimulationResult(ABC):
         """Whether every tier is large enough for it, and nothing refuses it."""
         return not self.refused and all(use.fits for use in self.capacity)
 
+    @cached_property
+    def remedies(self) -> Remedies | None:
+        """The smallest changes that make it fit, searched for when first asked; None where it fits."""
+        if self.planner is None or self.fits or self.refused:
+            return None
+        return self.planner.remedies(self)
+
+    @cached_property
+    def costs(self) -> Economics | None:
+        """Bill, power, energy and cost, worked out when first asked; None where nothing was simulated."""
+        return None if self.planner is None or self.refused else self.planner.costs(self)
+
+    @cached_property
+    def confidence(self) -> Confidence | None:
+        """The error to expect of its times; None where it has none."""
+        return None if self.planner is None or self.step is None else self.planner.confidence(self)
+
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """What its time hangs on, its range, and what faster storage would bring: many simulations more.
+
+        None where it has no time, or was not to be explained.
+        """
+        return None if self.planner is None or self.step is None else self.planner.explanation(self)
+
+    @cached_property
+    def next_changes(self) -> Advice | None:
+        """Changes that were simulated, ranked by what they gain; None as of ``explanation``."""
+        return None if self.planner is None or self.step is None else self.planner.next_changes(self)
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The warnings, and what would make it fit and cannot be."""
+        return (*self.warnings, *(self.remedies.barred if self.remedies else ()))
+
     @property
     def shortfall(self) -> str:
         """ "does not fit: …" or "refused: …"; empty where it fits."""
@@ -161,7 +206,27 @@ class SimulationResult(ABC):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON; bytes and seconds are numbers."""
+        """Everything as plain values, ready for JSON; bytes and seconds are numbers.
+
+        Remedies, confidence and costs are worked out for it, and explanations that were asked for.
+        """
+        costs, sure, remedies = self.costs, self.confidence, self.remedies
+        explanation, advice = self.explanation, self.next_changes
+        found = self.simulated()
+        if remedies is not None:
+            found["changes"] = [_change(one) for one in remedies.changes]
+            found["changes_tried"] = list(remedies.tried)
+            found["warnings"] = list(self.all_warnings)
+        if costs is not None:
+            found["confidence"] = sure.to_dict() if sure else None
+            found["economics"] = costs.to_dict()
+        if explanation is not None and advice is not None:
+            found["explanation"] = explanation.to_dict()
+            found["next"] = [one.to_dict() for one in advice.helping]
+        return found
+
+    def simulated(self) -> dict[str, Any]:
+        """The same without what has to be worked out."""
         return {
             "schema": SCHEMA,
             "name": self.name,
@@ -169,13 +234,15 @@ class SimulationResult(ABC):
             "platform": self.platform,
             "target": self.target,
             "ranks": self.ranks,
+            "gpus": self.gpus,
+            "replicas": self.replicas,
             "workload": self.workload,
             "fits": self.fits,
             "refused": list(self.refused),
             "capacity": [_tier(use) for use in self.capacity],
             "advice": list(self.advice),
-            "changes": None if self.changes is None else [_change(one) for one in self.changes],
-            "changes_tried": list(self.changes_tried),
+            "changes": None,
+            "changes_tried": [],
             "metrics": self.metrics(),
             "formulas": dict(self.formulas),
             "step": self._step(),
@@ -311,7 +378,7 @@ def _pass(one: PassResult) -> dict[str, Any]:
         "links": [
             {
                 "link": use.link,
-                "bytes": use.size,
+                "bytes" if use.unit == "B" else "core_ns": use.size,
                 "busy_s": use.busy_s,
                 "saturated_s": use.saturated_s,
                 "exposed_s": use.exposed_s,

@@ -73,8 +73,8 @@ class TrainingResult(SimulationResult):
         "forward_s": "forward passes of all micro-steps of a step",
         "backward_s": "backward passes of all micro-steps, with recomputation and reduction of gradients",
         "optimizer_s": "from the end of the last backward pass to the end of the step",
-        "tokens_per_s": "batch_size x sequence_length x gradient_accumulation_steps x ranks / step_s",
-        "samples_per_s": "batch_size x gradient_accumulation_steps x ranks / step_s",
+        "tokens_per_s": "batch_size x sequence_length x gradient_accumulation_steps x replicas / step_s",
+        "samples_per_s": "batch_size x gradient_accumulation_steps x replicas / step_s",
         "per_token_s": "1 / tokens_per_s",
         "tflops_per_gpu": "FLOP of forward and backward / step_s / 1e12 (recomputation is not counted)",
         "hardware_tflops_per_gpu": "FLOP carried out, recomputation included / step_s / 1e12",
@@ -159,7 +159,7 @@ class TrainingResult(SimulationResult):
     @property
     def samples_per_s(self) -> float | None:
         """[1/s] see ``formulas``."""
-        samples = self.batch_size * self.gradient_accumulation_steps * self.ranks
+        samples = self.batch_size * self.gradient_accumulation_steps * self.replicas
         return samples / self.step_s if self.step_s else None
 
     @property

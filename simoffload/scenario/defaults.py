@@ -50,5 +50,5 @@ def _filled(scenario: LoadedScenario) -> Document:
     document, strategy = scenario.document, scenario.scenario.strategy
     if "ranks" not in document.data["strategy"]:
         strategy = strategy.model_copy(update={"ranks": scenario.machine.gpus})
-    filled = {"ranks": strategy.ranks, **strategy.filled(scenario.model)}
-    return edited(document, (Edit.at(f"strategy.{path}", value) for path, value in filled.items()))
+    ranks = Edit.at("strategy.ranks", strategy.ranks)
+    return edited(document, (ranks, *strategy.filled(scenario.model)))

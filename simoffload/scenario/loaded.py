@@ -14,9 +14,8 @@ from simoffload.limits import keep, limited, now_doing
 from simoffload.models import ModelShape
 from simoffload.scenario.schema import Scenario
 from simoffload.scenario.shelf import Shelf
-from simoffload.scenario.targets import RESIDENT, destination_of
+from simoffload.scenario.targets import RESIDENT, placement_of
 from simoffload.strategies import Plan, Strategy, strategy_for
-from simoffload.strategies.destination import Destination
 
 __all__ = ["LoadedScenario"]
 
@@ -26,8 +25,8 @@ T = TypeVar("T")
 class Refused(NamedTuple):
     """A place where a strategy has no meaning."""
 
-    destination: Destination | None
-    """None = resident."""
+    target: str
+    """As it was asked for."""
     problems: tuple[Problem, ...]
 
 
@@ -56,15 +55,16 @@ class LoadedScenario:
         """The same work elsewhere; InputError if the machine has no such tier.
 
         Elsewhere are the weights, or the checkpoints of a scenario of checkpoints; of training
-        ``weights+optimizer`` says both. "gpu" and "cpu" mean the tiers "hbm" and "dram"; "resident" means a
-        whole copy in each GPU, without ZeRO, and is the only one that changes the kind of strategy. Raises
-        PlacementError, an InputError, where the strategy has no meaning on a tier.
+        ``weights+optimizer`` says both. "gpu" and "cpu" mean the tiers "hbm" and "dram". "resident" is no
+        place but another strategy, which edits the whole section: a whole copy in each GPU, without ZeRO.
+        Raises PlacementError, an InputError, where the strategy has no meaning on a tier.
         """
-        strategy, destination = self.scenario.strategy, destination_of(target, self.machine)
-        written = strategy.retarget(self.document.data["strategy"], destination, self.machine)
-        # What was written and stays keeps its place in the file.
-        document = replace(self.document, data={**self.document.data, "strategy": written})
-        moved = self._resolved(document, machine=self.machine)
+        strategy = self.scenario.strategy
+        if target == RESIDENT:
+            edits = strategy.resident()
+        else:
+            edits = strategy.retarget(placement_of(target, self.machine), self.machine)
+        moved = self._resolved(edited(self.document, edits), machine=self.machine)
         return replace(moved, remarks=(*self.remarks, *_kind_changed(strategy, moved.scenario.strategy)))
 
     def edited(self, *edits: Edit) -> LoadedScenario:
@@ -81,7 +81,7 @@ class LoadedScenario:
         try:
             return self.on(target)
         except PlacementError as error:
-            return replace(self, refused=Refused(destination_of(target, self.machine), error.problems))
+            return replace(self, refused=Refused(target, error.problems))
 
     @property
     def places(self) -> tuple[str, str]:
@@ -94,8 +94,10 @@ class LoadedScenario:
         except InputError:
             weights, optimizer = "", None
         if self.refused is not None:
-            asked = self.refused.destination or Destination(RESIDENT, "hbm")
+            asked = placement_of(self.refused.target, self.machine)
             weights, optimizer = asked.weights, asked.optimizer or optimizer
+            if self.refused.target == RESIDENT:
+                weights = RESIDENT
         return weights, optimizer or ""
 
     @limited
@@ -136,14 +138,14 @@ class LoadedScenario:
 
     @property
     def _idle_hosts(self) -> tuple[str, ...]:
-        machine, ranks = self.machine, self.scenario.strategy.ranks
-        used = machine.nodes_of(ranks)
+        machine, gpus = self.machine, self.scenario.strategy.gpus
+        used = machine.nodes_of(gpus)
         if used >= machine.nodes:
             return ()
         text = (
             f"{machine.nodes - used} of {machine.nodes} hosts are idle, and counted in prices, power and rent"
         )
-        taken = f"with {machine.gpus_per_node} GPU(s) each, {ranks} rank(s) take {used}"
+        taken = f"with {machine.gpus_per_node} GPU(s) each, {gpus} rank(s) take {used}"
         return (f"{text} all the same: {taken}; set nodes: {used}, or strategy.ranks: {machine.gpus}",)
 
     def link_warnings(self, plan: Plan) -> tuple[str, ...]:
@@ -161,9 +163,12 @@ class LoadedScenario:
     def _checked(self, action: Callable[[], T]) -> T:
         if self.refused is not None:
             raise PlacementError(self.refused.problems)
-        ranks, gpus = self.scenario.strategy.ranks, self.machine.gpus
-        if ranks > gpus:
-            text = f"{ranks} ranks, but the platform has {gpus} GPU(s); lower it or raise nodes"
+        strategy, gpus = self.scenario.strategy, self.machine.gpus
+        if strategy.gpus > gpus:
+            more = f" with {strategy.gpus} GPUs" if strategy.gpus > strategy.ranks else ""
+            text = (
+                f"{strategy.ranks} ranks{more}, but the platform has {gpus} GPU(s); lower it or raise nodes"
+            )
             raise InputError([self.document.problem(("strategy", "ranks"), text)])
         try:
             return action()
@@ -180,5 +185,7 @@ class LoadedScenario:
 def _kind_changed(before: Strategy, after: Strategy) -> tuple[str, ...]:
     if before.kind == after.kind:
         return ()
-    text = f"strategy.kind is {after.kind} here, not {before.kind}: every GPU holds a whole copy"
-    return (f"{text}, and nothing else that the strategy says counts",)
+    text = f"strategy.kind is {after.kind} here, not {before.kind}: every GPU holds a whole copy, and nothing"
+    return (
+        f"{text} else that the strategy says counts; compare --strategy FILE does that with any strategy",
+    )

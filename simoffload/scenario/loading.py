@@ -5,15 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from simoffload.documents import SUFFIXES, Document, exists, read_document, set_value, suggest, validate
-from simoffload.documents.overrides import parse_path
+from simoffload.documents import (
+    SUFFIXES,
+    Document,
+    Edit,
+    edited,
+    exists,
+    read_document,
+    set_value,
+    suggest,
+    validate,
+    without,
+)
+from simoffload.documents.overrides import parse_path, split_assignment
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine
 from simoffload.limits import keep, limited
@@ -22,9 +32,10 @@ from simoffload.models.library import is_model, list_models
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.schema import EngineOptions, Scenario, scenario_schema
 from simoffload.scenario.shelf import Shelf
-from simoffload.scenario.tiers import STRATEGY_TIERS, storage_name
+from simoffload.scenario.tiers import READ_TIER
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import strategy_for
+from simoffload.strategies import strategies, strategy_for
+from simoffload.strategies.base import TierChoice
 from simoffload.workload import Training
 
 __all__ = ["SWEEP", "completed", "find_scenario", "list_scenarios", "load_scenario", "locate", "resolve"]
@@ -35,11 +46,8 @@ M = TypeVar("M", bound=BaseModel)
 SWEEP = "sweep"
 """Section of a scenario file that says what to vary; one simulation does without it."""
 _OF_TRAINING = ("checkpoint", "dataset")
-_TIERS: Mapping[str, Mapping[str, Callable[[str, Machine, str], str]]] = {
-    "strategy": STRATEGY_TIERS,
-    **{section: {"tier": storage_name} for section in _OF_TRAINING},
-}
-"""Where a scenario names tiers: by section and key, what reads the name."""
+_OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} for name in _OF_TRAINING}
+"""Where a scenario names tiers beside its strategy: by section and key, which ones may be named."""
 
 
 def list_scenarios() -> tuple[str, ...]:
@@ -137,23 +145,31 @@ def _check_the_rest(document: Document, shelf: Shelf, problems: list[Problem]) -
     machine = _machine(document, shelf, problems, changed="profiles" not in broken)
     if machine is None:
         return
-    for section, names in _TIERS.items():
+    for section, names in _tier_keys(data).items():
         part = data.get(section)
-        for key, name in names.items() if isinstance(part, dict) else ():
+        for key, choice in names.items() if isinstance(part, dict) else ():
             place, written = f"{section}.{key}", part.get(key)
             if isinstance(written, str) and place not in own:
-                _try(document, problems, place, partial(name, written, machine, place))
+                _try(document, problems, place, partial(READ_TIER[choice], written, machine, place))
+
+
+def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
+    """Where a scenario names tiers: by section and key, which tiers may be named."""
+    strategy = data.get("strategy")
+    kind = strategy.get("kind") if isinstance(strategy, dict) else None
+    known = strategies().get(kind) if isinstance(kind, str) else None
+    return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_keys})
 
 
 def _opened(document: Document, assignment: str, shelf: Shelf) -> Document:
     """The document with its ds_config in place of the path, if the assignment sets something in it."""
     strategy = document.data.get("strategy")
     path = strategy.get("ds_config") if isinstance(strategy, dict) else None
-    within = parse_path(assignment.partition("=")[0].strip())[:-1]
+    within = parse_path(split_assignment(assignment)[0])[:-1]
     if not isinstance(path, str) or within[:2] != ("strategy", "ds_config"):
         return document
     config = shelf.ds_config(path, root=document.root)
-    return replace(document, data={**document.data, "strategy": {**strategy, "ds_config": config}})
+    return edited(document, [Edit(("strategy", "ds_config"), config)], in_place=True)
 
 
 def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:
@@ -170,17 +186,18 @@ def _with_tiers(
     document: Document, scenario: Scenario, machine: Machine, problems: list[Problem]
 ) -> Scenario:
     """The machine's names for all tiers, and a problem for each that it does not have."""
+    keys = {"strategy": scenario.strategy.tier_keys, **_OTHER_TIERS}
 
     def resolved(part: M, section: str) -> M:
         found = {}
-        for key, name in _TIERS[section].items():
+        for key, choice in keys[section].items():
             written = getattr(part, key, None)
             if written is not None:
-                place = f"{section}.{key}"
+                place, name = f"{section}.{key}", READ_TIER[choice]
                 found[key] = _try(document, problems, place, partial(name, written, machine, place))
         return part.model_copy(update=found)
 
-    parts = {section: getattr(scenario, section) for section in _TIERS}
+    parts = {section: getattr(scenario, section) for section in keys}
     changes = {section: resolved(part, section) for section, part in parts.items() if part is not None}
     return scenario.model_copy(update=changes)
 
@@ -206,12 +223,11 @@ def completed(document: Document, shelf: Shelf, problems: list[Problem]) -> Docu
     What is wrong is added to ``problems``.
     """
     if SWEEP in document.data:
-        rest = {key: value for key, value in document.data.items() if key != SWEEP}
-        document = replace(document, data=rest)
+        document = without(document, SWEEP)
     workload = document.data.get("workload")
     if isinstance(workload, dict):
         workload = {"kind": "inference", **workload}
-        document = replace(document, data={**document.data, "workload": workload})
+        document = edited(document, [Edit(("workload",), workload)], in_place=True)
     strategy = document.data.get("strategy")
     if not isinstance(strategy, dict):
         return document
@@ -228,7 +244,7 @@ def completed(document: Document, shelf: Shelf, problems: list[Problem]) -> Docu
             document, problems, "strategy.ds_config", lambda: shelf.ds_config(path, root=document.root)
         )
         strategy["ds_config"] = config if config is not None else {}
-    return replace(document, data={**document.data, "strategy": strategy})
+    return edited(document, [Edit(("strategy",), strategy)], in_place=True)
 
 
 def _try(document: Document, problems: list[Problem], key: str, action: Callable[[], T]) -> T | None:

@@ -57,6 +57,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self._libraries: dict[Path | None, Library] = {}
+        self._apart: dict[str, tuple[Path, str]] = {}
         self._configs: dict[tuple[str, str], Any] = {}
         self._shapes: dict[tuple[str, str], tuple[ModelShape, str]] = {}
         self._models: _Recent[ModelShape] = _Recent(_MODELS)
@@ -77,12 +78,21 @@ class Shelf:
             self._shapes[key] = (shape, _digest(canonical([shape.name, spec.hf_config(root=root)])))
         return self._shapes[key]
 
+    def name_platform(self, reference: str, path: Path) -> None:
+        """Let ``reference`` mean a platform file that the user has named apart from any scenario.
+
+        It need not be in the folder of a scenario that is put on it; paths in it start from its own.
+        """
+        folder = path.parent.parent if path.parent.name == "platform" else path.parent
+        self._apart[reference] = folder, f"./{path.relative_to(folder).as_posix()}"
+
     def platform(self, document: Document, *, changed: bool = True) -> Platform:
         """The platform of a scenario with its equipment and, if ``changed``, the changes to its profiles.
 
         Raises what ``load_platform`` raises.
         """
         reference, root = document.data["platform"], document.root
+        root, reference = self._apart.get(reference, (root, reference))
         changes = Changes.of(document) if changed else None
         equipment = Equipment.of(document)
         if root is None:
@@ -169,7 +179,12 @@ class Shelf:
     def snapshot(self) -> dict[str, Any]:
         """Everything that was read from files, to be sent where those files are not."""
         libraries = {root: library.snapshot() for root, library in self._libraries.items()}
-        return {"libraries": libraries, "configs": self._configs, "shapes": self._shapes}
+        return {
+            "libraries": libraries,
+            "apart": self._apart,
+            "configs": self._configs,
+            "shapes": self._shapes,
+        }
 
     @classmethod
     def restored(cls, snapshot: dict[str, Any]) -> Shelf:
@@ -178,6 +193,7 @@ class Shelf:
         shelf._libraries = {
             root: Library.restored(library, root) for root, library in snapshot["libraries"].items()
         }
+        shelf._apart = dict(snapshot["apart"])
         shelf._configs, shelf._shapes = dict(snapshot["configs"]), dict(snapshot["shapes"])
         return shelf
 

@@ -1,26 +1,26 @@
-"""The strategy of the same work elsewhere."""
+"""Where ``compare --on`` puts a scenario."""
 
 from __future__ import annotations
 
 from simoffload.hardware import Machine
 from simoffload.scenario.tiers import tier_name
-from simoffload.strategies.destination import Destination
+from simoffload.strategies.placement import Placement
 
-__all__ = ["RESIDENT", "destination_of"]
+__all__ = ["RESIDENT", "placement_of"]
 
 RESIDENT = "resident"
 """Not a tier: a whole copy in each GPU."""
 
 
-def destination_of(target: str, machine: Machine) -> Destination | None:
-    """Read ``weights`` or ``weights+optimizer``, in the machine's names; None for resident.
+def placement_of(target: str, machine: Machine) -> Placement:
+    """The tiers of ``weights`` or ``weights+optimizer``, in the machine's names; hbm+hbm for resident.
 
     Raises InputError if the machine has no such tier.
     """
     if target == RESIDENT:
-        return None
+        return Placement("hbm", "hbm")
     weights, plus, optimizer = target.partition("+")
-    return Destination(
+    return Placement(
         tier_name(weights, machine, "strategy.weights"),
         tier_name(optimizer, machine, "strategy.optimizer") if plus else None,
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from simoffload.documents import quoted, suggest
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
+from simoffload.strategies.base import TierChoice
 
-__all__ = ["STRATEGY_TIERS", "storage_name", "tier_name"]
+__all__ = ["READ_TIER", "storage_name", "tier_name"]
 
 _ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
 
@@ -33,5 +36,8 @@ def _no_tier(what: str, name: str, machine: Machine, tiers: tuple[str, ...], key
     return InputError.at(key, message)
 
 
-STRATEGY_TIERS = {"weights": tier_name, "optimizer": tier_name, "tier": storage_name, "swap": storage_name}
-"""Keys of strategies that name tiers, each with what reads it."""
+READ_TIER: Mapping[TierChoice, Callable[[str, Machine, str], str]] = {
+    "any": tier_name,
+    "storage": storage_name,
+}
+"""What reads the name of a tier, by which tiers may be named."""

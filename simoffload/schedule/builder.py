@@ -8,7 +8,18 @@ from math import lcm
 from typing import NamedTuple
 
 from simoffload.limits import count_operations
-from simoffload.schedule.ir import Block, Dependency, Device, Link, Op, Peers, Program, Route, Schedule
+from simoffload.schedule.ir import (
+    Block,
+    Dependency,
+    Device,
+    Link,
+    LinkUnit,
+    Op,
+    Peers,
+    Program,
+    Route,
+    Schedule,
+)
 
 __all__ = ["ScheduleBuilder", "cpu_work", "fold"]
 
@@ -17,7 +28,7 @@ _MANY = 200  # blocks
 _LONGEST_OF_MANY = 500  # segments; buffers that fill up over many layers take longer to come round
 _BETWEEN_COUNTS = 1024  # operations; a pass that is too long is refused before it is all written
 
-_PICO = 10**12
+_PICO, _NANO = 10**12, 10**9
 
 Hops = tuple[tuple[int, Fraction], ...]
 
@@ -111,16 +122,21 @@ class ScheduleBuilder:
         """The dependency on the operation that ``add`` numbered ``ordinal``, the own rank's or its peers'."""
         return Dependency(stream, self.written[stream] - 1 - ordinal, peers)
 
-    def build(self, resources: Sequence[tuple[str, int]]) -> Schedule:
-        """Close the schedule over ``resources``, pairs (name, capacity [B/s]) that the hops index."""
-        scales = [1] * len(resources)
+    def build(
+        self, resources: Sequence[tuple[str, int]], *, cores: Sequence[tuple[str, int]] = ()
+    ) -> Schedule:
+        """Close the schedule over what the hops index: ``resources``, pairs (name, capacity [B/s]), and after
+        them ``cores``, pairs (name of a CPU, cores)."""
+        units: list[tuple[str, int, LinkUnit]] = [(*one, "B") for one in resources]
+        units += [(name, number * _NANO, "core-ns") for name, number in cores]
+        scales = [1] * len(units)
         for way in self._ways:
             for hops in way:
                 for link, share in hops:
                     scales[link] = lcm(scales[link], share.denominator)
         links = tuple(
-            Link(name, capacity * scale, scale)
-            for (name, capacity), scale in zip(resources, scales, strict=True)
+            Link(name, capacity * scale, scale, unit)
+            for (name, capacity, unit), scale in zip(units, scales, strict=True)
         )
         ways = [
             tuple(
@@ -157,9 +173,9 @@ def cpu_work(*, size: int, time: int, cores: int) -> tuple[int, Fraction]:
     """Return what work of ``cores`` cores on ``size`` [B] of memory takes where nothing is in its way.
 
     The first is the cap [B/s] of its route, at which it lasts ``time`` [ps]; the second the share of each
-    byte on a resource whose capacity is a number of cores: their time [s], rounded down to 10^-18 s.
+    byte on the cores: their time [ns], rounded down to 10^-18 s.
     """
-    return size * _PICO // time, Fraction(cores * time * 10**6 // size, 10**18)
+    return size * _PICO // time, Fraction(cores * time * 10**6 // size, _NANO)
 
 
 def fold(segments: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:

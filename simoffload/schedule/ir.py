@@ -15,14 +15,18 @@ identical layers become one block with a repeat count, and a dependency may reac
 they only count back, no schedule has a cycle, however its programs and ranks wait for each other.
 
 Work of a CPU on memory is a transfer, too: it crosses the DRAM with the bytes that it touches and the cores
-with the time that they take for each, and its cap is the rate at which its own cores get through.
+with the time that they take for each, and its cap is the rate at which its own cores get through. Of cores
+the capacity is what they work in a second, 10^9 ns each.
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["Block", "Dependency", "Device", "Link", "Op", "Peers", "Program", "Route", "Schedule"]
+__all__ = ["Block", "Dependency", "Device", "Link", "LinkUnit", "Op", "Peers", "Program", "Route", "Schedule"]
+
+
+LinkUnit = Literal["B", "core-ns"]
 
 
 class Link(NamedTuple):
@@ -33,6 +37,8 @@ class Link(NamedTuple):
     """[B/s] limit of the summed ``coefficient x rate`` of the flows that cross it."""
     scale: int = 1
     """``capacity`` and all coefficients on this link are multiplied by it, to keep them integers."""
+    unit: LinkUnit = "B"
+    """What crosses it: bytes, or for the cores of a CPU the nanoseconds that each of them works."""
 
 
 class Route(NamedTuple):

@@ -94,6 +94,8 @@ def identity(
         "platform": machine.platform,
         "target": target,
         "ranks": inner.strategy.ranks,
+        "gpus": inner.strategy.gpus,
+        "replicas": inner.strategy.replicas,
         "provenance": Provenance(
             scenario=scenario.document.data,
             profiles=tuple((use.kind, use.id, use.sha256) for use in machine.profiles),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simoffload.results.checkpoint import CheckpointPhase, Checkpoints, SavedPart
-from simoffload.results.wear import TierWear
+from simoffload.results.wear import TierWear, tier_wear
 from simoffload.results.write_cache import CachedWrites
 from simoffload.simulation.runner import Runner
-from simoffload.simulation.wear import tier_wear
 from simoffload.simulation.write_cache import checkpoint_with_caches
 from simoffload.strategies.checkpoint.bytes import Part
 from simoffload.strategies.checkpoint.plan import CheckpointPlan

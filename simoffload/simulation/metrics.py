@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from simoffload.errors import InputError, WorkLimitError
+from simoffload.errors import InputError, Problem, WorkLimitError
 from simoffload.results.capacity import peak_uses, tier_uses
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TimedPhase, TrainingResult
+from simoffload.results.wear import wear_warnings
 from simoffload.results.write_cache import cache_warnings
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, memory_stages
 from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times, checkpoint_wear
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.training_overheads import around_training
-from simoffload.simulation.wear import wear_warnings
 from simoffload.simulation.write_cache import steps_with_caches
 from simoffload.strategies.base import Phase, PhaseSeries, Plan
 from simoffload.units import format_bytes, format_number, format_seconds
@@ -62,9 +62,7 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
     weights, optimizer = scenario.places
     told: tuple[str, ...] = (str(error),)
     if isinstance(error, InputError):
-        told = tuple(
-            dict.fromkeys(f"{one.key}: {one.message}" if one.key else one.message for one in error.problems)
-        )
+        told = tuple(dict.fromkeys(_said(scenario, one) for one in error.problems))
     fields = {
         **identity(scenario, target=weights),
         "capacity": (),
@@ -73,6 +71,13 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
         "refused": told,
     }
     return measures_of(scenario).empty(fields, optimizer=optimizer)
+
+
+def _said(scenario: LoadedScenario, problem: Problem) -> str:
+    """A problem by its key; where it is in another file than the scenario's, with its place."""
+    if problem.path in scenario.document.origins.values():
+        return str(problem)
+    return f"{problem.key}: {problem.message}" if problem.key else problem.message
 
 
 class _OfInference(Measures[InferenceResult]):

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simoffload.hardware import Machine
-from simoffload.results.reading import Reading
+from simoffload.results.reading import Reading, reading_sentences
 from simoffload.results.training import TrainingResult
-from simoffload.results.wear import TierWear
+from simoffload.results.wear import TierWear, tier_wear, wear_warnings
 from simoffload.results.write_cache import cache_warnings
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import AHEAD
 from simoffload.simulation.checkpoint import checkpoint_times
-from simoffload.simulation.data_loading import predict_reading, sentences
+from simoffload.simulation.data_loading import predict_reading
 from simoffload.simulation.runner import Runner
-from simoffload.simulation.wear import tier_wear, wear_warnings
 from simoffload.strategies import Plan
 from simoffload.workload import Dataset
 
@@ -89,7 +88,7 @@ def _free(result: TrainingResult, machine: Machine) -> int:
 def _starving(dataset: Dataset, reading: Reading) -> tuple[str, ...]:
     if reading.cold.limit == "gpu":
         return ()
-    return (f"dataset: {'; '.join(sentences(dataset, reading))}",)
+    return (f"dataset: {'; '.join(reading_sentences(dataset, reading))}",)
 
 
 def _with_wear(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:

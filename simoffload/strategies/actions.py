@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from simoffload.strategies.ds_config import OffloadSettings
+
 __all__ = ["Actions", "Tensor"]
 
 
@@ -17,6 +19,26 @@ class Tensor(NamedTuple):
     """[elements] of one rank's partition, padded to a whole number."""
     on_nvme: bool
     persistent: bool
+
+    @classmethod
+    def cut(
+        cls,
+        name: str,
+        numel: int,
+        settings: OffloadSettings,
+        *,
+        persistent: int,
+        ranks: int,
+        dtype_bytes: int,
+    ) -> Tensor:
+        """A tensor as ZeRO-3 cuts it; ``persistent`` [elements] of those before it stay on the GPU."""
+        slice_numel = -(-numel // ranks)
+        stays = (
+            numel <= settings.param_persistence_threshold
+            and persistent + numel <= settings.model_persistence_threshold
+        )
+        on_nvme = settings.device == "nvme" and slice_numel * dtype_bytes >= settings.min_swap_bytes
+        return cls(name, numel, slice_numel, on_nvme, stays)
 
 
 class Actions(Protocol):

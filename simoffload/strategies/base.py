@@ -20,7 +20,7 @@ from simoffload.models import ModelShape
 from simoffload.results.capacity import Estimate, Moment
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.destination import Destination, Written
+from simoffload.strategies.placement import Placement
 from simoffload.workload import TrainingCheckpoints
 
 if TYPE_CHECKING:
@@ -36,11 +36,13 @@ __all__ = [
     "PhaseSeries",
     "Plan",
     "Strategy",
+    "TierChoice",
     "Tunable",
     "WorkloadKind",
 ]
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]
+TierChoice = Literal["any", "storage"]
 PhaseKind = Literal["first pass", "prefill", "decode", "forward", "backward", "optimizer", "save", "restore"]
 
 
@@ -230,24 +232,50 @@ class Strategy(BaseModel, ABC):
     """Kinds of workload that it can do."""
     uses_storage: ClassVar[bool] = True
     """Whether what it offloads may be on drives and servers."""
-    tier_keys: ClassVar[tuple[str, ...]] = ()
-    """Its keys that together name all tiers it uses, where each of them is given."""
+    tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
+    """Its keys that name tiers; where each of them is given, they name all tiers that it uses."""
+    evidence: ClassVar[str] = ""
+    """Group of the real runs that its predictions were compared with; "" where there are none."""
 
     kind: str
     ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
     """GPUs, one process each."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that its processes use."""
+        return self.ranks
+
+    @property
+    def replicas(self) -> int:
+        """Parts of the work that go on side by side, each with ``batch_size`` sequences (data parallelism);
+        the stages of a pipeline together do one."""
+        return self.ranks
 
     @abstractmethod
     def plan(self, model: ModelShape, workload: Any, machine: Machine) -> Plan:
         """Apply the strategy; InputError for what the machine lacks or the real program would refuse."""
 
     @abstractmethod
-    def places(self, machine: Machine) -> Destination:
+    def places(self, machine: Machine) -> Placement:
         """Where it keeps what it offloads. Raises InputError if the machine has no such tier."""
 
     @abstractmethod
-    def retarget(self, written: Written, destination: Destination | None, machine: Machine) -> Written:
-        """The section ``strategy`` with what it offloads elsewhere. Raises PlacementError if it cannot."""
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """All places where it can keep what it offloads, as ``compare --on`` names them."""
+
+    @abstractmethod
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """Edits of a scenario, never of ``strategy.kind``, that put what it offloads elsewhere.
+
+        Raises PlacementError for what is not among its ``placements``; a placement that says nothing of the
+        optimizer is among them where one that says more is.
+        """
+
+    def resident(self) -> tuple[Edit, ...]:
+        """The edit that replaces it by whole copies in each GPU. Raises PlacementError where none stand for
+        the same work."""
+        return (Edit(("strategy",), {"kind": "resident", "ranks": self.ranks}),)
 
     def moves(self, _plan: Plan) -> Iterator[tuple[Move, ...]]:
         """For each tier, the smaller ones first, what puts more of its states there; one after the other."""
@@ -265,6 +293,15 @@ class Strategy(BaseModel, ABC):
         """What keeps its states in fewer bits."""
         return iter(())
 
+    def spread(self, gpus: int) -> tuple[Edit, ...]:
+        """Edits that let it use so many GPUs."""
+        return (Edit(("strategy", "ranks"), gpus), *self.release_fixed_batch())
+
+    def release_fixed_batch(self, *_changed: str) -> tuple[Edit, ...]:
+        """Edits that leave to the workload what its own configuration repeats of it: the batch of all GPUs,
+        and the keys of the workload that are ``changed``."""
+        return ()
+
     def allowing(self, _model: ModelShape, _tier: str, *, ranks: int) -> tuple[Edit, ...]:  # noqa: ARG002
         """What must be set so that all its states may be on a tier, divided among so many ranks."""
         return ()
@@ -277,10 +314,9 @@ class Strategy(BaseModel, ABC):
         """
         return iter(())
 
-    def filled(self, _model: ModelShape) -> Written:
-        """What a scenario of a model's name alone is to say under ``strategy`` beside what it says: values by
-        the path of their key, ``a.b``."""
-        return {}
+    def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
+        """Edits of a scenario that is made of a model's name alone, which says nothing under ``strategy``."""
+        return ()
 
     def exports(self, _plan: Any) -> dict[str, Any]:
         """Files with which real programs do what was planned: content by name."""

@@ -19,13 +19,13 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.stream_writer import StreamWriter, Ways
 from simoffload.strategies.timing import Timing, picoseconds
 
-__all__ = ["STREAMS", "ForwardWriter", "Placement", "Visit"]
+__all__ = ["STREAMS", "ForwardWriter", "Partitioning", "Visit"]
 
 STREAMS = ("host", "copy", "comm", "compute", "io")
 _, COPY, COMM, COMPUTE, IO = range(5)
 
 
-class Placement(NamedTuple):
+class Partitioning(NamedTuple):
     """Where partitions live and how they travel, the same for every rank."""
 
     tier: str
@@ -60,7 +60,7 @@ class ForwardWriter(StreamWriter):
         self,
         *,
         name: str,
-        placement: Placement,
+        placement: Partitioning,
         timing: Timing,
         visits: Sequence[Visit],
         streams: Sequence[str] = STREAMS,

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module
 from simoffload.strategies.coordinator import Layers, Tensor
-from simoffload.strategies.forward import Placement, Visit
-from simoffload.strategies.partition import partitioned_tensor
+from simoffload.strategies.forward import Partitioning, Visit
 
 __all__ = ["LayeredModel", "Walkable"]
 
@@ -45,7 +44,7 @@ class LayeredModel:
     """The modules and tensors of a model, with as many layers as one wants of it."""
 
     model: ModelShape
-    placement: Placement
+    placement: Partitioning
 
     @cached_property
     def parts(self) -> tuple[tuple[Visit, ...], tuple[Visit, ...], tuple[Visit, ...]]:
@@ -104,11 +103,11 @@ class LayeredModel:
                 if parameter.tied:
                     indices.append(shared[parameter.name])
                     continue
-                tensor = partitioned_tensor(
+                tensor = Tensor.cut(
                     parameter.name,
                     parameter.numel,
+                    place.settings,
                     persistent=persistent,
-                    settings=place.settings,
                     ranks=place.ranks,
                     dtype_bytes=place.dtype_bytes,
                 )

@@ -8,7 +8,7 @@ from simoffload.documents import Edit
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
 from simoffload.strategies.base import Move
-from simoffload.strategies.destination import Destination
+from simoffload.strategies.placement import Placement
 
 __all__ = ["gathered", "inference_moves", "lora_moves", "training_moves"]
 
@@ -34,7 +34,7 @@ def inference_moves(
 def training_moves(
     model: ModelShape,
     machine: Machine,
-    now: Destination,
+    now: Placement,
     stages: tuple[Move, ...],
     *,
     ranks: int,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
+from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
 
-__all__ = ["OffloadDevice", "device_of", "offload_tier", "swap_path", "weights_in_memory"]
+__all__ = ["OffloadDevice", "device_of", "offload_tier", "swap_path", "tier_edits", "weights_in_memory"]
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
 
@@ -66,11 +67,29 @@ def offload_tier(
     return found[0], ()
 
 
-def weights_in_memory(weights: str | None, config: DeepSpeedConfig) -> dict[str, Any]:
-    """``weights: dram`` as a key to add to a strategy at stage 3 of which nothing says where they are."""
+def tier_edits(
+    key: str,
+    tier: str,
+    section: str,
+    written: OffloadParamSection | OffloadOptimizerSection | None,
+    machine: Machine,
+) -> tuple[Edit, ...]:
+    """Edits that name a tier under ``strategy.key`` and bring what ds_config says into line with it."""
+    edits = [Edit(("strategy", key), tier)]
+    zero = ("strategy", "ds_config", "zero_optimization", section)
+    if written is not None and "device" in written.model_fields_set:
+        edits.append(Edit((*zero, "device"), device_of(tier, machine)))
+    path = swap_path(tier, written, machine=machine)
+    if written is not None and written.nvme_path and path:
+        edits.append(Edit((*zero, "nvme_path"), path))
+    return tuple(edits)
+
+
+def weights_in_memory(weights: str | None, config: DeepSpeedConfig) -> tuple[Edit, ...]:
+    """``weights: dram`` for a strategy at stage 3 of which nothing says where they are."""
     zero = config.zero_optimization
     said = weights is not None or (zero.offload_param is not None and zero.offload_param.device is not None)
-    return {} if said or zero.stage < 3 else {"weights": "dram"}
+    return () if said or zero.stage < 3 else (Edit.at("strategy.weights", "dram"),)
 
 
 def swap_path(

@@ -19,9 +19,9 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.schedule import Schedule
 from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers
-from simoffload.strategies.forward import ForwardWriter, Placement
+from simoffload.strategies.forward import ForwardWriter, Partitioning
+from simoffload.strategies.layer_period import ShorterModel, find_period
 from simoffload.strategies.layered import LayeredModel, Walkable
-from simoffload.strategies.short_walk import Period, find_period
 from simoffload.strategies.timing import Timing
 
 __all__ = ["Peak", "Programs", "Walks", "programs_of"]
@@ -57,13 +57,13 @@ class _Numbered(Timing):
         return self._numbers[module]
 
 
-class _Periods(dict[bool, Period | None]):
+class _Periods(dict[bool, ShorterModel | None]):
     """By whether the pass is warm, found when asked for."""
 
     def __init__(self, walks: Walks) -> None:
         self._walks = walks
 
-    def __missing__(self, warm: bool) -> Period | None:
+    def __missing__(self, warm: bool) -> ShorterModel | None:
         self[warm] = self._walks.find_period(warm=warm)
         return self[warm]
 
@@ -71,7 +71,7 @@ class _Periods(dict[bool, Period | None]):
 class Walks:
     """How the coordinator goes through one model, with its weights in one place."""
 
-    def __init__(self, model: ModelShape, placement: Placement) -> None:
+    def __init__(self, model: ModelShape, placement: Partitioning) -> None:
         self.model, self.placement = model, placement
         self.layered = LayeredModel(model, placement)
         """The model as the coordinator walks through it."""
@@ -99,7 +99,7 @@ class Walks:
             layers=model.layers,
         )
 
-    def find_period(self, *, warm: bool) -> Period | None:
+    def find_period(self, *, warm: bool) -> ShorterModel | None:
         """Look for layers that repeat."""
         if not self.layered.alike:
             return None
@@ -185,14 +185,14 @@ class _Known(threading.local):
     period and writing add to it."""
 
     def __init__(self) -> None:
-        self.walks: OrderedDict[tuple[int, Placement], Walks] = OrderedDict()
+        self.walks: OrderedDict[tuple[int, Partitioning], Walks] = OrderedDict()
         self.programs: OrderedDict[tuple[int, int], Programs] = OrderedDict()
 
 
 _KNOWN = _Known()
 
 
-def programs_of(model: ModelShape, machine: Machine, placement: Placement) -> Programs:
+def programs_of(model: ModelShape, machine: Machine, placement: Partitioning) -> Programs:
     """The programs for a model and a machine (the very same objects) and a placement."""
     walks = _recent(_KNOWN.walks, (id(model), placement), lambda: Walks(model, placement))
     return _recent(_KNOWN.programs, (id(walks), id(machine)), lambda: Programs(walks, machine))

@@ -21,14 +21,16 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     """Make a strategy known by the default of its ``kind``; scenarios that are read from now on may name it.
 
     Of a kind of workload the first that is registered is taken where a scenario names none. Also a decorator.
+    A class that is defined anew, as by running a cell of a notebook again, takes the place of the old one.
     Raises ValueError where another strategy has its kind, or its kind is no Literal with a default.
     """
     kind = strategy.model_fields["kind"].default
     if get_args(strategy.model_fields["kind"].annotation) != (kind,):
         raise ValueError(f'{strategy.__qualname__}: write kind as kind: Literal["name"] = "name"')
-    known = Strategy.registered.setdefault(kind, strategy)
-    if known is not strategy:
+    known = Strategy.registered.get(kind, strategy)
+    if (known.__module__, known.__qualname__) != (strategy.__module__, strategy.__qualname__):
         raise ValueError(f"the strategy {kind} is known already, as {known.__qualname__}")
+    Strategy.registered[kind] = strategy
     return strategy
 
 

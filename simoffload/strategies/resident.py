@@ -15,12 +15,12 @@ from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.base import Move, Phase, PhaseSeries, Plan, Strategy, Tunable
 from simoffload.strategies.calibrated import arithmetic_beyond
-from simoffload.strategies.destination import Destination, Written, refused
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.ds_config.tunables import stages
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.moves import inference_moves, lora_moves, training_moves
+from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, inference_phases
 from simoffload.strategies.timing import PassTimings, picoseconds
 from simoffload.strategies.training.plan import ZeroTrainingPlan
@@ -43,16 +43,24 @@ class Resident(Strategy):
 
     kind: Literal["resident"] = "resident"
 
-    def places(self, _machine: Machine) -> Destination:
+    def places(self, _machine: Machine) -> Placement:
         """HBM, for everything."""
-        return Destination("hbm", "hbm")
+        return Placement("hbm", "hbm")
 
-    def retarget(self, written: Written, destination: Destination | None, _machine: Machine) -> Written:
-        """The section ``strategy`` as it is; PlacementError for all places but HBM."""
-        if destination is not None and {destination.weights, destination.optimizer} - {"hbm", None}:
+    def placements(self, _machine: Machine) -> tuple[Placement, ...]:
+        """HBM, with or without a word of the optimizer, which inference does not have."""
+        return Placement("hbm"), Placement("hbm", "hbm")
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """No edit. Raises PlacementError for all places but HBM."""
+        if placement not in self.placements(machine):
             why = "every GPU holds a whole copy; offload with strategy.kind zero_inference or zero_training"
-            raise refused(destination, self.kind, why)
-        return written
+            raise refused(placement, self.kind, why)
+        return ()
+
+    def resident(self) -> tuple[Edit, ...]:
+        """No edit."""
+        return ()
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
         """ZeRO in place of a whole copy in each GPU, on every tier."""
@@ -65,7 +73,7 @@ class Resident(Strategy):
         return training_moves(
             plan.model,
             plan.machine,
-            Destination(plan.target, plan.optimizer_target),
+            Placement(plan.target, plan.optimizer_target),
             tuple(self.stages(plan)),
             ranks=self.ranks,
             buffer_size=size,

@@ -22,7 +22,6 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, FasterSetting, Move, Phase, PhaseSeries, Plan, Strategy, Tunable
 from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.coordinator import Actions, Tensor
-from simoffload.strategies.destination import Destination, Written, refused, whole_copies, without_device
 from simoffload.strategies.direct_storage import gds_warnings
 from simoffload.strategies.ds_config import (
     LATEST,
@@ -34,12 +33,19 @@ from simoffload.strategies.ds_config.export import FILE, Work, inference_config
 from simoffload.strategies.ds_config.faster import faster_settings
 from simoffload.strategies.ds_config.parameters import fetch_settings
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.ds_config.tunables import allowing, fetching
-from simoffload.strategies.forward import Placement, Visit
+from simoffload.strategies.ds_config.tunables import allowing, fetching, released
+from simoffload.strategies.forward import Partitioning, Visit
 from simoffload.strategies.layered import LayeredModel
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.moves import inference_moves
-from simoffload.strategies.offload_devices import device_of, offload_tier, swap_path, weights_in_memory
+from simoffload.strategies.offload_devices import (
+    device_of,
+    offload_tier,
+    swap_path,
+    tier_edits,
+    weights_in_memory,
+)
+from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, inference_phases
 from simoffload.strategies.programs import Programs, programs_of
 from simoffload.strategies.resident import ResidentPlan
@@ -60,7 +66,8 @@ class ZeroInference(Strategy):
     """Inference with weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"inference"})
-    tier_keys: ClassVar = ("weights",)
+    tier_keys: ClassVar = {"weights": "any"}
+    evidence: ClassVar = "zero"
 
     kind: Literal["zero_inference"] = "zero_inference"
     weights: Annotated[str, Field(min_length=1)] | None = None
@@ -79,21 +86,24 @@ class ZeroInference(Strategy):
             parse_version(value)
         return value
 
-    def places(self, machine: Machine) -> Destination:
+    def places(self, machine: Machine) -> Placement:
         """Where it keeps the weights. Raises InputError if the machine has no tier of the device."""
         section = self.ds_config.zero_optimization.offload_param
         tier, _ = offload_tier(
             "weights", self.weights, section="offload_param", written=section, machine=machine
         )
-        return Destination(tier)
+        return Placement(tier)
 
-    def retarget(self, written: Written, destination: Destination | None, _machine: Machine) -> Written:
-        """The section ``strategy`` with the weights elsewhere, or resident. Raises PlacementError."""
-        if destination is None:
-            return whole_copies(self.ranks)
-        if destination.optimizer is not None:
-            raise refused(destination, self.kind, "inference has no optimizer; name the tier of the weights")
-        return without_device(written | {"weights": destination.weights}, "offload_param")
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """All tiers."""
+        return tuple(map(Placement, machine.tiers))
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """The weights elsewhere. Raises PlacementError for a word of the optimizer."""
+        if placement.optimizer is not None:
+            raise refused(placement, self.kind, "inference has no optimizer; name the tier of the weights")
+        section = self.ds_config.zero_optimization.offload_param
+        return tier_edits("weights", placement.weights, "offload_param", section, machine)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
@@ -117,7 +127,7 @@ class ZeroInference(Strategy):
             model=model,
             workload=workload,
             machine=machine,
-            placement=Placement(tier, self.ranks, model.dtype_bytes, settings._replace(device=device)),
+            placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings._replace(device=device)),
             warnings=(*warnings, *more),
         )
         plan.check()
@@ -130,6 +140,10 @@ class ZeroInference(Strategy):
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
         return inference_moves(plan.model, plan.machine, ranks=self.ranks, buffer_size=size)
+
+    def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
+        """Keys of ds_config that repeat the workload."""
+        return released(self.ds_config, *changed)
 
     def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> tuple[Edit, ...]:
         """Swap buffers that hold the largest parameter."""
@@ -144,14 +158,15 @@ class ZeroInference(Strategy):
             self.ds_config, model, self.deepspeed_version, storage=storage, direct=direct, trains=False
         )
 
-    def filled(self, model: ModelShape) -> Written:
+    def filled(self, model: ModelShape) -> tuple[Edit, ...]:
         """Weights in host memory unless ds_config says where; swap buffers of the largest parameter."""
-        found = weights_in_memory(self.weights, self.ds_config)
+        placed = weights_in_memory(self.weights, self.ds_config)
         section = self.ds_config.zero_optimization.offload_param or OffloadParamSection()
         slice_numel = -(-model.largest_parameter // self.ranks)
         if "buffer_size" not in section.model_fields_set and slice_numel > int(section.buffer_size):
-            found["ds_config.zero_optimization.offload_param.buffer_size"] = slice_numel
-        return found
+            key = "strategy.ds_config.zero_optimization.offload_param.buffer_size"
+            return (*placed, Edit.at(key, slice_numel))
+        return placed
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """The files with which DeepSpeed does what was planned: content by name."""
@@ -169,7 +184,7 @@ class ZeroInferencePlan(Plan):
     model: ModelShape
     workload: Inference
     machine: Machine
-    placement: Placement
+    placement: Partitioning
     warnings: tuple[str, ...]
 
     @property

@@ -24,4 +24,4 @@ def error_rows(runs: Sequence[MeasuredRun]) -> Iterator[CalibrationError]:
                 if found is not None:
                     ranks = [one.run.ranks for one in here]
                     numbers = found.runs, found.mean, found.worst, min(ranks), max(ranks)
-                    yield CalibrationError(part, work, place, *numbers)
+                    yield CalibrationError("zero", part, work, place, *numbers)

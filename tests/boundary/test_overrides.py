@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from simoffload.documents import parse_yaml, set_value, validate
+from simoffload.documents import Edit, parse_yaml, set_value, validate
 from simoffload.errors import InputError
 from simoffload.units import Bytes
 
@@ -26,6 +28,74 @@ def changed(*assignments: str) -> Any:
     for assignment in assignments:
         document = set_value(document, assignment)
     return document.data
+
+
+KEYS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters='\0"'), min_size=1, max_size=60)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**28), 10**28) | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "8",
+        "true",
+        "null",
+        "1e9",
+        "~",
+        "",
+        "0x1f",
+        "0o7",
+        ".nan",
+        "-.inf",
+        "NO",
+        "1_000",
+        "1" * 40,
+        "a: b",
+        "#",
+        "- a",
+        "[1]",
+        "{a: 1}",
+        "&a",
+        "*a",
+        "!a",
+        "<<",
+        "---",
+        "'8'",
+        " a ",
+        "a\nb",
+        "\x85",
+        "\u2028",
+        "\x7f",
+        "é",
+        "😀",
+    ],
+)
+def test_text_stays_text_as_an_assignment(text: str) -> None:
+    assert read_back(Edit.at("batch", text)) == text
+
+
+@given(VALUES)
+def test_a_value_reads_back_from_its_assignment(value: object) -> None:
+    assert repr(read_back(Edit.at("batch", value))) == repr(value)
+
+
+@given(st.lists(KEYS, min_size=1, max_size=4), TEXTS)
+def test_a_path_reads_back_from_its_assignment(keys: list[str], value: str) -> None:
+    """Whatever its keys are, as long as they have no quotes: dots, brackets, equals signs."""
+    assert read_back(Edit(("new", *keys), value)) == value
+
+
+def read_back(edit: Edit) -> Any:
+    """The value that ``--set`` puts where the edit does."""
+    node = set_value(parse_yaml(TEXT, name="s.yaml"), edit.assignment).data
+    for part in edit.path:
+        node = node[part]
+    return node
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,8 @@ def test_deepspeed_offloads_where_the_exported_settings_say(run: Run) -> None:
     assert run.places["pinned"] == weights.get("pin_memory", run.places["pinned"])
     plan = run.scenario.plan()
     assert isinstance(plan, ZeroInferencePlan | ZeroTrainingPlan)
-    swapped = sum(tensor.numel for tensor in plan.tensors if tensor.on_nvme)
+    tensors = plan.state.tensors if isinstance(plan, ZeroTrainingPlan) else plan.tensors
+    swapped = sum(tensor.numel for tensor in tensors if tensor.on_nvme)
     assert run.places["elements"].get("nvme", 0) == swapped
     assert sum(run.places["elements"].values()) == plan.model.num_parameters
     # A tied head has a file of its own from before it was tied.

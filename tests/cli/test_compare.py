@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli.console import Console
-from simoffload.planning import compare
+from simoffload.planning.compare import compare
 from simoffload.scenario import load_scenario
 
 WIDE = ("--set", "workload.output_length=1")
@@ -212,6 +212,26 @@ def test_a_slip_in_a_strategys_file_is_told_there(program, tmp_path: Path) -> No
     (tmp_path / "slip.yaml").write_text("kind: zero_inference\nweigths: dram\n")
     answer = program("compare", "small.yaml", "--strategy", "slip.yaml")
     assert answer.status == 2
-    assert answer.err.startswith("slip.yaml:2:10: weigths: unknown field; did you mean")
+    assert answer.err.startswith("slip.yaml:2:1: weigths: unknown field; did you mean")
     answer = program("compare", "small.yaml", "--strategy", "small.yaml", "--strategy", "small.yaml")
     assert answer.status == 2
+
+
+def test_what_planning_refuses_of_a_strategys_file_is_told_there(program, tmp_path: Path) -> None:
+    """As are keys that do not go with the scenario; ``--set`` of another strategy counts no more."""
+    files = {
+        "many": "kind: zero_inference\nweights: dram\nranks: 99\n",
+        "other": "kind: zero_training\nds_config: {zero_optimization: {stage: 3}}\n",
+    }
+    told = {
+        "many": "many.yaml:3:8: ranks: 99 ranks, but the platform has 8 GPU(s)",
+        "other": "other.yaml:1:7: kind: zero_training is not for a workload of inference",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+        words = ("compare", "small.yaml", "--strategy", f"{name}.yaml", "--set", "strategy.ranks=1")
+        _, row = json.loads(program(*words, "--json").out)["compared"]
+        assert row["result"]["refused"][0].startswith(told[name])
+        assert told[name] in " ".join(program(*words).out.split())
+    alone = ("compare", "small.yaml", "--strategy", "many.yaml", *TIGHT)
+    assert program(*alone).err.splitlines()[1].startswith(told["many"])

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
+
+import simoffload as so
+from simoffload.report.markdown import write_markdown
+from simoffload.report.story import story_of
+from simoffload.report.text import result_text
 
 TOO_LARGE = ("--set", "model=bloom-176b", "--set", "strategy.weights=gpu")
 
@@ -32,6 +38,24 @@ def test_json_is_one_document_with_finite_numbers(program) -> None:
 
 def test_json_is_the_same_twice(program) -> None:
     assert program("run", "small.yaml", "--json") == program("run", "small.yaml", "--json")
+
+
+@pytest.mark.parametrize("overrides", [(), ("model=bloom-176b", "strategy.weights=gpu")])
+def test_python_gives_what_the_command_line_gives(program, overrides: tuple[str, ...]) -> None:
+    """Where it fits and where it does not: JSON, text and page, without what the command line alone knows."""
+    words = [word for one in overrides for word in ("--set", one)]
+    scenario = so.load_scenario("small.yaml", overrides=overrides)
+    for command, answer in (("run", so.simulate(scenario)), ("fit", so.fit(scenario))):
+        data = json.loads(program(command, "small.yaml", *words, "--json").out)
+        assert data == json.loads(json.dumps(answer.to_dict()))
+        assert program(command, "small.yaml", *words).out == result_text(answer)
+    line = shlex.join(["simoffload", "run", "small.yaml", *words, "--output-dir", "out"])
+    program(*shlex.split(line)[1:])
+    result = so.simulate(scenario, keep_timelines=True)
+    so.write_report(result, "report.html", command=line)
+    assert Path("report.html").read_text() == Path("out/report.html").read_text()
+    write_markdown(story_of(result, command=line), "report.md")
+    assert Path("report.md").read_text() == Path("out/report.md").read_text()
 
 
 def test_json_keeps_warnings_apart(program) -> None:
@@ -92,6 +116,11 @@ def test_explain_says_why_in_every_form(program) -> None:
     assert data["uncertainty"]["low_s"] < data["uncertainty"]["unit_s"] < data["uncertainty"]["high_s"]
     assert data["storage"]["tier"] == "raid"
     assert "What the result hangs on" in Path("out/report.html").read_text()
+    result = so.simulate(so.load_scenario("small.yaml"), explain=True, keep_timelines=True)
+    assert json.loads(json.dumps(result.to_dict())) == json.loads(Path("out/result.json").read_text())
+    assert answer.out.startswith(result_text(result))
+    so.write_report(result, "report.html", command="simoffload run small.yaml --explain --output-dir out")
+    assert Path("report.html").read_text() == Path("out/report.html").read_text()
 
 
 def test_what_does_not_fit_has_nothing_to_explain(program) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from simoffload.engine.sharing import Demand
+from simoffload.hardware.sharing import Demand
 from simoffload.schedule import Block, Dependency, Link, Op, Peers, Program, Route, Schedule
 
 # Few distinct values, so that things often happen at the same time.

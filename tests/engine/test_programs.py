@@ -276,13 +276,13 @@ def cpu_schedule(*work: tuple[int, int, int], copied: int) -> Schedule:
         cap, share = cpu_work(size=size * 10**9, time=time * SECOND, cores=cores)
         route = builder.route(name="attention", hops=(((0, Fraction(1)), (1, share)),), cap=cap)
         builder.add(Op("cpu", "", stream, size=size * 10**9, route=route))
-    return builder.build([("DRAM", 100 * 10**9), ("cores", 8)])
+    return builder.build([("DRAM", 100 * 10**9)], cores=[("cores", 8)])
 
 
 def test_a_cpu_alone_takes_the_time_of_its_cores() -> None:
     timeline = execute(cpu_schedule((240, 3, 4), copied=0))
     assert timeline.makespan == 3 * SECOND
-    assert timeline.link_bytes == (240 * 10**9, 12), "bytes, and seconds of a core"
+    assert timeline.link_bytes == (240 * 10**9, 12 * 10**9), "bytes, and nanoseconds of a core"
     assert timeline.schedule.gpus == 1
 
 

@@ -31,7 +31,7 @@ def schedules(name: str) -> Iterator[Schedule]:
     checkpoint = content["workload"]["kind"] == "checkpoint"
     plan = so.load_scenario(name, overrides=[] if checkpoint else [f"model={short}"]).plan()
     if isinstance(plan, CheckpointPlan):
-        yield from (phase.schedule for phase in (*plan.save(), *plan.restore()))
+        yield from (phase.schedule({}) for phase in (*plan.save(), *plan.restore()))
     elif isinstance(plan, StepWork):
         yield from (plan.schedule(part) for part in plan.parts)
     else:

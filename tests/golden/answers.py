@@ -9,14 +9,12 @@ from typing import Any
 
 import simoffload as so
 from simoffload.errors import InputError
-from simoffload.planning import compare_scenarios
 from simoffload.planning.advise import advise
-from simoffload.planning.compare import on_targets
-from simoffload.planning.costs import Economics, economics
-from simoffload.planning.fit import with_changes
+from simoffload.planning.answers import fit
+from simoffload.planning.compare import compare_scenarios, on_targets
+from simoffload.planning.costs import Economics
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import fit
 
 __all__ = ["ADVISED", "FEW", "FOLDER", "answers", "file_of", "text"]
 
@@ -48,8 +46,9 @@ def answers(name: str) -> dict[str, Any]:
     """What run, fit, compare and, of some, advise say of a shipped scenario."""
     scenario = so.load_scenario(name)
     result = so.simulate(scenario)
+    assert result.costs is not None
     found: dict[str, Any] = {
-        "run": _run(result) | _costs(economics(scenario, result)),
+        "run": _run(result) | _costs(result.costs),
         "fit": _fit(scenario),
         "compare": _compare(scenario),
     }
@@ -57,7 +56,7 @@ def answers(name: str) -> dict[str, Any]:
 
 
 def _run(result: SimulationResult) -> dict[str, Any]:
-    plain = result.to_dict()
+    plain = result.simulated()
     passes = {
         one["name"]: {
             "time_ps": one["time_ps"],
@@ -86,15 +85,17 @@ def _costs(found: Economics) -> dict[str, Any]:
 
 def _fit(scenario: LoadedScenario) -> dict[str, Any]:
     """What the scenario needs, and what would make it fit the first of its targets that is too small."""
-    found: dict[str, Any] = {"memory": _memory(fit(scenario).to_dict())}
+    found: dict[str, Any] = {"memory": _memory(fit(scenario).simulated())}
     for target, moved in on_targets(scenario, _targets(scenario)).items():
         try:
             result = fit(moved)
         except InputError:
             continue
         if not result.fits:
-            changes = with_changes(moved, result).changes or ()
-            return found | {"too small": target, "remedies": [list(one.assignments) for one in changes]}
+            remedies = result.remedies
+            assert remedies is not None
+            changes = [list(one.assignments) for one in remedies.changes]
+            return found | {"too small": target, "remedies": changes}
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-import simoffload
 from simoffload.cli import main
 from simoffload.errors import InputError
 from simoffload.models import load_model
@@ -230,21 +228,6 @@ def test_another_family_of_that_name_is_refused(program: Program) -> None:  # no
     assert register(Toy) is Toy
     with pytest.raises(ValueError, match="toy is known already, as Toy"):
         register(Another)
-
-
-def test_no_family_is_named_outside_of_its_file() -> None:
-    """As a whole string; the models themselves, and what runs and compares real ones, do."""
-    package = Path(simoffload.__file__).parent
-    apart = {package / name for name in ("models", "calibration", "validation")}
-    files = [path for path in package.rglob("*.py") if not apart.intersection(path.parents)]
-    assert len(files) > 100
-    named = {
-        (path.relative_to(package).as_posix(), node.value)
-        for path in files
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and node.value in FAMILIES
-    }
-    assert not named
 
 
 def test_a_family_states_its_own_traits() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from simoffload.documents import parse_json
-from simoffload.planning import compare_scenarios
 from simoffload.planning.advise import advise
+from simoffload.planning.compare import compare_scenarios
 from simoffload.planning.sweep import define_sweep, find_points, run_sweep
 from simoffload.report.comparison_text import compare_text
 from simoffload.report.sections.advice import advice_verdict

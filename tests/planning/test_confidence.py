@@ -19,12 +19,12 @@ from simoffload.simulation import fit, simulate
 from tests.cli.conftest import SCENARIO
 
 ROWS = (
-    CalibrationError("fit", "decode", "memory", 34, 0.03, -0.09, 1, 4),
-    CalibrationError("holdout", "decode", "memory", 23, 0.04, -0.13, 1, 4),
-    CalibrationError("holdout", "decode", "nvme", 5, 0.13, 0.28, 1, 4),
-    CalibrationError("holdout", "prefill", "memory", 23, 0.05, 0.14, 1, 4),
-    CalibrationError("fit", "step", "nvme", 2, 0.14, 0.16, 1, 1),
-    CalibrationError("holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
+    CalibrationError("zero", "fit", "decode", "memory", 34, 0.03, -0.09, 1, 4),
+    CalibrationError("zero", "holdout", "decode", "memory", 23, 0.04, -0.13, 1, 4),
+    CalibrationError("zero", "holdout", "decode", "nvme", 5, 0.13, 0.28, 1, 4),
+    CalibrationError("zero", "holdout", "prefill", "memory", 23, 0.05, 0.14, 1, 4),
+    CalibrationError("zero", "fit", "step", "nvme", 2, 0.14, 0.16, 1, 1),
+    CalibrationError("zero", "holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
 )
 
 
@@ -76,7 +76,7 @@ def test_of_storage_over_a_network_nothing_is_known_but_the_least() -> None:
 
 def test_real_runs_are_of_zero() -> None:
     found = confidence(fit(load_scenario("ddn/bloom-7b1").on("resident")))
-    assert (found.unlike, found.relative_error) == ("without ZeRO", 0.04)
+    assert (found.unlike, found.relative_error) == ("of strategy.kind resident", 0.04)
 
 
 def test_of_checkpoints_nothing_is_known_but_the_least() -> None:

@@ -9,10 +9,9 @@ import pytest
 
 import simoffload
 from simoffload.errors import InputError
-from simoffload.planning.fit import with_changes
+from simoffload.planning.answers import fit
 from simoffload.results.capacity import Change
 from simoffload.scenario import load_scenario
-from simoffload.simulation import fit
 
 PROFILES = Path(__file__).parents[2] / "hardware_profiles"
 
@@ -81,9 +80,10 @@ def test_no_more_memory_than_the_board_takes(tmp_path: Path) -> None:
         "(it needs 3.07 TiB; whether its board takes that, host/dgx-a100-1tib does not say: memory_maximum)"
     )
     scenario = load_scenario("ddn/bloom-mod-1", overrides=[weights])
-    result = with_changes(scenario, fit(scenario))
-    assert not [one for one in result.changes or () if "DRAM" in one.words]
-    assert result.warnings[-1] == (
+    result = fit(scenario)
+    assert result.remedies is not None
+    assert not [one for one in result.remedies.changes if "DRAM" in one.words]
+    assert result.all_warnings[-1] == (
         "more host memory is not enough: it needs 3.07 TiB, and host/dgx-a100-1tib takes no more than 2 TiB"
     )
 
@@ -189,7 +189,7 @@ def test_checkpoints_are_kept_in_smaller_number_or_elsewhere() -> None:
 def test_what_fits_needs_no_change() -> None:
     scenario = load_scenario("ddn/bloom-176b")
     assert simoffload.smallest_changes(scenario) == ()
-    assert with_changes(scenario, fit(scenario)).changes is None
+    assert fit(scenario).remedies is None
 
 
 def test_what_deepspeed_refuses_is_no_question_of_room() -> None:
@@ -200,7 +200,7 @@ def test_what_deepspeed_refuses_is_no_question_of_room() -> None:
 
 def test_a_result_says_what_is_left_where_it_is_least() -> None:
     scenario = load_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"])
-    data = with_changes(scenario, fit(scenario)).to_dict()["changes"]
+    data = fit(scenario).to_dict()["changes"]
     in_dram = fit(load_scenario("ddn/bloom-176b", overrides=["strategy.weights=dram"]))
     assert data[0] == {
         "kind": "tier",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning import on_targets
-from simoffload.planning.compare import compare
+from simoffload.planning.compare import compare, on_targets
+from simoffload.planning.fit import smallest_changes
 from simoffload.scenario import LoadedScenario, load_scenario
 from tests.cli.conftest import SCENARIO
 
@@ -57,6 +57,27 @@ def test_a_platform_file_is_its_own_by_any_path(tmp_path: Path, monkeypatch: pyt
         ("raid", "mine"),
         ("dgx-a100:raid", "dgx-a100"),
     ]
+
+
+@pytest.mark.parametrize("folder", ["study", "elsewhere", "elsewhere/platform"])
+def test_what_would_fit_on_a_platform_of_any_folder(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its changes are planned on the machine of the file, which a scenario by itself may not name."""
+    shipped = load_scenario("ddn/bloom-7b1").machine.profiles[0].path
+    text = (Path(__file__).parents[2] / shipped).read_text().replace("id: dgx-a100", "id: mine")
+    for name in ("study", folder):
+        (tmp_path / name).mkdir(exist_ok=True, parents=True)
+    (tmp_path / folder / "mine.yaml").write_text(text)
+    (tmp_path / "study" / "s.yaml").write_text(SCENARIO.replace("bloom-560m", "bloom-176b"))
+    monkeypatch.chdir(tmp_path)
+    base = load_scenario("study/s.yaml")
+    (moved,) = on_targets(base, [f"{folder}/mine.yaml:hbm"]).values()
+    (own,) = on_targets(base, ["hbm"]).values()
+    assert moved.machine.platform == "mine"
+    remedies = [one.assignments for one in smallest_changes(moved)]
+    assert remedies == [one.assignments for one in smallest_changes(own)]
+    assert ("nodes=8", "strategy.ranks=16") in remedies
 
 
 @pytest.mark.parametrize(

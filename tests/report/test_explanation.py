@@ -19,6 +19,7 @@ from simoffload.report.sections import findings
 from simoffload.report.sections.explanation import TOP, explained, figures_of
 from simoffload.report.text import result_text
 from simoffload.results.inference import InferenceResult
+from simoffload.results.result import SimulationResult
 from tests.report.conftest import EVIL, GB, checked
 from tests.report.test_page import Page
 
@@ -77,10 +78,24 @@ def explanation(make_result: Make) -> Explanation:
     return Explanation(found, uncertainty(found), curve)
 
 
+class Explaining:
+    """A planner that explains, and says nothing else."""
+
+    def __init__(self, explanation: Explanation) -> None:
+        self.told = explanation
+
+    def explanation(self, _: SimulationResult) -> Explanation:
+        return self.told
+
+    def costs(self, _: SimulationResult) -> None: ...
+
+    next_changes = costs
+
+
 def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
     make_result: Make, explanation: Explanation
 ) -> None:
-    text = result_text(make_result(), more=explained(explanation))
+    text = result_text(make_result(planner=Explaining(explanation)))
     assert TOLD in text
     assert text.index("How sure") < text.index("Bandwidth") < text.index("Hangs on") < text.index("Range")
 
@@ -144,8 +159,7 @@ def test_a_page_says_the_same_without_scripts(
     make_result: Make, explanation: Explanation, tmp_path: Path
 ) -> None:
     write_report(make_result(), tmp_path / "plain.html")
-    more, figures = explained(explanation), figures_of(explanation)
-    write_report(make_result(), tmp_path / "explained.html", more=more, figures=figures)
+    write_report(make_result(planner=Explaining(explanation)), tmp_path / "explained.html")
     before, after = Page(tmp_path / "plain.html"), Page(tmp_path / "explained.html")
     assert len(after.figures) == len(before.figures) + 2
     assert "How sure ±13.3 %, the mean error of 5 held-out runs" in before.text
@@ -163,10 +177,10 @@ def test_names_stay_text(make_result: Make, explanation: Explanation, tmp_path: 
     )
     found = replace(explanation.sensitivity, rows=rows)
     hostile = Explanation(found, uncertainty(found), replace(explanation.storage, tier=EVIL, hidden=None))
-    more, figures = explained(hostile), figures_of(hostile)
-    write_report(make_result(), tmp_path / "report.html", more=more, figures=figures)
+    result = make_result(planner=Explaining(hostile))
+    write_report(result, tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
     assert "img" not in page.tags
     assert page.handlers == []
     assert "\u202e" not in page.text
-    assert "\u202e" not in result_text(make_result(), more=more)
+    assert "\u202e" not in result_text(result)

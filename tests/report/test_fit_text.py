@@ -8,7 +8,7 @@ from simoffload.documents import Edit
 from simoffload.planning.fit import Largest, Limit, MachineCount, MachinesNeeded
 from simoffload.report.fit_text import changes, largest_text, machines_text
 from simoffload.report.paper import Paper
-from simoffload.results.capacity import Change, TierUse
+from simoffload.results.capacity import Change, Remedies, TierUse
 
 GIB = 2**30
 FULL = TierUse("hbm", "hbm", "per GPU", 39 * GIB, 40 * GIB, ())
@@ -20,7 +20,7 @@ def needed(*counts: MachineCount, platform: str = "dgx-a100") -> MachinesNeeded:
 
 def test_a_change_says_what_is_left_and_how_to_make_it() -> None:
     one = Change("batch", "batch 16 → 11 on each GPU", (Edit.at("workload.batch_size", 11),), (FULL,))
-    assert changes(Paper(color=False, width=80), [one]) == [
+    assert changes(Paper(color=False, width=80), Remedies((one,), ())) == [
         "each makes it fit",
         "batch 16 → 11 on each GPU: 1 GiB of hbm left per GPU",
         "  --set workload.batch_size=11",
@@ -31,14 +31,14 @@ def test_options_that_are_too_long_for_a_line_stand_below_each_other_unbroken() 
     host = f"host/{'x' * 30}"
     edits = (Edit(("profiles", host, "memory_capacity"), "64 GiB"), Edit.at("nodes", 2))
     one = Change("capacity", "more", edits, (FULL,))
-    assert changes(Paper(color=False, width=80), [one])[2:] == [
+    assert changes(Paper(color=False, width=80), Remedies((one,), ()))[2:] == [
         f"  --set 'profiles.{host}.memory_capacity=\"64 GiB\"'",
         "  --set nodes=2",
     ]
 
 
 def test_that_nothing_helps_is_said() -> None:
-    assert changes(Paper(color=False, width=80), [], ["ZeRO stage 3", "weights on dram"]) == [
+    assert changes(Paper(color=False, width=80), Remedies((), ("ZeRO stage 3", "weights on dram"))) == [
         "nothing that was tried makes it fit, alone, in pairs or in threes;",
         "  tried: ZeRO stage 3; weights on dram",
     ]
@@ -76,7 +76,7 @@ def test_names_cannot_steer_the_terminal() -> None:
     evil = "\x1b[2J"
     text = machines_text([needed()._replace(model=evil, name=evil, platform=evil)])
     one = Change("batch", evil, (Edit((evil,), evil),), (FULL._replace(tier=evil),))
-    text += "\n".join(changes(Paper(color=False, width=80), [one]))
+    text += "\n".join(changes(Paper(color=False, width=80), Remedies((one,), ())))
     assert "\x1b" not in text
 
 

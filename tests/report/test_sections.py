@@ -78,6 +78,8 @@ def checkpoint(**changes: Any) -> CheckpointResult:
         "platform": "dgx-h100",
         "target": "pfs",
         "ranks": 8,
+        "gpus": 8,
+        "replicas": 8,
         "capacity": (TierUse("pfs", "pfs", "in all", 288 * GB, 140 * TB, terms),),
         "advice": (),
         "warnings": (),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from simoffload.report import comparison_sections, sections
 from simoffload.report.comparison import groups
 from simoffload.report.comparison_text import compare_text
 from simoffload.report.long_table import COLUMNS, write_long_table
@@ -45,12 +46,24 @@ def flat(text: str) -> str:
     return " ".join(re.sub("<[^>]*>", " ", text).split())
 
 
-def test_a_section_from_elsewhere_is_told_everywhere(make_result: Make, tmp_path: Path) -> None:
-    result, more = make_result(), (COST,)
-    assert re.search(
-        r"\nCost      a million tokens cost 12.5 credits\n +part +cost\n", result_text(result, more=more)
-    )
-    write_report(result, tmp_path / "page.html", more=more)
+class Priced:
+    """A planner that knows what everything costs, and nothing else."""
+
+    def costs(self, result: SimulationResult) -> str:
+        return f"{result.target}: 1 credit"
+
+    def explanation(self, _: SimulationResult) -> None: ...
+
+    next_changes = explanation
+
+
+def test_what_it_costs_is_told_everywhere(
+    make_result: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "costs", lambda _, one: (COST,) if one == "raid: 1 credit" else ())
+    result = make_result(planner=Priced())
+    assert re.search(r"\nCost      a million tokens cost 12.5 credits\n +part +cost\n", result_text(result))
+    write_report(result, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     words = (
         "A million tokens cost 12.5 credits. A million tokens part cost hardware 10 credits electricity 2.5"
@@ -58,24 +71,35 @@ def test_a_section_from_elsewhere_is_told_everywhere(make_result: Make, tmp_path
     assert words in flat(page)
     assert "Prices of 2026." in flat(page)
     assert '<td class="number" data-value="10.0">10 credits</td>' in page
-    assert "| hardware | 10 credits |" in markdown(story_of(result, more=more))
-    write_long_table(story_of(result, more=more), tmp_path / "table.csv")
+    assert "| hardware | 10 credits |" in markdown(story_of(result))
+    write_long_table(story_of(result), tmp_path / "table.csv")
     row = "Cost and energy,A million tokens,hardware,cost,10.0,credits\n"
     assert row in (tmp_path / "table.csv").read_text()
 
 
-def test_and_beside_several_results(make_result: Make, tmp_path: Path) -> None:
-    results, more = [make_result(), make_result(target="dram")], (COST,)
-    assert "\nCost      a million" in compare_text(results, more=more)
-    assert "## Cost and energy" in markdown(story_of_several(groups(results), more=more))
-    write_comparison(results, tmp_path / "page.html", more=more)
+def test_and_beside_several_results(
+    make_result: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for all of them, and not with each."""
+    asked = []
+    monkeypatch.setattr(comparison_sections, "costs_compared", lambda found: asked.append(found) or (COST,))
+    results = [make_result(planner=Priced()), make_result(planner=Priced(), target="dram")]
+    assert "\nCost      a million" in compare_text(results)
+    assert [(one.label, one.economics) for one in asked[0]] == [
+        ("raid", "raid: 1 credit"),
+        ("dram", "dram: 1 credit"),
+    ]
+    assert markdown(story_of_several(groups(results))).count("## Cost and energy") == 1
+    write_comparison(results, tmp_path / "page.html")
     heads = re.findall("<h2>(.*?)</h2>", (tmp_path / "page.html").read_text())
     assert heads.index("Capacity") < heads.index("Cost and energy") < heads.index("Each result")
 
 
-def test_what_only_a_page_shows_stays_out_of_the_terminal(make_result: Make) -> None:
-    quiet = COST._replace(short="")
-    assert result_text(make_result(), more=(quiet,)) == result_text(make_result())
+def test_what_only_a_page_shows_stays_out_of_the_terminal(
+    make_result: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "costs", lambda *_: (COST._replace(short=""),))
+    assert result_text(make_result(planner=Priced())) == result_text(make_result())
 
 
 def test_the_table_has_every_number_in_si_units(make_result: Make, tmp_path: Path) -> None:

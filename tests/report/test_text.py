@@ -30,13 +30,13 @@ Speed     ttft_s                       2.5 s  time of the prefill pass, trace re
                                               in their tier (time to first token)
           tpot_s                      2.01 s  sum of the decode steps / number of decode steps (time
                                               per output token of a sequence)
-          tokens_per_s         3.86 tokens/s  output_length x batch_size x ranks / e2e_s, of all
+          tokens_per_s         3.86 tokens/s  output_length x batch_size x replicas / e2e_s, of all
                                               sequences together
-          decode_tokens_per_s  3.97 tokens/s  batch_size x ranks / tpot_s
+          decode_tokens_per_s  3.97 tokens/s  batch_size x replicas / tpot_s
           e2e_s                       16.6 s  ttft_s + sum of the decode steps
           first_pass_s                   4 s  time of the very first prefill after loading:
                                               DeepSpeed has no trace yet, no prefetch
-          per_token_s                 259 ms  e2e_s / (output_length x batch_size x ranks), time
+          per_token_s                 259 ms  e2e_s / (output_length x batch_size x replicas), time
                                               over the tokens of all sequences, as transformers-
                                               bloom-inference and DDN's white paper count it
 Why       decode 1, 2 s  exposed  share    busy  held back by
@@ -68,8 +68,8 @@ raid     2.25 s  1.81 s      4.28     1.8×         2×  raid read 81 %   74 %
 nfs      23.8 s  19.1 s     0.406      19×        10×  raid read 81 %   74 %
 held back: raid read by raid
 TPOT = time per output token of a sequence, the mean decode step; tokens/s = output_length x
-batch_size x ranks / e2e_s, of all sequences together; ratio: of TPOT; bound = fraction of the speed
-of light that a step reaches; published: ratio of times over the tokens of all sequences
+batch_size x replicas / e2e_s, of all sequences together; ratio: of TPOT; bound = fraction of the
+speed of light that a step reaches; published: ratio of times over the tokens of all sequences
 Warning   nfs: slow
 """
 

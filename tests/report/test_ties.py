@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.planning import Comparison
 from simoffload.planning import confidence as module
 from simoffload.planning.calibration_errors import CalibrationError
+from simoffload.planning.compare import Comparison
 from simoffload.report.comparison import group_verdict, groups
 from simoffload.report.comparison_text import compare_text
 from simoffload.report.markdown import write_markdown
@@ -21,10 +21,10 @@ from simoffload.results.result import SimulationResult
 Make = Callable[..., SimulationResult]
 
 ROWS = (
-    CalibrationError("holdout", "decode", "memory", 23, 0.03, -0.13, 1, 4),
-    CalibrationError("holdout", "decode", "nvme", 5, 0.04, 0.28, 1, 4),
-    CalibrationError("holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
-    CalibrationError("holdout", "step", "nvme", 4, 0.08, -0.08, 1, 4),
+    CalibrationError("zero", "holdout", "decode", "memory", 23, 0.03, -0.13, 1, 4),
+    CalibrationError("zero", "holdout", "decode", "nvme", 5, 0.04, 0.28, 1, 4),
+    CalibrationError("zero", "holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
+    CalibrationError("zero", "holdout", "step", "nvme", 4, 0.08, -0.08, 1, 4),
 )
 RULE = (
     "tie: within ±5.0 % of the baseline, the mean errors of predictions of real runs of both results "

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simoffload.planning import Comparison
+from simoffload.planning.compare import Comparison
 from simoffload.report.comparison import exact_name, groups, keys
 from simoffload.report.comparison_text import compare_text
 from simoffload.results.result import SimulationResult
@@ -25,7 +25,7 @@ dram     dram       21 s      8 s      13 s        0 s     6,242       0.525×  
 raid     raid       does not fit: raid needs 100 GB in all, has 90 GB; use more drives
 held back: raid write by raid; host to GPU by gpu.pcie
 step = forward + backward + optimizer step; tokens/s = batch_size x sequence_length x
-gradient_accumulation_steps x ranks / step_s; ratio: of times per token
+gradient_accumulation_steps x replicas / step_s; ratio: of times per token
 """
 
 

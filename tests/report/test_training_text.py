@@ -40,10 +40,10 @@ Speed     step_s                             40 s        forward_s + backward_s 
           optimizer_s                        19 s  48 %  from the end of the last backward pass to
                                                          the end of the step
           tokens_per_s             3,277 tokens/s        batch_size x sequence_length x
-                                                         gradient_accumulation_steps x ranks /
+                                                         gradient_accumulation_steps x replicas /
                                                          step_s
           samples_per_s             1.6 samples/s        batch_size x gradient_accumulation_steps x
-                                                         ranks / step_s
+                                                         replicas / step_s
           tflops_per_gpu               75 TFLOP/s        FLOP of forward and backward / step_s /
                                                          1e12 (recomputation is not counted)
           hardware_tflops_per_gpu      99 TFLOP/s        FLOP carried out, recomputation included /

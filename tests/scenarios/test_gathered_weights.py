@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from simoffload.documents import parse_json
-from simoffload.planning import compare
 from simoffload.planning.advise.hardware import places
+from simoffload.planning.answers import fit, simulate
+from simoffload.planning.compare import compare
 from simoffload.planning.costs import Costed, economics
-from simoffload.planning.fit import with_changes
 from simoffload.report.comparison_text import compare_text
 from simoffload.report.markdown import write_markdown
 from simoffload.report.page import write_report
@@ -19,7 +19,6 @@ from simoffload.report.sections.costs import costs, costs_compared
 from simoffload.report.story import story_of
 from simoffload.report.text import result_text
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.simulation import fit, simulate
 
 GATHERS = "each of 4 GPUs gathers every layer over the links between GPUs for every token"
 
@@ -126,6 +125,6 @@ def test_advice_to_move_weights_there_says_it_too() -> None:
 def test_fit_says_it_of_weights_that_it_moves_there() -> None:
     """Host memory of a host that has too little of it; HBM has room."""
     small = scenario("dram", profiles={"dgx-a100-1tib": {"memory_capacity": "17 GiB"}})
-    result = with_changes(small, fit(small))
-    assert result.changes
-    assert "weights on hbm (ZeRO-3, gathered for every token)" in [one.words for one in result.changes]
+    remedies = fit(small).remedies
+    assert remedies is not None
+    assert "weights on hbm (ZeRO-3, gathered for every token)" in [one.words for one in remedies.changes]

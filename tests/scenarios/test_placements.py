@@ -9,10 +9,11 @@ import pytest
 
 from simoffload.documents import parse_json
 from simoffload.errors import InputError, PlacementError
-from simoffload.planning import compare, on_targets
+from simoffload.planning.compare import compare, on_targets
 from simoffload.report.comparison_text import compare_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate
+from simoffload.strategies.placement import Placement
 
 INFERENCE = {"batch_size": 1, "prompt_length": 32, "output_length": 2}
 TRAINING = {"kind": "training", "batch_size": 1, "sequence_length": 128}
@@ -78,6 +79,28 @@ def test_elsewhere_the_kind_stays_and_the_document_says_the_same(name: str, targ
     assert [one.time_ps for one in result.passes] == [one.time_ps for one in same.passes]
     assert result.capacity == same.capacity
     assert result.metrics() == same.metrics()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_placement_is_edits_of_the_document_and_all_others_are_refused(name: str) -> None:
+    """What a strategy lists it takes, with edits that leave its kind alone; what it does not it refuses."""
+    before = scenario(name)
+    strategy, machine = before.scenario.strategy, before.machine
+    listed = strategy.placements(machine)
+    named = {*listed, *(Placement(one.weights) for one in listed)}
+    tiers = tuple(machine.tiers)
+    for placement in [Placement(one, other) for one in tiers for other in (None, *tiers)]:
+        if placement not in named:
+            with pytest.raises(PlacementError, match="cannot be on"):
+                strategy.retarget(placement, machine)
+            continue
+        edits = strategy.retarget(placement, machine)
+        assert all(edit.path[0] == "strategy" and "kind" not in edit.path for edit in edits)
+        moved = before.on(str(placement))
+        assert moved.scenario == before.edited(*edits).scenario == read(moved.document.data).scenario
+        assert moved.scenario.strategy.kind == strategy.kind
+        assert moved.places == (placement.weights, placement.optimizer or moved.places[1])
+        assert not moved.warnings
 
 
 @pytest.mark.parametrize(

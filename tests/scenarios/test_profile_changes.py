@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning import on_targets
+from simoffload.planning.compare import on_targets
 from simoffload.scenario import Shelf, load_scenario, resolve
 
 SCENARIO = "ddn/bloom-176b"

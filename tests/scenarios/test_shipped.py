@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.planning import compare_fit, on_targets
+from simoffload.planning.compare import compare_fit, on_targets
 from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
 
 TRAINING = {

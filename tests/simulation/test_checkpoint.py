@@ -11,7 +11,7 @@ import pytest
 from simoffload.documents import parse_json
 from simoffload.errors import InputError
 from simoffload.models import load_model
-from simoffload.planning import compare, compare_scenarios
+from simoffload.planning.compare import compare, compare_scenarios
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import fit, simulate
@@ -167,9 +167,11 @@ def test_targets_are_storage_tiers() -> None:
     moved = scenario().on("raid")
     assert moved.plan().tier == "raid"
     assert moved.document.data["strategy"]["tier"] == "raid"
-    for target in ("dram", "resident", "hbm+raid"):
+    for target in ("dram", "hbm+raid"):
         with pytest.raises(InputError, match="has: raid, nfs, pfs, nvmeof"):
             scenario().on(target)
+    with pytest.raises(InputError, match="checkpoints go to storage"):
+        scenario().on("resident")
 
 
 def test_comparison_is_by_the_time_until_saved() -> None:

@@ -11,16 +11,17 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.errors import PlacementError
+from simoffload.documents import Edit
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies import Plan, Strategy, register
+from simoffload.strategies import Plan, Strategy, register, strategies
 from simoffload.strategies.base import Phase, PhaseSeries
-from simoffload.strategies.destination import Destination, Written
 from simoffload.strategies.memory import working_memory
+from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, inference_phases
 from simoffload.strategies.timing import PassTimings, shares
 from simoffload.workload import Inference
@@ -46,13 +47,16 @@ class Streamed(Strategy):
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> StreamedPlan:
         return StreamedPlan(model=model, workload=workload, machine=machine, ranks=self.ranks)
 
-    def places(self, _machine: Machine) -> Destination:
-        return Destination("dram")
+    def places(self, _machine: Machine) -> Placement:
+        return Placement("dram")
 
-    def retarget(self, written: Written, destination: Destination | None, _machine: Machine) -> Written:
-        if destination != Destination("dram"):
-            raise PlacementError.at("strategy.kind", "streamed weights are in host memory")
-        return written
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        return (self.places(machine),)
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        if placement not in self.placements(machine):
+            raise refused(placement, self.kind, "streamed weights are in host memory")
+        return ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,27 @@ def test_it_takes_the_time_of_its_copies() -> None:
     assert 13.3e9 / 25e9 < result.tpot_s < 13.3e9 / 10e9
     assert result.bottleneck == "weights"
     assert json.loads(json.dumps(result.to_dict()))["target"] == "dram"
+
+
+def test_a_cell_of_a_notebook_may_be_run_again() -> None:
+    """It makes another class of the same name, whose keys then count; one from elsewhere is refused."""
+    first, second = cell(), cell(depth=int)
+    assert first is not second
+    assert strategies()["mine"] is second
+    Path("s.yaml").write_text(SCENARIO.replace("kind: streamed", "kind: mine"))
+    with pytest.raises(InputError, match="depth"):
+        so.load_scenario("s.yaml")
+    deep: Any = so.load_scenario("s.yaml", overrides=["strategy.depth=2"]).scenario.strategy
+    assert deep.depth == 2
+    with pytest.raises(ValueError, match="mine is known already, as Mine"):
+        register(type("Mine", (second,), {"__module__": "another", "__qualname__": "Mine"}))
+
+
+def cell(**keys: type) -> type[Strategy]:
+    """Define and register a strategy, with further keys."""
+    annotations = {"kind": Literal["mine"], **keys}
+    body = {"__module__": "__main__", "__qualname__": "Mine", "__annotations__": annotations, "kind": "mine"}
+    return register(type("Mine", (Streamed,), body))
 
 
 def test_a_kind_has_one_strategy() -> None:

@@ -31,6 +31,8 @@ def result() -> TrainingResult:
         target="hbm",
         optimizer_target="raid",
         ranks=2,
+        gpus=2,
+        replicas=2,
         batch_size=5,
         sequence_length=1000,
         gradient_accumulation_steps=2,

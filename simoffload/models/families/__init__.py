@@ -33,11 +33,13 @@ Family = TypeVar("Family", bound=type[FamilyConfig])
 def register(family: Family) -> Family:
     """Make a family known; also a decorator. Worker processes import the module in which it is defined.
 
+    A class that is defined anew, as by running a cell of a notebook again, takes the place of the old one.
     Raises ValueError where another family has its ``model_type``.
     """
-    known = FAMILIES.setdefault(family.family, family)
-    if known is not family:
+    known = FAMILIES.get(family.family, family)
+    if (known.__module__, known.__qualname__) != (family.__module__, family.__qualname__):
         raise ValueError(f"the family {family.family} is known already, as {known.__qualname__}")
+    FAMILIES[family.family] = family
     return family
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import PlacementError
-from simoffload.hardware import Platform, list_profiles, load_profile
+from simoffload.hardware import Machine, Platform, Tier, list_profiles, load_profile
+from simoffload.hardware.paths import TierKind
 from simoffload.hardware.storage import LEAST_DRIVES, Raid
 from simoffload.planning.advise.hardware import takes_drives
-from simoffload.planning.advise.options import freed, gathered_words
+from simoffload.planning.advise.options import gathered_words
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.destination import Destination
+from simoffload.strategies.placement import Placement
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing
 
@@ -54,8 +56,8 @@ def dimensions(evaluator: Evaluator, name: str | None, costs: CostList) -> tuple
     scenario = evaluator.scenario
     platform = evaluator.shelf.platform(evaluator.possible(*there))
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
-    free = freed(scenario.document)
-    moved = (*there, *gpus, *free) if there else ()
+    free = scenario.scenario.strategy.release_fixed_batch("batch_size")
+    moved = (*there, *gpus) if there else ()
     found = [Dimension("platform", (Choice(platform.profile.name if moved else "", moved),))]
     found.append(Dimension("storage", tuple(_storage(scenario, platform, costs, own=name is None))))
     host = platform.host
@@ -73,7 +75,7 @@ def dimensions(evaluator: Evaluator, name: str | None, costs: CostList) -> tuple
 def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
     """All GPUs of one machine of another platform."""
     nodes = (Edit.at("nodes", 1),) if scenario.scenario.nodes > 1 else ()
-    return Edit.at("strategy.ranks", gpus), *nodes
+    return *scenario.scenario.strategy.spread(gpus), *nodes
 
 
 def _memory(host: str, size: int, *, first: bool) -> Choice:
@@ -95,27 +97,31 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
     if own:
         yield Choice("storage as it is", ())
     ranks = scenario.scenario.strategy.ranks if own else len(platform.profile.gpus)
+    machine = platform.machine()
     for tier in ("hbm", "dram", *platform.targets):
         what = "checkpoints" if isinstance(scenario.scenario.workload, Checkpointing) else "weights"
         words = f"{what} on {tier}{gathered_words(scenario, tier, ranks=ranks)}"
         with suppress(PlacementError):  # not a place of the strategy's
-            yield Choice(words, _moved(scenario, tier))
+            yield Choice(words, _moved(scenario, tier, machine))
     where, through = _attached(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
         local = _tier({"profile": array.id, "at": list(where)})
+        moved = _moved(scenario, _TIER, _with_tier(machine, "nvme"))
         kind = array.name.partition("(")[2].removesuffix(")")  # the software, where the name says it
         for number in (one for one in _DRIVES if one >= LEAST_DRIVES[array.level]):
             count = Edit(("profiles", f"raid/{array.id}", "count"), number)
             words = f"RAID{array.level} of {number} x {array.drive}" + (f", {kind}" if kind else "")
-            yield Choice(words, (local, count, *_moved(scenario, _TIER)))
+            yield Choice(words, (local, count, *moved))
     if not through:
         return
-    for kind in ("nfs", "pfs", "nvmeof"):
+    shared: tuple[TierKind, ...] = ("nfs", "pfs", "nvmeof")
+    for kind in shared:
         for one in list_profiles(kind):
             remote = _tier({"profile": one.id, "through": list(through)})
+            moved = _moved(scenario, _TIER, _with_tier(machine, kind))
             for number in _SYSTEMS if kind == "pfs" else (1,):
                 joined = (Edit(("profiles", f"{kind}/{one.id}", "count"), number),) if number > 1 else ()
-                yield Choice(f"{number} x {one.id}", (remote, *joined, *_moved(scenario, _TIER)))
+                yield Choice(f"{number} x {one.id}", (remote, *joined, *moved))
 
 
 def _arrays(costs: CostList) -> Iterator[Raid]:
@@ -141,9 +147,12 @@ def _tier(content: dict[str, Any]) -> Edit:
     return Edit(("equipment", "tiers", _TIER), content)
 
 
-def _moved(scenario: LoadedScenario, tier: str) -> tuple[Edit, ...]:
+def _with_tier(machine: Machine, kind: TierKind) -> Machine:
+    """The machine with the tier that a choice adds, of which only the kind counts."""
+    return replace(machine, tiers={**machine.tiers, _TIER: Tier(_TIER, kind, 0, _TIER)})
+
+
+def _moved(scenario: LoadedScenario, tier: str, machine: Machine) -> tuple[Edit, ...]:
     """Weights, and in training the optimizer with them where it is on storage, put into a tier."""
-    strategy, written = scenario.scenario.strategy, scenario.document.data["strategy"]
     stored = scenario.places[1] in scenario.machine.wiring.targets
-    moved = strategy.retarget(written, Destination(tier, tier if stored else None), scenario.machine)
-    return tuple(Edit(("strategy", key), value) for key, value in moved.items() if written.get(key) != value)
+    return scenario.scenario.strategy.retarget(Placement(tier, tier if stored else None), machine)

@@ -149,11 +149,10 @@ def _together(tried: Sequence[Tried]) -> Option | None:
     best: dict[Location, Edit] = {}
     for one in sorted(helping, key=lambda one: one.gain or 0.0):
         best |= {each.path: each for each in one.option.edits}
-    changes = tuple(best.values())
-    if any(set(changes) == set(one.option.edits) for one in helping) or not helping:
+    if any({each.path: each for each in one.option.edits} == best for one in helping) or not helping:
         return None
-    words = f"all settings that gain by themselves at once ({len(changes)} keys)"
-    return Option("settings", words, "setting", changes)
+    words = f"all settings that gain by themselves at once ({len(best)} keys)"
+    return Option("settings", words, "setting", tuple(best.values()))
 
 
 def _extra(now: Economics, then: Economics) -> float | None:
@@ -180,14 +179,12 @@ def _try(
     if progress is not None:
         told = lambda line: progress(f"{option.key}: {line}")  # noqa: E731
     try:
-        capacity = evaluator.capacity(*option.edits)
-        if not capacity.fits:
-            return Impossible(option, "; ".join(capacity.advice))
-        return evaluator.edited(*option.edits), evaluator.result(*option.edits, progress=told)
+        scenario, result = evaluator.simulated(*option.edits, progress=told)
     except InputError as error:
         return Impossible(option, "; ".join(problem.message for problem in error.problems))
     except SimulationError as error:
         return Impossible(option, str(error))
+    return (scenario, result) if result.fits else Impossible(option, "; ".join(result.advice))
 
 
 def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> tuple[Option, ...]:

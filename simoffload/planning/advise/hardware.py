@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from simoffload.documents import Document, Edit
-from simoffload.errors import InputError
+from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Platform, list_profiles, load_profile
 from simoffload.hardware.profiles import Nic, Pcie
 from simoffload.hardware.storage import Drive, Raid
@@ -15,6 +16,7 @@ from simoffload.planning.advise.options import Option, gathered_words
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
+from simoffload.strategies.placement import Placement
 from simoffload.units import format_bytes, format_rate
 from simoffload.workload import Checkpointing, Training
 
@@ -39,40 +41,37 @@ _FASTER_THREAD = 1.25
 
 def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
     """What lies in one tier put into another one: weights, checkpoints, in training the optimizer, too."""
-    for target in _targets(scenario, tiers):
+    strategy, machine = scenario.scenario.strategy, scenario.machine
+    what = "checkpoints" if isinstance(scenario.scenario.workload, Checkpointing) else "weights"
+    for placement in _placements(scenario, tiers):
         try:
-            data = scenario.on(target).document.data
-        except InputError:  # checkpoints lie on storage
+            edits = strategy.retarget(placement, machine)
+        except PlacementError:
             continue
-        weights, _, optimizer = target.partition("+")
-        what = "checkpoints" if isinstance(scenario.scenario.workload, Checkpointing) else "weights"
+        weights, optimizer = placement
         words = f"{what} on {weights}" + (f", optimizer on {optimizer}" if optimizer else "")
-        words += gathered_words(scenario, weights, ranks=scenario.scenario.strategy.ranks)
-        yield Option(f"on-{target}", words, "placement", (Edit(("strategy",), data["strategy"]),))
+        words += gathered_words(scenario, weights, ranks=strategy.ranks)
+        yield Option(f"on-{placement}", words, "placement", edits)
 
 
 def resident(scenario: LoadedScenario) -> Iterator[Option]:
     """A whole copy in each GPU, without ZeRO."""
-    try:
-        data = scenario.on("resident").document.data
-    except InputError:
-        return
-    if data["strategy"] != scenario.document.data["strategy"]:
-        words = "a whole copy in each GPU, without ZeRO"
-        yield Option("on-resident", words, "placement", (Edit(("strategy",), data["strategy"]),))
+    with suppress(PlacementError):
+        if edits := scenario.scenario.strategy.resident():
+            words = "a whole copy in each GPU, without ZeRO"
+            yield Option("on-resident", words, "placement", edits)
 
 
-def _targets(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[str]:
-    """Places as ``--on`` takes them, where the work is not yet."""
+def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
+    """Where the work is not yet."""
+    names = scenario.machine.tiers
     if not isinstance(scenario.scenario.workload, Training):
-        yield from (tier for tier in scenario.machine.tiers if tier not in tiers)
+        yield from (Placement(tier) for tier in names if tier not in tiers)
         return
     weights, now = tiers[0], tiers[-1]
-    pairs = [(weights, tier) for tier in scenario.machine.tiers]
-    pairs += [("hbm", "dram"), *((tier, tier) for tier in scenario.machine.tiers)]
-    for pair in dict.fromkeys(pairs):
-        if pair != (weights, now):
-            yield "+".join(pair)
+    pairs = [Placement(weights, tier) for tier in names]
+    pairs += [Placement("hbm", "dram"), *(Placement(tier, tier) for tier in names)]
+    yield from (pair for pair in dict.fromkeys(pairs) if pair != (weights, now))
 
 
 def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
@@ -97,8 +96,8 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
             return
         if fit(inside).fits:
             return
-        moved = Edit(("strategy",), inside.document.data["strategy"])
-        yield Option("memory-x2-on-dram", f"{words}, and the weights in it", "hardware", (changed, moved))
+        moved = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
+        yield Option("memory-x2-on-dram", f"{words}, and the weights in it", "hardware", (changed, *moved))
 
 
 def takes_drives(platform: Platform, costs: CostList) -> bool:

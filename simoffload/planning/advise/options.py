@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from simoffload.documents import Document, Edit
+from simoffload.documents import Edit
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.ds_config.export import BATCH
 from simoffload.strategies.moves import gathered
 from simoffload.workload import Inference
 
-__all__ = ["Kind", "Option", "freed", "gathered_words"]
+__all__ = ["Kind", "Option", "gathered_words"]
 
 Kind = Literal["hardware", "placement", "workload", "setting"]
 """What is changed: something to buy, where things lie, what is asked for, or how DeepSpeed is set."""
@@ -35,10 +34,3 @@ class Option(NamedTuple):
 def gathered_words(scenario: LoadedScenario, tier: str, *, ranks: int) -> str:
     """What must be added to "weights on hbm", lest it is taken for a model that is served from HBM."""
     return gathered(tier, ranks=ranks) if isinstance(scenario.scenario.workload, Inference) else ""
-
-
-def freed(document: Document) -> tuple[Edit, ...]:
-    """What in ds_config would contradict other batches or numbers of ranks, left to the workload."""
-    said = document.data["strategy"].get("ds_config") or {}
-    found = (key for key in BATCH if said.get(key) not in (None, "auto"))
-    return tuple(Edit(("strategy", "ds_config", key), "auto") for key in found)

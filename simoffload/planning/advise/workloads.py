@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simoffload.documents import Edit
-from simoffload.planning.advise.options import Option, freed
+from simoffload.planning.advise.options import Option
 from simoffload.scenario import LoadedScenario
 from simoffload.workload import Checkpointing, Training
 
@@ -23,10 +23,12 @@ def workloads(scenario: LoadedScenario) -> Iterator[Option]:
     work = scenario.scenario.workload
     if isinstance(work, Checkpointing):
         return
-    free = freed(scenario.document)
+    strategy = scenario.scenario.strategy
+    free = strategy.release_fixed_batch("batch_size", "gradient_accumulation_steps")
+    each = " per GPU" if strategy.replicas == strategy.gpus else ""
     for factor in (2, 4, 8):
         batch = factor * work.batch_size
-        words = f"batch {batch} per GPU instead of {work.batch_size}"
+        words = f"batch {batch}{each} instead of {work.batch_size}"
         yield Option(f"batch-{batch}", words, "workload", (Edit.at("workload.batch_size", batch), *free))
     if isinstance(work, Training):
         steps = 2 * work.gradient_accumulation_steps

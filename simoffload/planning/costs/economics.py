@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simoffload.hardware import Machine
 from simoffload.planning.costs.bill import Bill, bill, used_parts
 from simoffload.planning.costs.energy import Energy, energy
 from simoffload.planning.costs.lists import CostList, Figure, load_costs
@@ -193,29 +192,32 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
         rent=whole or known.rent(f"accelerator/{machine.accelerator.id}"),
         rented=machine.nodes if whole else machine.gpus,
         tokens=_tokens(result),
-        idle=_idle_gpus(machine, result.ranks),
+        idle=_idle_gpus(scenario),
     )
 
 
-def _idle_gpus(machine: Machine, ranks: int) -> str:
+def _idle_gpus(scenario: LoadedScenario) -> str:
     """Machines are bought whole; hosts without any rank are another matter, of which the result warns."""
-    used = machine.nodes_of(ranks)
+    machine, strategy = scenario.machine, scenario.scenario.strategy
+    gpus = strategy.gpus
+    used = machine.nodes_of(gpus)
     here = used * machine.gpus_per_node
-    if ranks >= here:
+    if gpus >= here:
         return ""
     which, all_ = (
         ("", "all") if used == machine.nodes else (f" of the {used} hosts with work", "all of these")
     )
-    text = f"{here - ranks} of {here} GPUs{which} are idle, and paid for all the same, as machines are bought"
-    return f"{text} whole; strategy.ranks: {here} would use {all_}"
+    text = f"{here - gpus} of {here} GPUs{which} are idle, and paid for all the same, as machines are bought"
+    more = any(edit.path == ("strategy", "ranks") for edit in strategy.spread(here))
+    return f"{text} whole" + (f"; strategy.ranks: {here} would use {all_}" if more else "")
 
 
 def _tokens(result: SimulationResult) -> int | None:
     """In a generation of all sequences, or a step."""
     match result:
         case InferenceResult():
-            return result.batch_size * result.ranks * result.output_length
+            return result.batch_size * result.replicas * result.output_length
         case TrainingResult():
-            samples = result.batch_size * result.gradient_accumulation_steps * result.ranks
+            samples = result.batch_size * result.gradient_accumulation_steps * result.replicas
             return samples * result.sequence_length
     return None

@@ -94,22 +94,22 @@ def energy(
             missing.append(part.key)
             continue
         power, each = known
-        busy = sum(time * _busy(part, one, machine, result.ranks) for one, time in work) / total
+        busy = sum(time * _busy(part, one, machine, result) for one, time in work) / total
         draws.append(Draw(part.key, part.number * each, power.idle.value, power.active.value, busy))
     return Energy(tuple(draws), tuple(missing), total)
 
 
-def _busy(part: Part, one: PassResult, machine: Machine, ranks: int) -> float:
+def _busy(part: Part, one: PassResult, machine: Machine, result: SimulationResult) -> float:
     """Fraction of a pass in which such devices are busy, on average over all of them."""
     if not one.time_s:
         return 0.0
     if part.kind == "accelerator":
-        return min(1.0, _share(one, "GPU")) * ranks / machine.gpus
+        return min(1.0, _share(one, "GPU")) * result.gpus / machine.gpus
     if part.kind == "host":
         whole = sum(share.busy_s for share in one.shares if share.cause in _ALL_CORES) / one.time_s
-        threads = (_share(one, "host") - whole) * machine.ranks_per_node(ranks)
+        threads = (_share(one, "host") - whole) * machine.ranks_per_node(result.ranks)
         cores = threads / machine.host.cpu_optimizer.cores.value
-        return min(1.0, cores + whole) * machine.nodes_of(ranks) / machine.nodes
+        return min(1.0, cores + whole) * machine.nodes_of(result.gpus) / machine.nodes
     used = {use.link: use.size / (use.capacity * one.time_s) for use in one.links}
     loads = [min(1.0, sum(used.get(link, 0.0) for link in links)) for links in part.links]
     return sum(loads) / len(loads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simoffload.planning.fit.changes import smallest_changes, with_changes
+from simoffload.planning.fit.changes import smallest_changes
 from simoffload.planning.fit.largest import Largest, Limit, largest
 from simoffload.planning.fit.machines import MachineCount, MachinesNeeded, machines_needed
 
@@ -14,5 +14,4 @@ __all__ = [
     "largest",
     "machines_needed",
     "smallest_changes",
-    "with_changes",
 ]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations, islice, product
-from typing import NamedTuple, TypeVar
 
 from simoffload.errors import InputError
 from simoffload.planning.fit.kinds import (
@@ -21,30 +19,17 @@ from simoffload.planning.fit.kinds import (
     settings,
 )
 from simoffload.planning.fit.variants import Variants
-from simoffload.results.capacity import Change
-from simoffload.results.result import SimulationResult
+from simoffload.results.capacity import Change, Remedies
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies.base import Move
 
-__all__ = ["Found", "search_changes", "smallest_changes", "with_changes"]
-
-R = TypeVar("R", bound=SimulationResult)
+__all__ = ["search_changes", "smallest_changes"]
 
 _MOST = 4
 """Changes of several parts that are told."""
 _PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 60, 30, 40, 20
 """Runs that are planned in search of them: our choice, seconds for the largest models."""
-
-
-class Found(NamedTuple):
-    """Changes that make a scenario fit, and what was tried to find them."""
-
-    changes: tuple[Change, ...]
-    tried: tuple[str, ...]
-    """In words, each once, alone or with others."""
-    barred: tuple[str, ...] = ()
-    """What would help and cannot be, with the reason: sentences."""
 
 
 def smallest_changes(scenario: LoadedScenario) -> tuple[Change, ...]:
@@ -56,10 +41,10 @@ def smallest_changes(scenario: LoadedScenario) -> tuple[Change, ...]:
     return search_changes(scenario).changes
 
 
-def search_changes(scenario: LoadedScenario) -> Found:
+def search_changes(scenario: LoadedScenario) -> Remedies:
     """The same, and what was tried."""
     if all(use.fits for use in memory_footprint(scenario)):
-        return Found((), ())
+        return Remedies((), ())
     variants = Variants(scenario)
     found = [change for kind in KINDS for change in kind(variants)]
     barred = tuple(variants.effort.barred)  # by the scenario as it is
@@ -72,7 +57,7 @@ def search_changes(scenario: LoadedScenario) -> Found:
         if not found and not lora:
             both = product(steps[-1:], first_steps(variants))
             lora = _first_of(_threes(variants, both, most=_LORA_THREES))
-    return Found(
+    return Remedies(
         (*sorted(found, key=_parts), *sorted(lora, key=_parts)), tuple(variants.effort.tried), barred
     )
 
@@ -133,12 +118,3 @@ def _threes(variants: Variants, both: Iterable[tuple[Move, Move]], *, most: int)
 def _same_keys(one: Move, other: Move) -> bool:
     mine, others = ({each.path for each in step.edits} for step in (one, other))
     return not mine.isdisjoint(others)
-
-
-def with_changes(scenario: LoadedScenario, result: R) -> R:
-    """The result of the scenario with the changes that would make it fit, if it does not."""
-    if result.fits:
-        return result
-    found = search_changes(scenario)
-    warnings = (*result.warnings, *found.barred)
-    return replace(result, changes=found.changes, changes_tried=found.tried, warnings=warnings)

@@ -33,8 +33,6 @@ __all__ = [
 MOST_NODES, MOST_RANKS = 8192, 65_536
 """As many as a scenario may have."""
 _MOST_DRIVES = 256
-_MICRO_BATCH, _ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-"""Keys of ds_config that repeat what the workload says."""
 _MODULE = 64 << 30
 """[B] Host memory is counted in steps of 64 GiB: a module in each of some channels; our choice."""
 _TERABYTE = 10**12
@@ -100,7 +98,7 @@ def batch(variants: Variants) -> Iterator[Change]:
     workload = variants.scenario.scenario.workload
     if isinstance(workload, Checkpointing) or workload.batch_size == 1:
         return
-    now, freed = workload.batch_size, variants.freed(_MICRO_BATCH)
+    now, freed = workload.batch_size, variants.scenario.scenario.strategy.release_fixed_batch("batch_size")
 
     def steps(count: int) -> tuple[Edit, ...]:
         return (Edit(("workload", "batch_size"), count), *freed)
@@ -115,8 +113,9 @@ def batch(variants: Variants) -> Iterator[Change]:
         before = workload.gradient_accumulation_steps
         times = before * now // part
         words = f"batch {now} → {part} on each GPU, {before} → {times} micro-steps in a step"
-        more = Edit(("workload", _ACCUMULATION), times)
-        freed = variants.freed(_MICRO_BATCH, _ACCUMULATION)
+        key = "gradient_accumulation_steps"
+        more = Edit(("workload", key), times)
+        freed = variants.scenario.scenario.strategy.release_fixed_batch("batch_size", key)
         same = (Edit(("workload", "batch_size"), part), more, *freed)
         yield from enough(variants, Move("batch", words, same))
 
@@ -176,11 +175,8 @@ def gpus(variants: Variants) -> Iterator[Change]:
     """More of the GPUs that the machines have."""
     if isinstance(variants.scenario.scenario.workload, Checkpointing):
         return  # it is as large on however many
-    now, freed = variants.scenario.scenario.strategy.ranks, variants.freed()
-
-    def steps(count: int) -> tuple[Edit, ...]:
-        return (Edit(("strategy", "ranks"), count), *freed)
-
+    strategy = variants.scenario.scenario.strategy
+    now, steps = strategy.gpus, strategy.spread
     most = min(MOST_RANKS, variants.scenario.machine.gpus)
     variants.trying(*([f"up to {most} GPUs"] if most > now else []))
     found = smallest_that_fits(lambda count: variants.shortage(*steps(count)), start=now, most=most)
@@ -190,8 +186,8 @@ def gpus(variants: Variants) -> Iterator[Change]:
 
 def machines(variants: Variants) -> Iterator[Change]:
     """More machines, with as many ranks on each."""
-    machine, ranks = variants.scenario.machine, variants.scenario.scenario.strategy.ranks
-    now, each = machine.nodes_of(ranks), machine.ranks_per_node(ranks)
+    machine, used = variants.scenario.machine, variants.scenario.scenario.strategy.gpus
+    now, each = machine.nodes_of(used), machine.ranks_per_node(used)
     if isinstance(variants.scenario.scenario.workload, Checkpointing):
         return
     if math.isinf(variants.shortage(*variants.spread(now + 1, per_node=each))):
@@ -203,7 +199,7 @@ def machines(variants: Variants) -> Iterator[Change]:
         most=min(MOST_NODES, MOST_RANKS // each),
     )
     if found is not None:
-        words = f"{now} → {found:,} machines, {ranks} → {found * each:,} GPUs"
+        words = f"{now} → {found:,} machines, {used} → {found * each:,} GPUs"
         yield from enough(variants, Move("machines", words, variants.spread(found, per_node=each)))
 
 
@@ -295,5 +291,6 @@ def first_steps(variants: Variants) -> Iterator[Move]:
     moves = [step for steps in _moves(variants) for step in steps if not last or last[0].words in step.words]
     yield from sorted(moves, key=lambda step: len(step.edits))
     if not isinstance(workload, Checkpointing) and workload.batch_size > 1:
-        one = (Edit(("workload", "batch_size"), 1), *variants.freed(_MICRO_BATCH))
+        released = variants.scenario.scenario.strategy.release_fixed_batch("batch_size")
+        one = (Edit(("workload", "batch_size"), 1), *released)
         yield Move("batch", f"batch {workload.batch_size} → 1 on each GPU", one)

@@ -80,7 +80,7 @@ def largest(scenario: LoadedScenario) -> Largest:
     plan = scenario.plan()
     target = f"{plan.target}+{plan.optimizer_target}" if plan.optimizer_target else plan.target
     variants = Variants(scenario)
-    freed = variants.freed("train_micro_batch_size_per_gpu")
+    freed = scenario.scenario.strategy.release_fixed_batch("batch_size")
     batch = _limit(
         variants,
         lambda count: (Edit(("workload", "batch_size"), count), *freed),

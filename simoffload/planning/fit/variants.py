@@ -94,13 +94,6 @@ class Variants(Evaluator):
             return Edit(("model",), {"name": said, key: value})
         return Edit(("model", key), value)
 
-    def freed(self, *changed: str) -> tuple[Edit, ...]:
-        """Take out of ds_config what would contradict other numbers of ranks, or what else is ``changed``."""
-        said = self.scenario.document.data["strategy"].get("ds_config") or {}
-        found = (key for key in ("train_batch_size", *changed) if said.get(key) not in (None, "auto"))
-        return tuple(Edit(("strategy", "ds_config", key), "auto") for key in found)
-
     def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
-        """Over so many hosts, with so many ranks on each."""
-        ranks = Edit(("strategy", "ranks"), nodes * per_node)
-        return (Edit(("nodes",), nodes), ranks, *self.freed())
+        """Over so many hosts, with so many GPUs used on each."""
+        return (Edit(("nodes",), nodes), *self.scenario.scenario.strategy.spread(nodes * per_node))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simoffload import __version__
-from simoffload.documents import Document, Edit, edited, quoted, suggest
+from simoffload.documents import Document, Edit, edited, quoted, suggest, without
 from simoffload.documents.tree import Location, key_path
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.axes import Axis, axes_of, parse_axis, same_names
@@ -168,13 +168,12 @@ def _constraints_of(document: Document, section: dict[str, Any]) -> tuple[str, .
 
 def _base_of(document: Document, varied: tuple[Location, ...]) -> Document:
     """Without the section, and without the places of what is varied, where other values will be."""
-    data = {key: value for key, value in document.data.items() if key != SWEEP}
     marks = {
         location: mark
         for location, mark in document.marks.items()
         if not any(location[: len(one)] == one for one in varied)
     }
-    return replace(document, data=data, marks=marks)
+    return replace(without(document, SWEEP), marks=marks)
 
 
 def _refuse_twice(axes: Sequence[Axis]) -> None:
@@ -214,7 +213,7 @@ def _with_config(grid: Grid, shelf: Shelf) -> Document:
     if not reached or not isinstance(strategy, dict) or not isinstance(strategy.get("ds_config"), str):
         return grid.base
     config = shelf.ds_config(strategy["ds_config"], root=grid.base.root)
-    return replace(grid.base, data={**grid.base.data, "strategy": {**strategy, "ds_config": config}})
+    return edited(grid.base, [Edit(("strategy", "ds_config"), config)], in_place=True)
 
 
 # ---- paths that lead nowhere are found before anything runs ----

@@ -53,7 +53,7 @@ def _work(result: CheckpointResult) -> tuple[str, ...]:
     one = result.checkpoint
     mode = {"blocking": ""}.get(one.mode, f", {one.mode}")
     return (
-        f"{_CONTENTS[one.contents]} of {plural(result.ranks, 'GPU')}",
+        f"{_CONTENTS[one.contents]} of {plural(result.gpus, 'GPU')}",
         f"{_WRITERS[one.writer]}{mode}",
         format_bytes(one.size),
     )

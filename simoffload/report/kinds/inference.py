@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of, weights_of
+from simoffload.report.kinds.words import Cell, Place, Shown, Words, batch_of, metrics_of, weights_of
 from simoffload.report.phrases import per_second, plural
 from simoffload.results.inference import InferenceResult
 from simoffload.units import format_seconds
@@ -30,7 +30,7 @@ def inference(result: InferenceResult) -> Words:
         kind="inference" if several else "prefill",
         verb="runs",
         work=(
-            f"batch {result.batch_size} × {plural(result.ranks, 'GPU')}",
+            batch_of(result),
             f"{result.prompt_length} tokens in, {result.output_length} out",
         ),
         took=_took(result),
@@ -66,7 +66,7 @@ def _took(result: InferenceResult) -> str:
     """ "TTFT 1.2 s, TPOT 800 ms, 320 tokens/s of 256 sequences at once"; without decode steps no TPOT."""
     if result.ttft_s is None or result.tokens_per_s is None:
         return ""
-    sequences = plural(result.batch_size * result.ranks, "sequence")
+    sequences = plural(result.batch_size * result.replicas, "sequence")
     decode = f"TPOT {format_seconds(result.tpot_s)}, " if result.tpot_s else ""
     rate = per_second(result.tokens_per_s)
     return f"TTFT {format_seconds(result.ttft_s)}, {decode}{rate} of {sequences} at once"

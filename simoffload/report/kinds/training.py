@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of, weights_of
+from simoffload.report.kinds.words import Cell, Place, Shown, Words, batch_of, metrics_of, weights_of
 from simoffload.report.phrases import per_second, plural
 from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.units import format_number, format_seconds
@@ -44,7 +44,7 @@ def training(result: TrainingResult) -> Words:
 
 
 def _work(result: TrainingResult) -> tuple[str, ...]:
-    batch = f"batch {result.batch_size} × {plural(result.ranks, 'GPU')}"
+    batch = batch_of(result)
     if result.gradient_accumulation_steps > 1:
         batch += f" × accumulation {result.gradient_accumulation_steps}"
     return batch, f"{result.sequence_length:,} token{'' if result.sequence_length == 1 else 's'}"
@@ -54,7 +54,7 @@ def _took(result: TrainingResult) -> str:
     """ "a step of 64 sequences takes 1.2 s, 1,204 tokens/s in all"."""
     if result.step_s is None or result.tokens_per_s is None:
         return ""
-    sequences = result.batch_size * result.gradient_accumulation_steps * result.ranks
+    sequences = result.batch_size * result.gradient_accumulation_steps * result.replicas
     time, rate = format_seconds(result.step_s), per_second(result.tokens_per_s)
     return f"a step of {plural(sequences, 'sequence')} takes {time}, {rate} in all"
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from simoffload.report.phrases import percent
+from simoffload.report.phrases import percent, plural
+from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
 
-__all__ = ["Cell", "Metric", "Place", "Shown", "Words", "metrics_of", "weights_of"]
+__all__ = ["Cell", "Metric", "Place", "Shown", "Words", "batch_of", "metrics_of", "weights_of"]
 
 Shown = Mapping[str, tuple[str, Callable[[float], str]]]
 """What metrics are called, by their keys, and how their values are written."""
@@ -32,6 +34,15 @@ def weights_of(result: SimulationResult) -> str:
     strategy = result.provenance.scenario.get("strategy")
     kind = strategy.get("kind") if isinstance(strategy, Mapping) else None
     return "resident" if kind == "resident" else result.target
+
+
+def batch_of(result: InferenceResult | TrainingResult) -> str:
+    """ "batch 2 × 8 GPUs", or "batch 2 on 8 GPUs" for a batch that they share."""
+    gpus = plural(result.gpus, "GPU")
+    if result.replicas == result.gpus:
+        return f"batch {result.batch_size} × {gpus}"
+    each = f" × {plural(result.replicas, 'replica')}" if result.replicas > 1 else ""
+    return f"batch {result.batch_size}{each} on {gpus}"
 
 
 def metrics_of(

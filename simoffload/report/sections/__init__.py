@@ -12,7 +12,8 @@ from simoffload.report.sections import background as origin
 from simoffload.report.sections.around_training import around_training
 from simoffload.report.sections.capacity import CAPACITY, capacity
 from simoffload.report.sections.causes import BOUND, CAUSES, bounds, causes, links
-from simoffload.report.sections.explanation import how_sure
+from simoffload.report.sections.costs import costs
+from simoffload.report.sections.explanation import explained, how_sure
 from simoffload.report.sections.speed import PHASES, phases, speed
 from simoffload.report.sections.storage import storage
 from simoffload.report.sections.structure import Datum, Entry, Listing, Section, Table, shown
@@ -31,6 +32,7 @@ __all__ = [
     "Table",
     "background",
     "findings",
+    "planned",
     "shown",
 ]
 
@@ -57,6 +59,20 @@ def _findings(result: SimulationResult) -> Iterator[Section]:
     yield from around_training(result)
     if result.step is not None:
         yield how_sure(result)
+
+
+def planned(result: SimulationResult) -> tuple[Section, ...]:
+    """What the result says when it is asked: why it is so, what would help, and what it costs."""
+    return (*_explained(result), *(() if result.costs is None else costs(result, result.costs)))
+
+
+def _explained(result: SimulationResult) -> Iterator[Section]:
+    if result.explanation is not None:
+        yield from explained(result.explanation)
+    if result.next_changes is not None:
+        from simoffload.report.sections.advice import what_next
+
+        yield what_next(result.next_changes)
 
 
 def background(result: SimulationResult, *, command: str = "") -> tuple[Section, ...]:

@@ -18,11 +18,10 @@ from simoffload.report.sections.structure import (
     seconds,
 )
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints, Outlook
-from simoffload.results.reading import Epoch, Reading
+from simoffload.results.reading import Epoch, Reading, reading_sentences
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.results.wear import TierWear, duration
-from simoffload.simulation.data_loading import sentences
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds
 from simoffload.workload import Dataset
 
@@ -127,7 +126,7 @@ def _data(dataset: Dataset, reading: Reading) -> Section:
     where = f"{printable(dataset.tier)}, {format_bytes(reading.stored)} there"
     told = (
         f"{size} on {where}; an epoch has {steps} steps and takes {lasting}",
-        *(printable(text) for text in sentences(dataset, reading)),
+        *(printable(text) for text in reading_sentences(dataset, reading)),
     )
     table = Table(
         "Epochs",

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simoffload.report.kinds import words
-from simoffload.report.phrases import bottleneck, bound, group_bounds, group_links
+from simoffload.report.phrases import bottleneck, bound, capacity, carried, group_bounds, group_links
 from simoffload.report.sections.groups import groups
 from simoffload.report.sections.structure import (
     Datum,
     Entry,
     Section,
     Table,
-    byte_count,
-    byte_rate,
     fraction,
     named_alike,
     seconds,
@@ -107,13 +105,25 @@ def links(result: SimulationResult, step: PassResult) -> Section:
     """What each link carried, and for how long."""
     rows: list[tuple[Entry, ...]] = []
     for names, use in group_links(step.links):
-        moved = byte_count(use.size)
+        moved = Datum(carried(use), use.size, use.unit)
         if len(names) > 1:
             moved = moved._replace(text=f"{moved.text} each")
-        mean: Entry = byte_rate(use.size / use.busy_s) if use.busy_s else ""
+        mean: Entry = ""
+        if use.busy_s:
+            each = round(use.size / use.busy_s)
+            mean = Datum(capacity(use._replace(capacity=each)), each, f"{use.unit}/s")
         shares = (fraction(time / step.time_s) for time in (use.busy_s, use.saturated_s))
         full: tuple[Datum, ...] = tuple(shares)
-        rows.append((named_alike(names), moved, byte_rate(use.capacity), mean, seconds(use.busy_s), *full))
+        rows.append(
+            (
+                named_alike(names),
+                moved,
+                Datum(capacity(use), use.capacity, f"{use.unit}/s"),
+                mean,
+                seconds(use.busy_s),
+                *full,
+            )
+        )
     whole = f"of the {words(result).whole}"
     head = ("link", "moved", "capacity", "mean while busy", "busy", whole, "filled to capacity")
     return Section("Links", "", tables=(Table(step.name, head, tuple(rows), tuple(range(1, len(head)))),))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from simoffload.simulation.data_loading.page_cache import random_hit_ratio, sequential_hit_ratio
 from simoffload.simulation.data_loading.reading import look_ahead_bytes, predict_reading, stored_bytes
-from simoffload.simulation.data_loading.sentences import sentences
 
 __all__ = [
     "look_ahead_bytes",
     "predict_reading",
     "random_hit_ratio",
-    "sentences",
     "sequential_hit_ratio",
     "stored_bytes",
 ]

@@ -8,8 +8,8 @@ from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
-from simoffload.engine.sharing import Demand, fair_rates, loads
 from simoffload.hardware import Machine, Path
+from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.workload.dataset import Dataset
 
 __all__ = ["Supply", "Ways", "storage_ways"]

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.checkpoint.host_costs import fresh_share
-from simoffload.strategies.partition import flat_part
+from simoffload.strategies.training.state import Partitions, Weight, weights_of
 from simoffload.workload.checkpointing import Checkpointing, Optimizer
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 
 _STATES: dict[Optimizer, int] = {"adam": 2 * SINGLE, "momentum": SINGLE, "sgd": 0, "adam_8bit": 2}
 _SOCKETS = 2  # SOCKETS_PER_MACHINE of DeepSpeed's model_checkpointing/utils.py, whatever the machine has
-_WEIGHTS, _OPTIMIZER = "weights", "optimizer states"
+_WEIGHTS, _FROZEN, _OPTIMIZER = "weights", "frozen weights", "optimizer states"
 
 Device = Literal["hbm", "dram", "nvme"]
 
@@ -79,33 +79,43 @@ def checkpoint_parts(
     """
     everyone = tuple(range(ranks))
     if workload.contents == "consolidated":
-        return (_weights(model, 1, (0,), "dram" if workload.stage == 3 else "hbm", "pytorch_model.bin"),)
+        device: Device = "dram" if workload.stage == 3 else "hbm"
+        return (_weights(model, weights_of(model), 1, (0,), device, "pytorch_model.bin"),)
     if workload.contents in {"model_only", "sharded"}:
         name = "__{rank}_0.distcp"
-        weights = _weights(model, ranks, everyone, "hbm", name)
+        weights = _weights(model, weights_of(model), ranks, everyone, "hbm", name)
         if workload.contents == "model_only":
             return (weights,)
         return _joined(weights, _optimizer(model, workload, ranks, everyone, name))
     if workload.stage == 3:
-        return (_optimizer(model, workload, ranks, everyone, _optimizer_name(model, workload)),)
+        states = _optimizer(model, workload, ranks, everyone, _optimizer_name(model, workload))
+        frozen = [weight for weight in weights_of(model) if not weight.trainable]
+        if not frozen:
+            return (states,)
+        # Each rank's slices of them, which the optimizer does not have (_get_zero_frozen_param_attributes).
+        name = "zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
+        return _weights(model, frozen, ranks, everyone, "hbm", name)._replace(name=_FROZEN), states
     return _replicated(model, workload, ranks, nodes)
 
 
 def _replicated(model: ModelShape, workload: Checkpointing, ranks: int, nodes: int) -> tuple[Part, ...]:
     """Stages 0 to 2, where every rank has all weights; at stage 0 all optimizer states, too."""
     name = "mp_rank_00_model_states.pt"
+    tensors = weights_of(model)
     if workload.stage == 0:
         writers = _writers(workload, ranks, nodes)
         if workload.writer.type == "fast":
             name += f"-{{index}}.{len(writers)}"
-        weights = _weights(model, len(writers), writers, "hbm", name)
+        weights = _weights(model, tensors, len(writers), writers, "hbm", name)
         return _joined(weights, _optimizer(model, workload, len(writers), writers, name))
     # With a writer section DataParallelWriterFactory.create_config makes every rank a writer of the whole.
     everyone = tuple(range(ranks))
     alone = workload.writer.type == "torch_save"
     if workload.writer.type == "fast":
         name += "-0.1"
-    weights = _weights(model, 1, (0,) if alone else everyone, "hbm", name)
+    if workload.stage == 2:  # frozen ones once more, as copies (frozen_param_fragments)
+        tensors += tuple(weight for weight in tensors if not weight.trainable)
+    weights = _weights(model, tensors, 1, (0,) if alone else everyone, "hbm", name)
     shards = _optimizer(model, workload, ranks, everyone, _optimizer_name(model, workload))
     return weights._replace(same_file=not alone and ranks > 1), shards
 
@@ -139,9 +149,16 @@ def _writers(workload: Checkpointing, ranks: int, nodes: int) -> tuple[int, ...]
     return tuple(range(0, ranks, ranks // count))[:count]
 
 
-def _weights(model: ModelShape, pieces: int, writers: tuple[int, ...], device: Device, name: str) -> Part:
-    tensors = [-(-numel // pieces) * model.dtype_bytes for numel in _tensor_sizes(model)]
-    return Part(_WEIGHTS, sum(tensors), writers, device, fresh_share(tensors), max(tensors), name)
+def _weights(
+    model: ModelShape,
+    weights: Sequence[Weight],
+    pieces: int,
+    writers: tuple[int, ...],
+    device: Device,
+    pattern: str,
+) -> Part:
+    sizes = [-(-weight.numel // pieces) * model.dtype_bytes for weight in weights]
+    return Part(_WEIGHTS, sum(sizes), writers, device, fresh_share(sizes), max(sizes), pattern)
 
 
 def _optimizer(
@@ -161,19 +178,22 @@ def _optimizer(
 
 
 def _optimizer_numel(model: ModelShape, workload: Checkpointing, pieces: int) -> tuple[int, list[int]]:
-    """Elements of each writer, and of the tensors of which one state consists.
+    """Elements of each writer, and of the tensors of which one state consists: of what is trained.
 
     DeepSpeed keeps flat fp32 groups: below stage 3 all parameters in a row, cut into equal aligned pieces; at
     stage 3 each tensor's partition, in groups of ``sub_group_size``. torch.distributed.checkpoint has a shard
     of each tensor.
     """
-    if workload.contents == "zero" and workload.stage < 3:
-        whole = model.num_parameters
-        numel = flat_part(whole, pieces) if workload.stage else -(-whole // pieces)
+    weights = weights_of(model)
+    if workload.contents != "zero":
+        shards = [-(-weight.numel // pieces) for weight in weights if weight.trainable]
+        return sum(shards), shards
+    ranks = pieces if workload.stage else 1
+    partitions = Partitions(weights, workload.stage, ranks, workload.sub_group_size)
+    if workload.stage == 0:
+        numel = -(-partitions.part // pieces)
         return numel, [numel]
-    shards = [-(-one // pieces) for one in _tensor_sizes(model)]
-    numel = sum(shards)
-    return numel, [min(numel, workload.sub_group_size)] if workload.contents == "zero" else shards
+    return partitions.part, list(partitions.group_numels)
 
 
 def _optimizer_name(model: ModelShape, workload: Checkpointing) -> str:
@@ -184,35 +204,18 @@ def _optimizer_name(model: ModelShape, workload: Checkpointing) -> str:
     return f"{prefix}zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt{suffix}"
 
 
-def _tensor_sizes(model: ModelShape) -> list[int]:
-    """[elements] of every distinct tensor."""
-    layers = _own(model.layer) * model.num_hidden_layers
-    return _own(model.modules_before) + layers + _own(model.modules_after)
-
-
-def _own(modules: Sequence[Module]) -> list[int]:
-    return [one.numel for module in modules for one in module.parameters if not one.tied]
-
-
-def checkpoint_files(model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int) -> Iterator[File]:
-    """Every file with bytes that count; ZeRO-3's model states (names and shapes) and ``latest`` are left out.
-
-    Raises InputError like :func:`checkpoint_parts`.
-    """
-    for part in checkpoint_parts(model, workload, ranks=ranks, nodes=nodes):
+def checkpoint_files(parts: Sequence[Part]) -> Iterator[File]:
+    """Every file with bytes that count: not ``latest``, not the names and shapes of ZeRO-3's model states."""
+    for part in parts:
         for index, rank in enumerate(part.writers[:1] if part.same_file else part.writers):
             yield File(part.pattern.format(rank=rank, index=index), rank, part.size)
 
 
-def checkpoint_bytes(model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int) -> int:
-    """[B] on storage of one checkpoint, padding included. Raises InputError."""
-    return sum(one.size for one in checkpoint_files(model, workload, ranks=ranks, nodes=nodes))
+def checkpoint_bytes(parts: Sequence[Part]) -> int:
+    """[B] on storage of one checkpoint, padding included."""
+    return sum(one.size for one in checkpoint_files(parts))
 
 
-def written_bytes(model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int) -> int:
-    """[B] that all ranks write for one checkpoint; more than its size where several write one file.
-
-    Raises InputError.
-    """
-    parts = checkpoint_parts(model, workload, ranks=ranks, nodes=nodes)
+def written_bytes(parts: Sequence[Part]) -> int:
+    """[B] that all ranks write for one checkpoint; more than its size where several write one file."""
     return sum(part.size * len(part.writers) for part in parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +10,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.results.checkpoint import Outlook
-from simoffload.strategies.base import Phase, PhaseKind, Plan
+from simoffload.strategies.base import Phase, Plan
 from simoffload.strategies.checkpoint.bytes import (
     Part,
     checkpoint_bytes,
@@ -19,9 +18,8 @@ from simoffload.strategies.checkpoint.bytes import (
     written_bytes,
 )
 from simoffload.strategies.checkpoint.host_costs import DIRTY_LIMIT
-from simoffload.strategies.checkpoint.lines import Crew
-from simoffload.strategies.checkpoint.restore import restore_phases
-from simoffload.strategies.checkpoint.schedule import WrittenPhase, save_phases
+from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
+from simoffload.strategies.checkpoint.schedule_writer import RankGroup
 from simoffload.strategies.checkpoint.stall import outlook, run_mtbf
 from simoffload.strategies.direct_storage import gds_warnings
 from simoffload.strategies.memory import pinned_rounding
@@ -73,7 +71,7 @@ class CheckpointPlan(Plan):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Saving, then restoring."""
-        return (*_phases("save", self.save()), *_phases("restore", self.restore()))
+        return (*self.save(), *self.restore())
 
     def after(self, *, step_time: float, update_time: float) -> CheckpointPlan:
         """The same of a run whose steps take ``step_time`` [s], ``update_time`` [s] of it at the end."""
@@ -86,9 +84,9 @@ class CheckpointPlan(Plan):
         return self.machine.nodes_of(self.ranks)
 
     @property
-    def crew(self) -> Crew:
+    def group(self) -> RankGroup:
         """All ranks."""
-        return Crew(self.machine, tuple(range(self.ranks)), self.tier, self.swap, self.workload.jobs)
+        return RankGroup(self.machine, tuple(range(self.ranks)), self.tier, self.swap, self.workload.jobs)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -98,12 +96,12 @@ class CheckpointPlan(Plan):
     @property
     def size(self) -> int:
         """[B] of one checkpoint on storage."""
-        return checkpoint_bytes(self.model, self.workload, ranks=self.ranks, nodes=self.nodes)
+        return checkpoint_bytes(self.parts)
 
     @property
     def written(self) -> int:
         """[B] that all ranks write for it."""
-        return written_bytes(self.model, self.workload, ranks=self.ranks, nodes=self.nodes)
+        return written_bytes(self.parts)
 
     @property
     def written_by_host(self) -> tuple[int, ...]:
@@ -114,13 +112,13 @@ class CheckpointPlan(Plan):
                 by_host[rank // self.machine.gpus_per_node] += part.size
         return tuple(by_host)
 
-    def save(self) -> tuple[WrittenPhase, ...]:
-        """Schedules of one checkpoint, one after the other."""
-        return save_phases(self.model, self.workload, self.crew)
+    def save(self) -> tuple[Phase, ...]:
+        """Phases of one checkpoint, one after the other."""
+        return save_phases(self.parts, self.model, self.workload, self.group)
 
-    def restore(self) -> tuple[WrittenPhase, ...]:
-        """Schedules of reading it back, one after the other; the other runs are taken to go on training."""
-        return restore_phases(self.model, self.workload, self.crew._replace(jobs=1))
+    def restore(self) -> tuple[Phase, ...]:
+        """Phases of reading it back, one after the other; the other runs are taken to go on training."""
+        return restore_phases(self.parts, self.workload, self.group._replace(jobs=1))
 
     def outlook(self, *, blocking_s: float, background_s: float, restore_s: float) -> Outlook:
         """What simulated times [s] mean for the run: of saving while training waits and behind it, of
@@ -177,7 +175,7 @@ class CheckpointPlan(Plan):
         return MemoryTerm(
             "dram",
             "snapshot",
-            per_rank * self.crew.per_node,
+            per_rank * self.group.per_node,
             pinned=self.workload.pin_memory,
             remedy="mode: blocking",
         )
@@ -185,7 +183,7 @@ class CheckpointPlan(Plan):
     def _in_writers(self) -> list[MemoryTerm]:
         """Buffers of the writers of the part that has most of them on a node."""
         writer, terms = self.workload.writer, []
-        crowded = max(self.crew._replace(ranks=part.writers).per_node for part in self.parts)
+        crowded = max(self.group._replace(ranks=part.writers).per_node for part in self.parts)
         if writer.type == "fast":
             buffer = writer.io_buffer_size
             if writer.use_gds:
@@ -209,7 +207,7 @@ class CheckpointPlan(Plan):
     def _dirty(self) -> MemoryTerm:
         """Page cache that is not on storage yet; clean pages give way to whoever needs memory."""
         host = self.machine.tiers["dram"].capacity - self.machine.host.reserved_bytes
-        most = max(part.size * self.crew._replace(ranks=part.writers).per_node for part in self.parts)
+        most = max(part.size * self.group._replace(ranks=part.writers).per_node for part in self.parts)
         size = min(most, int(DIRTY_LIMIT * host))
         return MemoryTerm("dram", "page cache not yet written", size, remedy=_HOSTS)
 
@@ -280,11 +278,6 @@ class CheckpointPlan(Plan):
             return ""
         wait = format_seconds(outlook.stall_s)
         return f"DeepSpeed would stop here: the commit waits {wait}, and gives up after 300 s"
-
-
-def _phases(kind: PhaseKind, written: Iterable[WrittenPhase]) -> Iterator[Phase]:
-    for one in written:
-        yield Phase(one.name, kind, one.scheduled, background=one.background)
 
 
 def plan_checkpoint(

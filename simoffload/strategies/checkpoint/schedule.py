@@ -1,4 +1,4 @@
-"""Schedules of saving: what host thread, copy engine and storage do for the parts of a checkpoint.
+"""Schedules of saving and restoring: what host thread, copy engine and storage do for a checkpoint's parts.
 
 Each function below writes one way of getting bytes to storage; ``save_phases`` puts them one after the
 other. ZeRO's ranks do not wait for each other between parts, so with few ranks on a filesystem that is full
@@ -7,11 +7,14 @@ the sum is a little too long: the other ranks' optimizer states could already be
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from simoffload.models import ModelShape
 from simoffload.schedule import Dependency, Schedule
-from simoffload.strategies.checkpoint.bytes import Part, checkpoint_parts
+from simoffload.strategies.base import Phase, PhaseKind
+from simoffload.strategies.checkpoint.bytes import Part
 from simoffload.strategies.checkpoint.host_costs import (
     CRC32_S,
     DIRTY_BACKGROUND,
@@ -23,12 +26,21 @@ from simoffload.strategies.checkpoint.host_costs import (
     PAGE_CACHE_S,
     fresh_share,
 )
-from simoffload.strategies.checkpoint.lines import COMM, COPY, HOST, IO, READ, Crew, PhaseWriter, blocks
+from simoffload.strategies.checkpoint.schedule_writer import (
+    COMM,
+    COPY,
+    HOST,
+    IO,
+    READ,
+    PhaseWriter,
+    RankGroup,
+    blocks,
+)
 from simoffload.workload.checkpointing import Checkpointing, Writer
 
-__all__ = ["WrittenPhase", "copied_files", "save_phases"]
+__all__ = ["restore_phases", "save_phases"]
 
-BLOCK, MOST_BLOCKS = 64 * 2**20, 100
+_BLOCK, _MOST_BLOCKS = 64 * 2**20, 100
 """[B] of tensors and files, where the writer has no buffer: what a serial chain is cut into; our choice."""
 _MOST_PORTIONS = 200
 """Of one rank's bytes; our choice: larger ones change a pipeline's ramp by less than 1 % of the whole."""
@@ -39,72 +51,61 @@ _SENT_AT_ONCE = 0, 2
 """[blocks] dirty when a Lustre client begins to send and when its writers wait."""
 
 
-class WrittenPhase(NamedTuple):
-    """A part of saving or restoring."""
-
-    name: str
-    schedule: Schedule
-    background: bool = False
-    """It goes on behind the training."""
-
-    def scheduled(self, _earlier: object) -> Schedule:
-        """Its operations, which hang on nothing earlier."""
-        return self.schedule
+def _phase(
+    name: str, write: Callable[..., Schedule], *work: Any, kind: PhaseKind = "save", background: bool = False
+) -> Phase:
+    """A phase whose schedule ``write`` makes when it is asked for, and which hangs on nothing earlier."""
+    return Phase(name, kind, lambda _: write(name, *work), background=background)
 
 
-def save_phases(model: ModelShape, workload: Checkpointing, crew: Crew) -> tuple[WrittenPhase, ...]:
-    """Everything from the call of save until the checkpoint is on storage, in order.
-
-    ``crew`` are all ranks. Raises InputError for writers that DeepSpeed cannot assign.
-    """
-    nodes = crew.machine.nodes_of(len(crew.ranks))
-    parts = checkpoint_parts(model, workload, ranks=len(crew.ranks), nodes=nodes)
-    before: list[WrittenPhase] = []
+def save_phases(
+    parts: Sequence[Part], model: ModelShape, workload: Checkpointing, group: RankGroup
+) -> tuple[Phase, ...]:
+    """Everything from the call of save until the checkpoint is stored, in order; ``group`` are all ranks."""
+    before: list[Phase] = []
     if workload.contents == "consolidated" and workload.stage == 3:
-        before.append(WrittenPhase("gather weights", _gathered(model, crew)))
+        before.append(_phase("gather weights", _gathered, model, group))
     if workload.mode == "snapshot":
-        before += [
-            WrittenPhase(f"snapshot of {part.name}", _snapshot(part, workload, crew)) for part in parts
-        ]
+        before += [_phase(f"snapshot of {part.name}", _snapshot, part, workload, group) for part in parts]
         parts = tuple(part._replace(device="dram") for part in parts)
         workload = workload.model_copy(update={"fsync": True})  # FileSystemWriter's sync_files
     writing = [
-        phase for part in parts for phase in _part_phases(part, workload, crew._replace(ranks=part.writers))
+        phase for part in parts for phase in _part_phases(part, workload, group._replace(ranks=part.writers))
     ]
     if workload.mode != "blocking":
-        writing = [phase._replace(background=True) for phase in writing]
+        writing = [replace(phase, background=True) for phase in writing]
     return (*before, *writing)
 
 
-def _part_phases(part: Part, workload: Checkpointing, crew: Crew) -> list[WrittenPhase]:
+def _part_phases(part: Part, workload: Checkpointing, group: RankGroup) -> list[Phase]:
     name = f"save {part.name}"
     if part.device == "nvme":
-        return _buffered_phases(name, part, workload, crew)
+        return _buffered_phases(name, part, workload, group)
     if workload.writer.is_direct:
-        return [WrittenPhase(name, _direct(name, part, workload, crew))]
+        return [_phase(name, _direct, part, workload, group)]
     if workload.writer.type == "fast":
-        return [WrittenPhase(name, _through_python(name, part, workload, crew))]
-    return _buffered_phases(name, part, workload, crew)
+        return [_phase(name, _through_python, part, workload, group)]
+    return _buffered_phases(name, part, workload, group)
 
 
 # -- FastPersist ---------------------------------------------------------------------------------
 
 
-def _direct(name: str, part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
+def _direct(name: str, part: Part, workload: Checkpointing, group: RankGroup) -> Schedule:
     """Fill one half of the buffer while the other is written (FastFileWriter, Double_IO_Buffer).
 
     A half is filled again once it is written, and written once it is full and the other one is through: the
     copy waits for the write two halves back, with a single buffer for the one just before.
     """
-    writer, costs = workload.writer, crew.machine.host.deepspeed
+    writer, costs = workload.writer, group.machine.host.deepspeed
     back = 1 if writer.io_buffer_double else 0
-    phase = PhaseWriter(name, crew)
+    phase = PhaseWriter(name, group)
     for size in blocks(part.size, writer.portion, most=_MOST_PORTIONS):
         phase.segment()
         free = phase.earlier(IO, back)
         call = costs.blocking_copy_call.value
         if writer.use_gds:
-            filled = 2 * size / crew.machine.accelerator.hbm_rate
+            filled = 2 * size / group.machine.accelerator.hbm_rate
             phase.work(-(-size // writer.portion) * call + filled, label="fill", after=free)
         elif part.device == "hbm":
             phase.from_gpu(size, pinned=True, each=writer.portion, call_s=call, after=free)
@@ -114,12 +115,12 @@ def _direct(name: str, part: Part, workload: Checkpointing, crew: Crew) -> Sched
     return phase.finish()
 
 
-def _through_python(name: str, part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
+def _through_python(name: str, part: Part, workload: Checkpointing, group: RankGroup) -> Schedule:
     """The fast writer under PyTorch as it is: every tensor is copied into a NumPy array and from there into
     the buffer (FastFileWriter.write, bytes_to_tensor), the thread doing one after the other."""
     writer = workload.writer
     back = 1 if writer.io_buffer_double else 0
-    phase = PhaseWriter(name, crew)
+    phase = PhaseWriter(name, group)
     for size in blocks(part.size, writer.portion, most=_MOST_PORTIONS):
         phase.segment()
         _to_host(phase, part, size)
@@ -146,38 +147,37 @@ def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[
 # -- buffered writes -----------------------------------------------------------------------------
 
 
-def copied_files(name: str, part: Part, workload: Checkpointing, crew: Crew) -> WrittenPhase:
-    """Swap files are copied from ``crew.swap`` to ``crew.tier`` and flushed."""
-    flushed = workload.model_copy(update={"fsync": True})
-    return _buffered_phases(name, part, flushed, crew)[0]
-
-
-def _buffered_phases(name: str, part: Part, workload: Checkpointing, crew: Crew) -> list[WrittenPhase]:
+def _buffered_phases(name: str, part: Part, workload: Checkpointing, group: RankGroup) -> list[Phase]:
     """``torch.save`` to a file, or a copy of swap files, through the page cache.
 
     The call returns when everything is in the page cache, unless writers are told to flush or there is more
     than may be dirty; what is left is written behind the training. As much as may be dirty counts as left,
     though fast drives will have written some of it.
     """
-    kind = crew.machine.tiers[crew.tier].kind
-    sizes = blocks(part.size, BLOCK, most=MOST_BLOCKS)
-    begin, limit = _SENT_AT_ONCE if kind == "pfs" else _dirty_lags(crew, sizes[0])
+    kind = group.machine.tiers[group.tier].kind
+    sizes = blocks(part.size, _BLOCK, most=_MOST_BLOCKS)
+    begin, limit = _SENT_AT_ONCE if kind == "pfs" else _dirty_lags(group, sizes[0])
     through = workload.fsync or kind in _FLUSHED_AT_CLOSE
     flushed = len(sizes) if through else max(0, len(sizes) - limit)
-    phases = [WrittenPhase(name, _buffered(name, part, workload, crew, sizes, (begin, limit, flushed)))]
+    phases = [_phase(name, _buffered, part, workload, group, sizes, (begin, limit, flushed))]
     if left := sizes[flushed:]:
-        behind = PhaseWriter(f"write back {part.name}", crew)
-        for size in left:
-            behind.segment()
-            behind.write(size)
-        phases.append(WrittenPhase(f"write back {part.name}", behind.finish(), background=True))
+        phases.append(_phase(f"write back {part.name}", _written_back, left, group, background=True))
     return phases
 
 
-def _dirty_lags(crew: Crew, block: int) -> tuple[int, int]:
+def _written_back(name: str, sizes: list[int], group: RankGroup) -> Schedule:
+    """The kernel writes what is dirty."""
+    phase = PhaseWriter(name, group)
+    for size in sizes:
+        phase.segment()
+        phase.write(size)
+    return phase.finish()
+
+
+def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
     """[blocks] of each writer that are dirty when the kernel begins to write and when writers wait."""
-    memory = crew.machine.tiers["dram"].capacity - crew.machine.host.reserved_bytes
-    share = memory / crew.per_node
+    memory = group.machine.tiers["dram"].capacity - group.machine.host.reserved_bytes
+    share = memory / group.per_node
     limit = max(2, int(DIRTY_LIMIT * share) // block)
     return min(limit - 1, int(DIRTY_BACKGROUND * share) // block), limit
 
@@ -186,7 +186,7 @@ def _buffered(
     name: str,
     part: Part,
     workload: Checkpointing,
-    crew: Crew,
+    group: RankGroup,
     sizes: list[int],
     lags: tuple[int, int, int],
 ) -> Schedule:
@@ -196,12 +196,12 @@ def _buffered(
     written in this phase.
     """
     begin, limit, flushed = lags
-    phase = PhaseWriter(name, crew)
+    phase = PhaseWriter(name, group)
     for index, size in enumerate(sizes):
         phase.segment()
         wait = phase.earlier(IO, limit - 1 - begin) if index >= limit else ()
         if part.device == "nvme":
-            phase.read(size, tier=crew.swap)
+            phase.read(size, tier=group.swap)
             phase.work(size * FILE_COPY_S, label="page cache", after=(*wait, *phase.so_far(READ)))
             phase.in_host("from file to file", size)
         else:
@@ -232,10 +232,10 @@ def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
 # -- before anything is written ------------------------------------------------------------------
 
 
-def _snapshot(part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
+def _snapshot(name: str, part: Part, workload: Checkpointing, group: RankGroup) -> Schedule:
     """Copy everything into host memory while training stands still (``async_save``, BlockingAsyncStager)."""
-    phase = PhaseWriter(f"snapshot of {part.name}", crew)
-    for size in blocks(part.size, BLOCK, most=MOST_BLOCKS):
+    phase = PhaseWriter(name, group)
+    for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
         phase.segment()
         if part.device == "hbm":
             if not workload.pin_memory:
@@ -248,11 +248,11 @@ def _snapshot(part: Part, workload: Checkpointing, crew: Crew) -> Schedule:
     return phase.finish()
 
 
-def _gathered(model: ModelShape, crew: Crew) -> Schedule:
+def _gathered(name: str, model: ModelShape, group: RankGroup) -> Schedule:
     """Module by module: gather from all ranks, copy on rank 0, broadcast back (GatheredParameters with
     ``modifier_rank=0``, ``_zero3_consolidated_16bit_state_dict``). Here all modules of a layer at once."""
-    ranks, costs = len(crew.ranks), crew.machine.host.deepspeed
-    phase = PhaseWriter("gather weights", crew)
+    ranks, costs = len(group.ranks), group.machine.host.deepspeed
+    phase = PhaseWriter(name, group)
     groups = ((model.modules_before, 1), (model.layer, model.num_hidden_layers), (model.modules_after, 1))
     for modules, repeat in groups:
         tensors = [
@@ -272,4 +272,60 @@ def _gathered(model: ModelShape, crew: Crew) -> Schedule:
             phase.from_first_gpu(size, after=phase.so_far(HOST, COMM))
             if ranks > 1:
                 phase.collective("broadcast", size, after=phase.so_far(COPY))
+    return phase.finish()
+
+
+# -- restoring -----------------------------------------------------------------------------------
+
+
+def restore_phases(parts: Sequence[Part], workload: Checkpointing, group: RankGroup) -> tuple[Phase, ...]:
+    """Everything from the call of load until training can go on, in order; ``group`` are all ranks.
+
+    ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221: ``torch.load`` of each file into host memory, then
+    ``load_state_dict`` copies tensor by tensor. Below stage 3 every rank reads the whole file of the weights
+    (and at stage 0 of all states); ranks of a node find it in the page cache once one of them has read it.
+    """
+    phases = []
+    for part in parts:
+        if part.device == "nvme":
+            back = group._replace(tier=group.swap, swap=group.tier)
+            flushed = workload.model_copy(update={"fsync": True})
+            copied = _buffered_phases(f"copy back {part.name}", part, flushed, back)[0]
+            phases.append(replace(copied, kind="restore"))
+            continue
+        sharded = len(part.writers) == len(group.ranks) and not part.same_file and not _split(workload)
+        size = part.size if sharded else part.size * (1 if part.same_file else len(part.writers))
+        consolidated = workload.contents == "consolidated"
+        whole = part._replace(size=size, device="hbm" if consolidated else part.device)
+        sharers = 1 if sharded else group.per_node
+        phases.append(_phase(f"read {part.name}", _loaded, whole, group, sharers, kind="restore"))
+        phases.append(_phase(f"place {part.name}", _placed, whole, group, kind="restore"))
+    return tuple(phases)
+
+
+def _split(workload: Checkpointing) -> bool:
+    """Pieces of one state that all ranks hold."""
+    return workload.contents == "zero" and workload.stage == 0
+
+
+def _loaded(name: str, part: Part, group: RankGroup, sharers: int) -> Schedule:
+    """Storage to page cache to fresh memory; ``sharers`` ranks of a node read a file together."""
+    phase = PhaseWriter(name, group)
+    for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
+        phase.segment()
+        phase.read(-(-size // sharers), tier=group.tier)
+        phase.work(size * part.fresh * FRESH_READ_S, label="new pages", after=phase.so_far(READ))
+        phase.in_host("from the page cache", size)
+    return phase.finish()
+
+
+def _placed(name: str, part: Part, group: RankGroup) -> Schedule:
+    """Pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
+    phase = PhaseWriter(name, group)
+    for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
+        phase.segment()
+        if part.device == "hbm":
+            phase.to_gpu(size, pinned=False, after=phase.so_far(HOST, COPY))
+        else:
+            phase.in_host("into the optimizer", size)
     return phase.finish()

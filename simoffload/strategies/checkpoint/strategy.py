@@ -12,7 +12,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.strategies.base import Move, Plan, Strategy
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
-from simoffload.strategies.destination import Destination, Written, refused
+from simoffload.strategies.placement import Placement, refused
 from simoffload.workload import Checkpointing
 
 __all__ = ["CheckpointStorage"]
@@ -22,6 +22,7 @@ class CheckpointStorage(Strategy):
     """Where checkpoints go that are simulated by themselves."""
 
     serves: ClassVar = frozenset({"checkpoint"})
+    tier_keys: ClassVar = {"tier": "storage", "swap": "storage"}
 
     kind: Literal["checkpoint"] = "checkpoint"
     tier: Annotated[str, Field(min_length=1)]
@@ -30,23 +31,33 @@ class CheckpointStorage(Strategy):
     """Tier of the optimizer's swap files with ``offload_optimizer: nvme``; by default the first with local
     drives."""
 
-    def places(self, _machine: Machine) -> Destination:
+    def places(self, _machine: Machine) -> Placement:
         """Where the checkpoints go."""
-        return Destination(self.tier)
+        return Placement(self.tier)
 
-    def retarget(self, written: Written, destination: Destination | None, machine: Machine) -> Written:
-        """The section ``strategy`` with another storage tier. Raises PlacementError for all else."""
-        storage = [tier.name for tier in machine.tiers.values() if tier.kind not in {"hbm", "dram"}]
-        memory = machine.tiers.keys() - set(storage)
-        if destination is None or destination.optimizer is not None or destination.weights in memory:
-            why = f"checkpoints go to storage (has: {', '.join(storage) or 'none'})"
-            raise refused(destination, self.kind, why)
-        return written | {"tier": destination.weights}
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """All tiers of storage."""
+        storage = (tier for tier in machine.tiers.values() if tier.kind not in {"hbm", "dram"})
+        return tuple(Placement(tier.name) for tier in storage)
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """Checkpoints on another tier of storage. Raises PlacementError for all else."""
+        known = self.placements(machine)
+        if placement not in known:
+            has = ", ".join(map(str, known)) or "none"
+            raise refused(placement, self.kind, f"checkpoints go to storage (has: {has})")
+        return (Edit.at("strategy.tier", placement.weights),)
+
+    def resident(self) -> tuple[Edit, ...]:
+        """None. Raises PlacementError: GPUs lose what a checkpoint is for."""
+        raise refused("resident", self.kind, "checkpoints go to storage")
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
-        """Checkpoints on every tier; those that are no storage are refused when they are tried."""
-        for tier in sorted(plan.machine.tiers.values(), key=lambda one: one.capacity):
-            yield (Move("tier", f"checkpoints on {tier.name}", (Edit.at("strategy.tier", tier.name),)),)
+        """Checkpoints on every tier of storage."""
+        machine = plan.machine
+        tiers = [one.weights for one in self.placements(machine)]
+        for tier in sorted(tiers, key=lambda one: machine.tiers[one].capacity):
+            yield (Move("tier", f"checkpoints on {tier}", (Edit.at("strategy.tier", tier),)),)
 
     def plan(self, model: ModelShape, workload: Checkpointing, machine: Machine) -> CheckpointPlan:
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed cannot do."""

@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.strategies.base import Move, Tunable
+from simoffload.strategies.ds_config.export import BATCH
 from simoffload.strategies.ds_config.parameters import OffloadSettings
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
 from simoffload.strategies.ds_config.training import TrainingSettings
 
-__all__ = ["allowing", "fetching", "stages", "training"]
+__all__ = ["allowing", "fetching", "released", "stages", "training"]
 
 _CONFIG = ("strategy", "ds_config")
 _ZERO = (*_CONFIG, "zero_optimization")
+_ALL_GPUS, _MICRO_BATCH, _ACCUMULATION = BATCH
+_REPEATED = {"batch_size": _MICRO_BATCH, "gradient_accumulation_steps": _ACCUMULATION}
+"""Keys of ds_config that repeat the workload, by its own."""
 Value = int | bool
 
 
@@ -73,6 +77,13 @@ def allowing(
     if zero.offload_optimizer is not None and zero.offload_optimizer.super_offload and tier != "dram":
         found.append(Edit((*_ZERO, "offload_optimizer", "super_offload"), False))
     return tuple(found)
+
+
+def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
+    """The batch of all GPUs, and what repeats ``changed`` keys of the workload, left to the workload."""
+    repeated = (_ALL_GPUS, *(_REPEATED[key] for key in changed))
+    found = (key for key in repeated if getattr(config, key) not in (None, "auto"))
+    return tuple(Edit(("strategy", "ds_config", key), "auto") for key in found)
 
 
 def _halved(now: Value) -> Iterator[Value]:

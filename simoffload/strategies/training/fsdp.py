@@ -25,13 +25,13 @@ from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Move, Plan, Strategy
 from simoffload.strategies.calibrated import ranks_beyond
-from simoffload.strategies.destination import Destination, Written, refused, whole_copies
 from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.activations import activations_of
-from simoffload.strategies.training.memory.moments import MICRO_STEP, OPTIMIZER_STEP
+from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import OPTIMIZER, micro_steps
 from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.timing import TrainingTiming
@@ -72,26 +72,25 @@ class Fsdp(Strategy):
     """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 unless it is set
     already); by default the cores over the ranks."""
 
-    def places(self, _machine: Machine) -> Destination:
+    def places(self, _machine: Machine) -> Placement:
         """Where it keeps parameters, gradients and optimizer."""
         tier = "dram" if self.cpu_offload else "hbm"
-        return Destination(tier, tier)
+        return Placement(tier, tier)
 
-    def retarget(self, written: Written, destination: Destination | None, _machine: Machine) -> Written:
-        """The section ``strategy`` with or without ``cpu_offload``, or resident.
+    def placements(self, _machine: Machine) -> tuple[Placement, ...]:
+        """Everything in HBM, or everything in host memory."""
+        return Placement("hbm", "hbm"), Placement("dram", "dram")
 
-        Raises PlacementError for what FSDP cannot do.
-        """
-        if destination is None:
-            return whole_copies(self.ranks)
-        weights, optimizer = destination
-        if weights not in {"hbm", "dram"} or optimizer not in {weights, None}:
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """``cpu_offload`` set or not. Raises PlacementError for what FSDP cannot do."""
+        weights, optimizer = placement
+        if (weights, optimizer or weights) not in self.placements(machine):
             why = (
                 "it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
                 "memory (dram+dram); strategy.kind zero_training offloads otherwise"
             )
-            raise refused(destination, self.kind, why)
-        return written | {"cpu_offload": weights == "dram"}
+            raise refused(placement, self.kind, why)
+        return (Edit.at("strategy.cpu_offload", weights == "dram"),)
 
     def moves(self, _plan: Plan) -> Iterator[tuple[Move, ...]]:
         """Everything in host memory."""

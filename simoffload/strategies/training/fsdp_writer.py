@@ -18,9 +18,8 @@ from typing import NamedTuple
 from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.stream_writer import HOST, StreamWriter
-from simoffload.strategies.training.cpu_adam import TORCH_ADAM, TORCH_WEIGHT_DECAY
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
-from simoffload.strategies.training.timing import TrainingTiming
+from simoffload.strategies.training.timing import TORCH_ADAM, TORCH_WEIGHT_DECAY, TrainingTiming
 from simoffload.strategies.training.trace import Event, MicroStep
 
 __all__ = ["ADAMW", "FsdpWriter", "Units"]

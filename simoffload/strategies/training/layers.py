@@ -6,22 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
-from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.limits import count_elements
-from simoffload.models import ModelShape
 from simoffload.strategies.actions import Idle, Tensor
 from simoffload.strategies.coordinator import Layers
 from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.training.recurrence import Passes, Period, Skip, State, reused
-from simoffload.strategies.training.swap import GradientSwapper, NoSink, sub_groups
-from simoffload.strategies.training.tensors import partitioned
-from simoffload.strategies.training.trace import MicroStep, micro_step
-from simoffload.strategies.training.walk import Bucket, Parameters, coordinator_of, hook
+from simoffload.strategies.layer_period import Passes, Period, Skip, State, reused
+from simoffload.strategies.training.state import TrainingState
+from simoffload.strategies.training.storage_io import GradientSwapper, NoSink
+from simoffload.strategies.training.trace import micro_step
+from simoffload.strategies.training.walk import Bucket, Parameters, WalkedStep, hook
 from simoffload.workload import Training
 
-__all__ = ["Shortened", "TrainedLayers"]
+__all__ = ["TrainedLayers"]
 
 _GUESSES = (12, 48, 192)
 """Layers of the models in which a period of the coordinator is looked for."""
@@ -31,47 +28,38 @@ _SETTLING = 6
 """Layers until what is written down repeats as the coordinator does (our choice; it is checked each time)."""
 
 
-class Shortened(NamedTuple):
-    """A micro-step of the model, with layers left out."""
-
-    trace: MicroStep
-    parameters: Parameters
-    layers: Layers
-    forward: Skip | None = None
-    backward: Skip | None = None
-
-
 @dataclass(frozen=True)
 class TrainedLayers:
     """The model's micro-step and tensors, of one layer or of a few."""
 
-    model: ModelShape
+    state: TrainingState
     workload: Training
-    settings: TrainingSettings
-    ranks: int
 
     @property
     def count(self) -> int:
         """Layers of the whole model."""
-        return self.model.num_hidden_layers
+        return self.state.model.num_hidden_layers
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """DeepSpeed's."""
+        return self.state.settings
 
     @cached_property
-    def _known(self) -> dict[int, Shortened]:
+    def _known(self) -> dict[int, WalkedStep]:
         """By the number of layers: parts of a step ask for the same few."""
         return {}
 
-    def shortened(self, count: int) -> Shortened:
+    def shortened(self, count: int) -> WalkedStep:
         """A micro-step through ``count`` layers."""
         if count not in self._known:
             self._known[count] = self._cut(count)
         return self._known[count]
 
-    def _cut(self, count: int) -> Shortened:
-        work, model = self.workload, replace(self.model, num_hidden_layers=count)
+    def _cut(self, count: int) -> WalkedStep:
+        work, model = self.workload, replace(self.state.model, num_hidden_layers=count)
         trace = micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
-        parameters = partitioned(
-            trace, self.settings, ranks=self.ranks, dtype_bytes=self.model.dtype_bytes, kept=False
-        )
+        parameters = Parameters.of(trace, self.state.of_layers(count))
         pieces = dict(trace.pieces(backward=False))
         first, end = (
             max((1 + i for one in pieces[visit] for i in parameters.owned[one.instance]), default=0)
@@ -87,44 +75,13 @@ class TrainedLayers:
             left_out=self.count - count,
             again=True,
         )
-        return Shortened(trace, parameters, layers)
+        return WalkedStep(trace, parameters, layers)
 
-    @cached_property
-    def _one(self) -> Shortened:
-        return self.shortened(1)
-
-    @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor of the whole model, if layers are alike."""
-        return self._all(range(len(self._one.parameters.tensors)))
-
-    @cached_property
-    def trained(self) -> tuple[Tensor, ...]:
-        """Those that have gradients."""
-        return self._all(sorted({i for own in self._one.parameters.trained.values() for i in own}))
-
-    def _all(self, indices: range | list[int]) -> tuple[Tensor, ...]:
-        one, layers = self._one.parameters.tensors, self._one.layers
-        head = tuple(one[index] for index in indices if index < layers.first_tensor)
-        layer = tuple(one[index] for index in indices if layers.first_tensor <= index < layers.tail_tensor)
-        tail = tuple(one[index] for index in indices if index >= layers.tail_tensor)
-        count_elements(len(layer) * self.count)
-        return (*head, *(layer * self.count), *tail)
-
-    @cached_property
-    def alike(self) -> bool:
-        """Whether all layers' tensors are kept in the same places, and no tensor is told from its likes."""
-        settings, layers = self.settings, self._one.layers
-        if settings.super_offload or settings.ratio != 1.0 or not layers.tensors:
-            return False
-        params = settings.params
-        small = sum(one.numel for one in self.tensors if one.numel <= params.param_persistence_threshold)
-        if settings.stage == 3 and small > params.model_persistence_threshold:
-            return False
-        if params.device != "nvme" or not any(tensor.on_nvme for tensor in self.tensors):
-            return True
-        # A first sub-group that has no room leaves none for others.
-        return sub_groups(self.tensors, settings.sub_group_size)[0].numel > params.max_in_cpu
+    @property
+    def _layers(self) -> Layers:
+        layers = self.shortened(1).layers
+        assert layers is not None
+        return layers
 
     # -- periods --------------------------------------------------------------------------------
 
@@ -146,34 +103,39 @@ class TrainedLayers:
         return self._coordinated[warm]
 
     def _search(self, guess: int, *, warm: bool) -> tuple[Period, Period, int] | None:
-        trace, parameters, layers, _, _ = self.shortened(guess)
-        walk = coordinator_of(trace, parameters, self.settings, self.ranks, Idle(), warm=warm, layers=layers)
-        passes = Passes(trace, layers, walk)
+        step = self.shortened(guess)
+        walk = step.coordinator(self.state, Idle(), warm=warm)
+        passes = Passes(step.trace, step.layers, walk)
         periods: list[Period] = []
         ahead = 0
         try:
             for backward in (False, True):
                 met: dict[State, int] = {}
-                for visit, events in trace.pieces(backward=backward):
+                for visit, events in step.trace.pieces(backward=backward):
                     if len(periods) == backward and 0 <= visit < guess:
                         state = passes.state(visit, backward=backward)
                         if state is None:
                             return None
                         if state in met:
                             periods.append(Period(met[state], visit - met[state]))
-                            ahead = max(ahead, -(-walk.ahead // len(layers.tensors)))
+                            ahead = max(ahead, -(-walk.ahead // len(self._layers.tensors)))
                             if backward:
                                 return periods[0], periods[1], ahead
                         met[state] = visit
                     for event in events:
-                        hook(event, walk, parameters)
+                        hook(event, walk, step.parameters)
         except InputError:
             pass  # where DeepSpeed would stop, the walk through the whole model says so
         return None
 
     def gradients(self, swapper: GradientSwapper | None) -> Period | None:
         """The period of what waits in the bucket and, if they go there, in swap buffers."""
-        bucket = Bucket(_Swapped(swapper), self.settings.reduce_bucket_size)
+
+        def reduce(tensors: Sequence[Tensor]) -> None:
+            if swapper is not None:
+                swapper.insert(NoSink(), tensors)
+
+        bucket = Bucket(self.settings.reduce_bucket_size, reduce)
         before, layer, _ = self._completed
         bucket.add_all(before)
         met: dict[State, int] = {}
@@ -188,7 +150,7 @@ class TrainedLayers:
     @cached_property
     def _completed(self) -> list[list[Tensor]]:
         """Gradients that come in backward before the layers, of a layer, and after them."""
-        trace, parameters = self._one.trace, self._one.parameters
+        trace, parameters, *_ = self.shortened(1)
         return [
             [tensor for event in events for tensor in parameters.completed(event)]
             for _, events in trace.pieces(backward=True)
@@ -213,16 +175,16 @@ class TrainedLayers:
 
     # -- what is left out -----------------------------------------------------------------------
 
-    def without(self, gradients: Period | None, *, warm: bool = True) -> Shortened | None:
+    def without(self, gradients: Period | None, *, warm: bool = True) -> WalkedStep | None:
         """The shortest micro-step that stands for the whole one; None if there is none that is shorter.
 
         ``gradients`` is the period of their waiting, None where only forward matters.
         """
-        coordinated = self.coordinated(warm=warm) if self.alike else None
+        coordinated = self.coordinated(warm=warm) if self.state.homogeneous else None
         if coordinated is None:
             return None
         forward, backward, ahead = coordinated
-        kept = reused(self._one.layers, self.settings.params.max_reuse_distance)
+        kept = reused(self._layers, self.settings.params.max_reuse_distance)
         kept = kept if self.settings.stage == 3 else 0
         start = max(2, forward.first)  # the first two layers' checkpoints are apart
         needed = start + forward.layers + _SETTLING + ahead + kept
@@ -242,16 +204,3 @@ class TrainedLayers:
         if gradients is None:
             return short
         return short._replace(backward=Skip(period, start_back, walked, left // period))
-
-
-class _Swapped:
-    """What is reduced goes to swap buffers, if there are any."""
-
-    def __init__(self, swapper: GradientSwapper | None) -> None:
-        self._swapper = swapper
-
-    def gradient(self, _tensor: Tensor, /, *, contiguous: bool) -> None: ...
-
-    def reduce(self, tensors: Sequence[Tensor], /) -> None:
-        if self._swapper is not None:
-            self._swapper.insert(NoSink(), tensors)

@@ -9,41 +9,44 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import Estimate, Moment
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.aio import aio_unit
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.calibrated import ranks_beyond
-from simoffload.strategies.checkpoint.of_training import config_warnings, plan_of_training
+from simoffload.strategies.checkpoint.from_training import config_warnings, plan_of_training
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.coordinator import Layers, Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.ds_config.tunables import training as tunables
-from simoffload.strategies.forward import Placement
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.stream_writer import Ways
 from simoffload.strategies.training.activation_offload import ActivationOffload
-from simoffload.strategies.training.facts import Places, StepFacts, Update
-from simoffload.strategies.training.layers import Shortened, TrainedLayers
-from simoffload.strategies.training.memory import estimates_for, training_moments
-from simoffload.strategies.training.modes import step_of
+from simoffload.strategies.training.layers import TrainedLayers
+from simoffload.strategies.training.memory.estimators import estimates_for
+from simoffload.strategies.training.memory.stages import training_moments
+from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.strategies.training.step import Step
+from simoffload.strategies.training.step_variants import step_of
 from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.storage_io import (
+    GradientSwapper,
+    NoSink,
     RankFiles,
     StorageStage,
     by_tier,
-    rank_files,
-    stages_until_first_step,
-    steady_stages,
+    check_buffers,
 )
-from simoffload.strategies.training.swap import GradientSwapper, NoSink, SubGroup, check_buffers, sub_groups
-from simoffload.strategies.training.tensors import partitioned
 from simoffload.strategies.training.timing import TrainingTiming
-from simoffload.strategies.training.walk import Parameters, Peak, Walk, buckets, gathered_peak
+from simoffload.strategies.training.walk import (
+    MicroStepReplay,
+    Parameters,
+    Peak,
+    WalkedStep,
+    buckets,
+    gathered_peak,
+)
 from simoffload.strategies.training.writer import MicroStepWriter, Stage
 from simoffload.workload import Training, TrainingCheckpoints
 
@@ -85,82 +88,39 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def step(self) -> Step:
         """A step as the configured mode has it: plain, ZenFlow, SuperOffload."""
-        return step_of(
-            StepFacts(
-                settings=self.settings,
-                timing=self.timing,
-                places=self.places,
-                tensors=self.tensors,
-                everything=lambda: self.parameters,
-                updates=self.updates,
-                dtype_bytes=self.model.dtype_bytes,
-                accumulation=self.workload.gradient_accumulation_steps,
-            )
-        )
+        return step_of(self)
+
+    @property
+    def processes(self) -> int:
+        """Ranks on one host."""
+        return self.machine.ranks_per_node(self.places.ranks)
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
         """One step of the steady state."""
         return self.step.parts
 
-    # -- tensors --------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------
+
+    @cached_property
+    def state(self) -> TrainingState:
+        """Tensors, partitions and sub-groups, and where each is kept."""
+        return TrainingState(self.model, self.settings, self.places, self.weight_bits)
 
     @cached_property
     def parameters(self) -> Parameters:
         """All tensors with their partitions, and the modules that need them."""
-        return partitioned(
-            self.trace, self.settings, ranks=self.places.ranks, dtype_bytes=self.model.dtype_bytes
-        )
+        return Parameters.of(self.trace, self.state.tensors)
 
     @cached_property
     def layered(self) -> TrainedLayers:
         """The model with as many layers as one wants."""
-        return TrainedLayers(self.model, self.workload, self.settings, self.places.ranks)
-
-    @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors with their partitions."""
-        return self.layered.tensors if self.layered.alike else self.parameters.tensors
-
-    @cached_property
-    def trained(self) -> tuple[Tensor, ...]:
-        """The tensors that the optimizer updates; all of them but for LoRA."""
-        if self.layered.alike:
-            return self.layered.trained
-        parameters = self.parameters
-        indices = sorted({index for found in parameters.trained.values() for index in found})
-        return tuple(parameters.tensors[index] for index in indices)
-
-    @cached_property
-    def updates(self) -> tuple[Update, ...]:
-        """What the optimizer does with every sub-group."""
-        settings = self.settings
-        if settings.stage == 3:
-            groups = sub_groups(self.trained, settings.sub_group_size)
-        else:
-            groups = (SubGroup(self.trained),)
-        on_cpu_from = int((1 - settings.ratio) * len(groups))
-        updates = []
-        for index, group in enumerate(groups):
-            on_gpu = settings.optimizer_device == "none" or index < on_cpu_from
-            swapped = (
-                settings.optimizer_device == "nvme"  # whatever ``ratio`` says (_swappable_optimizer_subgroup)
-                and group.numel * SINGLE >= settings.params.min_swap_bytes
-            )
-            updates.append(Update(group, on_gpu, swapped, self._place(group)))
-        return tuple(updates)
-
-    def _place(self, group: SubGroup) -> str:
-        device = self.settings.params.device
-        if device == "nvme":
-            return "nvme" if any(tensor.on_nvme for tensor in group.tensors) else "dram"
-        return "dram" if device == "cpu" else "hbm"
+        return TrainedLayers(self.state, self.workload)
 
     def check(self) -> None:
         """Raise InputError for what DeepSpeed refuses at start-up."""
         self.step.check()
-        swapped = sum(update.swapped for update in self.updates)
-        check_buffers(self.tensors, self.settings, swapped=swapped)
+        check_buffers(self.state)
 
     # -- schedules ------------------------------------------------------------------------------
 
@@ -174,98 +134,62 @@ class ZeroTrainingPlan(StepWork):
             length=self.workload.sequence_length,
         )
 
-    @property
-    def placement(self) -> Placement:
-        """Where parameters live."""
-        return Placement(self.places.weights, self.places.ranks, self.model.dtype_bytes, self.settings.params)
-
-    def swapper(self) -> GradientSwapper | None:
-        """Buffers of gradients on their way to storage; None if they stay in memory."""
-        if not any(update.swapped for update in self.updates):
-            return None
-        settings = self.settings.params
-        return GradientSwapper(
-            tier=self.places.optimizer,
-            buffers=self.settings.buffer_count,
-            buffer_numel=max(update.group.numel for update in self.updates),
-            alignment=aio_unit(settings.threads),
-            smallest=settings.min_swap_bytes,
-        )
-
     def schedule(self, part: StepPart) -> Schedule:
         """The operations of one part of a step."""
         write = self.step.writers.get(part.title)
         if write is not None:
-            swapper = self.swapper()
+            swapper = GradientSwapper.of(self.state)
             if swapper is not None:
                 self._fill(swapper)
             out = self._writer(part, swapper)
             write(out, part)
             return out.build()
-        short = self._short(part)
-        if short is not None:
-            out = self._writer(part, self.swapper(), layers=short.layers.walked)
-            if self._walk(part, out, short):
-                return out.build()
-        out = self._writer(part, self.swapper())
-        self._walk(part, out)
+        for step in (self._short(part), self._whole):
+            if step is not None:
+                out = self._writer(part, GradientSwapper.of(self.state), step.layers)
+                walk = MicroStepReplay(step, self.state, out)
+                if walk.forward() if part.phase == "forward" else walk.backward():
+                    break
         return out.build()
 
     def _writer(
-        self, part: StepPart, swapper: GradientSwapper | None, *, layers: int | None = None
+        self, part: StepPart, swapper: GradientSwapper | None, layers: Layers | None = None
     ) -> MicroStepWriter:
-        """What writes a part down; of a micro-step of ``layers`` layers if some are left out."""
+        """What writes a part down; of a micro-step with ``layers`` left out, if that is so."""
         return MicroStepWriter(
             name=part.title,
-            placement=self.placement,
-            settings=self.settings,
+            state=self.state,
             timing=self.timing,
             stage=Stage(accumulates=part.micro_step > 0, boundary=part.boundary),
             swapper=swapper,
             hooks=self.step.hooks(),
             ways=self._ways,
-            activations=self._activations(layers or self.model.num_hidden_layers),
-            staying=frozenset(
-                id(tensor)
-                for update in self.updates
-                if self.settings.ratio != 1.0 and update.on_gpu and not update.swapped
-                for tensor in update.group.tensors
-            ),
+            activations=self._activations(self.model.num_hidden_layers if layers is None else layers.walked),
         )
+
+    @property
+    def _whole(self) -> WalkedStep:
+        """The micro-step with all its layers."""
+        return WalkedStep(self.trace, self.parameters)
 
     @cached_property
     def _ways(self) -> Ways:
         return {}
 
-    def _short(self, part: StepPart) -> Shortened | None:
+    def _short(self, part: StepPart) -> WalkedStep | None:
         """A micro-step of fewer layers that stands for the whole one."""
-        if not self.layered.alike or part.phase == "forward":
+        if not self.state.homogeneous or part.phase == "forward":
             return self.layered.without(None)
         swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
-        gradients = self.layered.gradients(self.swapper() if swaps else None)
+        gradients = self.layered.gradients(GradientSwapper.of(self.state) if swaps else None)
         return self.layered.without(gradients) if gradients is not None else None
-
-    def _walk(self, part: StepPart, out: MicroStepWriter, short: Shortened | None = None) -> bool:
-        """Write a pass down; whether layers that are left out are as those before them."""
-        walk = Walk(
-            trace=short.trace if short is not None else self.trace,
-            parameters=short.parameters if short is not None else self.parameters,
-            settings=self.settings,
-            ranks=self.places.ranks,
-            out=out,
-            layers=short.layers if short is not None else None,
-        )
-        forward, backward = (short.forward, short.backward) if short is not None else (None, None)
-        if part.phase == "forward":
-            return walk.forward(forward)
-        return walk.backward(backward, forward=forward)
 
     def _fill(self, swapper: GradientSwapper) -> None:
         """Leave in the swap buffers what backward has not filled one with."""
-        if self.layered.alike:
+        if self.state.homogeneous:
             self.layered.fill(swapper)
             return
-        for tensors in buckets(self.trace, self.parameters, self.settings.reduce_bucket_size):
+        for tensors in buckets(self._whole, self.settings.reduce_bucket_size):
             swapper.insert(NoSink(), tensors)
 
     def _activations(self, layers: int) -> ActivationOffload | None:
@@ -286,23 +210,13 @@ class ZeroTrainingPlan(StepWork):
         return self._peak(warm=True)
 
     def _peak(self, *, warm: bool) -> Peak:
-        gradients = self.layered.gradients(None) if self.layered.alike else None
+        gradients = self.layered.gradients(None) if self.state.homogeneous else None
         short = self.layered.without(gradients, warm=warm) if gradients is not None else None
-        if short is not None:
-            found = gathered_peak(
-                short.trace,
-                short.parameters,
-                self.settings,
-                self.places.ranks,
-                warm=warm,
-                layers=short.layers,
-                skips=(short.forward, short.backward),
-            )
+        for step in (short, self._whole):
+            found = gathered_peak(step, self.state, warm=warm) if step is not None else None
             if found is not None:
                 return found
-        whole = gathered_peak(self.trace, self.parameters, self.settings, self.places.ranks, warm=warm)
-        assert whole is not None
-        return whole
+        raise AssertionError("nothing is left out of the whole")
 
     def tunables(self) -> Iterator[Tunable]:
         """Those of fetching parameters, of gradients and of the optimizer."""
@@ -310,7 +224,7 @@ class ZeroTrainingPlan(StepWork):
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
         """The same with checkpoints as ``options`` and ds_config say; InputError where these contradict."""
-        saved = plan_of_training(options, self, self.config)
+        saved = plan_of_training(options, self)
         found = replace(self, saved=saved, warnings=(*self.warnings, *config_warnings(self.config)))
         vars(found).update({name: value for name, value in vars(self).items() if name not in vars(found)})
         return found
@@ -334,7 +248,7 @@ class ZeroTrainingPlan(StepWork):
     def steady_io(self) -> tuple[StorageStage, ...]:
         """What one rank moves to and from storage from update to update of the steady state."""
         read = self.peak.read if self.peak else ()
-        return steady_stages(self._files([(read, self.step.cycle)]))
+        return RankFiles(self.state).steady([(read, self.step.cycle)])
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
@@ -344,7 +258,7 @@ class ZeroTrainingPlan(StepWork):
             later = self.peak.read if self.peak else ()
             first = self._peak(warm=False).read
             passed = [(first, 1), (later, self.workload.gradient_accumulation_steps - 1)]
-        return stages_until_first_step(self._files(passed))
+        return RankFiles(self.state).until_first_step(passed)
 
     @property
     def requests(self) -> tuple[StorageRequests, ...]:
@@ -353,34 +267,10 @@ class ZeroTrainingPlan(StepWork):
         counts = by_tier(self.first_io, lambda transfer: transfer.full_requests(block=block, threads=threads))
         return tuple(StorageRequests(tier, block, *sums) for tier, sums in counts.items())
 
-    def _files(self, passed: Sequence[tuple[Sequence[Tensor], int]]) -> RankFiles:
-        """One rank's files, with the partitions that forward and backward read."""
-        return rank_files(
-            self.updates,
-            self.swapper(),
-            passed=passed,
-            dtype_bytes=self.model.dtype_bytes,
-            alignment=aio_unit(self.settings.params.threads),
-            tiers=(self.places.weights, self.places.optimizer),
-        )
-
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
         """What each tier must hold at each stage of the run."""
-        peak = self.peak
-        return training_moments(
-            self.model,
-            self.workload,
-            self.settings,
-            self.machine,
-            ranks=self.places.ranks,
-            weights_tier=self.places.weights,
-            optimizer_tier=self.places.optimizer,
-            gathered_elements=peak.gathered if peak else None,
-            gathered_while_reducing=peak.while_reducing if peak else None,
-            gather_batch=peak.largest if peak else None,
-            weight_bits=self.weight_bits,
-        )
+        return training_moments(self.state, self.workload, self.machine, peak=self.peak)
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:

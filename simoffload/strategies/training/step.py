@@ -1,21 +1,51 @@
-"""The parts of a training step and how each is written down: the plain step, which modes build on."""
+"""A training step: its parts, and how the optimizer's is written, sub-group after sub-group.
+
+The plain step, which modes build on. Sources: ``step`` and what it calls in deepspeed/runtime/zero/stage3.py
+and stage_1_and_2.py (0.19.6), and partitioned_optimizer_swapper.py, pipelined_optimizer_swapper.py.
+Everything on the host is one after the other; only a pipelined swapper reads one sub-group ahead and writes
+one behind.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from simoffload.errors import InputError
+from simoffload.models.shape import SINGLE
+from simoffload.schedule import Dependency
+from simoffload.strategies.checkpoint.host_costs import FREED_S, FRESH_CAST_S
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.training.facts import StepFacts
-from simoffload.strategies.training.optimizer import OptimizerStep
-from simoffload.strategies.training.writer import GradientHooks, MicroStepWriter
+from simoffload.strategies.stream_writer import HOST
+from simoffload.strategies.training.state import Update
+from simoffload.strategies.training.timing import DEEPSPEED_ADAM, TORCH_ADAM
+from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHooks, MicroStepWriter
 
-__all__ = ["OPTIMIZER", "PartWriter", "Step", "micro_steps", "refused"]
+if TYPE_CHECKING:
+    from simoffload.strategies.training.plan import ZeroTrainingPlan
+
+__all__ = [
+    "CPU_ADAM",
+    "CPU_LOOPS",
+    "OPTIMIZER",
+    "CpuWork",
+    "OptimizerStep",
+    "PartWriter",
+    "Step",
+    "micro_steps",
+    "refused",
+]
 
 OPTIMIZER = "optimizer"
 
 PartWriter = Callable[[MicroStepWriter, StepPart], None]
+
+CPU_ADAM = "CPU Adam"
+CPU_LOOPS = "CPU casts and scaling"
+_SCALE = 8
+"""[B] a gradient: read and written."""
 
 
 def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
@@ -34,18 +64,19 @@ def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
 class Step:
     """Gradients of all micro-steps are added up, then everything is updated."""
 
-    def __init__(self, facts: StepFacts) -> None:
-        self.facts = facts
+    def __init__(self, plan: ZeroTrainingPlan) -> None:
+        self.plan = plan
 
     @property
     def cycle(self) -> int:
         """Micro-steps from update to update."""
-        return self.facts.accumulation
+        return self.plan.workload.gradient_accumulation_steps
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
         """One step of the steady state, in order."""
-        return (*micro_steps(self.facts.accumulation, cycle=self.cycle), StepPart("optimizer", OPTIMIZER))
+        accumulation = self.plan.workload.gradient_accumulation_steps
+        return (*micro_steps(accumulation, cycle=self.cycle), StepPart("optimizer", OPTIMIZER))
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
@@ -60,9 +91,246 @@ class Step:
         """Raise InputError for what DeepSpeed stops at."""
 
     def _optimizer(self, out: MicroStepWriter, _part: StepPart) -> None:
-        OptimizerStep(out, self.facts).write()
+        OptimizerStep(out, self.plan).write()
 
 
 def refused(key: str, message: str) -> InputError:
     """A setting that DeepSpeed stops at, or that is not modelled; ``key`` is within zero_optimization."""
     return InputError.at(f"strategy.ds_config.zero_optimization.{key}", message)
+
+
+class OptimizerStep:
+    """Writes one step onto the streams of a micro-step's writer."""
+
+    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan) -> None:
+        self._out = out
+        self._plan = plan
+        self._settings = plan.settings
+        self._timing = plan.timing
+        self._cpu = CpuWork(out, plan)
+        self._size = plan.model.dtype_bytes
+        self._costs = plan.machine.host.training
+        self._ahead: int | None = None
+        self._writing = False
+
+    def write(self) -> None:
+        """The whole step: norm, sub-groups, and what brings parameters back to the GPU."""
+        self.begin()
+        out, updates = self._out, self._plan.state.updates
+        for index, update in enumerate(updates):
+            out.part("sub-group")
+            out.spend(self._costs.sub_group_call.value)
+            following = updates[index + 1] if index + 1 < len(updates) else None
+            if update.on_gpu and not update.swapped:
+                self._on_gpu(update)
+            else:
+                self._on_cpu(update, following)
+        self.gather()
+        self.end()
+
+    def begin(self) -> None:
+        """The norm of all gradients; those still in swap buffers are written."""
+        out, costs, updates = self._out, self._costs, self._plan.state.updates
+        out.part("optimizer")
+        tensors = sum(len(update.group.tensors) for update in updates)
+        out.spend(costs.step_call.value + costs.updated_parameter.value * tensors)
+        if out.swapper is not None and any(update.swapped for update in updates):
+            out.swapper.flush(out)
+
+    def gather(self) -> None:
+        """Updated parameters that every rank holds whole are gathered."""
+        out = self._out
+        out.part("after the step")
+        persistent = [tensor for tensor in self._plan.state.tensors if tensor.persistent]
+        if self._settings.stage == 3 and persistent:
+            out.host_waits(COMPUTE)  # parameters that were updated on the GPU
+            out.wait(out.gather(persistent, prefetch=False))
+        elif self._settings.stage in (1, 2):
+            self._gather_all()
+
+    def end(self) -> None:
+        """The host waits for what it has begun."""
+        self._out.host_waits(WRITE)
+        self._out.host_waits(COMPUTE)
+        self._out.host_waits(COPY)
+
+    # -- where the update is done ---------------------------------------------------------------
+
+    def _on_gpu(self, update: Update) -> None:
+        """Gradients to single precision, scaled, Adam, and cast back, all in HBM."""
+        numel = update.group.numel
+        out = self._out
+        casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)
+        out.flush()
+        fixed = casts + self._timing.gpu_adam(numel)
+        out.add("update", COMPUTE, fixed=fixed, label="Adam", after=out.host_so_far())
+
+    def _on_cpu(self, update: Update, following: Update | None) -> None:
+        numel = update.group.numel
+        if update.swapped:
+            self._swap_in(update, following)
+        self._cpu.scale(numel)
+        if update.on_gpu:  # its states came into host memory: PyTorch's Adam updates them there
+            self._cpu.loops(TORCH_ADAM * numel)
+        else:
+            self._update(numel)
+        self.give_back(update, pinned=self._settings.stage < 3 and self._settings.pin_memory)
+        if update.swapped:
+            self._swap_out(update, last=following is None)
+
+    def _update(self, numel: int) -> None:
+        """Adam, for which the host thread waits."""
+        self._cpu.adam(DEEPSPEED_ADAM * numel)
+
+    def give_back(self, update: Update, *, pinned: bool) -> None:
+        """Cast to 16 bit on the CPU, then to where the parameters are.
+
+        A copy between devices and types casts at its source, into a new pageable tensor (PyTorch,
+        aten/src/ATen/native/cuda/Copy.cu); stages 1 and 2 have a pinned one of their own.
+        """
+        numel, out = update.group.numel, self._out
+        self._cpu.loops((SINGLE + self._size) * numel)
+        size = self._size * numel
+        if update.params == "hbm":
+            if not pinned:
+                self._cpu.fresh(size)
+            out.to_gpu(size, pinned=pinned)
+        elif update.params == "nvme":
+            for tensor in update.group.tensors:
+                if tensor.on_nvme:
+                    written = out.aligned(tensor.slice_numel * self._size)
+                    out.write_parameter(written, tier=self._plan.places.weights, label=tensor.name)
+            out.host_waits(PARAMETERS)
+
+    def _gather_all(self) -> None:
+        """Every rank gets the others' updated parameters."""
+        out = self._out
+        if out.ranks == 1:
+            return
+        left = sum(update.group.numel for update in self._plan.state.updates)
+        bucket = max(1, self._settings.allgather_bucket_size // out.ranks)
+        while left > 0:
+            part = min(left, bucket)
+            left -= part
+            size = part * self._size * (out.ranks - 1)
+            route, latency = out.received("all-gather", size)
+            out.spend(out.costs.collective_call.value)
+            out.flush()
+            out.add(
+                "gather",
+                COMM,
+                fixed=latency,
+                size=size,
+                route=route,
+                after=(*out.host_so_far(), *out.so_far(COMPUTE), *out.so_far(COPY)),
+                collective=True,
+            )
+        out.host_waits(COMM)
+
+    # -- storage --------------------------------------------------------------------------------
+
+    def _swap_in(self, update: Update, following: Update | None) -> None:
+        """Read master, moments and gradient; with ``pipeline_read`` this was begun one sub-group ago."""
+        out = self._out
+        if self._ahead is None:
+            self._ahead = self._read(update)
+        out.host_waits(IO, self._ahead)
+        self._ahead = None
+        if self._settings.pipeline_read and following is not None and following.swapped:
+            self._ahead = self._read(following)
+
+    def _read(self, update: Update) -> int:
+        out = self._out
+        size = out.aligned(update.group.numel * SINGLE)
+        states = [size] * 3
+        out.flush()
+        after: tuple[Dependency, ...] = out.host_so_far()
+        for part in states:
+            ordinal = out.read_state(
+                part, tier=self._plan.places.optimizer, label="optimizer states", after=after
+            )
+        if not self._settings.pipelined:
+            # The gradient is asked for only when the states are there.
+            out.host_waits(IO)
+            out.flush()
+            after = out.host_so_far()
+        return out.read_state(
+            self._gradients(update, size),
+            tier=self._plan.places.optimizer,
+            label="gradients",
+            after=after,
+            last=ordinal,
+        )
+
+    def _gradients(self, update: Update, size: int) -> int:
+        held = out_numel(update, self._out)
+        return min(size, held) if held else 0
+
+    def _swap_out(self, update: Update, *, last: bool) -> None:
+        """Write master and moments; with ``pipeline_write`` the wait comes one sub-group later."""
+        out = self._out
+        if self._writing:
+            out.wait_writes()
+            self._writing = False
+        size = out.aligned(update.group.numel * SINGLE)
+        for _ in range(3):
+            out.write(size, tier=self._plan.places.optimizer, label="optimizer states")
+        if self._settings.pipeline_write and not last:
+            self._writing = True
+        else:
+            out.wait_writes()
+
+
+def out_numel(update: Update, out: MicroStepWriter) -> int:
+    """[B] of a sub-group's gradients that lie on storage."""
+    swapper = out.swapper
+    if swapper is None:
+        return 0
+    return sum(swapper.size(tensor) for tensor in update.group.tensors)
+
+
+class CpuWork:
+    """Writes what a rank's threads do in host memory: Adam, and PyTorch's loops over elements.
+
+    Work of the training process goes onto the host's stream, which then waits, that of so many ``threads`` of
+    another process onto a ``stream`` of its own. A mode that leaves cores to such a process binds only the
+    thread that calls (Linux: ``sched_setaffinity`` of one thread; psutil's ``cpu_affinity``): the training
+    process's OpenMP threads, which exist by then, keep all cores.
+    """
+
+    def __init__(
+        self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, threads: int | None = None, stream: int = HOST
+    ) -> None:
+        self._out = out
+        self._machine = plan.machine
+        self._threads = threads or plan.places.threads
+        self._processes = plan.processes
+        self._stream = stream
+
+    def adam(self, traffic: int) -> None:
+        """DeepSpeed's Adam, ``traffic`` [B]."""
+        rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
+        self._work(CPU_ADAM, traffic, rate)
+
+    def scale(self, numel: int) -> None:
+        """Gradients in single precision multiplied in place (``unscale_and_clip_grads``): a byte takes as
+        long as one of Adam's ("scale" beside "cpu_adam" in calibrate micro: 27 GB/s of one thread each)."""
+        rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
+        self._work(CPU_LOOPS, _SCALE * numel, rate)
+
+    def fresh(self, size: int) -> None:
+        """Memory that was never written is written by all threads, and given back by one: the kernel maps and
+        clears its pages first and takes them back afterwards."""
+        self._out.spend((FRESH_CAST_S / self._threads + FREED_S) * size)
+
+    def loops(self, traffic: int) -> None:
+        """Element-by-element work of PyTorch, ``traffic`` [B]."""
+        rate = self._machine.host.elementwise_rate(self._threads, processes=self._processes)
+        self._work(CPU_LOOPS, traffic, rate)
+
+    def _work(self, name: str, traffic: int, rate: int) -> None:
+        out = self._out
+        out.flush()
+        route = out.cpu_work(name, rate)
+        after = out.host_so_far() if self._stream != HOST else ()
+        out.add("cpu", self._stream, size=traffic, route=route, label=name, after=after)

@@ -1,29 +1,32 @@
 """What training reads from and writes to storage: at start-up, in the first step, and in every later one.
 
 Source: the code path of DeepSpeed 0.18.3 and 0.19.6 (stage3.py ``_create_fp32_partitions``,
-``create_reduce_and_remove_grad_hooks``, ``initialize_optimizer_states``, ``step``; swap_tensor/). Adam's
-moments do not exist before the first step, so that it reads only weight and gradient.
+``create_reduce_and_remove_grad_hooks``, ``initialize_optimizer_states``, ``step``; swap_tensor/:
+async_swapper.py for gradients, partitioned_optimizer_swapper.py, pipelined_optimizer_swapper.py,
+optimizer_utils.py). Adam's moments do not exist before the first step, so that it reads only weight and
+gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
+from simoffload.errors import InputError
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.aio import round_up
+from simoffload.strategies.aio import aio_unit, round_up
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.training.facts import Update
-from simoffload.strategies.training.swap import GradientSwapper
+from simoffload.strategies.training.state import TrainingState
 
 __all__ = [
+    "GradientSink",
+    "GradientSwapper",
     "RankFiles",
     "StorageStage",
     "Transfer",
     "by_tier",
-    "rank_files",
-    "stages_until_first_step",
-    "steady_stages",
+    "check_buffers",
 ]
 
 _PARAMS = "16-bit parameters"
@@ -60,116 +63,77 @@ class StorageStage(NamedTuple):
     transfers: tuple[Transfer, ...]
 
 
-class RankFiles(NamedTuple):
-    """Sizes of the files of one rank: of optimizer states, of gradients, of parameters."""
-
-    states: tuple[int, ...]
-    """One of single precision for each swapped sub-group."""
-    gradients: tuple[int, ...]
-    params: tuple[int, ...]
-    passed: tuple[tuple[tuple[int, ...], int], ...]
-    """Parameters that forward and backward read, and how often: those of passes that read the same."""
-    optimizer_tier: str
-    weights_tier: str
-
-    def read_states(self, times: int, what: str) -> Transfer:
-        """Of every swapped sub-group so many states are read."""
-        return Transfer(self.optimizer_tier, what, False, self.states, times)
-
-    def write_states(self, times: int, what: str) -> Transfer:
-        """Of every swapped sub-group so many states are written."""
-        return Transfer(self.optimizer_tier, what, True, self.states, times)
-
-    def move_gradients(self, *, written: bool) -> Transfer:
-        """All gradients that go to storage."""
-        return Transfer(self.optimizer_tier, "gradients", written, self.gradients)
-
-    def move_params(self, *, written: bool) -> Transfer:
-        """All parameters that lie on storage."""
-        return Transfer(self.weights_tier, _PARAMS, written, self.params)
-
-    def pass_through(self) -> tuple[Transfer, ...]:
-        """What forward and backward move."""
-        reads = (Transfer(self.weights_tier, _PARAMS, False, sizes, times) for sizes, times in self.passed)
-        return *reads, self.move_gradients(written=True)
+Passed = Sequence[tuple[Sequence[Tensor], int]]
+"""Partitions that forward and backward read, and how often: those of passes that read the same."""
 
 
-def rank_files(
-    updates: Sequence[Update],
-    swapper: GradientSwapper | None,
-    *,
-    passed: Sequence[tuple[Sequence[Tensor], int]],
-    dtype_bytes: int,
-    alignment: int,
-    tiers: tuple[str, str],
-) -> RankFiles:
-    """The files of one rank; ``passed`` = partitions read by forward and backward, and how often, ``tiers`` =
-    of weights and optimizer."""
+class RankFiles:
+    """The files of one rank: of each swapped sub-group's states, of gradients, of parameters."""
 
-    def params(tensors: Iterable[Tensor]) -> tuple[int, ...]:
-        return tuple(round_up(tensor.slice_numel * dtype_bytes, alignment) for tensor in tensors)
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._alignment = aio_unit(state.settings.params.threads)
+        self._states = tuple(round_up(group.numel * SINGLE, self._alignment) for group in state.on_storage)
+        swapper = GradientSwapper.of(state)
+        swapped = [tensor for group in state.on_storage for tensor in group.tensors]
+        self._gradients = tuple(
+            size for one in swapped if swapper is not None and (size := swapper.size(one))
+        )
+        self._params = self._sizes(tensor for tensor in state.trained if tensor.on_nvme)
 
-    swapped = [update for update in updates if update.swapped]
-    tensors = [tensor for update in swapped for tensor in update.group.tensors]
-    return RankFiles(
-        states=tuple(round_up(update.group.numel * SINGLE, alignment) for update in swapped),
-        gradients=tuple(size for tensor in tensors if swapper is not None and (size := swapper.size(tensor))),
-        params=params(one for update in updates for one in update.group.tensors if one.on_nvme),
-        passed=tuple((params(tensors), times) for tensors, times in passed),
-        optimizer_tier=tiers[1],
-        weights_tier=tiers[0],
-    )
+    def until_first_step(self, passed: Passed) -> tuple[StorageStage, ...]:
+        """Start-up and the first step, in which the trace is recorded."""
+        master, both = "master weights", "master weights and moments"
+        start = (
+            self._move_params(written=True),
+            self._move_params(written=False),  # as the source of the master weights
+            self._move_states(1, master, written=True),
+            self._move_params(written=False),  # gathered once while gradient hooks are made
+            self._move_states(1, master, written=False),
+            self._move_states(1, master, written=True),
+            self._move_params(written=True),
+        )
+        return (
+            _stage("initialisation", start),
+            _stage("first forward and backward", self._pass_through(passed)),
+            _stage("first optimizer step", self._update(self._move_states(1, master, written=False), both)),
+        )
 
+    def steady(self, passed: Passed) -> tuple[StorageStage, ...]:
+        """One later step."""
+        both = "master weights and moments"
+        return (
+            _stage("forward and backward", self._pass_through(passed)),
+            _stage("optimizer step", self._update(self._move_states(3, both, written=False), both)),
+        )
 
-def stages_until_first_step(files: RankFiles) -> tuple[StorageStage, ...]:
-    """Start-up and the first step of one rank, in which the trace is recorded."""
-    return _without_empty(
-        StorageStage(
-            "initialisation",
-            (
-                files.move_params(written=True),
-                files.move_params(written=False),  # as the source of the master weights
-                files.write_states(1, "master weights"),
-                files.move_params(written=False),  # gathered once while gradient hooks are made
-                files.read_states(1, "master weights"),
-                files.write_states(1, "master weights"),
-                files.move_params(written=True),
-            ),
-        ),
-        StorageStage("first forward and backward", files.pass_through()),
-        StorageStage(
-            "first optimizer step",
-            (
-                files.read_states(1, "master weights"),
-                files.move_gradients(written=False),
-                files.write_states(3, "master weights and moments"),
-                files.move_params(written=True),
-            ),
-        ),
-    )
+    def _update(self, read: Transfer, what: str) -> tuple[Transfer, ...]:
+        """States are ``read`` with the gradients; all three are written."""
+        states = self._move_states(3, what, written=True)
+        return read, self._move_gradients(written=False), states, self._move_params(written=True)
 
+    def _pass_through(self, passed: Passed) -> tuple[Transfer, ...]:
+        tier = self._state.places.weights
+        reads = (Transfer(tier, _PARAMS, False, self._sizes(tensors), times) for tensors, times in passed)
+        return *reads, self._move_gradients(written=True)
 
-def steady_stages(files: RankFiles) -> tuple[StorageStage, ...]:
-    """One later step of one rank."""
-    return _without_empty(
-        StorageStage("forward and backward", files.pass_through()),
-        StorageStage(
-            "optimizer step",
-            (
-                files.read_states(3, "master weights and moments"),
-                files.move_gradients(written=False),
-                files.write_states(3, "master weights and moments"),
-                files.move_params(written=True),
-            ),
-        ),
-    )
+    def _move_states(self, times: int, what: str, *, written: bool) -> Transfer:
+        """So many states of every swapped sub-group."""
+        return Transfer(self._state.places.optimizer, what, written, self._states, times)
+
+    def _move_gradients(self, *, written: bool) -> Transfer:
+        return Transfer(self._state.places.optimizer, "gradients", written, self._gradients)
+
+    def _move_params(self, *, written: bool) -> Transfer:
+        return Transfer(self._state.places.weights, _PARAMS, written, self._params)
+
+    def _sizes(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+        element = self._state.model.dtype_bytes
+        return tuple(round_up(tensor.slice_numel * element, self._alignment) for tensor in tensors)
 
 
-def _without_empty(*stages: StorageStage) -> tuple[StorageStage, ...]:
-    return tuple(
-        stage._replace(transfers=tuple(one for one in stage.transfers if one.sizes and one.times))
-        for stage in stages
-    )
+def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:
+    return StorageStage(name, tuple(one for one in transfers if one.sizes and one.times))
 
 
 def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) -> dict[str, tuple[int, int]]:
@@ -180,3 +144,122 @@ def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) 
         size = measure(transfer)
         sums[transfer.tier] = (read, written + size) if transfer.written else (read + size, written)
     return sums
+
+
+class GradientSink(Protocol):
+    """What the swapper of gradients asks of the machine."""
+
+    def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
+        """Copy gradients from the GPU into a buffer."""
+
+    def write(self, size: int, /, *, tier: str, label: str) -> None:
+        """Begin to write a buffer."""
+
+    def wait_writes(self) -> None:
+        """Wait until everything is written."""
+
+
+class NoSink:
+    """A machine on which nothing happens."""
+
+    def to_swap_buffer(self, _sizes: Sequence[int], /) -> None: ...
+
+    def write(self, _size: int, /, *, tier: str, label: str) -> None: ...
+
+    def wait_writes(self) -> None: ...
+
+
+class GradientSwapper:
+    """Gradients in single precision on their way to storage, through buffers of the largest sub-group.
+
+    A buffer is written when the next gradient finds no room in it; when no buffer is free, the host waits for
+    all that is being written. Partitions smaller than ``smallest`` [B] stay in host memory, and of others
+    what is no whole ``alignment`` (``_adjust_for_misaligned_lengths``).
+    """
+
+    @classmethod
+    def of(cls, state: TrainingState) -> GradientSwapper | None:
+        """The one of a run; None if its gradients stay in memory."""
+        if not state.on_storage:
+            return None
+        params = state.settings.params
+        return cls(
+            tier=state.places.optimizer,
+            buffers=state.settings.buffer_count,
+            buffer_numel=state.largest_group,
+            alignment=aio_unit(params.threads),
+            smallest=params.min_swap_bytes,
+        )
+
+    def __init__(self, *, tier: str, buffers: int, buffer_numel: int, alignment: int, smallest: int) -> None:
+        self._tier = tier
+        self._buffers = buffers
+        self._capacity = round_up(buffer_numel * SINGLE, alignment)
+        self._alignment = alignment
+        self._smallest = smallest
+        self._free = buffers
+        self._filled: int | None = None
+
+    @property
+    def state(self) -> tuple[int | None, int]:
+        """All that decides what becomes of the next gradients."""
+        return self._filled, self._free
+
+    def size(self, tensor: Tensor) -> int:
+        """[B] of the tensor's gradient that go to storage."""
+        whole = tensor.slice_numel * SINGLE // self._alignment * self._alignment
+        return whole if whole >= self._smallest else 0
+
+    def insert(self, sink: GradientSink, tensors: Sequence[Tensor]) -> None:
+        """Take the partitions of a reduced bucket."""
+        pending: list[int] = []
+        for tensor in tensors:
+            size = self.size(tensor)
+            if not size:
+                continue
+            if self._filled is not None and self._filled + size > self._capacity:
+                if pending:
+                    sink.to_swap_buffer(pending)
+                    pending = []
+                self._submit(sink)
+                if not self._free:
+                    sink.wait_writes()
+                    self._free = self._buffers
+            if self._filled is None:
+                self._free -= 1
+                self._filled = 0
+            self._filled += size
+            pending.append(size)
+        if pending:
+            sink.to_swap_buffer(pending)
+
+    def flush(self, sink: GradientSink) -> None:
+        """Write what is left and wait for it (at the first sub-group of the step)."""
+        self._submit(sink)
+        sink.wait_writes()
+        self._free = self._buffers
+
+    def _submit(self, sink: GradientSink) -> None:
+        if self._filled:
+            sink.write(self._filled, tier=self._tier, label="gradients")
+        self._filled = None
+
+
+def check_buffers(state: TrainingState) -> None:
+    """Raise InputError for swap buffers that DeepSpeed finds too small or too few at start-up."""
+    settings, params, zero = state.settings, state.settings.params, "strategy.ds_config.zero_optimization"
+    stored = (tensor for tensor in state.tensors if tensor.on_nvme)
+    largest = max(stored, key=attrgetter("slice_numel"), default=None)
+    if largest is not None and largest.slice_numel > params.buffer_size:
+        text = (
+            f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
+            f"{params.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel}"
+        )
+        raise InputError.at(f"{zero}.offload_param.buffer_size", text)
+    at_once = min(len(state.on_storage), 1 + settings.pipeline_read + settings.pipeline_write)
+    if settings.buffer_count < 4 * at_once:
+        text = (
+            f"{settings.buffer_count} buffers; DeepSpeed needs {4 * at_once}, for master, moments "
+            f"and gradient of {at_once} sub-group(s) at work, read ahead, written behind; it would stop"
+        )
+        raise InputError.at(f"{zero}.offload_optimizer.buffer_count", text)

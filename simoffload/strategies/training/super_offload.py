@@ -13,17 +13,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import picoseconds
-from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
-from simoffload.strategies.training.cpu_work import CpuWork
-from simoffload.strategies.training.facts import StepFacts
-from simoffload.strategies.training.optimizer import OptimizerStep
-from simoffload.strategies.training.step import OPTIMIZER, PartWriter, Step
+from simoffload.strategies.training.step import (
+    OPTIMIZER,
+    CpuWork,
+    OptimizerStep,
+    PartWriter,
+    Step,
+)
+from simoffload.strategies.training.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
+
+if TYPE_CHECKING:
+    from simoffload.strategies.training.plan import ZeroTrainingPlan
 
 __all__ = ["SuperOffloadStep", "update_threads"]
 
@@ -34,7 +41,7 @@ class SuperOffloadStep(Step):
     @property
     def parts(self) -> tuple[StepPart, ...]:
         """One step of the steady state, in order."""
-        overlaps = not self.facts.settings.gradient_clipping
+        overlaps = not self.plan.settings.gradient_clipping
         return tuple(
             part._replace(
                 leaves_update=overlaps and part.phase == "backward" and part.boundary,
@@ -50,22 +57,22 @@ class SuperOffloadStep(Step):
 
     def hooks(self) -> GradientHooks:
         """Sub-groups are queued as they become complete."""
-        return _Arrivals(self.facts)
+        return _Arrivals(self.plan)
 
     def _write(self, out: MicroStepWriter, part: StepPart) -> None:
-        _UpdatedStep(out, self.facts, unfinished_s=part.unfinished_s).write()
+        _UpdatedStep(out, self.plan, unfinished_s=part.unfinished_s).write()
 
 
-def update_threads(facts: StepFacts) -> int:
+def update_threads(plan: ZeroTrainingPlan) -> int:
     """Threads of the update's process: of the cores, what its share leaves is rounded down
     (``_set_cpu_affinity``)."""
-    threads = facts.places.threads
-    return threads - int((1 - facts.settings.cpuadam_cores) * threads)
+    threads = plan.places.threads
+    return threads - int((1 - plan.settings.cpuadam_cores) * threads)
 
 
-def _queue(out: MicroStepWriter, facts: StepFacts, numel: int) -> None:
+def _queue(out: MicroStepWriter, plan: ZeroTrainingPlan, numel: int) -> None:
     """The process copies a gradient into a buffer of its own, and updates."""
-    work = CpuWork(out, facts, threads=update_threads(facts), stream=UPDATE)
+    work = CpuWork(out, plan, threads=update_threads(plan), stream=UPDATE)
     work.loops(2 * SINGLE * numel)
     work.adam(DEEPSPEED_ADAM * numel)
 
@@ -75,18 +82,16 @@ class _Arrivals(GradientHooks):
 
     shared = True
 
-    def __init__(self, facts: StepFacts) -> None:
-        self._facts = facts
+    def __init__(self, plan: ZeroTrainingPlan) -> None:
+        self._plan = plan
         # Tensors of equal layers are equal: only identity tells them apart.
         self._group = {
-            id(tensor): index for index, update in enumerate(facts.updates) for tensor in update.group.tensors
+            id(tensor): index
+            for index, update in enumerate(plan.state.updates)
+            for tensor in update.group.tensors
         }
-        tensors = facts.parameters.tensors
-        self._missing = Counter(
-            self._group[id(tensors[index])]
-            for trained in facts.parameters.trained.values()
-            for index in trained
-        )
+        updates = plan.state.updates
+        self._missing = Counter({index: len(one.group.tensors) for index, one in enumerate(updates)})
 
     def stored(self, out: MicroStepWriter, tensors: Sequence[Tensor], *, boundary: bool) -> None:
         """Queue what is complete."""
@@ -97,17 +102,17 @@ class _Arrivals(GradientHooks):
             return
         out.host_waits(out.gradients)
         for index in complete:
-            update = self._facts.updates[index]
-            if not update.on_gpu and not self._facts.settings.gradient_clipping:
+            update = self._plan.state.updates[index]
+            if not update.on_gpu and not self._plan.settings.gradient_clipping:
                 out.flush()
-                _queue(out, self._facts, update.group.numel)
+                _queue(out, self._plan, update.group.numel)
 
 
 class _UpdatedStep(OptimizerStep):
     """What is left to do after backward."""
 
-    def __init__(self, out: MicroStepWriter, facts: StepFacts, *, unfinished_s: float) -> None:
-        super().__init__(out, facts)
+    def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, unfinished_s: float) -> None:
+        super().__init__(out, plan)
         self._unfinished_s = unfinished_s
 
     def begin(self) -> None:
@@ -122,5 +127,5 @@ class _UpdatedStep(OptimizerStep):
         """Nothing is left to update, unless the norm had to be known first."""
         if self._settings.gradient_clipping:
             self._out.flush()
-            _queue(self._out, self._facts, numel)
+            _queue(self._out, self._plan, numel)
             self._out.host_waits(UPDATE)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from simoffload.limits import count_elements
 from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers, Tensor
-from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.training.recurrence import Passes, Skip
+from simoffload.strategies.layer_period import Passes, Skip
+from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.trace import Event, Instance, MicroStep
 from simoffload.strategies.training.writer import MicroStepWriter
 
-__all__ = ["Parameters", "Walk", "buckets", "gathered_peak"]
+__all__ = [
+    "Bucket",
+    "MicroStepReplay",
+    "Parameters",
+    "Peak",
+    "WalkedStep",
+    "buckets",
+    "gathered_peak",
+    "hook",
+]
 
 
 class Parameters(NamedTuple):
@@ -24,6 +33,33 @@ class Parameters(NamedTuple):
     trained: Mapping[Instance, tuple[int, ...]]
     """Indices of the tensors whose gradients are complete after the module's backward pass."""
 
+    @classmethod
+    def of(cls, trace: MicroStep, tensors: Sequence[Tensor]) -> Parameters:
+        """Who needs and who trains ``tensors``, which come in the order of their first use, a tied one
+        once."""
+        owned: dict[Instance, tuple[int, ...]] = {}
+        trained: dict[Instance, tuple[int, ...]] = {}
+        known: dict[tuple[int, str], int] = {}
+        for event in trace.forward:
+            one = event.instance
+            if one in owned:
+                continue
+            mine, own = [], []
+            for parameter in one.module.parameters if one.owns else ():
+                if parameter.tied:
+                    mine.append(known[-1, parameter.name])
+                    continue
+                index = known[one.layer, parameter.name] = len(known)
+                mine.append(index)
+                if parameter.trainable:
+                    own.append(index)
+            owned[one], trained[one] = tuple(mine), tuple(own)
+        for event in trace.backward:
+            owned.setdefault(event.instance, ())
+            trained.setdefault(event.instance, ())
+        assert len(known) == len(tensors)
+        return cls(tuple(tensors), owned, trained)
+
     def completed(self, event: Event) -> list[Tensor]:
         """Tensors whose gradients are complete with ``event``."""
         if event.kind != "gradients":
@@ -31,17 +67,43 @@ class Parameters(NamedTuple):
         return [self.tensors[index] for index in self.trained[event.instance]]
 
 
-class _Reducer(Protocol):
-    def gradient(self, tensor: Tensor, /, *, contiguous: bool) -> None: ...
-    def reduce(self, tensors: Sequence[Tensor], /) -> None: ...
+class WalkedStep(NamedTuple):
+    """A micro-step as it is walked through, perhaps with layers left out."""
+
+    trace: MicroStep
+    parameters: Parameters
+    layers: Layers | None = None
+    """What is left out; None for nothing."""
+    forward: Skip | None = None
+    backward: Skip | None = None
+
+    def coordinator(self, state: TrainingState, actions: Actions, *, warm: bool) -> Coordinator:
+        """A coordinator that goes through forward and backward."""
+        events = (*self.trace.forward, *self.trace.backward)
+        return Coordinator(
+            tensors=self.parameters.tensors,
+            uses=[self.parameters.owned[event.instance] for event in events if event.kind == "fetch"],
+            settings=state.settings.params,
+            ranks=state.places.ranks,
+            warm=warm,
+            actions=actions,
+            layers=self.layers,
+        )
 
 
 class Bucket:
-    """Gradients that wait until there are ``size`` [elements] of them."""
+    """Gradients that wait until there are ``size`` [elements] of them, which ``reduce`` then gets."""
 
-    def __init__(self, reducer: _Reducer, size: int) -> None:
-        self._reducer = reducer
+    def __init__(
+        self,
+        size: int,
+        reduce: Callable[[Sequence[Tensor]], None],
+        *,
+        gradient: Callable[..., None] | None = None,
+    ) -> None:
         self._size = size
+        self._reduce = reduce
+        self._gradient = gradient
         self._held: list[Tensor] = []
         self._numel = 0
 
@@ -49,7 +111,8 @@ class Bucket:
         """A gradient is complete (``reduce_independent_p_g_buckets_and_remove_grads``)."""
         if self._held and self._numel + tensor.numel > self._size:
             self.flush()
-        self._reducer.gradient(tensor, contiguous=self._numel + tensor.numel <= self._size)
+        if self._gradient is not None:
+            self._gradient(tensor, contiguous=self._numel + tensor.numel <= self._size)
         self._held.append(tensor)
         self._numel += tensor.numel
 
@@ -66,11 +129,11 @@ class Bucket:
     def flush(self) -> None:
         """Reduce what is held."""
         if self._held:
-            self._reducer.reduce(self._held)
+            self._reduce(self._held)
         self._held, self._numel = [], 0
 
 
-class _Switch:
+class _RecordingGate:
     """The coordinator's actions, written down only while ``on``; what began before then is done."""
 
     def __init__(self, out: MicroStepWriter) -> None:
@@ -119,48 +182,38 @@ class _Switch:
             self._out.release(count)
 
 
-class Walk:
+class MicroStepReplay:
     """One micro-step under the settings, whose trace is known."""
 
-    def __init__(
-        self,
-        *,
-        trace: MicroStep,
-        parameters: Parameters,
-        settings: TrainingSettings,
-        ranks: int,
-        out: MicroStepWriter,
-        layers: Layers | None = None,
-    ) -> None:
-        self._parameters = parameters
+    def __init__(self, step: WalkedStep, state: TrainingState, out: MicroStepWriter) -> None:
+        self._step = step
+        self._parameters = step.parameters
         self._out = out
         self._backward = False
-        self._switch = _Switch(out)
+        self._gate = _RecordingGate(out)
         self._coordinator = (
-            coordinator_of(trace, parameters, settings, ranks, self._switch, warm=True, layers=layers)
-            if settings.stage == 3
-            else None
+            step.coordinator(state, self._gate, warm=True) if state.settings.stage == 3 else None
         )
-        self._passes = Passes(trace, layers, self._coordinator)
-        self._bucket = Bucket(out, settings.reduce_bucket_size)
+        self._passes = Passes(step.trace, step.layers, self._coordinator)
+        self._bucket = Bucket(state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
 
-    def forward(self, skip: Skip | None = None) -> bool:
-        """Write the forward pass; whether what ``skip`` leaves out is as what lies before it."""
-        self._switch.on = True
-        right = self._write(self._happen, skip)
+    def forward(self) -> bool:
+        """Write the forward pass; whether the layers that are left out are as those before them."""
+        self._gate.on = True
+        right = self._write(self._happen, self._step.forward)
         self._out.end_forward()
         return right
 
-    def backward(self, skip: Skip | None = None, *, forward: Skip | None = None) -> bool:
+    def backward(self) -> bool:
         """Write the backward pass; forward is gone through without writing.
 
-        Whether what ``skip`` leaves out, and ``forward`` of that pass, is as what lies before it.
+        Whether the layers that are left out of both are as those before them.
         """
         right = True
         if self._coordinator is not None:
-            right = self._passes.go(self._pass, backward=False, skip=forward)
-        self._switch.on = self._backward = True
-        right &= self._write(self._back, skip)
+            right = self._passes.go(self._pass, backward=False, skip=self._step.forward)
+        self._gate.on = self._backward = True
+        right &= self._write(self._back, self._step.backward)
         self._bucket.flush()
         self._out.end_backward()
         return right
@@ -179,7 +232,7 @@ class Walk:
     def _state(self) -> tuple[object, ...]:
         """What decides how things are written down, and which gradients are reduced together."""
         handles = self._coordinator.handles() if self._coordinator is not None else []
-        written = self._switch.written(handles)
+        written = self._gate.written(handles)
         return (*self._out.state(written), len(written), self._bucket.state)
 
     def _pass(self, event: Event) -> None:
@@ -208,33 +261,11 @@ class Walk:
 
 
 def hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None:
+    """What the coordinator does at an event."""
     if event.kind == "fetch":
         coordinator.fetch()
     elif event.kind == "release":
         coordinator.release(parameters.owned[event.instance])
-
-
-def coordinator_of(
-    trace: MicroStep,
-    parameters: Parameters,
-    settings: TrainingSettings,
-    ranks: int,
-    actions: Actions,
-    *,
-    warm: bool,
-    layers: Layers | None = None,
-) -> Coordinator:
-    """A coordinator that goes through forward and backward; ``layers`` tells it what is left out."""
-    events = (*trace.forward, *trace.backward)
-    return Coordinator(
-        tensors=parameters.tensors,
-        uses=[parameters.owned[event.instance] for event in events if event.kind == "fetch"],
-        settings=settings.params,
-        ranks=ranks,
-        warm=warm,
-        actions=actions,
-        layers=layers,
-    )
 
 
 class _Reads(Idle):
@@ -275,43 +306,21 @@ class Peak(NamedTuple):
     """[elements] most that gathered parameters occupied while a bucket was reduced."""
 
 
-class _Held:
-    """Notes what is gathered whenever a bucket is reduced."""
+def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) -> Peak | None:
+    """MicroStepReplay a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-        self.most = 0
-
-    def gradient(self, _tensor: Tensor, /, *, contiguous: bool) -> None: ...
-
-    def reduce(self, _tensors: Sequence[Tensor], /) -> None:
-        self.most = max(self.most, self._coordinator.on_gpu)
-
-
-def gathered_peak(
-    trace: MicroStep,
-    parameters: Parameters,
-    settings: TrainingSettings,
-    ranks: int,
-    *,
-    warm: bool = True,
-    layers: Layers | None = None,
-    skips: tuple[Skip | None, Skip | None] = (None, None),
-) -> Peak | None:
-    """Walk a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
-
-    None if what ``skips`` leaves out of forward and backward is not as what lies before it.
+    None if the layers that are left out are not as those before them.
     """
-    reads = _Reads()
-    coordinator = coordinator_of(trace, parameters, settings, ranks, reads, warm=warm, layers=layers)
-    passes, held = Passes(trace, layers, coordinator), _Held(coordinator)
-    bucket = Bucket(held, settings.reduce_bucket_size)
+    reads, parameters = _Reads(), step.parameters
+    coordinator = step.coordinator(state, reads, warm=warm)
+    passes, while_reducing = Passes(step.trace, step.layers, coordinator), [0]
+    bucket = Bucket(state.settings.reduce_bucket_size, lambda _: while_reducing.append(coordinator.on_gpu))
 
     def happen(event: Event) -> None:
         hook(event, coordinator, parameters)
         bucket.add_all(parameters.completed(event))
 
-    for backward, skip in zip((False, True), skips, strict=True):
+    for backward, skip in ((False, step.forward), (True, step.backward)):
         right = passes.go(
             happen,
             backward=backward,
@@ -323,21 +332,14 @@ def gathered_peak(
         if not right:
             return None
     bucket.flush()
-    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), held.most)
+    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing))
 
 
-def buckets(trace: MicroStep, parameters: Parameters, size: int) -> list[list[Tensor]]:
+def buckets(step: WalkedStep, size: int) -> list[Sequence[Tensor]]:
     """The tensors of every bucket that a micro-step reduces, in order."""
-    seen: list[list[Tensor]] = []
-
-    class _Seen:
-        def gradient(self, tensor: Tensor, /, *, contiguous: bool) -> None: ...
-
-        def reduce(self, tensors: Sequence[Tensor], /) -> None:
-            seen.append(list(tensors))
-
-    bucket = Bucket(_Seen(), size)
-    for event in trace.backward:
-        bucket.add_all(parameters.completed(event))
+    seen: list[Sequence[Tensor]] = []
+    bucket = Bucket(size, seen.append)
+    for event in step.trace.backward:
+        bucket.add_all(step.parameters.completed(event))
     bucket.flush()
     return seen

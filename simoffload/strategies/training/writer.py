@@ -19,11 +19,11 @@ from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Placement
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
 from simoffload.strategies.stream_writer import Ways
 from simoffload.strategies.timing import picoseconds
-from simoffload.strategies.training.swap import GradientSwapper
+from simoffload.strategies.training.state import TrainingState
+from simoffload.strategies.training.storage_io import GradientSwapper
 from simoffload.strategies.training.timing import TrainingTiming
 
 if TYPE_CHECKING:
@@ -85,16 +85,16 @@ class MicroStepWriter(ForwardWriter):
         self,
         *,
         name: str,
-        placement: Placement,
-        settings: TrainingSettings,
+        state: TrainingState,
         timing: TrainingTiming,
         stage: Stage,
         swapper: GradientSwapper | None,
-        hooks: GradientHooks | None = None,
-        activations: ActivationOffload | None = None,
-        staying: frozenset[int] = frozenset(),
-        ways: Ways | None = None,
+        hooks: GradientHooks,
+        activations: ActivationOffload | None,
+        ways: Ways,
     ) -> None:
+        settings, places = state.settings, state.places
+        placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
         super().__init__(
             name=name, placement=placement, timing=timing, visits=(), streams=TRAINING_STREAMS, ways=ways
         )
@@ -102,9 +102,11 @@ class MicroStepWriter(ForwardWriter):
         self._time = timing
         self._stage = stage
         self.swapper = swapper
-        self._hooks = hooks or GradientHooks()
+        self._hooks = hooks
         self._activations = activations
-        self._staying = staying  # identities of tensors that Twin-Flow updates on the GPU
+        twin_flow = state.on_gpu if settings.ratio != 1.0 else ()
+        # Tensors of equal layers are equal: only identity tells them apart.
+        self._staying = {id(tensor) for group in twin_flow for tensor in group.tensors}
         self.gradients = REDUCE if settings.overlap_comm else COMPUTE
         """The stream of what happens to gradients."""
         self._more = timing.machine.host.training

@@ -8,6 +8,11 @@ process of its own on the cores that ``pt_reserved_cores_perc`` leaves: an updat
 an interval earlier, takes over the parameters that it left behind (so they are one interval old), and submits
 the new gradients. What it shares with that process is not page-locked.
 
+Passes over HBM of the selected columns are counted in zenflow_stage_1_and_2.py
+(``_process_selected_fp32_groups_grad``, ``update_selected_channels``), engine_stage3.py (the same names) and
+zenflow_torch_adam.py (``group_step``, ``temp_copy_param``, ``_multi_tensor_adamw``), each in the model's own
+data type. ZenFlow keeps matrices transposed, so that a column is contiguous.
+
 Left out: that the process and the copies of gradients compete for memory bandwidth; in stage 3, that small
 ("persistent") parameters are gathered anew in every micro-step; warm-up rounds, which are plain steps; with
 ``update_interval: auto``, the norms on which the host waits.
@@ -18,21 +23,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import ceil
+from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMPUTE, COPY
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import picoseconds
-from simoffload.strategies.training.columns import ColumnWork, SelectedColumns
-from simoffload.strategies.training.cpu_adam import DEEPSPEED_ADAM
-from simoffload.strategies.training.cpu_work import CpuWork
-from simoffload.strategies.training.facts import StepFacts, Update
-from simoffload.strategies.training.optimizer import OptimizerStep
-from simoffload.strategies.training.step import OPTIMIZER, PartWriter, Step, micro_steps, refused
+from simoffload.strategies.training.state import Update
+from simoffload.strategies.training.step import (
+    OPTIMIZER,
+    CpuWork,
+    OptimizerStep,
+    PartWriter,
+    Step,
+    micro_steps,
+    refused,
+)
+from simoffload.strategies.training.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
 
-__all__ = ["ZenFlowStep", "update_s", "update_threads"]
+if TYPE_CHECKING:
+    from simoffload.strategies.training.plan import ZeroTrainingPlan
+
+__all__ = ["SelectedColumns", "ZenFlowStep", "update_s", "update_threads"]
 
 _SELECTED = "selected columns"
 _SELECTION = "selection of columns"
@@ -41,25 +55,39 @@ _NATIVE = (0, 19, 3)
 _PARAMETERS_OFFLOADED = (0, 19, 2)
 """The version that first works with offloaded parameters (commit 28a196f)."""
 
+_COPY = 2
+"""Passes of a copy: what is read is written."""
+_ADAM_PASSES = 20
+"""Of ``_multi_tensor_adamw``, reads + writes: decay 1+1, first moment 2+1, second moment 1+1 and 2+1, its
+root 1+1, correction 1+1, epsilon 1+1, parameters 3+1."""
+_SUM_PASSES = 3
+"""Of a column's sum of magnitudes: these are written, and read again."""
+_INDEX_BYTES = 4
+_SCALAR_READS = 3
+"""Values that the host asks of the GPU for each selected column in stage 3: two comparisons and an item()."""
+_OPERATIONS = 10
+"""PyTorch operations for a tensor's selected columns, counted in zenflow_stage_1_and_2.py: views of the
+gradient and of the buffer, indexing, copies, joining, a transposition (an estimate)."""
 
-def update_s(facts: StepFacts) -> float:
+
+def update_s(plan: ZeroTrainingPlan) -> float:
     """[s] of an update by the process of its own.
 
     Adam, and a copy of the parameters for the training process to take (4 B read and written; before 0.19.3
     a copy of a copy). Its threads allocate the moments, which so lie close to them.
     """
-    copies = (2 if facts.version >= _NATIVE else 4) * SINGLE
-    optimizer = facts.timing.machine.host.cpu_optimizer
-    rate = optimizer.rate(update_threads(facts), processes=facts.processes, local=True)
-    return (DEEPSPEED_ADAM + copies) * facts.cpu_numel / rate
+    copies = (2 if plan.settings.params.version >= _NATIVE else 4) * SINGLE
+    optimizer = plan.machine.host.cpu_optimizer
+    rate = optimizer.rate(update_threads(plan), processes=plan.processes, local=True)
+    return (DEEPSPEED_ADAM + copies) * plan.state.cpu_numel / rate
 
 
-def update_threads(facts: StepFacts) -> int:
+def update_threads(plan: ZeroTrainingPlan) -> int:
     """Threads of the update's process: all but the reserved cores, rounded up (``_split_affinity``).
 
     Where nothing or everything would be left, it has all of them.
     """
-    threads, zenflow = facts.places.threads, facts.settings.zenflow
+    threads, zenflow = plan.places.threads, plan.settings.zenflow
     reserved = ceil(zenflow.reserved_cores * threads) if zenflow is not None else 0
     return threads - reserved if 0 < reserved < threads else threads
 
@@ -67,11 +95,11 @@ def update_threads(facts: StepFacts) -> int:
 class ZenFlowStep(Step):
     """A step is ``accumulation`` micro-steps; an update comes every ``update_interval`` of them."""
 
-    def __init__(self, facts: StepFacts) -> None:
-        super().__init__(facts)
-        assert facts.settings.zenflow is not None
-        self._zenflow = facts.settings.zenflow
-        self._columns = SelectedColumns(facts, ratio=self._zenflow.topk_ratio)
+    def __init__(self, plan: ZeroTrainingPlan) -> None:
+        super().__init__(plan)
+        assert plan.settings.zenflow is not None
+        self._zenflow = plan.settings.zenflow
+        self._columns = SelectedColumns(plan, ratio=self._zenflow.topk_ratio)
 
     @property
     def cycle(self) -> int:
@@ -81,7 +109,7 @@ class ZenFlowStep(Step):
     @property
     def parts(self) -> tuple[StepPart, ...]:
         """One step of the steady state, in order."""
-        steps = self.facts.accumulation
+        steps = self.plan.workload.gradient_accumulation_steps
         cycles = Fraction(steps, self.cycle)
         update = StepPart("optimizer", OPTIMIZER, cycles, awaits_update=self._zenflow.overlap_step)
         parts = [*micro_steps(steps, cycle=self.cycle), update, StepPart("optimizer", _SELECTED, cycles)]
@@ -101,8 +129,8 @@ class ZenFlowStep(Step):
 
     def check(self) -> None:
         """Raise InputError for what DeepSpeed stops at."""
-        facts, zenflow = self.facts, self._zenflow
-        swapped = any(update.swapped for update in facts.updates)
+        plan, zenflow = self.plan, self._zenflow
+        swapped = any(update.swapped for update in plan.state.updates)
         if swapped and zenflow.overlap_step:
             text = "DeepSpeed stops: sub-groups on storage have no overlap_grad; set it to false"
             raise refused("zenflow.overlap_step", text)
@@ -112,43 +140,41 @@ class ZenFlowStep(Step):
                 "leave out select_interval and full_warm_up_rounds"
             )
             raise refused("zenflow", text)
-        if zenflow.offload and not facts.settings.overlap_comm:
+        if zenflow.offload and not plan.settings.overlap_comm:
             raise refused("zenflow.offload", "DeepSpeed stops: it needs overlap_comm: true")
-        if any(update.on_gpu for update in facts.updates):
+        if any(update.on_gpu for update in plan.state.updates):
             text = "with zenflow DeepSpeed never updates the sub-groups that stay on the GPU; set it to 1.0"
             raise refused("offload_optimizer.ratio", text)
-        if facts.settings.params.device == "nvme":
+        if plan.settings.params.device == "nvme":
             raise refused("zenflow", "not modelled with parameters on storage")
-        if facts.settings.params.device == "cpu" and facts.version < _PARAMETERS_OFFLOADED:
+        if plan.settings.params.device == "cpu" and plan.settings.params.version < _PARAMETERS_OFFLOADED:
             text = "DeepSpeed before 0.19.2 stops with parameters in host memory"
             raise refused("zenflow", text)
 
     def _update(self, out: MicroStepWriter, part: StepPart) -> None:
         if self._zenflow.overlap_step:
-            _OverlappedStep(out, self.facts).take_over(max(0.0, update_s(self.facts) - part.elapsed_s))
+            _OverlappedStep(out, self.plan).take_over(max(0.0, update_s(self.plan) - part.elapsed_s))
         else:
-            OptimizerStep(out, self.facts).write()
+            OptimizerStep(out, self.plan).write()
 
     def _selected(self, out: MicroStepWriter, _part: StepPart) -> None:
         """What the update has overwritten is put back, then updated (``selective_optimizer_step``)."""
         out.part(_SELECTED)
-        parameters = self.facts.parameters
-        trained = [parameters.tensors[index] for one in parameters.trained.values() for index in one]
-        ColumnWork(out, self._columns).update(trained, snapshot=True)
+        ColumnWork(out, self._columns).update(self.plan.state.trained, snapshot=True)
         out.end_backward()
 
     def _selection(self, out: MicroStepWriter, _part: StepPart) -> None:
         """Master weights are set to those of the GPU; columns are chosen by the sums of their gradients."""
         out.part(_SELECTION)
-        facts = self.facts
-        numel, size = facts.cpu_numel, facts.dtype_bytes
-        cpu = CpuWork(out, facts)
-        if facts.settings.params.device == "cpu":
+        plan = self.plan
+        numel, size = plan.state.cpu_numel, plan.model.dtype_bytes
+        cpu = CpuWork(out, plan)
+        if plan.settings.params.device == "cpu":
             cpu.loops((size + SINGLE) * numel)
         else:
             out.on_gpu("reduce", (size + SINGLE) * numel, stream=COMPUTE)
             out.move([SINGLE * numel], to_device=False, pinned=False, stream=COMPUTE)
-            if facts.settings.stage < 3:
+            if plan.settings.stage < 3:
                 cpu.loops(2 * SINGLE * numel)
         ColumnWork(out, self._columns).choose()
         out.end_backward()
@@ -180,7 +206,7 @@ class _OverlappedStep(OptimizerStep):
 
     def take_over(self, remaining_s: float) -> None:
         """Wait for the last update, take its parameters over, scale the new gradients and submit them."""
-        out, updates = self._out, self._facts.updates
+        out, updates = self._out, self._plan.state.updates
         self.begin()
         out.add("wait", UPDATE, fixed=picoseconds(remaining_s), label="CPU update")
         out.host_waits(UPDATE)
@@ -195,8 +221,140 @@ class _OverlappedStep(OptimizerStep):
     def _stale(self, update: Update) -> None:
         """Until 0.19.3, stages 1 and 2 copied in single precision and cast on the GPU."""
         numel = update.group.numel
-        if self._settings.stage < 3 and self._facts.version < _NATIVE:
+        if self._settings.stage < 3 and self._plan.settings.params.version < _NATIVE:
             self._out.to_gpu(SINGLE * numel, pinned=False)
             self._out.on_gpu("update", (SINGLE + self._size) * numel, stream=COPY)
         else:
             self.give_back(update, pinned=False)
+
+
+class SelectedColumns:
+    """``ratio`` of the columns of every matrix, and other tensors whole."""
+
+    def __init__(self, plan: ZeroTrainingPlan, *, ratio: float) -> None:
+        self.plan = plan
+        self._ratio = ratio
+        self._columns: dict[str, int] = {}
+        tensors = plan.parameters.tensors
+        for one, indices in plan.parameters.trained.items():
+            widest = max(one.module.in_features, one.module.out_features)
+            for index in indices:
+                if tensors[index].numel > widest:
+                    self._columns[tensors[index].name] = one.module.in_features
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        """All trained matrices."""
+        return [tensor for tensor in self.plan.state.trained if self.of(tensor)]
+
+    def of(self, tensor: Tensor) -> int:
+        """Columns of a matrix; 0 for another tensor."""
+        return self._columns.get(tensor.name, 0)
+
+    def picked(self, tensor: Tensor) -> int:
+        """Selected columns of a matrix; stage 3 takes at least one."""
+        return max(int(self._ratio * self.of(tensor)), 1 if self.plan.settings.stage == 3 else 0)
+
+    def selected(self, tensor: Tensor) -> int:
+        """[elements] that one rank updates: in stages 1 and 2 every rank the same, in stage 3 its own."""
+        numel = tensor.numel if self.plan.settings.stage < 3 else tensor.slice_numel
+        columns = self.of(tensor)
+        return numel * self.picked(tensor) // columns if columns else numel
+
+
+class ColumnWork:
+    """Writes down what happens to selected columns."""
+
+    def __init__(self, out: MicroStepWriter, columns: SelectedColumns) -> None:
+        self._out = out
+        self._columns = columns
+        self._plan = columns.plan
+        self._in_host_memory = columns.plan.settings.params.device == "cpu"
+        self._host = CpuWork(out, columns.plan)
+
+    def _sizes(self, tensors: Sequence[Tensor]) -> list[int]:
+        return [self._columns.selected(tensor) * self._plan.model.dtype_bytes for tensor in tensors]
+
+    def _spend(self, tensors: Sequence[Tensor]) -> None:
+        operation = self._plan.machine.host.deepspeed.operation.value
+        self._out.spend(_OPERATIONS * operation * len(tensors))
+
+    def take(self, tensors: Sequence[Tensor]) -> None:
+        """Gradients of selected columns: in stages 1 and 2 taken by the owner, put in a buffer, broadcast and
+        copied; in stage 3 taken and copied by every rank for itself."""
+        self._spend(tensors)
+        sizes = self._sizes(tensors)
+        if self._plan.settings.stage == 3:
+            self._out.on_gpu("reduce", 2 * _COPY * sum(sizes))
+            return
+        self._out.on_gpu("reduce", 2 * _COPY * sum(sizes) / self._plan.places.ranks)
+        self._broadcast(sizes)
+        self._out.on_gpu("reduce", _COPY * sum(sizes))
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        """The last micro-step only remembers the selected columns as they are."""
+        sizes = self._sizes(tensors)
+        if self._in_host_memory:
+            self._out.host_waits(self._out.gradients)
+            self._host.loops(2 * _COPY * sum(sizes))
+            return
+        self._out.on_gpu("update", 2 * _COPY * sum(sizes))
+        if self._offloads:
+            self._out.move(sizes, to_device=False, pinned=False)
+
+    @property
+    def _offloads(self) -> bool:
+        zenflow = self._plan.settings.zenflow
+        return zenflow is not None and zenflow.offload
+
+    def update(self, tensors: Sequence[Tensor], *, snapshot: bool) -> None:
+        """Columns are taken out, put back to their ``snapshot`` first, updated, and put back."""
+        self._spend(tensors)
+        out, sizes = self._out, self._sizes(tensors)
+        pinned = self._plan.settings.pin_memory
+        if self._offloads:
+            out.move(sizes * 2, to_device=True, pinned=pinned)
+        if self._in_host_memory:
+            self._by_way_of_the_host(sizes, snapshot=snapshot)
+        else:
+            if snapshot and self._offloads:
+                out.move(sizes, to_device=True, pinned=False)
+            copies = 3 if snapshot else 2
+            out.on_gpu("update", (copies * _COPY + _ADAM_PASSES) * sum(sizes))
+        if self._offloads:
+            out.move(sizes * 2, to_device=False, pinned=pinned)
+
+    def _by_way_of_the_host(self, sizes: list[int], *, snapshot: bool) -> None:
+        """Parameters in host memory: the CPU takes the columns out, the GPU updates them, the CPU puts them
+        back; every copy is pageable (``_selective_step_one_param``, one parameter after the other)."""
+        out = self._out
+        out.host_waits(out.gradients)
+        self._host.loops(_COPY * sum(sizes))
+        for _ in range(2 if snapshot else 1):
+            out.move(sizes, to_device=True, pinned=False)
+        out.on_gpu("update", ((_COPY if snapshot else 0) + _ADAM_PASSES) * sum(sizes))
+        out.move(sizes, to_device=False, pinned=False)
+        self._host.loops(_COPY * sum(sizes))
+
+    def choose(self) -> None:
+        """Sums of every column's gradients, the largest of them, and their numbers for all ranks."""
+        matrices, plan, out = self._columns.matrices, self._plan, self._out
+        self._spend(matrices)
+        own = sum(tensor.slice_numel for tensor in matrices)
+        out.on_gpu("reduce", _SUM_PASSES * plan.model.dtype_bytes * own)
+        picked = [self._columns.picked(tensor) for tensor in matrices]
+        if plan.settings.stage == 3:
+            out.spend(_SCALAR_READS * out.costs.operation.value * sum(picked))
+        else:
+            self._broadcast([_INDEX_BYTES * columns for columns in picked])
+
+    def _broadcast(self, sizes: list[int]) -> None:
+        """Each parameter's part by itself, from the rank that owns it."""
+        out, ranks = self._out, self._plan.places.ranks
+        shared = sum(sizes) * (ranks - 1) // ranks
+        if not shared:
+            return
+        out.spend(out.costs.collective_call.value * len(sizes))
+        out.flush()
+        route, latency = out.received("broadcast of selected columns", shared)
+        out.collective("update", fixed=latency * len(sizes), size=shared, route=route)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product, starmap
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -20,7 +21,6 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.strategies.base import FasterSetting, Move, Plan, Strategy
-from simoffload.strategies.destination import Destination, Written, refused, whole_copies, without_device
 from simoffload.strategies.direct_storage import gds_warnings
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, parse_version
 from simoffload.strategies.ds_config.export import FILE, Work, training_config
@@ -28,12 +28,19 @@ from simoffload.strategies.ds_config.faster import faster_settings
 from simoffload.strategies.ds_config.parameters import fetch_settings
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.training import TrainingSettings, batch_problems, resolve_training
-from simoffload.strategies.ds_config.tunables import allowing, stages
+from simoffload.strategies.ds_config.tunables import allowing, released, stages
 from simoffload.strategies.moves import lora_moves, training_moves
-from simoffload.strategies.offload_devices import device_of, offload_tier, swap_path, weights_in_memory
-from simoffload.strategies.training.facts import Places
-from simoffload.strategies.training.modes import interval_warnings, mode_warnings, share_warnings
+from simoffload.strategies.offload_devices import (
+    device_of,
+    offload_tier,
+    swap_path,
+    tier_edits,
+    weights_in_memory,
+)
+from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.state import Places
+from simoffload.strategies.training.step_variants import interval_warnings, mode_warnings, share_warnings
 from simoffload.workload import Training
 
 __all__ = ["Lora", "ZeroTraining"]
@@ -56,7 +63,8 @@ class ZeroTraining(Strategy):
     """Training with states partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"training"})
-    tier_keys: ClassVar = ("weights", "optimizer")
+    tier_keys: ClassVar = {"weights": "any", "optimizer": "any"}
+    evidence: ClassVar = "zero"
 
     kind: Literal["zero_training"] = "zero_training"
     weights: Annotated[str, Field(min_length=1)] | None = None
@@ -82,29 +90,37 @@ class ZeroTraining(Strategy):
             parse_version(value)
         return value
 
-    def places(self, machine: Machine) -> Destination:
+    def places(self, machine: Machine) -> Placement:
         """Where it keeps weights and optimizer. Raises InputError if the machine has no tier of a device."""
         zero = self.ds_config.zero_optimization
         weights, _ = _tier("weights", self.weights, "offload_param", zero.offload_param, machine)
         optimizer, _ = _tier(
             "optimizer", self.optimizer, "offload_optimizer", zero.offload_optimizer, machine
         )
-        return Destination(weights, optimizer)
+        return Placement(weights, optimizer)
 
-    def retarget(self, written: Written, destination: Destination | None, _machine: Machine) -> Written:
-        """The section ``strategy`` with weights elsewhere, and the optimizer if it is named; or resident.
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """Weights and optimizer on any two tiers."""
+        return tuple(starmap(Placement, product(machine.tiers, repeat=2)))
 
-        Raises PlacementError where that would train something else.
-        """
-        if destination is None and self.lora is not None:
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """The weights elsewhere, and the optimizer if it is named."""
+        zero = self.ds_config.zero_optimization
+        weights = tier_edits("weights", placement.weights, "offload_param", zero.offload_param, machine)
+        if placement.optimizer is None:
+            return weights
+        section = "offload_optimizer"
+        return (
+            *weights,
+            *tier_edits("optimizer", placement.optimizer, section, zero.offload_optimizer, machine),
+        )
+
+    def resident(self) -> tuple[Edit, ...]:
+        """Whole copies without ZeRO. Raises PlacementError where it trains adapters alone."""
+        if self.lora is not None:
             why = "it trains all parameters, not adapters alone; leave strategy.lora out for that"
-            raise refused(destination, self.kind, why)
-        if destination is None:
-            return whole_copies(self.ranks)
-        moved = without_device(written | {"weights": destination.weights}, "offload_param")
-        if destination.optimizer is None:
-            return moved
-        return without_device(moved | {"optimizer": destination.optimizer}, "offload_optimizer")
+            raise refused("resident", self.kind, why)
+        return super().resident()
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> ZeroTrainingPlan:
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
@@ -144,7 +160,7 @@ class ZeroTraining(Strategy):
         plan.check()
         if settings.ratio == 1.0:
             return plan
-        return replace(plan, warnings=(*plan.warnings, *share_warnings(settings, plan.updates)))
+        return replace(plan, warnings=(*plan.warnings, *share_warnings(settings, plan.state.updates)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
         """Weights, optimizer and both on every tier, also in higher stages."""
@@ -152,7 +168,7 @@ class ZeroTraining(Strategy):
         return training_moves(
             plan.model,
             plan.machine,
-            Destination(plan.target, plan.optimizer_target),
+            Placement(plan.target, plan.optimizer_target),
             tuple(self.stages(plan)),
             ranks=self.ranks,
             buffer_size=plan.settings.params.buffer_size,
@@ -173,6 +189,10 @@ class ZeroTraining(Strategy):
             edits = (Edit(("strategy", "lora", "quantize"), "nf4"),)
             yield Move("precision", "frozen weights in nf4", edits)
 
+    def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
+        """Keys of ds_config that repeat the workload."""
+        return released(self.ds_config, *changed)
+
     def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> tuple[Edit, ...]:
         """Stage 3, swap buffers that hold the largest parameter, no mode that is bound to another tier."""
         settings, _ = fetch_settings(
@@ -186,7 +206,7 @@ class ZeroTraining(Strategy):
             self.ds_config, model, self.deepspeed_version, storage=storage, direct=direct, trains=True
         )
 
-    def filled(self, _model: ModelShape) -> Written:
+    def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
         """Weights in host memory unless ds_config says where."""
         return weights_in_memory(self.weights, self.ds_config)
 

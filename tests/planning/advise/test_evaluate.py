@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from simoffload.documents import Edit
 from simoffload.errors import WorkLimitError
 from simoffload.planning import evaluator
 from simoffload.planning.advise import WORTH, Advice, advise
+from simoffload.planning.advise.evaluate import Tried, _together
 from simoffload.planning.advise.files import SIGNATURE, recommended
 from simoffload.planning.advise.hardware import memory
 from simoffload.planning.advise.options import Option
@@ -187,6 +192,40 @@ def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pyte
     }
     assert "raid-8-drives" in gains(found)
     assert any(line.startswith("raid-8-drives: storage-bound: ") for line in said), "who watches sees which"
+
+
+def test_an_option_is_resolved_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: Counter[str] = Counter()
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*given: Any, **named: Any) -> Any:
+            counted[name] += 1
+            return function(*given, **named)
+
+        return count
+
+    for name in ("resolve", "simulate"):
+        monkeypatch.setattr(evaluator, name, counting(name, getattr(evaluator, name)))
+    found = advise(loaded(STORAGE_BOUND))
+    made = [one for one in found.impossible if not one.option.barred]
+    together = counted["resolve"] - len(found.tried) - len(made)
+    assert together in (0, 1), "all settings at once, which are no advice if one alone gains more"
+    assert counted["simulate"] <= counted["resolve"]
+    assert len(found.tried) > 10
+
+
+def test_settings_may_have_lists_as_values() -> None:
+    """They are put together by key, whatever the values are."""
+
+    def setting(key: str, gain: float, *edits: Edit) -> Tried:
+        return Tried(Option(key, key, "setting", edits), *[None] * 3, gain, None)  # type: ignore[arg-type]
+
+    one, other = Edit.at("strategy.a", [1, {"b": 2}]), Edit.at("strategy.c", {"d": []})
+    assert _together([setting("one", 1.2, one)]) is None
+    both = _together([setting("one", 1.2, one), setting("other", 1.1, other)])
+    assert both is not None
+    assert dict(both.edits) == dict([one, other])
+    assert _together([setting("one", 1.2, one), setting("both", 1.3, other, one)]) is None
 
 
 def test_costs_are_those_of_the_result(stored: Advice) -> None:

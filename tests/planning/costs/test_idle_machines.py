@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from simoffload.planning import compare, compare_scenarios
 from simoffload.planning.advise import advise
+from simoffload.planning.compare import compare, compare_scenarios
 from simoffload.planning.costs import Costed, economics
 from simoffload.report.comparison_text import compare_text
 from simoffload.report.sections.costs import costs, costs_compared

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.hardware import Machine, load_platform
-from simoffload.simulation.data_loading import predict_reading, sentences
+from simoffload.results.reading import reading_sentences
+from simoffload.simulation.data_loading import predict_reading
 from simoffload.simulation.data_loading.loader import Pace, Step
 from tests.hardware.conftest import FILES, curve
 from tests.simulation.data_loading.conftest import MIB, dataset
@@ -95,7 +96,7 @@ def test_prefetching_deeper_carries_through_the_optimizers_pause(small: Machine)
     # 4 ms a batch: 6 rounds of two workers, the second 1.25 ms later, and the work on the last one
     assert shallow.cold.step_s == pytest.approx(0.08 + 6 * 8e-3 + 2 * 1.25e-3, rel=1e-6)
     assert shallow.cold.limit == "look_ahead"
-    assert sentences(data, shallow)[1:] == (
+    assert reading_sentences(data, shallow)[1:] == (
         "4 batches made ahead are used up before the optimizer's pause pays back",
         "a larger prefetch_factor or 8 workers per rank would do",
     )  # 8 x 2 batches are all of a step; with 7 the last two of 28 ms come at 110.5 ms

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, load_platform
-from simoffload.simulation.data_loading import predict_reading, sentences
+from simoffload.results.reading import reading_sentences
+from simoffload.simulation.data_loading import predict_reading
 from simoffload.workload.dataset import Dataset
 from tests.simulation.data_loading.conftest import GB, MB, MIB, dataset
 
@@ -79,7 +80,7 @@ def test_local_drives_of_two_hosts_and_one_server_for_both(round_numbers: Path) 
 def test_a_dataset_that_is_too_large(small: Machine) -> None:
     reading = predict_reading(dataset(samples=1_000_001), small, ranks=1, batch_size=1, step_time=1)
     assert (reading.stored, reading.fits) == (1_000_001 * MB, False)
-    assert sentences(dataset(samples=1_000_001), reading)[-1] == "disk is too small for 1 TB of data"
+    assert reading_sentences(dataset(samples=1_000_001), reading)[-1] == "disk is too small for 1 TB of data"
 
 
 def test_decoding_takes_workers_and_cores(small: Machine) -> None:
@@ -91,7 +92,7 @@ def test_decoding_takes_workers_and_cores(small: Machine) -> None:
     few = predict_reading(data, small, ranks=1, batch_size=8, step_time=4e-3, cores=2)
     assert few.cold.batch_s == pytest.approx(8 * 1.7e-3, rel=1e-6)
     assert (few.cold.limit, few.workers_needed, few.remaining) == ("cores", None, "cores")
-    assert sentences(data, few)[-1].endswith("decoding needs more cores, or must cost less")
+    assert reading_sentences(data, few)[-1].endswith("decoding needs more cores, or must cost less")
     many = predict_reading(data, small, ranks=1, batch_size=8, step_time=4e-3, cores=64)
     assert (many.cold.limit, many.workers_needed) == ("decode", 8)
 
@@ -186,7 +187,7 @@ def test_one_emulated_h100_needs_three_gigabytes_per_second(small: Machine) -> N
     assert reading.cold.needed == pytest.approx(3.177 * GB, rel=1e-3)
     assert 1 - reading.cold.starvation == pytest.approx(2 / 3.177, rel=1e-3)
     assert reading.workers_needed is None
-    assert sentences(data, reading) == (
+    assert reading_sentences(data, reading) == (
         "the GPUs wait for data in 37.0 % of the time: 3.18 GB/s needed, 2 GB/s reachable",
         "disk read is full",
         "no number of workers is enough: storage must deliver 3.18 GB/s",
@@ -198,7 +199,7 @@ def test_sentences_tell_what_helps(small: Machine) -> None:
     data = dataset(epochs=2, page_cache=True, request_size="2 MB", samples=50_000)
     reading = predict_reading(data, small, ranks=1, batch_size=8, step_time=5e-3)
     waitless = "the GPUs do not wait for data: 0 B/s needed, 1.67 GB/s reachable"
-    assert sentences(data, reading) == (
+    assert reading_sentences(data, reading) == (
         "the GPUs wait for data in 22.0 % of the time: 1.61 GB/s needed, 1.67 GB/s reachable",
         "requests wait for storage: one worker per rank with 980 KiB in flight",
         "2 workers per rank would do",

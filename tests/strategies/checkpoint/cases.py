@@ -11,7 +11,8 @@ from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, load_model
 from simoffload.models.modules import linear
 from simoffload.results.checkpoint import Outlook
-from simoffload.strategies.checkpoint import CheckpointPlan, WrittenPhase, plan_checkpoint
+from simoffload.strategies.base import Phase
+from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.workload import Checkpointing
 
 
@@ -62,9 +63,9 @@ def planned(
     )
 
 
-def times(phases: tuple[WrittenPhase, ...]) -> list[tuple[WrittenPhase, float]]:
+def times(phases: tuple[Phase, ...]) -> list[tuple[Phase, float]]:
     """[s] of each phase."""
-    return [(phase, execute(phase.schedule).makespan * 1e-12) for phase in phases]
+    return [(phase, execute(phase.schedule({})).makespan * 1e-12) for phase in phases]
 
 
 def blocking(plan: CheckpointPlan) -> float:
@@ -82,10 +83,11 @@ def restoring(plan: CheckpointPlan) -> float:
     return sum(time for _, time in times(plan.restore()))
 
 
-def carried(phase: WrittenPhase) -> dict[str, int]:
+def carried(phase: Phase) -> dict[str, int]:
     """[B] over each link."""
-    links = (link.name for link in phase.schedule.links)
-    return dict(zip(links, execute(phase.schedule).link_bytes, strict=True))
+    schedule = phase.schedule({})
+    links = (link.name for link in schedule.links)
+    return dict(zip(links, execute(schedule).link_bytes, strict=True))
 
 
 def outlook(plan: CheckpointPlan) -> Outlook:

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
-from simoffload.strategies.checkpoint import (
+from simoffload.models.lora import with_lora
+from simoffload.strategies.checkpoint.bytes import (
+    Part,
     checkpoint_bytes,
     checkpoint_files,
     checkpoint_parts,
@@ -22,12 +24,16 @@ from tests.strategies.checkpoint.cases import FAST, squares
 GIB = 2**30
 
 
+def parts(model: ModelShape, *, ranks: int, nodes: int, **workload: Any) -> tuple[Part, ...]:
+    return checkpoint_parts(model, Checkpointing.model_validate(workload), ranks=ranks, nodes=nodes)
+
+
 def saved(model: ModelShape, *, ranks: int = 8, nodes: int = 1, **workload: Any) -> int:
-    return checkpoint_bytes(model, Checkpointing.model_validate(workload), ranks=ranks, nodes=nodes)
+    return checkpoint_bytes(parts(model, ranks=ranks, nodes=nodes, **workload))
 
 
 def files(model: ModelShape, *, ranks: int = 8, nodes: int = 1, **workload: Any) -> dict[str, int]:
-    made = checkpoint_files(model, Checkpointing.model_validate(workload), ranks=ranks, nodes=nodes)
+    made = checkpoint_files(parts(model, ranks=ranks, nodes=nodes, **workload))
     return {one.name: one.size for one in made}
 
 
@@ -116,6 +122,17 @@ def test_partitions_are_padded_to_equal_size() -> None:
     assert files(model, stage=1)["zero_pp_rank_7_mp_rank_00_optim_states.pt"] == 496 // 8 * 12
 
 
+@pytest.mark.parametrize(("stage", "frozen"), [(0, 2), (1, 2), (2, 4), (3, 2)])
+def test_checkpoints_of_adapters_hold_states_of_the_adapters_alone(stage: int, frozen: int) -> None:
+    """From stage 2 frozen weights are saved as copies (``frozen_param_fragments`` in engine.py), although at
+    stage 2 the module's own state has them already."""
+    model = with_lora(load_model("llama-2-7b"), r=8, target_modules=["q_proj", "v_proj"])
+    adapters, rest = 4_194_304, 6_738_415_616
+    trained = 12 * adapters + (2 * adapters if stage < 3 else 0)
+    assert saved(model, ranks=4, stage=stage) == trained + frozen * rest
+    assert saved(model, ranks=4, contents="sharded") == 2 * rest + 14 * adapters
+
+
 def test_file_names_and_writers() -> None:
     half = load_model({"name": "llama-3.1-8b", "dtype": "bfloat16"})
     assert list(files(half, ranks=2, stage=3)) == [
@@ -146,11 +163,11 @@ def test_data_parallel_writers_split_what_all_ranks_hold(
     unit: str, nodes: int, writers: tuple[int, ...]
 ) -> None:
     model = load_model("llama-3.1-8b")
-    workload = Checkpointing.model_validate({"stage": 0, "writer": {**FAST, "data_parallel": unit}})
-    (part,) = checkpoint_parts(model, workload, ranks=16, nodes=nodes)
+    found = parts(model, ranks=16, nodes=nodes, stage=0, writer={**FAST, "data_parallel": unit})
+    (part,) = found
     assert part.writers == writers
     assert part.size * len(writers) == pytest.approx(14 * model.num_parameters, rel=1e-6)
-    names = [one.name for one in checkpoint_files(model, workload, ranks=16, nodes=nodes)]
+    names = [one.name for one in checkpoint_files(found)]
     count = len(writers)
     assert names == [f"mp_rank_00_model_states.pt-{index}.{count}" for index in range(count)]
 
@@ -164,9 +181,9 @@ def test_deepspeed_cannot_divide_three_ranks_by_four_sockets() -> None:
 def test_a_writer_section_below_stage_3_writes_the_weights_from_every_rank() -> None:
     """DataParallelWriterFactory.create_config: (1, 0) for every rank it does not choose."""
     model = load_model("llama-3.1-8b")
-    workload = Checkpointing.model_validate({"stage": 1, "writer": {"type": "python"}})
-    assert checkpoint_bytes(model, workload, ranks=8, nodes=1) == 14 * model.num_parameters
-    assert written_bytes(model, workload, ranks=8, nodes=1) == (8 * 2 + 12) * model.num_parameters
+    found = parts(model, ranks=8, nodes=1, stage=1, writer={"type": "python"})
+    assert checkpoint_bytes(found) == 14 * model.num_parameters
+    assert written_bytes(found) == (8 * 2 + 12) * model.num_parameters
 
 
 @pytest.mark.parametrize(

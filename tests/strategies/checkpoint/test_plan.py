@@ -10,7 +10,7 @@ from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.results.capacity import tier_uses
 from simoffload.results.checkpoint import Outlook
-from simoffload.strategies.checkpoint import CheckpointPlan
+from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from tests.strategies.checkpoint.cases import FAST, outlook, planned
 
 MIB = 2**20
@@ -29,10 +29,10 @@ def test_checkpoints_that_are_kept_fill_the_tier() -> None:
 
 
 def test_torch_save_holds_a_tensor_of_every_rank() -> None:
-    """At stage 3 a state's tensor has 1e9 elements at most; without groups as much as a rank's share."""
-    assert terms(planned("llama-3.1-70b"))["tensors on their way from the GPU"] == 8 * 4 * 10**9
+    """At stage 3 a state's tensor is a sub-group, to which the one that reaches its size still belongs."""
+    assert terms(planned("llama-3.1-70b"))["tensors on their way from the GPU"] == 8 * 4 * 1_021_332_480
     small = terms(planned("llama-3.1-70b", sub_group_size=10**8))
-    assert small["tensors on their way from the GPU"] == 8 * 4 * 10**8
+    assert small["tensors on their way from the GPU"] == 8 * 4 * 131_335_168
 
 
 def test_stock_pytorch_makes_the_fast_writer_hold_every_tensor_twice() -> None:

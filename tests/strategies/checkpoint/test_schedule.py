@@ -315,9 +315,10 @@ def test_within_bounds(
     plan = planned(squares(5, width), ranks=ranks, tier=tier, stage=stage, fsync=fsync, writer=writer)
     arrived = 0
     for phase in (*plan.save(), *plan.restore()):
-        timeline = execute(phase.schedule)
-        assert lower_bound(phase.schedule) <= timeline.makespan <= serial_time(phase.schedule)
-        links = [link.name for link in phase.schedule.links]
+        schedule = phase.schedule({})
+        timeline = execute(schedule)
+        assert lower_bound(schedule) <= timeline.makespan <= serial_time(schedule)
+        links = [link.name for link in schedule.links]
         if phase.name.startswith(("save", "write back")):
             arrived += timeline.link_bytes[links.index(f"{tier} write")]
     assert arrived == pytest.approx(plan.written, abs=100)

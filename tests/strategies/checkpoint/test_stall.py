@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.results.checkpoint import Outlook
-from simoffload.strategies.checkpoint import (
+from simoffload.strategies.checkpoint.stall import (
     daly_interval,
     efficiency,
     lost_work,

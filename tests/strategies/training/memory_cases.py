@@ -10,7 +10,9 @@ from simoffload.models import ModelShape, load_model
 from simoffload.results.capacity import Moment, tier_uses
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig
 from simoffload.strategies.ds_config.training import TrainingSettings, resolve_training
-from simoffload.strategies.training.memory import training_moments
+from simoffload.strategies.training.memory.stages import training_moments
+from simoffload.strategies.training.state import Places, TrainingState
+from simoffload.strategies.training.walk import Peak
 from simoffload.workload import Training
 
 _DEVICES: dict[str, Literal["none", "cpu", "nvme"]] = {"hbm": "none", "dram": "cpu"}
@@ -64,23 +66,16 @@ def account(
     work: Training | None = None,
     version: str = LATEST,
     sections: Mapping[str, Any] | None = None,
-    **more: Any,
+    weight_bits: float | None = None,
+    peak: Peak | None = None,
 ) -> tuple[Machine, tuple[Moment, ...]]:
     """The machine and the moments of a run on it."""
     machine = load_platform(platform).machine()
     settings = settings_for(model, zero, version=version, **(sections or {}))
     kinds = [_DEVICES.get(machine.tiers[tier].kind, "nvme") for tier in (weights, optimizer)]
     settings = settings._replace(params=settings.params._replace(device=kinds[0]), optimizer_device=kinds[1])
-    moments = training_moments(
-        model,
-        work or workload(),
-        settings,
-        machine,
-        ranks=ranks,
-        weights_tier=weights,
-        optimizer_tier=optimizer,
-        **more,
-    )
+    state = TrainingState(model, settings, Places(ranks, weights, optimizer), weight_bits)
+    moments = training_moments(state, work or workload(), machine, peak=peak)
     return machine, moments
 
 

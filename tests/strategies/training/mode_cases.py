@@ -20,7 +20,6 @@ from simoffload.schedule import Op, Schedule
 from simoffload.simulation import simulate
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.training.facts import StepFacts
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
@@ -170,7 +169,3 @@ def waited(one: PassResult) -> float:
 
 def timeline(plan: ZeroTrainingPlan, one: StepPart) -> Timeline:
     return execute(plan.schedule(one))
-
-
-def facts(plan: ZeroTrainingPlan) -> StepFacts:
-    return plan.step.facts

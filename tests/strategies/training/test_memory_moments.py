@@ -9,7 +9,8 @@ import pytest
 from simoffload.models import ModelShape, load_model
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results.capacity import Moment, tier_uses
-from simoffload.strategies.training.memory import INITIALISATION, MICRO_STEP, OPTIMIZER_STEP
+from simoffload.strategies.training.memory.stages import INITIALISATION, MICRO_STEP, OPTIMIZER_STEP
+from simoffload.strategies.training.walk import Peak
 from tests.strategies.training.memory_cases import account, fits, sizes, workload
 
 _CPU = {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": False}}
@@ -55,7 +56,7 @@ def test_overlap_comm_needs_a_second_bucket_below_stage_3_only() -> None:
 
 
 def test_stage_3_keeps_partitions_and_gathers_what_it_works_on() -> None:
-    held = sizes(run({"stage": 3}, ranks=8, gathered_elements=10**9, gather_batch=10**8), "hbm")
+    held = sizes(run({"stage": 3}, ranks=8, peak=Peak(10**9, 10**8, (), 10**9)), "hbm")
     assert held["parameter partition"] == pytest.approx(2 * _N / 8, rel=1e-5)
     assert held["all-gather buffer"] == 2 * 10**8
     assert max(held.get("gathered parameters, peak", 0), held.get("gathered parameters", 0)) == 2 * 10**9

@@ -10,7 +10,7 @@ import pytest
 from simoffload.hardware import load_platform
 from simoffload.models import ModelShape, load_model
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.training.memory import activations_of
+from simoffload.strategies.training.memory.activations import activations_of
 from simoffload.strategies.training.zero_training import ZeroTraining
 from tests.strategies.training.memory_cases import account, fits, gpt, sizes, workload
 
@@ -168,9 +168,7 @@ def test_the_peak_of_a_recorded_run(repository: Path) -> None:
         weights="dram",
         optimizer="dram",
         work=work,
-        gathered_elements=plan.peak.gathered,
-        gathered_while_reducing=plan.peak.while_reducing,
-        gather_batch=plan.peak.largest,
+        peak=plan.peak,
     )
     held = sizes(moments, "hbm")
     tensors = sum(held.values()) - held["CUDA context, NCCL and workspace"]

@@ -8,13 +8,8 @@ from hypothesis import strategies as st
 
 from simoffload.models import load_model
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.strategies.training.memory import (
-    StateBytes,
-    Weight,
-    moment_bytes,
-    state_bytes,
-    weights_of,
-)
+from simoffload.strategies.training.memory.states import StateBytes, moment_bytes, state_bytes
+from simoffload.strategies.training.state import Partitions, Weight, weights_of
 
 
 def matrix(rows: int, columns: int, **more: object) -> Weight:
@@ -24,10 +19,8 @@ def matrix(rows: int, columns: int, **more: object) -> Weight:
 
 def states(stage: int, *, ranks: int = 64, gradient_bytes: int = 2) -> StateBytes:
     return state_bytes(
-        [matrix(75_000, 100_000)],
+        Partitions((matrix(75_000, 100_000),), stage, ranks),
         kind="adam",
-        stage=stage,
-        ranks=ranks,
         dtype_bytes=2,
         gradient_bytes=gradient_bytes,
     )
@@ -44,9 +37,9 @@ def test_gradients_are_accumulated_in_the_configured_type() -> None:
 
 
 def test_stage_3_pads_each_tensor_and_stage_2_all_together() -> None:
-    weights = [matrix(1, 5), matrix(1, 6)]
+    weights = (matrix(1, 5), matrix(1, 6))
     by_stage = {
-        stage: state_bytes(weights, kind="adam", stage=stage, ranks=4, dtype_bytes=2, gradient_bytes=2)
+        stage: state_bytes(Partitions(weights, stage, 4), kind="adam", dtype_bytes=2, gradient_bytes=2)
         for stage in (2, 3)
     }
     assert by_stage[3].master == 4 * (2 + 2)  # 5/4 and 6/4, each rounded up
@@ -76,9 +69,8 @@ def test_small_tensors_keep_8_bit_adam_in_single_precision() -> None:
 
 def test_a_model_in_single_precision_has_no_master_weights_unless_they_are_a_partition() -> None:
     for stage, master in ((0, 0), (1, 4 * 250), (2, 4 * 250), (3, 0)):
-        found = state_bytes(
-            [matrix(10, 100)], kind="adam", stage=stage, ranks=4, dtype_bytes=4, gradient_bytes=4
-        )
+        partitions = Partitions((matrix(10, 100),), stage, 4)
+        found = state_bytes(partitions, kind="adam", dtype_bytes=4, gradient_bytes=4)
         assert found.master == master
 
 
@@ -99,7 +91,8 @@ def test_rows_and_columns_of_experts_in_one_tensor_count_per_expert() -> None:
 
 def test_lora_leaves_gradients_and_states_of_the_adapters_only() -> None:
     model = with_lora(load_model("llama-2-7b"), r=8, target_modules=["q_proj", "v_proj"])
-    found = state_bytes(weights_of(model), kind="adam", stage=0, ranks=1, dtype_bytes=2, gradient_bytes=2)
+    partitions = Partitions(weights_of(model), 0, 1)
+    found = state_bytes(partitions, kind="adam", dtype_bytes=2, gradient_bytes=2)
     assert (found.gradients, found.master, found.moments) == (2 * 4194304, 4 * 4194304, 8 * 4194304)
     assert found.parameters == 2 * (6_738_415_616 + 4_194_304)
 
@@ -107,10 +100,8 @@ def test_lora_leaves_gradients_and_states_of_the_adapters_only() -> None:
 def test_qlora_keeps_the_layers_matrices_in_four_bits() -> None:
     model = with_lora(load_model("llama-2-7b"), r=8, target_modules=["q_proj", "v_proj"])
     found = state_bytes(
-        weights_of(model),
+        Partitions(weights_of(model), 0, 1),
         kind="adam",
-        stage=0,
-        ranks=1,
         dtype_bytes=2,
         gradient_bytes=2,
         weight_bits=nf4_bits(),
@@ -126,8 +117,8 @@ def test_qlora_keeps_the_layers_matrices_in_four_bits() -> None:
     st.sampled_from([0, 1, 2, 3]),
 )
 def test_all_ranks_together_hold_at_least_the_whole(numels: list[int], ranks: int, stage: int) -> None:
-    weights = [matrix(1, numel) for numel in numels]
-    found = state_bytes(weights, kind="adam", stage=stage, ranks=ranks, dtype_bytes=2, gradient_bytes=2)
+    partitions = Partitions(tuple(matrix(1, numel) for numel in numels), stage, ranks)
+    found = state_bytes(partitions, kind="adam", dtype_bytes=2, gradient_bytes=2)
     whole = sum(numels)
     assert found.master * ranks >= 4 * whole
     padding = 2 * ranks if stage < 3 else ranks * len(numels)

@@ -88,7 +88,7 @@ def test_sub_groups_never_change_bytes(size: int, ranks: int, stage: int) -> Non
 def test_more_sub_groups_are_more_calls_and_nothing_else() -> None:
     zero = {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU}
     few, many = (plan_of({**zero, "sub_group_size": size}) for size in (10**9, 1))
-    assert (len(few.updates), len(many.updates)) == (1, 30)
+    assert (len(few.state.updates), len(many.state.updates)) == (1, 30)
     call = machine().host.training.sub_group_call.value
     assert seconds(many) - seconds(few) == pytest.approx(29 * call, rel=0.01)
 
@@ -106,7 +106,7 @@ def test_on_the_gpu_no_byte_leaves_it() -> None:
 def test_twin_flow_updates_the_first_sub_groups_on_the_gpu(ratio: float, on_gpu: int) -> None:
     """``int((1 - ratio) * n)`` of the 4 (0.2 x 4 = 0.8 is none)."""
     zero = {"stage": 3, "sub_group_size": NUMEL // 4, "offload_optimizer": {**CPU, "ratio": ratio}}
-    updates = plan_of(zero).updates
+    updates = plan_of(zero).state.updates
     assert [update.on_gpu for update in updates] == [index < on_gpu for index in range(len(updates))]
     assert len(updates) == 4
 
@@ -114,7 +114,7 @@ def test_twin_flow_updates_the_first_sub_groups_on_the_gpu(ratio: float, on_gpu:
 def test_twin_flow_moves_the_cpus_part_only() -> None:
     zero = {"stage": 3, "sub_group_size": NUMEL // 4, "offload_optimizer": {**CPU, "ratio": 0.5}}
     plan = plan_of(zero)
-    rest = sum(update.group.numel for update in plan.updates[2:])
+    rest = sum(update.group.numel for update in plan.state.updates[2:])
     assert optimizer(plan)["CPU Adam"] == 28 * rest
     assert optimizer(plan)["host to GPU, pageable"] == 2 * rest
 
@@ -179,7 +179,7 @@ def test_without_a_pipeline_everything_is_one_after_the_other() -> None:
     work = sorted(
         [*spans(line, "cpu"), *spans(line, "read", "gradients"), *spans(line, "write", "optimizer states")]
     )
-    assert len(work) == len(plan.updates) * (1 + 1 + 1 + 1 + 3)
+    assert len(work) == len(plan.state.updates) * (1 + 1 + 1 + 1 + 3)
     assert all(begin >= end for (_, end), (begin, _) in pairwise(work))
 
 
@@ -188,7 +188,7 @@ def test_a_pipeline_reads_one_sub_group_ahead_and_no_more() -> None:
     plan = plan_of(storage(pipeline_read=True), model=BIG)
     line = timeline(plan, part(plan, "optimizer"))
     adam, reads = spans(line, "cpu", "CPU Adam"), spans(line, "read", "optimizer states")
-    assert len(adam) == len(plan.updates) >= 3
+    assert len(adam) == len(plan.state.updates) >= 3
     assert reads[3][0] < adam[0][1], "three states of each"
     assert reads[6][0] >= adam[0][1]
 

@@ -190,11 +190,11 @@ def test_what_stays_in_memory_makes_no_traffic() -> None:
 def test_whole_sub_groups_stay_in_memory_while_there_is_room(whole: int) -> None:
     """``max_in_cpu`` counts what went before, whether it stayed or not."""
     zero = storage(params=True, sub_group_size=2_000_000)
-    groups = [update.group.numel for update in plan_of(zero, model=BIG).updates]
+    groups = [update.group.numel for update in plan_of(zero, model=BIG).state.updates]
     assert len(groups) == 17
     for room, kept in ((sum(groups[:whole]), whole), (sum(groups[:whole]) - 1, max(0, whole - 1))):
         zero["offload_param"]["max_in_cpu"] = max(0, room)
-        updates = plan_of(zero, model=BIG).updates
+        updates = plan_of(zero, model=BIG).state.updates
         assert [update.params for update in updates] == ["dram"] * kept + ["nvme"] * (17 - kept)
 
 
@@ -320,7 +320,7 @@ def test_swap_buffers_of_the_optimizer(groups: int, read: bool, write: bool, nee
     offload = {"device": "nvme", "pipeline_read": read, "pipeline_write": write}
     zero = {"stage": 3, "sub_group_size": -(-NUMEL // groups)}
     plan = plan_of({**zero, "offload_optimizer": {**offload, "buffer_count": needed}})
-    assert len(plan.updates) == groups
+    assert len(plan.state.updates) == groups
     with pytest.raises(InputError, match=f"DeepSpeed needs {needed}"):
         plan_of({**zero, "offload_optimizer": {**offload, "buffer_count": needed - 1}})
 

@@ -17,8 +17,8 @@ from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.schedule import Op, Route, Schedule
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.training.layers import TrainedLayers
 from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
 from tests.strategies.training.mode_cases import machine
@@ -31,7 +31,7 @@ FAMILIES = ["llama", "opt", "bloom"]
 def in_full() -> Iterator[None]:
     """Every layer is walked through."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainedLayers, "alike", False)
+        patch.setattr(TrainingState, "homogeneous", False)
         yield
 
 
@@ -47,13 +47,11 @@ def same(plan: ZeroTrainingPlan) -> Counter[str]:
         whole = replace(plan)
         expected = outcome(lambda: whole.peak)
         schedules = [outcome(lambda part=part: whole.schedule(part)) for part in whole.parts]  # type: ignore[misc]
-        rest = outcome(lambda: (whole.tensors, whole.trained, whole.updates, whole.moments, whole.traffic))
+        rest = outcome(lambda: kept(whole))
         first = outcome(lambda: (whole.first_io, whole.requests))
     short = replace(plan)
     assert outcome(lambda: short.peak) == expected
-    assert (
-        outcome(lambda: (short.tensors, short.trained, short.updates, short.moments, short.traffic)) == rest
-    )
+    assert outcome(lambda: kept(short)) == rest
     assert outcome(lambda: (short.first_io, short.requests)) == first
     found: Counter[str] = Counter()
     for part, one in zip(short.parts, schedules, strict=True):
@@ -65,6 +63,12 @@ def same(plan: ZeroTrainingPlan) -> Counter[str]:
         else:
             assert other == one
     return found
+
+
+def kept(plan: ZeroTrainingPlan) -> tuple[Any, ...]:
+    """All that a run keeps, and what it moves to storage."""
+    state = plan.state
+    return state.tensors, state.trained, state.updates, plan.moments, plan.traffic
 
 
 def outcome(planned: Callable[[], Any]) -> Any:

@@ -18,7 +18,6 @@ from tests.strategies.training.mode_cases import (
     LAST,
     MIDDLE,
     NUMEL,
-    facts,
     host_and_gpu,
     machine,
     moved,
@@ -64,7 +63,7 @@ def updated(plan: ZeroTrainingPlan, title: str) -> list[int]:
 
 def test_every_sub_group_is_updated_once_during_backward() -> None:
     plan = plan_of(zero())
-    sizes = [28 * update.group.numel for update in plan.updates]
+    sizes = [28 * update.group.numel for update in plan.state.updates]
     assert len(sizes) > 4
     assert sum(sizes) == 28 * NUMEL
     found = updated(plan, "backward")
@@ -77,7 +76,7 @@ def test_every_sub_group_is_updated_once_during_backward() -> None:
 def test_with_clipping_they_are_updated_after_backward_in_order() -> None:
     plan = plan_of(zero(), config=CLIPPED)
     assert updated(plan, "backward") == []
-    assert updated(plan, "optimizer") == [28 * update.group.numel for update in plan.updates]
+    assert updated(plan, "optimizer") == [28 * update.group.numel for update in plan.state.updates]
     assert not any(one.leaves_update or one.awaits_update for one in plan.parts)
 
 
@@ -85,15 +84,15 @@ def test_only_the_last_micro_step_updates() -> None:
     plan = plan_of(zero(), gradient_accumulation_steps=3)
     for title in (FIRST, MIDDLE):
         assert updated(plan, title) == []
-    assert len(updated(plan, LAST)) == len(plan.updates)
+    assert len(updated(plan, LAST)) == len(plan.state.updates)
     assert [one.title for one in plan.parts if one.leaves_update] == [LAST]
     assert [one.title for one in plan.parts if one.awaits_update] == ["optimizer"]
 
 
 def test_sub_groups_on_the_gpu_are_not_queued() -> None:
     plan = plan_of(zero(ratio=0.6))
-    here = [update for update in plan.updates if not update.on_gpu]
-    assert 0 < len(here) < len(plan.updates)
+    here = [update for update in plan.state.updates if not update.on_gpu]
+    assert 0 < len(here) < len(plan.state.updates)
     assert Counter(updated(plan, "backward")) == Counter(28 * update.group.numel for update in here)
 
 
@@ -115,7 +114,7 @@ def test_bytes_of_a_step(ranks: int) -> None:
 def test_threads_of_the_process() -> None:
     for threads, share, left in ((72, 0.8, 58), (72, 0.9, 65), (6, 1.0, 6), (1, 0.8, 1)):
         plan = plan_of(zero(cpuadam_cores_perc=share), places={"cpu_threads": threads})
-        assert update_threads(facts(plan)) == left
+        assert update_threads(plan) == left
 
 
 # -- waiting ------------------------------------------------------------------------------------
@@ -126,7 +125,7 @@ def test_one_sub_group_is_waited_for_from_the_end_of_backward() -> None:
     result = simulated(zero(groups=10**9), model=LARGE, places={"cpu_threads": 10})
     plan = plan_of(zero(groups=10**9), model=LARGE, places={"cpu_threads": 10})
     host = machine().host
-    threads = update_threads(facts(plan))
+    threads = update_threads(plan)
     assert threads == 9  # (1 - 0.8) x 10 is a little less than 2
     left = 8 * LARGE_NUMEL / host.elementwise_rate(threads) + 28 * LARGE_NUMEL / host.cpu_optimizer.rate(
         threads

@@ -1,4 +1,4 @@
-"""Sub-groups, and gradients on their way to storage through swap buffers."""
+"""Gradients on their way to storage through swap buffers."""
 
 from __future__ import annotations
 
@@ -8,35 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.training.swap import GradientSwapper, sub_groups
+from simoffload.strategies.training.storage_io import GradientSwapper
 
 
 def tensors(numels: Sequence[int]) -> list[Tensor]:
     return [Tensor(str(index), numel, numel, False, False) for index, numel in enumerate(numels)]
-
-
-# -- sub-groups ----------------------------------------------------------------------------------------
-
-
-def test_a_sub_group_ends_once_it_holds_enough() -> None:
-    """The tensor that reaches the size still belongs to it (``_create_fp16_sub_groups``)."""
-    groups = sub_groups(tensors([3, 3, 3, 10, 1, 1]), 5)
-    assert [group.numel for group in groups] == [6, 13, 2]
-
-
-def test_one_ranks_partition_counts() -> None:
-    cut = [Tensor("", 8, 2, False, False)] * 4
-    assert [group.numel for group in sub_groups(cut, 4)] == [4, 4]
-
-
-@given(numels=st.lists(st.integers(1, 50), min_size=1, max_size=40), size=st.integers(1, 200))
-def test_every_tensor_is_in_one_group_and_all_but_the_last_are_full(numels: list[int], size: int) -> None:
-    groups = sub_groups(tensors(numels), size)
-    assert [one.numel for group in groups for one in group.tensors] == numels
-    for group in groups:
-        before_last = group.numel - group.tensors[-1].slice_numel
-        assert before_last < size
-    assert all(group.numel >= size for group in groups[:-1])
 
 
 # -- swap buffers of gradients -------------------------------------------------------------------------

@@ -68,6 +68,6 @@ def test_states_on_storage_are_not_brought_to_the_gpu() -> None:
     }
     plan = plan_of(zero, model=LARGE)
     (warning,) = plan.warnings
-    first, groups = int(0.5 * len(plan.updates)), len(plan.updates)
+    first, groups = int(0.5 * len(plan.state.updates)), len(plan.state.updates)
     assert first > 0
     assert f"those of {first} of {groups} sub-group(s) by PyTorch's slower Adam" in warning

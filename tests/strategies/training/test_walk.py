@@ -16,7 +16,7 @@ from simoffload.models import load_model
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.walk import Bucket, buckets, gathered_peak
+from simoffload.strategies.training.walk import Bucket, WalkedStep, buckets, gathered_peak
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
 from tests.strategies.training.make_traces import BUCKET, CHECKPOINTING, MODELS
@@ -43,7 +43,7 @@ def plan_of_record(name: str, how: str) -> ZeroTrainingPlan:
 
 
 def found_buckets(plan: ZeroTrainingPlan) -> list[list[str]]:
-    found = buckets(plan.trace, plan.parameters, BUCKET)
+    found = buckets(WalkedStep(plan.trace, plan.parameters), BUCKET)
     return [[tensor.name for tensor in tensors] for tensors in found]
 
 
@@ -89,7 +89,7 @@ class Seen:
 def test_a_bucket_is_reduced_when_the_next_gradient_finds_no_room(numels: list[int], size: int) -> None:
     tensors = [Tensor(str(index), numel, numel, False, False) for index, numel in enumerate(numels)]
     seen = Seen()
-    bucket = Bucket(seen, size)
+    bucket = Bucket(size, seen.reduce, gradient=seen.gradient)
     for tensor in tensors:
         bucket.add(tensor)
     bucket.flush()
@@ -175,7 +175,7 @@ def test_both_passes_together_read_what_one_walk_reads(reuse: int, bucket: int) 
         for op in block.ops
         if op.kind == "read"
     ]
-    peak = gathered_peak(plan.trace, plan.parameters, plan.settings, 1)
+    peak = gathered_peak(WalkedStep(plan.trace, plan.parameters), plan.state)
     assert written == [tensor.name for tensor in peak.read]
     assert peak.gathered <= plan.model.num_parameters
 
@@ -202,4 +202,4 @@ def test_a_tensor_that_is_needed_twice_in_what_is_read_ahead_stops_deepspeed() -
     }
     plan = plan_of(zero, ranks=2, model=model, sequence_length=16)
     with pytest.raises(InputError, match="already assigned swap buffer"):
-        gathered_peak(plan.trace, plan.parameters, plan.settings, 2)
+        gathered_peak(WalkedStep(plan.trace, plan.parameters), plan.state)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
-from simoffload.strategies.training.columns import SelectedColumns
-from simoffload.strategies.training.zenflow import update_s, update_threads
+from simoffload.strategies.training.zenflow import SelectedColumns, update_s, update_threads
 from tests.strategies.training.mode_cases import (
     CPU,
     FIRST,
@@ -23,7 +22,6 @@ from tests.strategies.training.mode_cases import (
     MATRICES,
     MIDDLE,
     NUMEL,
-    facts,
     host_and_gpu,
     machine,
     moved,
@@ -99,7 +97,7 @@ def test_times_of_a_result_add_up() -> None:
 
 def test_a_tenth_of_the_columns_and_all_of_the_norms() -> None:
     plan = plan_of(zero())
-    columns = SelectedColumns(facts(plan), ratio=0.1)
+    columns = SelectedColumns(plan, ratio=0.1)
     by_name = {tensor.name: columns.selected(tensor) for tensor in plan.parameters.tensors}
     assert by_name["self_attn.q_proj.weight"] == 25 * 256
     assert by_name["mlp.down_proj.weight"] == 51 * 256
@@ -113,9 +111,9 @@ def test_a_tenth_of_the_columns_and_all_of_the_norms() -> None:
 def test_stage_3_updates_its_own_part_only_and_at_least_one_column() -> None:
     plan = plan_of(zero(3), ranks=2)
     query = next(one for one in plan.parameters.tensors if one.name.endswith("q_proj.weight"))
-    assert SelectedColumns(facts(plan), ratio=0.1).selected(query) == 25 * 256 // 2
-    assert SelectedColumns(facts(plan), ratio=0.0).picked(query) == 1
-    assert SelectedColumns(facts(plan_of(zero(2))), ratio=0.0).picked(query) == 0
+    assert SelectedColumns(plan, ratio=0.1).selected(query) == 25 * 256 // 2
+    assert SelectedColumns(plan, ratio=0.0).picked(query) == 1
+    assert SelectedColumns(plan_of(zero(2)), ratio=0.0).picked(query) == 0
 
 
 def test_owners_broadcast_selected_gradients() -> None:
@@ -238,7 +236,7 @@ def test_storage_moves_what_the_result_says(interval: int, accumulation: int) ->
         gradient_accumulation_steps=accumulation,
         model={"hidden_size": 1024, "intermediate_size": 2048},
     )
-    assert any(update.swapped for update in plan.updates)
+    assert any(update.swapped for update in plan.state.updates)
     sizes = moved_in_cycle(plan)
     cycles = Fraction(accumulation, interval)
     (traffic,) = plan.traffic
@@ -253,13 +251,13 @@ def test_an_update_takes_bytes_over_the_rate_of_its_own_threads() -> None:
     """Adam 28 B, and 4 B of the weights copied; half of 64 cores and of both nodes for each of two ranks."""
     plan = plan_of(zero(overlap_step=True), ranks=2)
     optimizer = machine().host.cpu_optimizer
-    assert update_threads(facts(plan)) == plan.places.threads - ceil(plan.places.threads / 2)
-    threads = update_threads(facts(plan)) * optimizer.thread.value
+    assert update_threads(plan) == plan.places.threads - ceil(plan.places.threads / 2)
+    threads = update_threads(plan) * optimizer.thread.value
     rate = int((threads**-2 + (optimizer.limit.value / 2) ** -2) ** -0.5)
     numel = sum(tensor.slice_numel for tensor in plan.parameters.tensors)
-    assert update_s(facts(plan)) == pytest.approx((28 + 8) * numel / rate)
+    assert update_s(plan) == pytest.approx((28 + 8) * numel / rate)
     old = plan_of(zero(overlap_step=True), ranks=2, version="0.17.7")
-    assert update_s(facts(old)) == pytest.approx((28 + 16) * numel / rate)
+    assert update_s(old) == pytest.approx((28 + 16) * numel / rate)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +266,7 @@ def test_an_update_takes_bytes_over_the_rate_of_its_own_threads() -> None:
 )
 def test_cores_are_reserved_rounded_up(threads: int, share: float, left: int) -> None:
     plan = plan_of(zero(overlap_step=True, pt_reserved_cores_perc=share), places={"cpu_threads": threads})
-    assert update_threads(facts(plan)) == left
+    assert update_threads(plan) == left
 
 
 def waits(plan: Any, elapsed_s: float) -> int:
@@ -279,7 +277,7 @@ def waits(plan: Any, elapsed_s: float) -> int:
 
 def test_what_is_left_of_an_update_is_waited_for() -> None:
     plan = plan_of(zero(overlap_step=True))
-    whole = update_s(facts(plan))
+    whole = update_s(plan)
     assert waits(plan, 0.0) == round(whole * 1e12)
     assert waits(plan, 0.25 * whole) == round(0.75 * whole * 1e12)
     assert waits(plan, whole) == 0
@@ -299,7 +297,7 @@ def test_the_simulation_says_how_long_the_other_parts_took() -> None:
         if phase is not update
     )
     waiting = waited(update.result)
-    assert waiting == pytest.approx(update_s(facts(plan)) - others, rel=1e-9)
+    assert waiting == pytest.approx(update_s(plan) - others, rel=1e-9)
     assert waiting > 0
     assert [phase.result.name for phase in result.phases][-2:] == ["optimizer", "selected columns"]
 

@@ -99,43 +99,27 @@ def estimates_for(
     DeepSpeed's know no storage; what is there counts as in host memory. None knows frozen weights: beside
     adapters they are named as what full training would need.
     """
-    found = _estimates(
-        model,
-        stage=stage,
-        ranks=ranks,
-        nodes=nodes,
-        offload_optimizer=offload_optimizer,
-        offload_params=offload_params,
-    )
-    modules = (*model.modules_before, *model.layer, *model.modules_after)
-    if all(parameter.trainable for module in modules for parameter in module.parameters):
-        return found
-    return tuple(one._replace(name=f"{one.name}, if all weights were trained") for one in found)
-
-
-def _estimates(
-    model: ModelShape, *, stage: int, ranks: int, nodes: int, offload_optimizer: bool, offload_params: bool
-) -> tuple[Estimate, ...]:
-    per_node, rule = -(-ranks // nodes), white_paper_rule(model)
-    if stage == 0:
-        return (rule,)
-    if stage < 3:
-        found = zero2_estimate(
-            model.num_parameters,
+    per_node, total = -(-ranks // nodes), model.num_parameters
+    found = [white_paper_rule(model)]
+    if stage in (1, 2):
+        rule = zero2_estimate(
+            total, num_gpus_per_node=per_node, num_nodes=nodes, cpu_offload=offload_optimizer
+        )
+        found.insert(0, rule)
+    elif stage == 3:
+        rule = zero3_estimate(
+            total,
+            largest_module_numel(model),
             num_gpus_per_node=per_node,
             num_nodes=nodes,
             cpu_offload=offload_optimizer,
+            cpu_offload_params=offload_params,
         )
-        return (found, rule)
-    found = zero3_estimate(
-        model.num_parameters,
-        largest_module_numel(model),
-        num_gpus_per_node=per_node,
-        num_nodes=nodes,
-        cpu_offload=offload_optimizer,
-        cpu_offload_params=offload_params,
-    )
-    return (found, rule)
+        found.insert(0, rule)
+    modules = (*model.modules_before, *model.layer, *model.modules_after)
+    if all(parameter.trainable for module in modules for parameter in module.parameters):
+        return tuple(found)
+    return tuple(one._replace(name=f"{one.name}, if all weights were trained") for one in found)
 
 
 def largest_module_numel(model: ModelShape) -> int:

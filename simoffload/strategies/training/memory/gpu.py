@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator
 
 from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm
-from simoffload.strategies.training.memory.case import Case
 from simoffload.strategies.training.memory.estimators import largest_module_numel
-from simoffload.strategies.training.memory.states import moment_bytes
-from simoffload.strategies.training.memory.weights import Weight
+from simoffload.strategies.training.memory.states import TrainingMemory, moment_bytes
+from simoffload.strategies.training.state import Weight
 
-__all__ = ["Gathered", "gpu_initialisation", "gpu_micro_step", "gpu_optimizer_step"]
+__all__ = ["gpu_initialisation", "gpu_micro_step", "gpu_optimizer_step"]
 
 _DOUBLE = 8
 """[B] norms of gradients are summed in double precision, after a cast of the whole tensor."""
@@ -36,201 +35,204 @@ _OPTIMIZER = "set offload_optimizer.device, a higher stage, or more ranks"
 _SUB_GROUP = "lower sub_group_size"
 
 
-class Gathered:
-    """Parameters that stage 3 has brought together on the GPU."""
-
-    def __init__(self, case: Case, *, peak: int | None, reducing: int | None, batch: int | None) -> None:
-        self._case = case
-        params, whole = case.settings.params, sum(weight.numel for weight in case.weights)
-        ahead = params.prefetch_bucket_size + largest_module_numel(case.model)
-        kept = max(params.max_live_parameters, params.max_reuse_distance)
-        self._peak = min(whole, kept + ahead) if peak is None else peak
-        self._reducing = self._peak if reducing is None else reducing
-        self._batch = min(whole, ahead) if batch is None else batch
-
-    def terms(self, *, reducing: bool) -> Iterator[MemoryTerm]:
-        """A single rank whose parameters stay on the GPU gathers nothing."""
-        case = self._case
-        direct = case.settings.params.copies_directly(case.ranks)
-        if case.stage < 3 or (direct and case.weights_kind == "hbm"):
-            return
-        name = "gathered parameters" if reducing else "gathered parameters, peak"
-        yield _term(name, (self._reducing if reducing else self._peak) * case.size, _FETCH)
-        if not direct:
-            yield _term("all-gather buffer", self._batch * case.size, _FETCH)
-
-
-def gpu_initialisation(case: Case) -> tuple[MemoryTerm, ...]:
+def gpu_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """While DeepSpeed starts: stage 3 partitions each parameter as it is made; moments come with the
     first step."""
     return (
-        *_states(case, moments=False),
-        *_swap_pool(case),
-        *(_start_of_stage_3(case) if case.stage == 3 else _start_below_stage_3(case)),
-        _context(case),
+        *_states(memory, moments=False),
+        *_swap_pool(memory),
+        *(_start_of_stage_3(memory) if memory.stage == 3 else _start_below_stage_3(memory)),
+        _context(memory),
     )
 
 
-def gpu_micro_step(case: Case, gathered: Gathered) -> tuple[MemoryTerm, ...]:
+def gpu_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """The worst of four moments: the loss; the gradient of the output layer; a layer's backward pass while
     gradients are reduced; the gradient of the embedding."""
-    worst = max(_instants(case, gathered), key=lambda terms: sum(term.size for term in terms))
+    worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
     return (
-        *_states(case, moments=True),
-        *_swap_pool(case),
-        *_buckets(case),
+        *_states(memory, moments=True),
+        *_swap_pool(memory),
+        *_buckets(memory),
         *worst,
-        _context(case),
+        _context(memory),
     )
 
 
-def gpu_optimizer_step(case: Case) -> tuple[MemoryTerm, ...]:
+def gpu_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Between two micro-steps; only stage 3 keeps its bucket."""
     return (
-        *_states(case, moments=True),
-        *_swap_pool(case),
-        *(_buckets(case) if case.stage == 3 else ()),
-        *_update(case),
-        _context(case),
+        *_states(memory, moments=True),
+        *_swap_pool(memory),
+        *(_buckets(memory) if memory.stage == 3 else ()),
+        *_update(memory),
+        _context(memory),
     )
 
 
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def _states(case: Case, *, moments: bool) -> Iterator[MemoryTerm]:
-    states, settings = case.states, case.settings
-    if case.stage < 3 or case.weights_kind == "hbm":
-        name = "parameters" if case.stage < 3 else "parameter partition"
+def _states(memory: TrainingMemory, *, moments: bool) -> Iterator[MemoryTerm]:
+    states, settings = memory.states, memory.settings
+    if memory.stage < 3 or memory.state.weights_on == "hbm":
+        name = "parameters" if memory.stage < 3 else "parameter partition"
         yield _term(name, states.parameters, "set stage 3, or offload_param.device")
-    if case.weight_bits is not None:
-        frozen = [one.numel for one in case.weights if one.quantizable and not one.trainable]
-        yield _term("a matrix in 16 bit, made for its use", case.size * max(frozen, default=0), "")
-    if not case.offloads_optimizer:
+    if memory.state.weight_bits is not None:
+        frozen = [one.numel for one in memory.partitions.weights if one.quantizable and not one.trainable]
+        yield _term("a matrix in 16 bit, made for its use", memory.size * max(frozen, default=0), "")
+    if not memory.state.offloads_optimizer:
         # Below stage 3 gradients are allocated in the first backward pass.
-        present = moments or case.stage == 3
+        present = moments or memory.stage == 3
         yield _term("gradients", states.gradients if present else 0, _OPTIMIZER)
         yield _term("master weights", states.master, _OPTIMIZER)
         yield _term("optimizer moments", states.moments if moments else 0, _OPTIMIZER)
-    elif case.gpu_groups:
-        numel = sum(group.numel for group in case.gpu_groups)
+    elif memory.state.on_gpu:
+        numel = sum(group.numel for group in memory.state.on_gpu)
         adam = moment_bytes("adam", (), numel=numel, flat=True) if moments else 0
         size = 2 * SINGLE * numel + adam
         yield _term("optimizer states and gradients (ratio)", size, "raise offload_optimizer.ratio")
-    if case.stage in (1, 2) and case.offloads_optimizer:
-        yield _term("gradient on its way to the host", case.largest * case.size, "")
+    if memory.stage in (1, 2) and memory.state.offloads_optimizer:
+        yield _term("gradient on its way to the host", memory.largest * memory.size, "")
     if settings.zenflow is not None and moments:
-        columns = settings.zenflow.topk_ratio * (case.part if case.stage == 3 else case.trained_numel)
+        columns = settings.zenflow.topk_ratio * (
+            memory.partitions.part if memory.stage == 3 else memory.partitions.trained_numel
+        )
         copies = 1 if settings.zenflow.offload else _SELECTED
-        size = int(copies * columns) * case.size
+        size = int(copies * columns) * memory.size
         yield _term("selected columns (ZenFlow)", size, "lower zenflow.topk_ratio or set zenflow.offload")
 
 
-def _buckets(case: Case) -> Iterator[MemoryTerm]:
+def _buckets(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """``contiguous_gradients``: gradients are collected in a buffer of ``reduce_bucket_size``."""
-    settings = case.settings
-    if case.stage in (1, 2):
+    settings = memory.settings
+    if memory.stage in (1, 2):
         # Stage 1 reduces what was accumulated, in its type.
-        size = settings.gradient_bytes if case.stage == 1 else case.size
+        size = settings.gradient_bytes if memory.stage == 1 else memory.size
         count = 2 if settings.overlap_comm else 1
         more = " or unset overlap_comm" if count > 1 else ""
         yield _term("reduce buckets", count * settings.reduce_bucket_size * size, f"{_BUCKET}{more}")
-    elif case.stage == 3:
-        yield _term("reduce bucket", settings.reduce_bucket_size * case.size, _BUCKET)
+    elif memory.stage == 3:
+        yield _term("reduce bucket", settings.reduce_bucket_size * memory.size, _BUCKET)
 
 
-def _instants(case: Case, gathered: Gathered) -> Iterator[tuple[MemoryTerm, ...]]:
-    acts, checkpoints = case.activations, case.workload.gradient_checkpointing
+def _instants(memory: TrainingMemory) -> Iterator[tuple[MemoryTerm, ...]]:
+    acts, checkpoints = memory.activations, memory.workload.gradient_checkpointing
     fewer = _BATCH if checkpoints else _KEPT
     name = "checkpoints" if checkpoints else "activations of the other layers"
     kept = _term(name, acts.kept, _CHECKPOINTS if checkpoints else fewer)
     loss = _term("logits and loss", acts.loss, fewer)
-    yield *gathered.terms(reducing=False), kept, loss
+    yield *_gathered(memory, reducing=False), kept, loss
 
-    head = _largest(one for one in case.trained if one.place == "after")
-    logits = case.workload.tokens * case.model.vocab_size * case.size
+    head = _largest(one for one in memory.partitions.trained if one.place == "after")
+    logits = memory.workload.tokens * memory.state.model.vocab_size * memory.size
     gradient = _term("gradient of the logits", logits, fewer)
-    yield *gathered.terms(reducing=False), kept, gradient, *_reduction(case, head, full=False)
+    yield *_gathered(memory, reducing=False), kept, gradient, *_reduction(memory, head, full=False)
 
     # A bucket that is reduced amid the layers may hold what came before them.
     inside = _largest(
         one
-        for one in case.trained
-        if one.place == "layer" or (one.place == "after" and one.numel <= case.bucket)
+        for one in memory.partitions.trained
+        if one.place == "layer" or (one.place == "after" and one.numel <= memory.bucket)
     )
     layer = _term("activations of one layer", acts.layer, fewer)
-    yield *gathered.terms(reducing=True), kept, layer, *_reduction(case, inside, full=True)
+    yield *_gathered(memory, reducing=True), kept, layer, *_reduction(memory, inside, full=True)
 
-    embedding = _largest(one for one in case.trained if one.place == "before")
-    yield *gathered.terms(reducing=True), *_reduction(case, embedding, full=True)
+    embedding = _largest(one for one in memory.partitions.trained if one.place == "before")
+    yield *_gathered(memory, reducing=True), *_reduction(memory, embedding, full=True)
+
+
+def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]:
+    """Parameters that stage 3 has brought together; a single rank whose parameters stay gathers nothing."""
+    params, peak = memory.settings.params, memory.peak
+    direct = params.copies_directly(memory.ranks)
+    if memory.stage < 3 or (direct and memory.state.weights_on == "hbm"):
+        return
+    if peak is not None:
+        held, batch = peak.while_reducing if reducing else peak.gathered, peak.largest
+    else:
+        whole = sum(weight.numel for weight in memory.partitions.weights)
+        batch = params.prefetch_bucket_size + largest_module_numel(memory.state.model)
+        kept = max(params.max_live_parameters, params.max_reuse_distance)
+        held, batch = min(whole, kept + batch), min(whole, batch)
+    name = "gathered parameters" if reducing else "gathered parameters, peak"
+    yield _term(name, held * memory.size, _FETCH)
+    if not direct:
+        yield _term("all-gather buffer", batch * memory.size, _FETCH)
 
 
 def _largest(weights: Iterable[Weight]) -> int:
     return max((one.numel for one in weights), default=0)
 
 
-def _reduction(case: Case, largest: int, *, full: bool) -> Iterator[MemoryTerm]:
+def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[MemoryTerm]:
     """A new gradient, the bucket (``full`` = it is reduced now) put together once more, and the norm of its
     largest part.
 
     Stage 3 interleaves the bucket's tensors for its reduce-scatter even on one rank; stages 0 to 2 flatten
     them where they belong to several ranks. What is larger than the bucket goes alone, without a copy.
     """
-    alone = largest > case.bucket
-    yield _term("largest gradient", largest * case.size, "")
+    alone = largest > memory.bucket
+    yield _term("largest gradient", largest * memory.size, "")
     if not full and not alone:
         return
-    if not alone and (case.stage == 3 or case.ranks > 1):
-        yield _term("gradients being reduced", min(case.bucket, case.trained_numel) * case.size, _BUCKET)
-    if case.offloads_optimizer:
-        part = case.part_of(largest)
-        chunk = min(part, _NORM_CHUNK) if case.stage == 3 else part
+    if not alone and (memory.stage == 3 or memory.ranks > 1):
+        yield _term(
+            "gradients being reduced",
+            min(memory.bucket, memory.partitions.trained_numel) * memory.size,
+            _BUCKET,
+        )
+    if memory.state.offloads_optimizer:
+        part = memory.part_of(largest)
+        chunk = min(part, _NORM_CHUNK) if memory.stage == 3 else part
         yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk, "")
 
 
-def _update(case: Case) -> Iterator[MemoryTerm]:
+def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """Gradients are flattened and cast for the optimizer: all at once, in stage 3 by sub-group."""
-    gradient = case.settings.gradient_bytes
-    norm = 0 if case.offloads_optimizer else _DOUBLE * case.part_of(case.largest)
-    numel = max((group.numel for group in case.gpu_groups), default=0)
-    if case.offloads_optimizer:
+    gradient = memory.settings.gradient_bytes
+    norm = 0 if memory.state.offloads_optimizer else _DOUBLE * memory.part_of(memory.largest)
+    numel = max((group.numel for group in memory.state.on_gpu), default=0)
+    if memory.state.offloads_optimizer:
         copies = SINGLE * numel  # of PyTorch's AdamW, which updates them
     else:
         copies = (gradient + SINGLE) * numel if gradient < SINGLE else 0
-    remedy = _SUB_GROUP if case.stage == 3 else _OPTIMIZER
+    remedy = _SUB_GROUP if memory.stage == 3 else _OPTIMIZER
     yield _term("gradients in single precision", max(norm, copies), remedy)
 
 
-def _start_of_stage_3(case: Case) -> Iterator[MemoryTerm]:
+def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """``zero.Init``, then the buffers that are made before the first pass."""
-    yield _term("largest parameter, being made", case.size * max(one.numel for one in case.weights), "")
-    yield from _buckets(case)
-    if not case.offloads_optimizer:
-        size = SINGLE * case.largest_group
+    yield _term(
+        "largest parameter, being made", memory.size * max(one.numel for one in memory.partitions.weights), ""
+    )
+    yield from _buckets(memory)
+    if not memory.state.offloads_optimizer:
+        size = SINGLE * memory.state.largest_group
         yield _term("gradient buffer of a sub-group, and a second copy of its master", 2 * size, _SUB_GROUP)
 
 
-def _start_below_stage_3(case: Case) -> Iterator[MemoryTerm]:
+def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """The whole model, flattened into a second copy where there is room (since DeepSpeed 0.19.0)."""
-    if case.stage and not case.flattens_on_host:
+    if memory.stage and not memory.flattens_on_host:
         name = "second copy of the parameters, while they are flattened"
-        yield _term(name, case.size * case.trained_numel, "")
-    if case.stage and not case.offloads_optimizer:
-        yield _term("gradient buffer", SINGLE * case.part, _OPTIMIZER)
-    elif case.stage and case.settings.params.version >= _COPIES_ON_GPU:
-        yield _term("own part of the parameters, copied", case.size * case.part, "")
+        yield _term(name, memory.size * memory.partitions.trained_numel, "")
+    if memory.stage and not memory.state.offloads_optimizer:
+        yield _term("gradient buffer", SINGLE * memory.partitions.part, _OPTIMIZER)
+    elif memory.stage and memory.settings.params.version >= _COPIES_ON_GPU:
+        yield _term("own part of the parameters, copied", memory.size * memory.partitions.part, "")
 
 
-def _swap_pool(case: Case) -> Iterator[MemoryTerm]:
+def _swap_pool(memory: TrainingMemory) -> Iterator[MemoryTerm]:
     """GPUDirect Storage reads parameters into the GPU's memory."""
-    params = case.settings.params
-    if case.stage == 3 and case.weights_on_storage and params.use_gds:
-        size = params.buffer_count * case.aligned(params.buffer_size * case.size)
-        yield _term("swap buffers", size, "lower offload_param.buffer_count or buffer_size")
+    if memory.state.weights_on == "nvme" and memory.settings.params.use_gds:
+        yield _term(
+            "swap buffers", memory.parameter_buffers, "lower offload_param.buffer_count or buffer_size"
+        )
 
 
-def _context(case: Case) -> MemoryTerm:
-    return _term("CUDA context, NCCL and workspace", case.machine.accelerator.reserved_bytes, "")
+def _context(memory: TrainingMemory) -> MemoryTerm:
+    return _term("CUDA context, NCCL and workspace", memory.machine.accelerator.reserved_bytes, "")
 
 
 def _term(name: str, size: int, remedy: str) -> MemoryTerm:

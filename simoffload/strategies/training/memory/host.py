@@ -9,13 +9,12 @@ zenflow/, superoffload/. Page-locked memory that PyTorch frees stays page-locked
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm
-from simoffload.strategies.training.memory.case import Case
-from simoffload.strategies.training.memory.ledger import Ledger, rounded
-from simoffload.strategies.training.memory.states import moment_bytes
+from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.training.memory.states import TrainingMemory, moment_bytes
 
 __all__ = ["host_initialisation", "host_micro_step", "host_optimizer_step"]
 
@@ -25,7 +24,7 @@ _NVME = "put the optimizer on storage, or use more hosts; unset offload_optimize
 _PINNED = "unset offload_param.pin_memory"
 _SUB_GROUP = "lower sub_group_size"
 _PIN_KNOB = (0, 10, 1)
-"""Stages 1 and 2 pin gradients in any case before."""
+"""Stages 1 and 2 pin gradients in any memory before."""
 _MASTER_PINNED, _MASTER_AS_TOLD = (0, 14, 1), (0, 18, 3)
 """Stages 1 and 2 pin master weights never before the first, as told from the second, always between them."""
 _COPY_IN_16_BIT = (0, 17, 0)
@@ -33,55 +32,55 @@ _COPY_IN_16_BIT = (0, 17, 0)
 _CACHED = "page-locked memory that PyTorch keeps after start-up"
 
 
-def host_initialisation(case: Case) -> tuple[MemoryTerm, ...]:
+def host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """At the end of DeepSpeed's start, or, below stage 3, while every process holds the whole model.
 
     Stage 3 is assumed to make the model under ``zero.Init``; a checkpoint read meanwhile is not counted.
     """
-    ledger = _ledger(case)
-    _weights(case, ledger)
-    _optimizer(case, ledger, moments=False)
-    _transient(case, ledger)
-    if case.stage == 3:
+    ledger = _ledger(memory)
+    _weights(memory, ledger)
+    _optimizer(memory, ledger, moments=False)
+    _transient(memory, ledger)
+    if memory.stage == 3:
         return ledger.terms()
-    before = _ledger(case)
-    copies = 2 if case.flattens_on_host else 1
+    before = _ledger(memory)
+    copies = 2 if memory.flattens_on_host else 1
     before.add(
-        "whole model in every process", copies * case.states.parameters, remedy="set stage 3 with zero.Init"
+        "whole model in every process", copies * memory.states.parameters, remedy="set stage 3 with zero.Init"
     )
     return max(before.terms(), ledger.terms(), key=lambda terms: sum(term.size for term in terms))
 
 
-def host_micro_step(case: Case) -> tuple[MemoryTerm, ...]:
+def host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Forward and backward of the steady state."""
-    ledger = _ledger(case)
-    _weights(case, ledger)
-    _optimizer(case, ledger, moments=True)
+    ledger = _ledger(memory)
+    _weights(memory, ledger)
+    _optimizer(memory, ledger, moments=True)
     ledger.add(
         "checkpoints",
-        case.activations.on_host,
+        memory.activations.on_host,
         remedy="lower batch_size or sequence_length, or unset cpu_checkpointing",
     )
     return ledger.terms()
 
 
-def host_optimizer_step(case: Case) -> tuple[MemoryTerm, ...]:
+def host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """The step: beside the states, casts and, in the first step, moments that are not yet on storage."""
-    ledger = _ledger(case)
-    _weights(case, ledger)
-    _optimizer(case, ledger, moments=True)
-    updated = [group.numel for group in (*case.cpu_groups, *case.swapped_groups)]
-    if case.stage == 3 and case.weights_kind == "hbm" and updated:
+    ledger = _ledger(memory)
+    _weights(memory, ledger)
+    _optimizer(memory, ledger, moments=True)
+    updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
+    if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
         # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
-        ledger.add("a sub-group cast to 16 bit", case.size * max(updated), remedy=_SUB_GROUP)
-    swapped = max((group.numel for group in case.swapped_groups), default=0)
+        ledger.add("a sub-group cast to 16 bit", memory.size * max(updated), remedy=_SUB_GROUP)
+    swapped = max((group.numel for group in memory.state.on_storage), default=0)
     ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
     return ledger.terms()
 
 
-def _ledger(case: Case) -> Ledger:
-    ledger = Ledger(case.per_host)
-    reserved = case.machine.host.reserved_bytes
+def _ledger(memory: TrainingMemory) -> _Ledger:
+    ledger = _Ledger(memory.per_host)
+    reserved = memory.machine.host.reserved_bytes
     ledger.once(MemoryTerm("dram", "operating system and processes", reserved))
     return ledger
 
@@ -89,34 +88,36 @@ def _ledger(case: Case) -> Ledger:
 # -- parameters -----------------------------------------------------------------------------------
 
 
-def _weights(case: Case, ledger: Ledger) -> None:
-    if case.stage < 3 or case.weights_kind == "hbm":
+def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
+    if memory.state.weights_on == "hbm":
         return
-    params, partitions = case.settings.params, case.parameter_partitions()
-    trained = [tensor.slice_numel * case.size for tensor in case.slices]
-    if case.weights_kind == "dram":
-        frozen = [size for size, weight in zip(partitions, case.weights, strict=True) if not weight.trainable]
+    params, sizes = memory.settings.params, memory.parameter_sizes
+    trained = [numel * memory.size for numel in memory.partitions.slices]
+    if memory.state.weights_on == "dram":
+        frozen = [
+            size
+            for size, weight in zip(sizes, memory.partitions.weights, strict=True)
+            if not weight.trainable
+        ]
         ledger.add("parameters that are not trained", frozen, pinned=params.pin_memory, remedy=_PINNED)
         # One flat buffer, pinned whatever pin_memory says, takes the place of the partitions.
         ledger.add("parameters", sum(trained), pinned=True)
         if params.pin_memory:
-            ledger.add_locked(_CACHED, sum(rounded(size) for size in trained), remedy=_PINNED)
+            ledger.add_locked(_CACHED, sum(_rounded(size) for size in trained), remedy=_PINNED)
         return
-    stays = {size: not case.swapped(size) for size in set(partitions)}
-    small = [size for size in partitions if stays[size]]
+    small = [size for size in sizes if not memory.state.swapped(size)]
     ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
-    add = _locking(case, ledger)
-    pool = params.buffer_count * case.aligned(params.buffer_size * case.size)
+    add = _locking(memory, ledger)
     if not params.use_gds:
-        add("swap buffers of parameters", pool, _BUFFERS)
-    kept = min(params.max_in_cpu, case.part) * case.size
+        add("swap buffers of parameters", memory.parameter_buffers, _BUFFERS)
+    kept = min(params.max_in_cpu, memory.partitions.part) * memory.size
     ledger.add("parameters kept in memory", kept, pinned=True, remedy="lower offload_param.max_in_cpu")
-    add("swap buffer of updated parameters", case.largest_update, _SUB_GROUP)
+    add("swap buffer of updated parameters", memory.largest_update, _SUB_GROUP)
 
 
-def _locking(case: Case, ledger: Ledger) -> Callable[[str, int, str], None]:
+def _locking(memory: TrainingMemory, ledger: _Ledger) -> Callable[[str, int, str], None]:
     """Swap buffers: page-locked by PyTorch before DeepSpeed 0.19.4, by DeepSpeed since."""
-    if case.settings.params.swap_buffers_pinned:
+    if memory.settings.params.swap_buffers_pinned:
         return lambda name, size, remedy: ledger.add(name, size, pinned=True, remedy=remedy)
     return lambda name, size, remedy: ledger.add_locked(name, size, remedy=remedy)
 
@@ -124,35 +125,35 @@ def _locking(case: Case, ledger: Ledger) -> Callable[[str, int, str], None]:
 # -- optimizer ------------------------------------------------------------------------------------
 
 
-def _optimizer(case: Case, ledger: Ledger, *, moments: bool) -> None:
-    if not case.offloads_optimizer:
+def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> None:
+    if not memory.state.offloads_optimizer:
         return
-    groups = [group.numel for group in case.cpu_groups]
-    if case.stage == 3:
-        _states_in_memory(case, ledger, groups, pinned_master=False, moments=moments)
-        gradients = case.settings.gradient_bytes * case.part
-        ledger.add("accumulated gradients", gradients, pinned=case.settings.pin_memory, remedy=_NVME)
+    groups = [group.numel for group in memory.state.in_memory]
+    if memory.stage == 3:
+        _states_in_memory(memory, ledger, groups, pinned_master=False, moments=moments)
+        gradients = memory.settings.gradient_bytes * memory.partitions.part
+        ledger.add("accumulated gradients", gradients, pinned=memory.settings.pin_memory, remedy=_NVME)
     else:
-        _states_in_memory(case, ledger, groups, pinned_master=_pins_master(case), moments=moments)
-        _buffers_below_stage_3(case, ledger, accumulates=moments)
-    if case.swapped_groups:
-        largest = case.aligned(SINGLE * case.largest_group)
-        pool = case.settings.buffer_count * largest
-        _locking(case, ledger)("swap buffers of the optimizer", pool, _OPTIMIZER_BUFFERS)
+        _states_in_memory(memory, ledger, groups, pinned_master=_pins_master(memory), moments=moments)
+        _buffers_below_stage_3(memory, ledger, accumulates=moments)
+    if memory.state.on_storage:
+        largest = memory.aligned(SINGLE * memory.state.largest_group)
+        pool = memory.settings.buffer_count * largest
+        _locking(memory, ledger)("swap buffers of the optimizer", pool, _OPTIMIZER_BUFFERS)
 
 
 def _states_in_memory(
-    case: Case, ledger: Ledger, groups: list[int], *, pinned_master: bool, moments: bool
+    memory: TrainingMemory, ledger: _Ledger, groups: list[int], *, pinned_master: bool, moments: bool
 ) -> None:
     """Single precision: master weights, gradients, moments, and what ZenFlow and SuperOffload double."""
-    settings, numel = case.settings, sum(groups)
+    settings, numel = memory.settings, sum(groups)
     single = [SINGLE * group for group in groups]
     overlapped = settings.zenflow is not None and settings.zenflow.overlap_step
     ledger.add("master weights", single, pinned=pinned_master, remedy=_NVME)
     if overlapped or settings.super_offload:
-        _shared_gradients(case, ledger, single, twice=overlapped)
+        _shared_gradients(memory, ledger, single, twice=overlapped)
     else:
-        ledger.add("gradients in single precision", single, pinned=_pins_gradients(case), remedy=_NVME)
+        ledger.add("gradients in single precision", single, pinned=_pins_gradients(memory), remedy=_NVME)
     if not moments:
         return
     size = moment_bytes("adam", (), numel=numel, flat=True)
@@ -163,23 +164,23 @@ def _states_in_memory(
     else:
         ledger.add("optimizer moments", size, remedy=_NVME)
     if settings.zenflow is not None and settings.zenflow.offload:
-        columns = case.part if case.stage == 3 else case.trained_numel
-        selected = int(3 * settings.zenflow.topk_ratio * columns) * case.size
+        columns = memory.partitions.part if memory.stage == 3 else memory.partitions.trained_numel
+        selected = int(3 * settings.zenflow.topk_ratio * columns) * memory.size
         ledger.add("moments and copy of selected columns (ZenFlow)", selected)
 
 
-def _pins_gradients(case: Case) -> bool:
-    if case.stage < 3 and case.settings.params.version < _PIN_KNOB:
+def _pins_gradients(memory: TrainingMemory) -> bool:
+    if memory.stage < 3 and memory.settings.params.version < _PIN_KNOB:
         return True
-    return case.settings.pin_memory
+    return memory.settings.pin_memory
 
 
-def _pins_master(case: Case) -> bool:
-    version = case.settings.params.version
-    return version >= _MASTER_PINNED and (version < _MASTER_AS_TOLD or case.settings.pin_memory)
+def _pins_master(memory: TrainingMemory) -> bool:
+    version = memory.settings.params.version
+    return version >= _MASTER_PINNED and (version < _MASTER_AS_TOLD or memory.settings.pin_memory)
 
 
-def _shared_gradients(case: Case, ledger: Ledger, single: list[int], *, twice: bool) -> None:
+def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int], *, twice: bool) -> None:
     """Gradients that another process reads move to shared memory; what was page-locked for them stays."""
     if twice:
         ledger.add("gradients in single precision, two sets (ZenFlow)", 2 * sum(single), remedy=_NVME)
@@ -187,41 +188,97 @@ def _shared_gradients(case: Case, ledger: Ledger, single: list[int], *, twice: b
         ledger.add("gradients in single precision", sum(single), remedy=_NVME)
         # The other process has a buffer of its own.
         buffer = max(single, default=0)
-        pinned = case.settings.pin_memory
+        pinned = memory.settings.pin_memory
         ledger.add("gradient buffer of the CPU Adam process", buffer, pinned=pinned, remedy=_SUB_GROUP)
-    if case.settings.pin_memory:
+    if memory.settings.pin_memory:
         ledger.add_locked(
-            _CACHED, sum(rounded(size) for size in single), remedy="unset offload_optimizer.pin_memory"
+            _CACHED, sum(_rounded(size) for size in single), remedy="unset offload_optimizer.pin_memory"
         )
 
 
-def _buffers_below_stage_3(case: Case, ledger: Ledger, *, accumulates: bool) -> None:
+def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
     """The updated partition in 16 bit, one gradient, and with accumulation all gradients of the partition."""
-    pinned = _pins_gradients(case)
-    if case.settings.params.version >= _COPY_IN_16_BIT:
-        size = case.size * case.part
-        ledger.add("updated parameters in 16 bit", size, pinned=case.settings.pin_memory)
-    ledger.add("gradient buffer", case.size * case.largest, pinned=pinned)
-    if accumulates and case.workload.gradient_accumulation_steps > 1:
+    pinned = _pins_gradients(memory)
+    if memory.settings.params.version >= _COPY_IN_16_BIT:
+        size = memory.size * memory.partitions.part
+        ledger.add("updated parameters in 16 bit", size, pinned=memory.settings.pin_memory)
+    ledger.add("gradient buffer", memory.size * memory.largest, pinned=pinned)
+    if accumulates and memory.workload.gradient_accumulation_steps > 1:
         # One buffer for every tensor of the partition, each of the tensor's full size.
-        sizes = [case.size * weight.numel for weight in case.trained]
-        held = sum(rounded(size) if pinned else size for size in sizes) // case.ranks
+        sizes = [memory.size * weight.numel for weight in memory.partitions.trained]
+        held = sum(_rounded(size) if pinned else size for size in sizes) // memory.ranks
         ledger.add_locked("accumulated gradients", held, remedy="lower gradient_accumulation_steps to 1")
 
 
 # -- start-up -------------------------------------------------------------------------------------
 
 
-def _transient(case: Case, ledger: Ledger) -> None:
+def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
     """The largest of what start-up allocates for a while."""
     found: dict[str, int] = {}
-    if case.stage == 3 and case.weights_kind == "hbm":
-        found["parameters, moved to make them contiguous"] = sum(case.parameter_partitions())
-    if case.stage == 3 and case.offloads_optimizer:
-        found["sub-group cast to single precision"] = SINGLE * case.largest_group
-    if case.offloads_optimizer and _pins_gradients(case):
-        size = case.settings.gradient_bytes if case.stage == 3 else SINGLE
-        found["gradient buffer before it is page-locked"] = size * case.part
+    if memory.stage == 3 and memory.state.weights_on == "hbm":
+        found["parameters, moved to make them contiguous"] = memory.states.parameters
+    if memory.stage == 3 and memory.state.offloads_optimizer:
+        found["sub-group cast to single precision"] = SINGLE * memory.state.largest_group
+    if memory.state.offloads_optimizer and _pins_gradients(memory):
+        size = memory.settings.gradient_bytes if memory.stage == 3 else SINGLE
+        found["gradient buffer before it is page-locked"] = size * memory.partitions.part
     if found:
         name = max(found, key=lambda one: found[one])
         ledger.add(name, found[name], remedy=_SUB_GROUP if "sub-group" in name else "")
+
+
+# -- allocations ----------------------------------------------------------------------------------
+
+
+def _rounded(size: int) -> int:
+    """[B] that PyTorch page-locks for an allocation of ``size``: a power of two."""
+    return size + pinned_rounding([size])
+
+
+class _Ledger:
+    """Allocations in the memory of a host on which ``ranks`` processes make the same ones."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._terms: list[MemoryTerm] = []
+        self._rounding = 0
+
+    def add(
+        self,
+        name: str,
+        sizes: int | Iterable[int],
+        *,
+        pinned: bool = False,
+        remedy: str = "",
+        once: bool = False,
+    ) -> None:
+        """Allocations that PyTorch makes, page-locked or not [B]."""
+        found = [sizes] if isinstance(sizes, int) else list(sizes)
+        if pinned:
+            self._rounding += pinned_rounding(found)
+        self._put(name, sum(found), pinned, remedy, once=once)
+
+    def add_locked(self, name: str, size: int, *, remedy: str = "") -> None:
+        """An allocation that DeepSpeed page-locks itself (swap buffers since 0.19.4): nothing is rounded."""
+        self._put(name, size, True, remedy)
+
+    def once(self, term: MemoryTerm) -> None:
+        """Something that is there once on a host."""
+        self._terms.append(term)
+
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """What the host holds, with what rounding adds."""
+        rounding = MemoryTerm(
+            "dram",
+            "rounding of pinned allocations",
+            self._rounding * self._ranks,
+            pinned=True,
+            remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
+        )
+        return (*self._terms, *([rounding] if self._rounding else []))
+
+    def _put(self, name: str, size: int, pinned: bool, remedy: str, *, once: bool = False) -> None:
+        if size:
+            term = MemoryTerm("dram", name, size * self._ranks, pinned=pinned, remedy=remedy, once=once)
+            self._terms.append(term)

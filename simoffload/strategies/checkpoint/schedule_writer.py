@@ -14,7 +14,7 @@ from simoffload.schedule.builder import Hops, ScheduleBuilder
 from simoffload.strategies.timing import copy_name, picoseconds
 from simoffload.workload.dataset import READ_AHEAD
 
-__all__ = ["COMM", "COPY", "HOST", "IO", "READ", "STREAMS", "Crew", "PhaseWriter", "blocks"]
+__all__ = ["COMM", "COPY", "HOST", "IO", "READ", "STREAMS", "PhaseWriter", "RankGroup", "blocks"]
 
 STREAMS = ("host", "copy", "comm", "io", "read")
 HOST, COPY, COMM, IO, READ = range(5)
@@ -28,7 +28,7 @@ _COPIED = Fraction(2)
 """Bytes of host memory traffic per byte that a thread copies: read once and written once."""
 
 
-class Crew(NamedTuple):
+class RankGroup(NamedTuple):
     """Ranks that do the same at the same time, and where their bytes go."""
 
     machine: Machine
@@ -63,12 +63,12 @@ class _Ways(NamedTuple):
 
 
 class PhaseWriter:
-    """Operations of one phase; the same for every rank of the crew."""
+    """Operations of one phase; the same for every rank of the group."""
 
-    def __init__(self, name: str, crew: Crew) -> None:
-        self.crew = crew
+    def __init__(self, name: str, group: RankGroup) -> None:
+        self.group = group
         self._name = name
-        self._builder = ScheduleBuilder(name=name, ranks=len(crew.ranks), streams=STREAMS)
+        self._builder = ScheduleBuilder(name=name, ranks=len(group.ranks), streams=STREAMS)
         self._builder.segment(name)
         # Every block takes the same ways: with a thousand ranks finding them anew costs most of the time.
         self._ways: dict[tuple[object, ...], _Ways] = {}
@@ -76,11 +76,11 @@ class PhaseWriter:
 
     def finish(self) -> Schedule:
         """Close the phase. Other runs take their share of a filesystem: as much as this one."""
-        jobs = self.crew.jobs
+        jobs = self.group.jobs
         return self._builder.build(
             [
                 (one.name, max(1, one.capacity // jobs) if one.kind == "server" else one.capacity)
-                for one in self.crew.machine.resources
+                for one in self.group.machine.resources
             ]
         )
 
@@ -111,7 +111,7 @@ class PhaseWriter:
         after: tuple[Dependency, ...] = (),
     ) -> None:
         """Copy to host memory, ``each`` [B] at a time with ``call_s`` [s] for every call."""
-        machine = self.crew.machine
+        machine = self.group.machine
         ways = self._way("from GPU", lambda rank: machine.device_to_host(rank, pinned=pinned), pinned)
         name = copy_name(to_device=False, pinned=pinned)
         one = min(each or size, size)
@@ -120,7 +120,7 @@ class PhaseWriter:
 
     def to_gpu(self, size: int, *, pinned: bool, after: tuple[Dependency, ...] = ()) -> None:
         """Copy to the GPU."""
-        machine = self.crew.machine
+        machine = self.group.machine
         ways = self._way("to GPU", lambda rank: machine.host_to_device(rank, pinned=pinned), pinned)
         name = copy_name(to_device=True, pinned=pinned)
         rate, latency = ways.first.curve.rate(size), ways.first.latency
@@ -128,7 +128,7 @@ class PhaseWriter:
 
     def in_host(self, name: str, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy within host memory, by one thread."""
-        machine = self.crew.machine
+        machine = self.group.machine
         rate = machine.host.memcpy_rate.value
 
         def way(rank: int) -> Path:
@@ -149,7 +149,7 @@ class PhaseWriter:
     ) -> None:
         """Write to the tier, ``each`` [B] at a time, one after the other: with ``outstanding`` [B] in flight
         in requests of ``block`` [B], or with as much as it takes (the kernel's writeback)."""
-        machine, tier = self.crew.machine, self.crew.tier
+        machine, tier = self.group.machine, self.group.tier
         ways = self._way("write", lambda rank: machine.storage_write(tier, rank, gds=gds), tier, gds)
         path, one = ways.first, min(each or size, size)
         rate = path.curve.rate(one)
@@ -164,7 +164,7 @@ class PhaseWriter:
         On an array these are two stripes (disk_update_readahead of Linux), for a Lustre client 64 MiB of a
         file (llite max_read_ahead_per_file_mb; from memory, unverified), else read_ahead_kb.
         """
-        machine = self.crew.machine
+        machine = self.group.machine
         ways = self._way("read", lambda rank: machine.storage_read(tier, rank), tier)
         path = ways.first
         ahead = max(READ_AHEAD, 2 * path.chunk * path.width)
@@ -177,16 +177,16 @@ class PhaseWriter:
         self, name: str, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
     ) -> None:
         """Receive ``size`` [B] on every rank, together with all others."""
-        machine, ranks = self.crew.machine, len(self.crew.ranks)
+        machine, ranks = self.group.machine, len(self.group.ranks)
         ways = self._way("gather", lambda rank: machine.gather(rank, ranks))
         rate, latency = ways.first.curve.rate(size), ways.first.latency
         self._transfer(COMM, name, ways, size, rate, call_s + latency, after, together=True)
 
     def from_first_gpu(self, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy from the first rank's GPU to pageable memory, for which all others wait."""
-        path = self.crew.machine.device_to_host(self.crew.ranks[0], pinned=False)
+        path = self.group.machine.device_to_host(self.group.ranks[0], pinned=False)
         none: Hops = ()
-        ways = _Ways(path, (path.hops, *(none for _ in self.crew.ranks[1:])))
+        ways = _Ways(path, (path.hops, *(none for _ in self.group.ranks[1:])))
         rate, name = path.curve.rate(size), copy_name(to_device=False, pinned=False)
         self._transfer(COPY, name, self._ways.setdefault(("first",), ways), size, rate, path.latency, after)
 
@@ -194,7 +194,7 @@ class PhaseWriter:
         """The ways of all ranks, found once for each ``what`` and ``how``."""
         key = (what, *how)
         if key not in self._ways:
-            paths = [path(rank) for rank in self.crew.ranks]
+            paths = [path(rank) for rank in self.group.ranks]
             self._ways[key] = _Ways(paths[0], tuple(one.hops for one in paths))
         return self._ways[key]
 

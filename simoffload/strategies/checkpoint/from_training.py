@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from simoffload.errors import InputError, Problem
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.training import OptimizerKind, TrainingSettings
+from simoffload.strategies.ds_config.training import OptimizerKind
 from simoffload.strategies.ds_config.unread import unread
 from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
 from simoffload.workload.checkpointing import Optimizer
@@ -27,17 +27,13 @@ _OPTIMIZERS: dict[OptimizerKind, Optimizer] = {
 }
 
 
-def plan_of_training(
-    options: TrainingCheckpoints,
-    plan: ZeroTrainingPlan,
-    config: DeepSpeedConfig,
-) -> CheckpointPlan:
+def plan_of_training(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> CheckpointPlan:
     """Plan the checkpoints of a run whose time of a step is not known yet.
 
     Until it is (``CheckpointPlan.after``) ``interval_steps`` says nothing. Raises InputError, with keys below
     ``checkpoint``, for options that contradict each other or the run.
     """
-    workload = _workload(options, plan, config)
+    workload = _workload(options, plan)
     try:
         workload.writer.check()
         workload.check()
@@ -65,13 +61,9 @@ def _below_checkpoint(problem: Problem) -> Problem:
     return problem
 
 
-def _workload(
-    options: TrainingCheckpoints,
-    plan: ZeroTrainingPlan,
-    config: DeepSpeedConfig,
-) -> Checkpointing:
+def _workload(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Checkpointing:
     """What is written in the scenario counts more than ds_config."""
-    settings, section = plan.settings, config.checkpoint
+    settings, section = plan.settings, plan.config.checkpoint
     said = {name: getattr(options, name) for name in type(options).model_fields if name != "tier"}
     decoupled = section is not None and section.writer is not None and section.writer.decoupled
     if decoupled and "mode" not in options.model_fields_set:
@@ -79,7 +71,7 @@ def _workload(
     return Checkpointing.model_construct(
         **said
         | {
-            "writer": _writer(options.writer, config, settings),
+            "writer": _writer(options.writer, plan),
             "interval_steps": None,
             "stage": settings.stage,
             "optimizer": _OPTIMIZERS[settings.optimizer],
@@ -89,9 +81,9 @@ def _workload(
     )
 
 
-def _writer(written: Writer, config: DeepSpeedConfig, settings: TrainingSettings) -> Writer:
+def _writer(written: Writer, plan: ZeroTrainingPlan) -> Writer:
     """DeepSpeed's writer as ``checkpoint.writer`` and ``aio`` set it up, and what the scenario has beyond."""
-    aio, section = settings.params, config.checkpoint
+    aio, section = plan.settings.params, plan.config.checkpoint
     values: dict[str, Any] = {
         "block_size": aio.block_size,
         "queue_depth": aio.queue_depth,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.training import TrainingSettings, ZenFlow
-from simoffload.strategies.training.facts import StepFacts, Update
+from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.step import Step
 from simoffload.strategies.training.super_offload import SuperOffloadStep
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training
+
+if TYPE_CHECKING:
+    from simoffload.strategies.training.plan import ZeroTrainingPlan
 
 __all__ = ["interval_warnings", "mode_warnings", "share_warnings", "step_of"]
 
@@ -18,11 +22,11 @@ _SAME_SHARE = 0.005
 """Shares that are told with the same whole percent."""
 
 
-def step_of(facts: StepFacts) -> Step:
+def step_of(plan: ZeroTrainingPlan) -> Step:
     """The step as its mode has it."""
-    if facts.settings.zenflow is not None:
-        return ZenFlowStep(facts)
-    return SuperOffloadStep(facts) if facts.settings.super_offload else Step(facts)
+    if plan.settings.zenflow is not None:
+        return ZenFlowStep(plan)
+    return SuperOffloadStep(plan) if plan.settings.super_offload else Step(plan)
 
 
 def mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[str]:

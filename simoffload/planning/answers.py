@@ -1,0 +1,120 @@
+"""The whole answer to a scenario: what is simulated, and what planning adds when it is asked for.
+
+Command line and Python call the same two functions. Nothing of planning is imported or worked out before a
+result is asked for its remedies, its costs or its confidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from simoffload import simulation
+from simoffload.limits import keep, limited, now_doing
+from simoffload.results.capacity import Remedies
+from simoffload.results.result import SimulationResult
+from simoffload.scenario import LoadedScenario
+from simoffload.simulation import Progress
+
+if TYPE_CHECKING:
+    from simoffload.planning.advise import Advice
+    from simoffload.planning.confidence import Confidence
+    from simoffload.planning.costs import CostList, Economics
+    from simoffload.planning.explanation import Explanation
+
+__all__ = ["PricedPlanner", "fit", "simulate"]
+
+
+def simulate(
+    scenario: LoadedScenario,
+    *,
+    costs: CostList | None = None,
+    explain: bool = False,
+    keep_timelines: bool = False,
+    progress: Progress | None = None,
+) -> SimulationResult:
+    """Simulate a scenario; where it does not fit, the result says so and holds no times.
+
+    The result answers ``remedies``, ``costs`` and ``confidence`` when it is asked for them; ``costs`` is a
+    list of prices and powers, the shipped one by default. With ``explain`` it also answers ``explanation``
+    and ``next_changes``, which take many simulations, and reports tell them.
+    Raises InputError for what DeepSpeed would refuse, SimulationError if the engine cannot finish, and
+    WorkLimitError beyond one of the scenario's limits.
+    """
+    result = simulation.simulate(scenario, keep_timelines=keep_timelines, progress=progress)
+    return replace(result, planner=PricedPlanner(scenario, costs, explain, progress))
+
+
+def fit(scenario: LoadedScenario) -> SimulationResult:
+    """Answer only whether the scenario fits, tier by tier, and when asked what would make it fit.
+
+    Raises what :func:`simulate` raises.
+    """
+    return replace(simulation.fit(scenario), planner=CapacityPlanner(scenario))
+
+
+@dataclass(frozen=True)
+class CapacityPlanner:
+    """Works out what follows from whether a scenario fits."""
+
+    scenario: LoadedScenario
+
+    @limited
+    def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
+        """Search for the smallest changes; raises WorkLimitError beyond one of the scenario's limits."""
+        from simoffload.planning.fit.changes import search_changes
+
+        keep(self.scenario.scenario.engine.limits)
+        now_doing("planning")
+        return search_changes(self.scenario)
+
+    def costs(self, result: SimulationResult) -> Economics | None:  # noqa: ARG002
+        """None: only the memory was asked for."""
+        return None
+
+    def confidence(self, result: SimulationResult) -> Confidence:
+        """By the errors of predictions of real runs of its kind."""
+        from simoffload.planning.confidence import confidence
+
+        return confidence(result)
+
+    def explanation(self, result: SimulationResult) -> Explanation | None:  # noqa: ARG002
+        """None: there are no times to explain."""
+        return None
+
+    def next_changes(self, result: SimulationResult) -> Advice | None:  # noqa: ARG002
+        """None: there are no times to improve."""
+        return None
+
+
+@dataclass(frozen=True)
+class PricedPlanner(CapacityPlanner):
+    """Works out what follows from a simulation."""
+
+    prices: CostList | None
+    """None = the shipped list."""
+    explains: bool = False
+    """Whether it is asked for explanations."""
+    progress: Progress | None = None
+
+    def costs(self, result: SimulationResult) -> Economics:
+        """By the list of prices and powers."""
+        from simoffload.planning.costs import economics
+
+        return economics(self.scenario, result, self.prices)
+
+    def explanation(self, result: SimulationResult) -> Explanation | None:  # noqa: ARG002
+        """By further simulations, each within the limits of the scenario."""
+        if not self.explains:
+            return None
+        from simoffload.planning.explanation import explain
+
+        return explain(self.scenario, progress=self.progress)
+
+    def next_changes(self, result: SimulationResult) -> Advice | None:  # noqa: ARG002
+        """By further simulations, each within the limits of the scenario."""
+        if not self.explains:
+            return None
+        from simoffload.planning.advise import advise
+
+        return advise(self.scenario, costs=self.prices, progress=self.progress)

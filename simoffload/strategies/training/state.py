@@ -1,0 +1,343 @@
+"""The state of a training run: the model's tensors, cut up among ranks, in sub-groups, each in its place.
+
+The one account of it: schedules, storage traffic, memory stages and checkpoints all read it here.
+Partitioning by stage: Rajbhandari et al., ZeRO, arXiv 1910.02054, section 5; padding, sub-groups and their
+places are read in deepspeed/runtime/zero/stage3.py, stage_1_and_2.py and swap_tensor/ (0.19.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from simoffload.limits import count_elements
+from simoffload.models import ModelShape, Module, Parameter
+from simoffload.models.shape import SINGLE
+from simoffload.strategies.actions import Tensor
+from simoffload.strategies.ds_config.training import TrainingSettings
+
+__all__ = [
+    "Partitions",
+    "Places",
+    "SubGroup",
+    "TrainingState",
+    "Update",
+    "Weight",
+    "sub_groups",
+    "weights_of",
+]
+
+_FLAT_ALIGNMENT = 2
+"""[elements] to which ZeRO-1 and 2 pad one rank's part (``nccl_start_alignment_factor``,
+deepspeed/runtime/zero/stage_1_and_2.py)."""
+
+
+class Weight(NamedTuple):
+    """One tensor of the model; a tied one stands once."""
+
+    name: str
+    numel: int
+    """[elements]"""
+    sums: int
+    """[elements] of the sums over rows and over columns; equal to ``numel`` for a vector."""
+    trainable: bool
+    quantizable: bool
+    """A linear layer's matrix, which bitsandbytes replaces; not the output layer's."""
+    place: Literal["before", "layer", "after"]
+    """Where its module stands; gradients come in the opposite order."""
+
+
+def weights_of(model: ModelShape) -> tuple[Weight, ...]:
+    """Every distinct tensor in the order of the modules."""
+    before = _weights(model, model.modules_before, "before")
+    layer = tuple(_weights(model, model.layer, "layer"))
+    after = _weights(model, model.modules_after, "after")
+    count_elements(len(layer) * model.num_hidden_layers)
+    return (*before, *(layer * model.num_hidden_layers), *after)
+
+
+def _weights(
+    model: ModelShape, modules: Sequence[Module], place: Literal["before", "layer", "after"]
+) -> Iterator[Weight]:
+    for module in modules:
+        for parameter in module.parameters:
+            if parameter.tied:
+                continue
+            matrix = module.kind in ("linear", "router") and not parameter.name.endswith("bias")
+            yield Weight(
+                name=parameter.name,
+                numel=parameter.numel,
+                sums=_sums(model, module, parameter),
+                trainable=parameter.trainable,
+                quantizable=place == "layer" and matrix,
+                place=place,
+            )
+
+
+def _sums(model: ModelShape, module: Module, parameter: Parameter) -> int:
+    """Rows and columns of a matrix; of each matrix where experts are stacked in one tensor."""
+    if module.kind not in ("linear", "router", "embedding") or parameter.name.endswith("bias"):
+        return parameter.numel
+    if module.kind == "embedding":
+        return parameter.numel // module.width + module.width
+    if module.in_features * module.out_features == parameter.numel:
+        return module.in_features + module.out_features
+    stacked = module.in_features // (model.hidden_size + model.intermediate_size)
+    one = parameter.numel // stacked
+    narrow = model.hidden_size
+    return stacked * (narrow + one // narrow)
+
+
+def sub_groups(numels: Sequence[int], size: int) -> tuple[slice, ...]:
+    """Split partitions of ``numels`` [elements], in the model's order, into groups that end once they hold
+    ``size`` elements (``sub_group_size``, ``_create_fp16_sub_groups``)."""
+    groups: list[slice] = []
+    begin = held = 0
+    for index, numel in enumerate(numels):
+        held += numel
+        if held >= size:
+            groups.append(slice(begin, index + 1))
+            begin, held = index + 1, 0
+    if begin < len(numels):
+        groups.append(slice(begin, len(numels)))
+    return tuple(groups)
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """A model's tensors, cut up among ``ranks`` as a stage of ZeRO does."""
+
+    weights: tuple[Weight, ...]
+    """All of the model, frozen ones included."""
+    stage: int
+    ranks: int
+    sub_group_size: int = 1_000_000_000
+    """[elements], of stage 3."""
+
+    @cached_property
+    def trained(self) -> tuple[Weight, ...]:
+        """Tensors that have gradients."""
+        return tuple(weight for weight in self.weights if weight.trainable)
+
+    @cached_property
+    def trained_numel(self) -> int:
+        """[elements] of all of them."""
+        return sum(weight.numel for weight in self.trained)
+
+    def slice_numel(self, numel: int) -> int:
+        """[elements] of one rank's slice of a tensor of ``numel``; stage 0 does not cut."""
+        return -(-numel // self.ranks) if self.stage else numel
+
+    @cached_property
+    def slices(self) -> tuple[int, ...]:
+        """[elements] of one rank's slice of every trained tensor."""
+        return tuple(self.slice_numel(weight.numel) for weight in self.trained)
+
+    @cached_property
+    def part(self) -> int:
+        """[elements] of one rank's part of what is trained: stage 3 pads every tensor, stages 1 and 2 all of
+        them in a row."""
+        if self.stage in (0, 3):
+            return sum(self.slices)
+        return -(-self.trained_numel // (_FLAT_ALIGNMENT * self.ranks)) * _FLAT_ALIGNMENT
+
+    @cached_property
+    def groups(self) -> tuple[slice, ...]:
+        """Trained tensors that the optimizer updates together: sub-groups in stage 3, else everything."""
+        if self.stage < 3:
+            return (slice(0, len(self.trained)),)
+        return sub_groups(self.slices, self.sub_group_size)
+
+    @cached_property
+    def group_numels(self) -> tuple[int, ...]:
+        """[elements] of one rank's part of every group."""
+        return tuple(sum(self.slices[group]) for group in self.groups) if self.stage == 3 else (self.part,)
+
+
+class Places(NamedTuple):
+    """Where things are, and how many share them."""
+
+    ranks: int
+    weights: str
+    """Tier of the 16-bit parameters."""
+    optimizer: str
+    """Tier of the optimizer's states."""
+    threads: int = 1
+    """Of one rank's optimizer on the CPU."""
+
+
+class SubGroup(NamedTuple):
+    """Tensors that the optimizer updates together."""
+
+    tensors: tuple[Tensor, ...]
+    numel: int
+    """[elements] of one rank's part."""
+
+
+class Update(NamedTuple):
+    """Where a sub-group's states are, and where its updated parameters go."""
+
+    group: SubGroup
+    on_gpu: bool
+    """The optimizer runs on the GPU."""
+    swapped: bool
+    """States and gradients are on storage, whatever ``on_gpu`` says."""
+    params: Literal["hbm", "dram", "nvme"]
+    """The place of its 16-bit parameters."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What ZeRO keeps of one model under the settings of a run."""
+
+    model: ModelShape
+    settings: TrainingSettings
+    places: Places
+    weight_bits: float | None = None
+    """[bit] of an element of frozen matrices where they are quantized (QLoRA)."""
+
+    @cached_property
+    def partitions(self) -> Partitions:
+        """The model's tensors, cut up."""
+        settings = self.settings
+        weights = weights_of(self.model)
+        return Partitions(weights, settings.stage, self.places.ranks, settings.sub_group_size)
+
+    @property
+    def weights_on(self) -> Literal["hbm", "dram", "nvme"]:
+        """Where parameters are; those below ``min_swap_bytes`` stay in host memory."""
+        device = self.settings.params.device
+        return "nvme" if device == "nvme" else "dram" if device == "cpu" else "hbm"
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """The optimizer's states leave the GPU, but for those that ``ratio`` keeps there."""
+        return self.settings.optimizer_device != "none"
+
+    def swapped(self, size: int) -> bool:
+        """Whether a partition of ``size`` [B] goes to the storage that the parameters are on."""
+        return self.weights_on == "nvme" and size >= self.settings.params.min_swap_bytes
+
+    # -- tensors --------------------------------------------------------------------------------
+
+    @cached_property
+    def homogeneous(self) -> bool:
+        """Whether all layers' tensors are kept in the same places, and no tensor is told from its likes."""
+        settings, params = self.settings, self.settings.params
+        weights = self.partitions.weights
+        in_layers = any(weight.place == "layer" for weight in weights)
+        if settings.super_offload or settings.ratio != 1.0 or not in_layers:
+            return False
+        small = sum(one.numel for one in weights if one.numel <= params.param_persistence_threshold)
+        if settings.stage == 3 and small > params.model_persistence_threshold:
+            return False
+        if not any(tensor.on_nvme for tensor in self.of_layers(1)):
+            return True
+        # A first sub-group that has no room leaves none for others.
+        return not self.partitions.groups or self.partitions.group_numels[0] > params.max_in_cpu
+
+    def of_layers(self, count: int) -> tuple[Tensor, ...]:
+        """All tensors of a model of ``count`` homogeneous layers."""
+        model = self.model
+        pieces = ((model.modules_before, 1), (model.layer, count), (model.modules_after, 1))
+        found: tuple[Tensor, ...] = ()
+        for modules, times in pieces:
+            owned = (one for module in modules for one in module.parameters if not one.tied)
+            piece = tuple(self._placed((one.name, one.numel) for one in owned))
+            count_elements(len(piece) * times)
+            found += piece * times
+        return found
+
+    def _placed(self, tensors: Iterable[tuple[str, int]]) -> Iterator[Tensor]:
+        """Tensors by name and size [elements], one after the other."""
+        persistent, settings = 0, self.settings
+        for name, numel in tensors:
+            tensor = Tensor.cut(
+                name,
+                numel,
+                settings.params,
+                persistent=persistent,
+                ranks=self.places.ranks if settings.stage else 1,
+                dtype_bytes=self.model.dtype_bytes,
+            )
+            persistent += numel if tensor.persistent else 0
+            yield tensor if settings.stage == 3 else tensor._replace(persistent=False)
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors as they are cut and placed; where layers are not homogeneous, each its own object."""
+        if self.homogeneous:
+            return self.of_layers(self.model.num_hidden_layers)
+        weights = self.partitions.weights
+        found = list(self._placed((weight.name, weight.numel) for weight in weights))
+        trained = [index for index, weight in enumerate(weights) if weight.trainable]
+        for group in self._kept:
+            for index in trained[group]:
+                found[index] = found[index]._replace(on_nvme=False)
+        return tuple(found)
+
+    @property
+    def _kept(self) -> Iterator[slice]:
+        """Sub-groups that ``max_in_cpu`` has room for, which stay in host memory."""
+        cut = self.partitions
+        ends = accumulate(cut.group_numels)
+        return (
+            group
+            for group, end in zip(cut.groups, ends, strict=True)
+            if end <= self.settings.params.max_in_cpu
+        )
+
+    @cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        """The tensors that the optimizer updates; all of them but for LoRA."""
+        weights = self.partitions.weights
+        return tuple(one for one, weight in zip(self.tensors, weights, strict=True) if weight.trainable)
+
+    # -- sub-groups -----------------------------------------------------------------------------
+
+    @cached_property
+    def updates(self) -> tuple[Update, ...]:
+        """What the optimizer does with every sub-group."""
+        settings, cut = self.settings, self.partitions
+        on_cpu_from = int((1 - settings.ratio) * len(cut.groups))
+        updates = []
+        for index, (group, numel) in enumerate(zip(cut.groups, cut.group_numels, strict=True)):
+            tensors = self.trained[group]
+            swapped = (
+                settings.optimizer_device == "nvme"  # whatever ``ratio`` says (_swappable_optimizer_subgroup)
+                and numel * SINGLE >= settings.params.min_swap_bytes
+            )
+            params = self.weights_on
+            if params == "nvme" and not any(tensor.on_nvme for tensor in tensors):
+                params = "dram"
+            on_gpu = not self.offloads_optimizer or index < on_cpu_from
+            updates.append(Update(SubGroup(tensors, numel), on_gpu, swapped, params))
+        return tuple(updates)
+
+    @cached_property
+    def on_gpu(self) -> tuple[SubGroup, ...]:
+        """Groups with their states in HBM (Twin-Flow: the first of them, unless they are on storage)."""
+        return tuple(one.group for one in self.updates if one.on_gpu and not one.swapped)
+
+    @cached_property
+    def in_memory(self) -> tuple[SubGroup, ...]:
+        """Groups with their states in host memory."""
+        return tuple(one.group for one in self.updates if not one.on_gpu and not one.swapped)
+
+    @cached_property
+    def on_storage(self) -> tuple[SubGroup, ...]:
+        """Groups with their states on storage."""
+        return tuple(one.group for one in self.updates if one.swapped)
+
+    @property
+    def cpu_numel(self) -> int:
+        """[elements] of one rank's part that are updated on the CPU."""
+        return sum(update.group.numel for update in self.updates if not update.on_gpu)
+
+    @property
+    def largest_group(self) -> int:
+        """[elements] of one rank's part of the largest sub-group."""
+        return max(self.partitions.group_numels, default=0)

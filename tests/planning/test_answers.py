@@ -1,0 +1,101 @@
+"""What a result answers when it is asked, and that it costs nothing unless it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import simoffload as so
+from simoffload.errors import WorkLimitError
+from simoffload.planning.fit import changes
+
+TOO_LARGE = ["strategy.weights=hbm"]
+
+
+def imported(program: str) -> set[str]:
+    """Modules of planning that a program of Python imports, by what follows ``simoffload.planning.``."""
+    program += "; import sys; print(*(name for name in sys.modules if '.planning.' in name))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.split(".")[2] for name in found.stdout.split()}
+
+
+@pytest.mark.parametrize("function", ["simulate", "fit"])
+def test_planning_is_imported_when_it_is_asked(function: str) -> None:
+    begin = "import simoffload as so; result = so.{0}(so.load_scenario({1!r}, overrides={2}))"
+    fits = begin.format(function, "ddn/bloom-7b1", [])
+    too_large = begin.format(function, "ddn/bloom-176b", TOO_LARGE)
+    assert imported(fits) == imported(too_large) == {"answers"}
+    assert imported(f"{fits}; assert result.remedies is None") == {"answers"}
+    assert "fit" in imported(f"{too_large}; assert result.remedies.changes")
+    if function == "simulate":
+        assert imported(f"{fits}; result.confidence") == {"answers", "confidence", "calibration_errors"}
+        assert "costs" in imported(f"{fits}; result.costs")
+
+
+def test_what_was_worked_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = so.fit(so.load_scenario("ddn/bloom-176b", overrides=TOO_LARGE))
+    asked = []
+    search = changes.search_changes
+    monkeypatch.setattr(changes, "search_changes", lambda scenario: asked.append(1) or search(scenario))
+    assert result.remedies is result.remedies
+    assert result.to_dict()["changes"]
+    assert asked == [1]
+
+
+def test_a_result_answers_as_the_functions_do() -> None:
+    scenario = so.load_scenario("ddn/bloom-7b1")
+    result = so.simulate(scenario)
+    assert result.costs is not None
+    assert result.costs.to_dict() == so.economics(scenario, result).to_dict()
+    assert result.confidence == so.confidence(result)
+    too_large = so.load_scenario("ddn/bloom-176b", overrides=TOO_LARGE)
+    remedies = so.simulate(too_large).remedies
+    assert remedies is not None
+    assert remedies.changes == so.smallest_changes(too_large)
+
+
+def test_what_was_asked_for_memory_alone_has_neither_costs_nor_confidence() -> None:
+    result = so.fit(so.load_scenario("ddn/bloom-7b1"))
+    assert result.costs is None
+    assert result.confidence is None
+    assert "economics" not in result.to_dict()
+
+
+def test_prices_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("kind: costs\nid: mine\nname: mine\ndate: 2026-11-01\nelectricity: 9\n")
+    mine = so.simulate(so.load_scenario("ddn/bloom-7b1"), costs=so.load_costs(path))
+    assert mine.costs is not None
+    assert mine.costs.metrics()["electricity_per_h"] == pytest.approx(
+        mine.costs.metrics()["power_w"] / 1000 * mine.costs.costs.assumption("pue").value * 9
+    )
+    shipped = so.simulate(so.load_scenario("ddn/bloom-7b1")).to_dict()["economics"]["metrics"]
+    assert mine.to_dict()["economics"]["metrics"]["cost_per_h"] > shipped["cost_per_h"]
+
+
+def test_a_search_for_remedies_keeps_the_limits_of_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    so.fit(so.load_scenario("ddn/bloom-176b", overrides=TOO_LARGE))  # what is read once is no part of it
+    hurried = so.load_scenario("ddn/bloom-176b", overrides=[*TOO_LARGE, "engine.timeout=1 s"])
+    result = so.fit(hurried)
+    monkeypatch.setattr(changes, "search_changes", lambda _: [time.sleep(0.001) for _ in range(60_000)])
+    with pytest.raises(WorkLimitError, match=r"engine\.timeout"):
+        _ = result.remedies
+
+
+def test_a_comparison_says_of_each_what_it_says_itself(tmp_path: Path) -> None:
+    """Only where one is taken out of it: side by side costs are told once and remedies not searched for."""
+    scenario = so.load_scenario("ddn/bloom-7b1")
+    found = so.compare(scenario, ["dram", "raid"])
+    alone = so.simulate(scenario.on("raid"))
+    assert found.results["raid"].to_dict() == alone.to_dict()
+    compared = found.to_dict()["compared"][1]
+    assert compared["economics"] == alone.to_dict()["economics"]
+    assert "economics" not in compared["result"]
+    so.write_comparison(list(found.results.values()), tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text().count("Cost and energy</h2>") == 1
+    so.write_report(found.results["raid"], tmp_path / "page.html")
+    assert "Cost and energy" in (tmp_path / "page.html").read_text()

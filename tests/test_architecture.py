@@ -1,0 +1,254 @@
+"""Bars that the package keeps, read from its syntax; each check is shown to find what breaks it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import simoffload
+from simoffload import strategies
+from simoffload.models.families import FAMILIES
+from simoffload.strategies import Plan, Strategy
+
+PACKAGE = Path(simoffload.__file__).parent
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 60
+REAL = ("calibration/", "validation/")
+"""These set predictions beside real runs of one kind, and know which: the bars on kinds do not hold there."""
+
+
+class Source(NamedTuple):
+    """A file of the package, or one that a test makes up."""
+
+    path: str
+    """Below the package."""
+    text: str
+
+    @property
+    def nodes(self) -> Iterator[ast.AST]:
+        return ast.walk(ast.parse(self.text))
+
+
+Check = Callable[[Source], Iterable[str]]
+
+SOURCES = [Source(path.relative_to(PACKAGE).as_posix(), path.read_text()) for path in PACKAGE.rglob("*.py")]
+
+
+def broken(check: Check, sources: Iterable[Source] = SOURCES) -> list[str]:
+    """What a check finds, each with its file."""
+    return [f"{source.path}: {found}" for source in sources for found in check(source)]
+
+
+def name_of(node: ast.AST) -> str:
+    """The last part of a dotted name; empty for anything else."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+# -- kinds of strategies and families ----------------------------------------------------------
+
+
+def all_below(kind: type) -> set[str]:
+    return {kind.__name__}.union(*(all_below(one) for one in kind.__subclasses__()))
+
+
+def names_of_kinds() -> set[str]:
+    """Names of all classes that derive from Strategy or from Plan, and of the union of the first."""
+    for module in pkgutil.walk_packages(strategies.__path__, "simoffload.strategies."):
+        import_module(module.name)
+    return {"AnyStrategy"} | (all_below(Strategy) | all_below(Plan)) - {"Plan", "Strategy"}
+
+
+KINDS = names_of_kinds()
+
+
+def asks_for_a_kind(source: Source) -> Iterator[str]:
+    """``isinstance``, ``issubclass``, ``type(…) is`` and patterns on a kind of strategy or of plan."""
+    if source.path.startswith(("strategies/", *REAL)):
+        return
+    for node in source.nodes:
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass" as how), args=[_, kinds]):
+                for one in ast.walk(kinds):
+                    if name_of(one) in KINDS:
+                        yield f"{how} of {name_of(one)}"
+            case ast.MatchClass(cls=kind) if name_of(kind) in KINDS:
+                yield f"case {name_of(kind)}"
+            case ast.Compare(left=ast.Call(func=ast.Name(id="type")), comparators=others):
+                for other in others:
+                    for one in ast.walk(other):
+                        if name_of(one) in KINDS:
+                            yield f"type is {name_of(one)}"
+
+
+def names_a_family(source: Source) -> Iterator[str]:
+    """As a whole string; the models themselves do."""
+    if source.path.startswith(("models/", *REAL)):
+        return
+    for node in source.nodes:
+        if isinstance(node, ast.Constant) and node.value in FAMILIES:
+            yield str(node.value)
+
+
+# -- who calls whom ------------------------------------------------------------------------------
+
+
+def calls_the_engine(source: Source) -> Iterator[str]:
+    if source.path == "simulation/runner.py" or source.path.startswith(("engine/", "calibration/")):
+        return
+    for node in source.nodes:
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                found = [module, *(f"{module}.{one.name}" for one in names)]
+            case ast.Import(names=names):
+                found = [one.name for one in names]
+            case _:
+                continue
+        if any(f"{one}.".startswith("simoffload.engine.") for one in found):
+            yield f"imports {found[0]}"
+
+
+EDITS = "documents/overrides.py"
+OWN_VALUES = {
+    "hardware/equipment.py": "what a platform's slots hold",
+    "planning/costs/lists.py": "lists of prices laid over each other",
+    "planning/compare.py": "the name and platform of what is put on another platform, which is then resolved",
+    "scenario/defaults.py": "ranks of a strategy that is asked what it fills in",
+    "scenario/loading.py": "names of tiers as the machine has them",
+    "simulation/data_loading/reading.py": "numbers of workers that are tried",
+}
+"""Where values that are no scenario's document are copied with changes, and what they are."""
+
+
+def edits_a_document(source: Source) -> Iterator[str]:
+    """By hand, in place of an Edit: ``replace(…, data=…)``, ``model_copy(update=…)``, or a function of edits.
+
+    A strategy changes its own settings, which it writes as a section of a document (``retarget``).
+    """
+    if source.path == EDITS or source.path.startswith(("strategies/", *REAL)):
+        return
+    for node in source.nodes:
+        match node:
+            case ast.Call(func=function, keywords=keywords):
+                given = {one.arg for one in keywords}
+                if name_of(function) == "replace" and "data" in given:
+                    yield "replace(…, data=…)"
+                if name_of(function) == "model_copy" and "update" in given and source.path not in OWN_VALUES:
+                    yield "model_copy(update=…)"
+            case ast.FunctionDef(name="with_value" | "set_value" as name):
+                yield f"def {name}"
+
+
+# -- sizes ---------------------------------------------------------------------------------------
+
+
+def is_long(source: Source) -> Iterator[str]:
+    lines = len(source.text.splitlines())
+    if lines > LONGEST_FILE:
+        yield f"{lines} lines"
+    for node in source.nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body(node) > LONGEST_FUNCTION:
+            yield f"{node.name} has {body(node)} lines"
+
+
+def body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from ``def`` to the last statement, without the docstring."""
+    length = (function.end_lineno or function.lineno) - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        length -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+    return length
+
+
+BROKEN: list[tuple[Check, str, str]] = [
+    (asks_for_a_kind, "planning/a.py", "isinstance(one, Resident)"),
+    (asks_for_a_kind, "planning/a.py", "isinstance(one, strategies.Fsdp | Training)"),
+    (asks_for_a_kind, "report/a.py", "issubclass(one, (ZeroTrainingPlan, int))"),
+    (asks_for_a_kind, "report/a.py", "match plan:\n    case CheckpointPlan(tier=tier):\n        pass"),
+    (asks_for_a_kind, "cli/a.py", "type(one) is ZeroInference"),
+    (names_a_family, "strategies/a.py", "if shape.family == 'bloom':\n    pass"),
+    (calls_the_engine, "planning/a.py", "def run():\n    from simoffload.engine import execute"),
+    (calls_the_engine, "simulation/data_loading/a.py", "from simoffload.engine.network import Network"),
+    (calls_the_engine, "simulation/metrics.py", "import simoffload.engine.executor"),
+    (calls_the_engine, "report/a.py", "from simoffload import engine"),
+    (edits_a_document, "planning/a.py", "document = replace(document, data={})"),
+    (edits_a_document, "planning/a.py", "dataclasses.replace(document, data={})"),
+    (edits_a_document, "planning/a.py", "scenario = scenario.model_copy(update={'name': 'b'})"),
+    (edits_a_document, "cli/a.py", "def with_value(tree, path, value):\n    pass"),
+    (is_long, "cli/a.py", "one = 1\n" * 401),
+    (is_long, "cli/a.py", "def long():\n" + "    one = 1\n" * 60),
+]
+
+
+@pytest.mark.parametrize(("check", "path", "text"), BROKEN)
+def test_a_check_finds_what_breaks_it(check: Check, path: str, text: str) -> None:
+    assert len(broken(check, [Source(path, text)])) == 1
+
+
+@pytest.mark.parametrize("check", dict.fromkeys(check for check, _, _ in BROKEN))
+def test_the_package_keeps_the_bars(check: Check) -> None:
+    assert len(SOURCES) > 200
+    assert broken(check) == []
+
+
+def test_kinds_are_known() -> None:
+    assert {"CheckpointStorage", "Fsdp", "Resident", "ZeroInference", "ZeroInferencePlan"} < KINDS
+
+
+def test_no_exception_outlives_its_reason() -> None:
+    copying = {source.path for source in SOURCES if "model_copy(" in source.text}
+    assert set(OWN_VALUES) <= copying
+
+
+# -- a straight line -----------------------------------------------------------------------------
+
+PASSED = f"""
+import sys
+import simoffload as so
+
+passed = set()
+
+def note(frame, event, _):
+    name = frame.f_globals.get("__name__", "")
+    if event == "call" and frame.f_code.co_flags & {inspect.CO_OPTIMIZED} and name.startswith("simoffload."):
+        passed.add(name)
+
+scenario = so.load_scenario(sys.argv[1])
+sys.setprofile(note)
+so.simulate(scenario)
+sys.setprofile(None)
+print(*passed)
+"""
+
+
+@pytest.mark.parametrize(
+    ("scenario", "most"),
+    [
+        ("ddn/bloom-7b1", 80),
+        ("micron/opt-30b-nvme", 80),
+        ("checkpoint/mlperf-8b", 80),
+        ("training/bloom-7b1", 100),
+        ("superoffload/qwen3-14b", 100),
+    ],
+)
+def test_a_simulation_passes_few_modules(scenario: str, most: int) -> None:
+    """A training step passes those of ZeRO's optimizer and of its memory beside those of the others."""
+    run = subprocess.run([sys.executable, "-c", PASSED, scenario], capture_output=True, text=True, check=True)
+    passed = run.stdout.split()
+    assert "simoffload.engine.executor" in passed
+    assert len(passed) <= most, sorted(passed)
+    assert not [name for name in passed if name.startswith(("simoffload.report", "simoffload.cli"))]
+    assert [name for name in passed if name.startswith("simoffload.planning")] == [
+        "simoffload.planning.answers"
+    ]
