@@ -8,6 +8,7 @@ from pydantic import Field
 
 from simoffload.errors import InputError
 from simoffload.hardware.curve import Curve
+from simoffload.hardware.fsdp_costs import FsdpCosts, scaled_costs
 from simoffload.hardware.quantities import (
     Count,
     EfficiencyCurve,
@@ -324,6 +325,8 @@ class Host(Profile):
     """Costs of the Python thread under DeepSpeed."""
     training: TrainingCosts
     """Its costs in training beyond those."""
+    fsdp: FsdpCosts | None = None
+    """Its costs under PyTorch's FSDP; None: not measured, so that those of another host are scaled."""
 
     def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
         """[B/s] of memory traffic of PyTorch's loops over ``threads`` threads: casts, products, copies.
@@ -331,6 +334,18 @@ class Host(Profile):
         One thread moves two bytes for each that it copies; all threads together reach what Adam reaches.
         """
         return self.cpu_optimizer.shared(threads * 2 * self.memcpy_rate.value, processes)
+
+    @property
+    def fsdp_costs(self) -> FsdpCosts:
+        """Its own costs under FSDP, or another host's scaled to it."""
+        if self.fsdp is not None:
+            return self.fsdp
+        cpu = self.cpu_optimizer
+        return scaled_costs(
+            operation_s=self.deepspeed.operation.value,
+            loops_thread=2 * self.memcpy_rate.value,
+            loops_limit=cpu.limit.value / cpu.numa_nodes.value,
+        )
 
     @property
     def memory_rate(self) -> int:

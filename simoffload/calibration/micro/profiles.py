@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from simoffload.calibration.micro.fit_compute import Roofline, fit_hbm, fit_kernel_latency, fit_matmul
+from simoffload.calibration.micro.fit_fsdp import fit_fsdp
 from simoffload.calibration.micro.fit_host import fit_costs
 from simoffload.calibration.micro.fit_links import fit_interconnect, fit_memory, fit_pcie
 from simoffload.calibration.micro.fit_storage import fit_drive, read_rate
@@ -202,10 +203,12 @@ class _Profiles:
 
     def _training(self) -> dict[str, Any]:
         """The sections on training, with what was measured in them."""
-        data, more = self._data["host"], {}
+        unseen = self._base.host.fsdp_costs.model_dump(mode="json", exclude_none=True)
+        data, more = {"fsdp": unseen, **self._data["host"]}, {}
         optimizer = fit_cpu_optimizer(self._sections, self._machine)
         costs = fit_training(self._sections, self._base.machine(nodes=1))
-        for key, fitted in (("cpu_optimizer", optimizer), ("training", costs)):
+        fsdp = fit_fsdp(self._sections, self._base.machine(nodes=1))
+        for key, fitted in (("cpu_optimizer", optimizer), ("training", costs), ("fsdp", fsdp)):
             if fitted:
                 told = {name: self._statement(one) for name, one in fitted.items()}
                 more[key] = {**data[key], **told}

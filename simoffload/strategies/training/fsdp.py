@@ -48,7 +48,7 @@ _BATCH = "lower batch_size or sequence_length"
 _KEPT = f"{_BATCH}, or set gradient_checkpointing"
 _OFFLOAD = "set cpu_offload, or take more ranks"
 _HOSTS = "take more hosts"
-_UNMEASURED = "host-thread costs of FSDP: those of ZeRO-3's calls are taken"
+_UNMEASURED = "host-thread costs of FSDP and its AdamW: scaled from another host's"
 
 
 class Fsdp(Strategy):
@@ -56,6 +56,7 @@ class Fsdp(Strategy):
 
     serves: ClassVar = frozenset({"training"})
     uses_storage: ClassVar = False
+    evidence: ClassVar = "fsdp"
 
     kind: Literal["fsdp"] = "fsdp"
     cpu_offload: bool = False
@@ -131,7 +132,8 @@ class FsdpPlan(StepWork):
     @property
     def extrapolations(self) -> tuple[str, ...]:
         """What lies outside of the range in which the machine was measured."""
-        return (_UNMEASURED, *ranks_beyond(self.strategy.ranks, self.machine))
+        unmeasured = (_UNMEASURED,) if self.machine.host.fsdp is None else ()
+        return (*unmeasured, *ranks_beyond(self.strategy.ranks, self.machine))
 
     @property
     def _micro_steps(self) -> int:
@@ -144,7 +146,11 @@ class FsdpPlan(StepWork):
         """Flat parameters."""
         layers, each = self.model.num_hidden_layers, self.model.parameters_per_layer
         root = self.model.num_parameters - layers * each
-        return Units(self.strategy.ranks, {**dict.fromkeys(range(layers), each), ROOT: root})
+        outside = (*self.model.modules_before, *self.model.modules_after)
+        tensors = tuple(
+            sum(len(module.parameters) for module in modules) for modules in (self.model.layer, outside)
+        )
+        return Units(self.strategy.ranks, {**dict.fromkeys(range(layers), each), ROOT: root}, tensors)
 
     @property
     def knobs(self) -> FsdpKnobs:

@@ -6,8 +6,8 @@ of one process group, in the order in which they are issued), ``compute`` and ``
 stream). Sources as in ``fsdp_runtime``. One rank is not sharded (``NO_SHARD``): nothing is gathered, and
 copies of gradients block.
 
-What FSDP's Python does is not measured. A call that unshards is taken to cost what a gathering call of ZeRO-3
-does, and one that reduces what ZeRO-3's does; both come once for a layer.
+What FSDP's Python takes is in ``FsdpCosts``; launches of forward are PyTorch's own and cost what they do
+without ZeRO-3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.stream_writer import HOST, StreamWriter
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
-from simoffload.strategies.training.timing import TORCH_ADAM, TORCH_WEIGHT_DECAY, TrainingTiming
+from simoffload.strategies.training.timing import (
+    TORCH_ADAM,
+    TORCH_ADAM_NEW,
+    TORCH_FOREACH,
+    TORCH_WEIGHT_DECAY,
+    TrainingTiming,
+)
 from simoffload.strategies.training.trace import Event, MicroStep
 
 __all__ = ["ADAMW", "FsdpWriter", "Units"]
@@ -37,6 +43,8 @@ class Units(NamedTuple):
     ranks: int
     numels: Mapping[int, int]
     """[elements] by layer, and of ``ROOT``."""
+    tensors: tuple[int, int]
+    """Parameters of a layer, and of ``ROOT``."""
 
     def numel(self, unit: int) -> int:
         """[elements]"""
@@ -60,11 +68,15 @@ class FsdpWriter(StreamWriter):
         self._units = units
         self._knobs = knobs
         self._time = timing
-        self._more = timing.machine.host.training
+        self._fsdp = timing.machine.host.fsdp_costs
+        self._slower = self._fsdp.operation.value / self.costs.operation.value
+        """Launches of forward over those in inference."""
         self._ready: dict[int, tuple[int, int]] = {}
         """What a unit is awaited by, as a stream and an operation on it."""
         self._awaited_by_compute: list[tuple[int, int]] = []
         self._element = knobs.element
+        self._forward = True
+        """Whether the pass is a forward pass, whose units make views of their parameters."""
 
     # -- passes ---------------------------------------------------------------------------------
 
@@ -79,6 +91,10 @@ class FsdpWriter(StreamWriter):
                 runtime.post_forward(unit)
                 self._segment(event)
                 if now != ROOT:
+                    if unit == ROOT:
+                        # transformers looks for packed sequences (masking_utils.py,
+                        # find_packed_sequence_indices): the answer comes from the GPU, behind the root.
+                        self.host_waits(_COMPUTE)
                     runtime.pre_forward(now)
                 unit = now
             self._happen(event)
@@ -86,6 +102,7 @@ class FsdpWriter(StreamWriter):
 
     def backward(self, trace: MicroStep, runtime: FsdpRuntime, *, accumulates: bool, boundary: bool) -> None:
         """The backward pass; ``accumulates`` = gradients of earlier micro-steps are there to be added to."""
+        self._forward = False
         runtime.begin(self)
         self._begin(trace.backward[0])
         runtime.pre_backward(ROOT)
@@ -116,32 +133,38 @@ class FsdpWriter(StreamWriter):
 
     def optimizer(self, *, threads: int) -> None:
         """PyTorch's AdamW over all shards: where they are, one operation after the other."""
-        machine, units = self.timing.machine, self._units
+        units = self._units
         self.builder.segment("optimizer")
-        self.spend(self._more.step_call.value)
-        per_element = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * self._knobs.shard_element // SINGLE
-        processes = machine.ranks_per_node(self.ranks)
-        rate = machine.host.elementwise_rate(threads, processes=processes)
-        for unit in units.numels:
-            traffic = per_element * units.slice(unit)
-            self.spend(_ADAM_OPERATIONS * self.costs.operation.value)
-            self.flush()
-            if self._knobs.cpu_offload:
+        self.spend(self._fsdp.step_call.value)
+        element = self._knobs.shard_element
+        per_element = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * element // SINGLE
+        machine = self.timing.machine
+        cpu = machine.host.cpu_optimizer
+        share = cpu.limit.value / max(cpu.numa_nodes.value, machine.ranks_per_node(self.ranks))
+        new = TORCH_ADAM_NEW * element
+        rate = self._fsdp.adamw_rate(threads, traffic=per_element, new=new, share=share)
+        if self._knobs.cpu_offload:
+            for unit in units.numels:
+                self.spend(_ADAM_OPERATIONS * self.costs.operation.value)
+                self.flush()
+                traffic = per_element * units.slice(unit)
                 self.add("cpu", HOST, size=traffic, route=self.cpu_work(ADAMW, rate), label=ADAMW)
-            else:
-                fixed = self._time.hbm_traffic(traffic)
-                self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.host_so_far())
+        else:
+            self.flush()
+            traffic = (TORCH_FOREACH + TORCH_WEIGHT_DECAY) * element // SINGLE * sum(units.slices)
+            fixed = self._time.hbm_traffic(traffic)
+            self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.host_so_far())
         self.host_waits(_COMPUTE)
 
     # -- the runtime's actions --------------------------------------------------------------------
 
-    def unshard(self, unit: int, *, ahead: bool) -> None:
+    def unshard(self, unit: int, *, ahead: bool) -> None:  # noqa: ARG002
         """A copy from page-locked memory, and a cast in HBM, on their own stream."""
         knobs, numel = self._knobs, self._units.slice(unit)
         self.label = _name(unit)
-        self.spend((self.costs.prefetch_call if ahead else self.costs.fetch_call).value)
+        self.spend(self._fsdp.unshard.value)
         if knobs.cpu_offload:
-            self.spend(self.costs.copy_call.value)
+            self.spend(self._fsdp.copy_call.value)
             copied = self._copy(numel * knobs.shard_element, stream=_COPY, to_device=True)
             self._ready[unit] = _COPY, copied
         if knobs.shard_element != knobs.element:
@@ -155,24 +178,35 @@ class FsdpWriter(StreamWriter):
 
     def gather(self, unit: int) -> None:
         """Behind the copies and casts so far."""
-        self.spend(self.costs.collective_call.value)
+        self.spend(self._fsdp.gather.value)
         ordinal = self._collective("all-gather", "gather", self._units.slice(unit), behind=_COPY)
         self._ready[unit] = _COMM, ordinal
 
     def need(self, unit: int) -> None:
-        """The next kernel waits."""
+        """The unit's hooks run, and its tensors become views; the next kernel waits."""
+        costs, numbers = self._fsdp, self._units.tensors
+        if self.ranks == 1:  # what is not sharded is let go as well, unless it was not cast
+            self.spend(costs.reshard.value)
+        if self._forward:
+            views = numbers[0] if unit != ROOT else numbers[1]
+            self.spend(costs.forward_hook.value + views * costs.view.value)
+        else:
+            self.spend(costs.backward_hook.value)
         if unit in self._ready:
             self._awaited_by_compute.append(self._ready.pop(unit))
 
     def free(self, _unit: int) -> int:
         """Behind the last kernel."""
+        self.spend(self._fsdp.reshard.value)
         return self.builder.written[_COMPUTE] - 1
 
     def reduce(self, unit: int) -> None:
         """Divided lest it overflow, reduced, divided again and cast to the shard's type; then, with
         offloading, copied to page-locked memory."""
         knobs, numel = self._knobs, self._units.slice(unit)
-        self.spend(self._more.reduce_call.value)
+        self.spend(self._fsdp.reduce.value)
+        if knobs.cpu_offload:
+            self.spend(self._fsdp.copy_call.value)
         self.flush()
         after = (*self.host_so_far(), *self.so_far(_COMPUTE))
         if self.ranks > 1:
@@ -204,16 +238,17 @@ class FsdpWriter(StreamWriter):
         elif event.kind == "back":
             self._launch_backward(event.instance.module)
         elif event.kind == "checkpoint":
-            self.spend(self._more.checkpoint.value)
+            costs = self._fsdp
+            self.spend((costs.checkpoint if self._forward else costs.recompute).value)
 
     def _launch(self, module: Module) -> None:
-        self.spend(self.timing.launch_s(module, zero=False) * (1 + self._more.graph.value))
+        self.spend(self.timing.launch_s(module, zero=False) * self._slower)
         self._kernel("compute", self.timing.compute(module))
 
     def _launch_backward(self, module: Module) -> None:
         duration = self._time.backward(module)
         if duration:
-            self.spend(self._more.backward_call.value)
+            self.spend(self._fsdp.backward_call.value)
         self._kernel("compute", duration)
 
     def _kernel(self, kind: str, duration: int) -> None:

@@ -20,6 +20,8 @@ from simoffload.strategies.timing import Timing, operations, picoseconds
 __all__ = [
     "DEEPSPEED_ADAM",
     "TORCH_ADAM",
+    "TORCH_ADAM_NEW",
+    "TORCH_FOREACH",
     "TORCH_WEIGHT_DECAY",
     "Implementation",
     "TrainingTiming",
@@ -62,6 +64,11 @@ _TORCH = (
 
 TORCH_ADAM = sum(operation.traffic for operation in _TORCH)
 """[B] a parameter of ``torch.optim.Adam`` without weight decay, its default."""
+TORCH_ADAM_NEW = 2
+"""Tensors of a parameter's size that a step makes: those of ``sqrt()`` and of the division."""
+TORCH_FOREACH = TORCH_ADAM + SINGLE
+"""[B] a parameter on the GPU, where PyTorch works on all tensors at once (``_multi_tensor_adam``):
+``_foreach_addcmul_`` reads the gradient as both of its factors."""
 TORCH_WEIGHT_DECAY = _Operation(1).traffic
 """[B] a parameter more in ``torch.optim.AdamW`` (``param.mul_``)."""
 
