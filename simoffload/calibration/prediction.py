@@ -111,14 +111,16 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
         model["attention"] = run.attention
     kind = "zero_training" if run.workload.get("kind") == "training" else "zero_inference"
     strategy: dict[str, Any] = {"kind": kind, "ranks": run.ranks, "ds_config": run.ds_config}
+    if run.strategy is not None:
+        strategy = run.strategy
+    elif within.deepspeed is not None:
+        strategy["deepspeed_version"] = within.deepspeed
     if run.training and run.threads is not None:
         strategy["cpu_threads"] = run.threads.omp
     if run.training and run.optimizer == "nvme":
         strategy["optimizer"] = within.storage
     if run.offload == "nvme":
         strategy["weights"] = within.storage
-    if within.deepspeed is not None:
-        strategy["deepspeed_version"] = within.deepspeed
     return {
         "name": run.name,
         "model": model,

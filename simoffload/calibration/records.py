@@ -1,4 +1,4 @@
-"""The file that ``calibrate deepspeed`` writes, read back."""
+"""The files of runs that ``calibrate deepspeed`` and ``simoffload.calibration.fsdp`` write, read back."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ class RecordedRun(_Part):
     model: dict[str, Any]
     workload: dict[str, Any]
     ranks: Annotated[int, Field(ge=1)]
-    ds_config: dict[str, Any]
+    ds_config: dict[str, Any] = {}
+    strategy: dict[str, Any] | None = None
+    """As in a scenario, of a run without DeepSpeed."""
     attention: str | None = None
     """Transformers' name of the implementation that ran."""
     threads: Threads | None = None
@@ -107,13 +109,22 @@ class RecordedRun(_Part):
         return bool(self.workload.get("kind") == "training")
 
     @property
+    def group(self) -> str:
+        """What was run, as a strategy names it under ``evidence``."""
+        return "zero" if self.strategy is None else "fsdp"
+
+    @property
     def offload(self) -> str:
         """Where parameters were: none, cpu or nvme."""
+        if self.strategy is not None:
+            return "cpu" if self.strategy.get("cpu_offload") else "none"
         return offload_device(self.ds_config)
 
     @property
     def optimizer(self) -> str:
         """Where the optimizer's states were: none, cpu or nvme."""
+        if self.strategy is not None:
+            return self.offload
         section = (self.ds_config.get("zero_optimization") or {}).get("offload_optimizer") or {}
         return str(section.get("device") or "none")
 
@@ -121,7 +132,8 @@ class RecordedRun(_Part):
         """Times [s] by pass.
 
         Inference: "first pass" (of the first repetition), "prefill" and "decode" (the median step) of the
-        second. Training: the median over the later repetitions of the sums per repetition.
+        second. Training: the median over the later repetitions of the sums per repetition; whole steps
+        that were timed by themselves count before the sum of their parts.
         """
         if self.training:
             return self._training()
@@ -134,10 +146,12 @@ class RecordedRun(_Part):
         return {name: median(found) for name, found in times.items() if found}
 
     def _training(self) -> dict[str, float]:
+        whole = any(one.name == "step" for one in self.passes)
+        steady = 0 if whole else _STEADY_TRAINING
         sums: dict[str, dict[int, float]] = {}
         for one in self.passes:
-            if one.repetition >= _STEADY_TRAINING:
-                for name in (one.name, "step"):
+            if one.repetition >= steady:
+                for name in (one.name,) if whole else (one.name, "step"):
                     row = sums.setdefault(name, {})
                     row[one.repetition] = row.get(one.repetition, 0.0) + one.seconds
         order = sorted(sums, key=lambda name: name == "step")
@@ -147,7 +161,7 @@ class RecordedRun(_Part):
 class Records(_Part):
     """A file of runs."""
 
-    layout: Literal["simoffload/deepspeed-runs/1"] = Field(alias="schema")
+    layout: Literal["simoffload/deepspeed-runs/1", "simoffload/fsdp-runs/1"] = Field(alias="schema")
     machine: dict[str, Any]
     runs: tuple[RecordedRun, ...]
 

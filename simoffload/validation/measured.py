@@ -1,8 +1,9 @@
-"""Recorded DeepSpeed runs that lie beside this module, and how predictions of them turn out.
+"""Recorded runs that lie beside this module, of DeepSpeed and of FSDP, and how predictions turn out.
 
 ``measured/fit/<machine>/`` was in view while costs of the host thread and efficiencies were determined,
-``measured/holdout/<machine>/`` was not. A machine's folder holds ``runs*.json`` (calibrate deepspeed) and
-the profile that calibrate micro made on the same machine.
+``measured/holdout/<machine>/`` was not. A machine's folder holds ``runs*.json`` (calibrate deepspeed, or
+``simoffload.calibration.fsdp``) and the profile that calibrate micro made on the same machine, which its
+folder in the other set may have.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class MeasuredRun(NamedTuple):
     """Whether the platform's profile was measured on that machine."""
 
     @property
+    def group(self) -> str:
+        """What was run, as strategies name it under ``evidence``: zero or fsdp."""
+        return self.compared.run.group
+
+    @property
     def host_thread_only(self) -> bool:
         """Whether it is one of the small models that measure the host thread."""
         return self.compared.run.name.startswith(_HOST_THREAD)
@@ -81,19 +87,32 @@ def compare_measured(
     for part in PARTS:
         for path in sorted((root / part).glob("*/runs*.json")):
             machine = path.parent.name
-            file = compare_file(path, own_profile=own_profile, first=False, progress=progress)
+            platform = _elsewhere(root, machine) if own_profile else None
+            file = compare_file(
+                path, platform=platform, own_profile=own_profile, first=False, progress=progress
+            )
             own = not file.remarks
             found += [MeasuredRun(part, machine, compared, own) for compared in file.runs]
     return tuple(found)
 
 
-def counted(runs: Iterable[MeasuredRun], *, part: str | None = None) -> list[ComparedRun]:
+def _elsewhere(root: Path, machine: str) -> str | None:
+    """The profile of a machine whose runs lie in both sets, where only one of them has it."""
+    places = [root / part / machine / "platform.yaml" for part in PARTS]
+    found = [place for place in places if place.is_file()]
+    return str(found[0]) if len(found) == 1 else None
+
+
+def counted(
+    runs: Iterable[MeasuredRun], *, part: str | None = None, group: str = "zero"
+) -> list[ComparedRun]:
     """The runs that errors are counted over: of one set or of all, without the host-thread models."""
-    return [run.compared for run in runs if part in (None, run.part) and not run.host_thread_only]
+    mine = (run for run in runs if part in (None, run.part) and run.group == group)
+    return [run.compared for run in mine if not run.host_thread_only]
 
 
 def verdicts(runs: Sequence[MeasuredRun]) -> tuple[Verdict, ...]:
-    """Errors by set and kind of pass; bars are for the held-out set."""
+    """Errors of ZeRO by set and kind of pass; bars are for the held-out set."""
     found = []
     for part in PARTS:
         for name in PASSES:

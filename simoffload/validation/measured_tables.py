@@ -25,6 +25,11 @@ _LEGEND = (
     "share of the step."
 )
 
+_FSDP = (
+    "Steps of PyTorch's FSDP, predicted with the machine's own microbenchmarks; they count nowhere above. "
+    "Whole steps were timed by themselves, their parts with a wait after each."
+)
+_TRAINING_PASSES = ("forward", "backward", "optimizer", "step")
 _TRAINING_SIZES = ("batch_size", "sequence_length", "gradient_accumulation_steps")
 
 Grouping = Callable[[ComparedRun], str]
@@ -46,9 +51,12 @@ def measured_tables(
         mine = [run for run in inference if run.part == part and not run.host_thread_only]
         if mine:
             parts += [f"### {_WORDS[part]}", _runs(mine), *_reasons(mine)]
-    training = [run for run in runs if run.compared.run.training]
+    training = [run for run in runs if run.compared.run.training and run.group == "zero"]
     if training:
         parts += ["### Training", _training(training), *_reasons(training)]
+    fsdp = [run for run in runs if run.group == "fsdp"]
+    if fsdp:
+        parts += ["### FSDP", _FSDP, _fsdp_errors(fsdp), _fsdp(fsdp), *_reasons(fsdp)]
     parts += _shipped(runs, shipped)
     pairs = _pairs(runs)
     if pairs:
@@ -136,7 +144,7 @@ def _times(compared: ComparedRun, name: str) -> tuple[str, ...]:
 
 
 def _training(runs: Sequence[MeasuredRun]) -> str:
-    passes = ("forward", "backward", "optimizer", "step")
+    passes = _TRAINING_PASSES
     head = ("set", "machine", "model", "parameters", "optimizer", "GPUs", "batch", "sequence", "steps")
     rows = [
         (
@@ -148,6 +156,30 @@ def _training(runs: Sequence[MeasuredRun]) -> str:
         for row in runs
     ]
     return _table((*head, *(cell for name in passes for cell in (name, "ours", "error"))), rows, right=5)
+
+
+def _fsdp_errors(runs: Sequence[MeasuredRun]) -> str:
+    rows = []
+    for part in PARTS:
+        machines = dict.fromkeys(run.machine for run in runs if run.part == part)
+        for machine in machines:
+            mine = [run.compared for run in runs if (run.part, run.machine) == (part, machine)]
+            for name in _TRAINING_PASSES:
+                found = errors(mine, name)
+                rows.append((part, machine, name, str(found.runs if found else 0), *_told(found)))
+    return _table(("set", "machine", "pass", "runs", "mean", "worst"), rows, right=3)
+
+
+def _fsdp(runs: Sequence[MeasuredRun]) -> str:
+    rows = [
+        (
+            *(row.part, row.machine, row.compared.run.name),
+            *(cell for name in _TRAINING_PASSES for cell in _times(row.compared, name)[:3]),
+        )
+        for row in runs
+    ]
+    head = (cell for name in _TRAINING_PASSES for cell in (name, "ours", "error"))
+    return _table(("set", "machine", "run: batch x sequence", *head), rows, right=3)
 
 
 def _without_profile(runs: Sequence[MeasuredRun]) -> list[str]:
@@ -167,7 +199,10 @@ def _shipped(runs: Sequence[MeasuredRun], shipped: Sequence[MeasuredRun]) -> Ite
     both = [
         (own, other)
         for own, other in zip(runs, shipped, strict=True)
-        if not own.host_thread_only and not own.compared.reason and not other.compared.reason
+        if own.group == "zero"
+        and not own.host_thread_only
+        and not own.compared.reason
+        and not other.compared.reason
     ]
     if not both:
         return
@@ -205,7 +240,7 @@ def _pairs(runs: Sequence[MeasuredRun]) -> list[tuple[MeasuredRun, KnobPair]]:
     """Pairs of runs within each machine, with one of its rows."""
     machines: dict[tuple[str, str], list[MeasuredRun]] = {}
     for row in runs:
-        if not row.host_thread_only and not row.compared.reason:
+        if row.group == "zero" and not row.host_thread_only and not row.compared.reason:
             machines.setdefault((row.part, row.machine), []).append(row)
     return [
         (alike[0], pair)
