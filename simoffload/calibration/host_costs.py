@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from simoffload.engine import execute
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.timing import operations
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
@@ -98,8 +97,8 @@ class Traced(NamedTuple):
         update = {key: getattr(known, key).model_copy(update={"value": values[key]}) for key in values}
         host = machine.host.model_copy(update={"deepspeed": known.model_copy(update=update)})
         plan = replace(self.plan, machine=replace(machine, host=host))
-        context = plan.workload.prompt_length + 1
-        return execute(plan.schedule(ForwardPass("decode 1", 1, context))).makespan * 1e-12
+        decode = plan.forward("decode 1", 1, plan.workload.prompt_length + 1)
+        return execute(plan.schedule(decode)).makespan * 1e-12
 
 
 class HostCosts(NamedTuple):

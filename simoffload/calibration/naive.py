@@ -30,7 +30,7 @@ def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, flo
     settings, ranks, size = place.settings, place.ranks, place.dtype_bytes
     moving = [tensor for tensor in plan.tensors if not tensor.persistent]
     mine = sum(tensor.slice_numel for tensor in moving) * size
-    bounds = _work(model, machine, batch=plan.workload.batch_size, forward=forward)
+    bounds = _work(model, machine, forward)
     if settings.device != "none":
         bounds["copy"] = mine / _top(machine, machine.host_to_device(0, pinned=settings.pin_memory))
     read = sum(tensor.slice_numel for tensor in moving if tensor.on_nvme) * size
@@ -71,8 +71,9 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
     return times | {"step": sum(times.values())}
 
 
-def _work(model: ModelShape, machine: Machine, *, batch: int, forward: ForwardPass) -> dict[str, float]:
-    cost = forward_cost(model, batch=batch, new_tokens=forward.new_tokens, context=forward.context)
+def _work(model: ModelShape, machine: Machine, forward: ForwardPass) -> dict[str, float]:
+    ((batch, tokens, context),) = forward.batch
+    cost = forward_cost(model, batch=batch, new_tokens=tokens, context=context)
     gpu = machine.accelerator
     peak = getattr(gpu.compute, model.dtype) or gpu.compute.float32
     return {"flops": cost.flops / peak.value, "hbm": cost.bytes / gpu.hbm_rate}

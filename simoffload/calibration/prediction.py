@@ -20,7 +20,6 @@ from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate
-from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from simoffload.workload import Inference
@@ -141,11 +140,11 @@ def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
     assert isinstance(workload, Inference)
     assert isinstance(plan, ZeroInferencePlan)
     prompt, middle = workload.prompt_length, (1 + workload.decode_steps) // 2
-    passes = {"prefill": ForwardPass("prefill", prompt, prompt)}
+    passes = {"prefill": plan.forward("prefill", prompt, prompt)}
     if first:
-        passes = {"first pass": ForwardPass("first pass", prompt, prompt, first=True), **passes}
+        passes = {"first pass": plan.forward("first pass", prompt, prompt, first=True), **passes}
     if middle:
-        passes["decode"] = ForwardPass(f"decode {middle}", 1, prompt + middle)
+        passes["decode"] = plan.forward(f"decode {middle}", 1, prompt + middle)
     seconds: dict[str, float] = {}
     timeline = None
     for name, forward in passes.items():

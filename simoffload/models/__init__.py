@@ -7,7 +7,7 @@ from a ``config.json``. See :class:`ModelSpec` for how a scenario names a model.
 
 from __future__ import annotations
 
-from simoffload.models.cost import ModuleCost, forward_cost, module_cost
+from simoffload.models.cost import ModuleCost, Sequences, batch_cost, forward_cost, module_cost
 from simoffload.models.library import list_models
 from simoffload.models.modules import Module, ModuleKind, Parameter
 from simoffload.models.shape import Dtype, ModelShape
@@ -21,6 +21,8 @@ __all__ = [
     "ModuleCost",
     "ModuleKind",
     "Parameter",
+    "Sequences",
+    "batch_cost",
     "forward_cost",
     "list_models",
     "load_model",

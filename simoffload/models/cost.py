@@ -6,7 +6,7 @@ each query head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from simoffload.models.modules import Module
@@ -14,8 +14,10 @@ from simoffload.models.shape import ModelShape
 
 __all__ = [
     "ModuleCost",
+    "Sequences",
     "attended_keys",
     "attention_scores_bytes",
+    "batch_cost",
     "forward_cost",
     "linear_flops",
     "mean_over_layers",
@@ -24,6 +26,16 @@ __all__ = [
 
 # Maximum, subtract, exponentiate, sum, divide.
 _SOFTMAX_FLOPS = 5
+
+
+class Sequences(NamedTuple):
+    """Sequences of one batch that are equally far."""
+
+    number: int
+    new_tokens: int
+    """Tokens that each of them feeds in: the prompt at prefill, 1 at a decode step."""
+    context: int
+    """Keys that the last new token attends to, itself included."""
 
 
 class ModuleCost(NamedTuple):
@@ -89,6 +101,23 @@ def module_cost(
     if module.kind in ("linear", "router"):
         return ModuleCost(seen * linear_flops(module), traffic)
     return ModuleCost(seen * module.out_features, traffic)
+
+
+def batch_cost(shape: ModelShape, module: Module, batch: Sequence[Sequences]) -> ModuleCost:
+    """Count the work of one call of ``module`` for sequences that are not equally far.
+
+    Their tokens go through all modules together, as in continuous batching (Yu et al., Orca, OSDI 2022), and
+    through attention each with a context of its own. Raises what :func:`module_cost` raises.
+    """
+    if len(batch) == 1 or module.kind == "attention":
+        costs = [
+            module_cost(shape, module, batch=number, new_tokens=tokens, context=context)
+            for number, tokens, context in batch
+        ]
+        return ModuleCost(sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs))
+    last_only = module.name == "lm_head"
+    tokens = sum(one.number * (1 if last_only else one.new_tokens) for one in batch)
+    return module_cost(shape, module, batch=tokens, new_tokens=1, context=1)
 
 
 def forward_cost(shape: ModelShape, *, batch: int, new_tokens: int, context: int) -> ModuleCost:

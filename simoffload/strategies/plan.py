@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
+from simoffload.models import Module, Sequences
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Earlier, Phase, PhaseSeries
+from simoffload.strategies.base import Earlier, Phase, PhaseKind, PhaseSeries, Plan
+from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference
 
-__all__ = ["ForwardPass", "StepPart", "inference_phases", "step_phases"]
+__all__ = ["ForwardPass", "InferencePlan", "StepPart", "step_phases"]
 
 
 class ForwardPass(NamedTuple):
     """One pass through the model."""
 
     name: str
-    new_tokens: int
-    """Tokens that each sequence feeds in: the prompt at prefill, 1 at a decode step."""
-    context: int
-    """Tokens that the last new token attends to, itself included."""
+    batch: tuple[Sequences, ...]
+    """What each replica feeds in."""
     first: bool = False
     """The very first pass after loading, in which DeepSpeed records its trace and prefetches nothing."""
 
@@ -48,16 +49,6 @@ class StepPart(NamedTuple):
     """[s] that the update goes on after the part that left it; filled in once that one is simulated."""
 
 
-class _Forward(Protocol):
-    """What writes forward passes."""
-
-    def schedule(self, forward: ForwardPass, /) -> Schedule:
-        """The operations of one forward pass."""
-
-    def durations(self, forward: ForwardPass, /) -> tuple[int, ...]:
-        """[ps] of the GPU's work, module by module: passes of one kind differ in nothing else."""
-
-
 class _Step(Protocol):
     """What writes the parts of a training step."""
 
@@ -65,29 +56,66 @@ class _Step(Protocol):
         """The operations of one part."""
 
 
-def inference_phases(
-    passes: _Forward, workload: Inference, *, traced: bool
-) -> tuple[Phase | PhaseSeries, ...]:
-    """Prefill and decode steps; ``traced`` = the first pass after loading differs from later ones."""
-    prompt = workload.prompt_length
+class InferencePlan(Plan):
+    """A plan whose phases are forward passes: it says which modules keep the GPU busy, and writes a pass."""
 
-    def phase(kind: Literal["first pass", "prefill", "decode"], one: ForwardPass) -> Phase:
-        return Phase(one.name, kind, lambda _: passes.schedule(one), one.new_tokens, one.context)
+    workload: Inference
+    traced: ClassVar[bool] = False
+    """Whether the first pass after loading differs from later ones."""
 
-    def step(number: int) -> ForwardPass:
-        return ForwardPass(f"decode {number}", 1, prompt + number)
+    @property
+    @abstractmethod
+    def modules(self) -> Sequence[Module]:
+        """All that keep the GPU busy, in the order of their calls; layers that are alike once."""
 
-    before = ForwardPass("first pass", prompt, prompt, first=True)
-    return (
-        *([phase("first pass", before)] if traced else []),
-        phase("prefill", ForwardPass("prefill", prompt, prompt)),
-        PhaseSeries(
-            "decode",
-            workload.decode_steps,
-            lambda number: phase("decode", step(number)),
-            lambda number: passes.durations(step(number)),
-        ),
-    )
+    @abstractmethod
+    def schedule(self, forward: ForwardPass) -> Schedule:
+        """The operations of one pass."""
+
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """[ps] that the GPU is busy with each of the modules: passes of one kind differ in nothing else."""
+        return self.timings.durations(forward.batch)
+
+    @cached_property
+    def timings(self) -> PassTimings:
+        """Durations of the modules."""
+        return PassTimings(machine=self.machine, model=self.model, modules=self.modules)
+
+    def step(self, batch: Sequence[Sequences], *, name: str = "step") -> Phase:
+        """The pass of any mixture of sequences, each with new tokens and a context of its own.
+
+        Prefills and decode steps are this for sequences that are equally far; a batch to which sequences are
+        added while others are under way is this, too.
+        """
+        return self._phase(ForwardPass(name, tuple(batch)), "decode")
+
+    @property
+    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
+        """A first pass where it differs, prefill, decode steps."""
+        prompt, steps = self.workload.prompt_length, self.workload.decode_steps
+
+        def decode(number: int) -> ForwardPass:
+            return self.forward(f"decode {number}", 1, prompt + number)
+
+        first = self.forward("first pass", prompt, prompt, first=True)
+        return (
+            *([self._phase(first, "first pass")] if self.traced else []),
+            self._phase(self.forward("prefill", prompt, prompt), "prefill"),
+            PhaseSeries(
+                "decode",
+                steps,
+                lambda number: self._phase(decode(number), "decode"),
+                lambda number: self.durations(decode(number)),
+            ),
+        )
+
+    def forward(self, name: str, new_tokens: int, context: int, *, first: bool = False) -> ForwardPass:
+        """A pass of the workload's batch, whose sequences are equally far."""
+        return ForwardPass(name, (Sequences(self.workload.batch_size, new_tokens, context),), first)
+
+    def _phase(self, one: ForwardPass, kind: PhaseKind) -> Phase:
+        tokens, context = (max(values) for values in list(zip(*one.batch, strict=True))[1:])
+        return Phase(one.name, kind, lambda _: self.schedule(one), tokens, context)
 
 
 def step_phases(step: _Step, parts: tuple[StepPart, ...], *, length: int) -> tuple[Phase, ...]:

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
 from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers
 from simoffload.strategies.forward import ForwardWriter, Partitioning
@@ -48,7 +48,7 @@ class _Numbered(Timing):
     def __init__(
         self, machine: Machine, model: ModelShape, modules: Sequence[Module], launched: Sequence[bool]
     ) -> None:
-        super().__init__(machine=machine, model=model, batch=1, new_tokens=1, context=1)
+        super().__init__(machine=machine, model=model, batch=(Sequences(1, 1, 1),))
         numbered = enumerate(zip(modules, launched, strict=True))
         self._numbers = {module: -1 - number if takes else 0 for number, (module, takes) in numbered}
 

@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.base import Move, Phase, PhaseSeries, Plan, Strategy, Tunable
+from simoffload.strategies.base import Move, Plan, Strategy, Tunable
 from simoffload.strategies.calibrated import arithmetic_beyond
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.sections import OffloadParamSection
@@ -21,8 +21,8 @@ from simoffload.strategies.ds_config.tunables import stages
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.moves import inference_moves, lora_moves, training_moves
 from simoffload.strategies.placement import Placement, refused
-from simoffload.strategies.plan import ForwardPass, inference_phases
-from simoffload.strategies.timing import PassTimings, picoseconds
+from simoffload.strategies.plan import ForwardPass, InferencePlan
+from simoffload.strategies.timing import picoseconds
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Inference, Training
@@ -122,7 +122,7 @@ def _without_settings(term: MemoryTerm) -> MemoryTerm:
 
 
 @dataclass(frozen=True)
-class ResidentPlan(Plan):
+class ResidentPlan(InferencePlan):
     """A model that stays in HBM."""
 
     model: ModelShape
@@ -133,9 +133,10 @@ class ResidentPlan(Plan):
     warnings: tuple[str, ...] = ()
 
     @property
-    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """Prefill and decode steps."""
-        return inference_phases(self, self.workload, traced=False)
+    def modules(self) -> tuple[Module, ...]:
+        """Those before the layers, of one layer, and after them."""
+        model = self.model
+        return (*model.modules_before, *model.layer, *model.modules_after)
 
     @property
     def moments(self) -> tuple[Moment, ...]:
@@ -148,20 +149,10 @@ class ResidentPlan(Plan):
         """What lies outside of the range in which the machine was measured."""
         return tuple(arithmetic_beyond(self.model, self.workload, self.machine))
 
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """[ps] that the GPU is busy with each module: all that tells passes apart."""
-        return self._timings.durations(new_tokens=forward.new_tokens, context=forward.context)
-
-    @cached_property
-    def _timings(self) -> PassTimings:
-        model = self.model
-        modules = (*model.modules_before, *model.layer, *model.modules_after)
-        return PassTimings(machine=self.machine, model=model, batch=self.workload.batch_size, modules=modules)
-
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The host launches module after module; the GPU follows."""
         model, costs = self.model, self.machine.host.deepspeed
-        timing = self._timings.timing(new_tokens=forward.new_tokens, context=forward.context)
+        timing = self.timings.timing(forward.batch)
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute"))
         parts = (("head", model.modules_before, 1), ("layer", model.layer, model.num_hidden_layers))
         for name, modules, repeat in (*parts, ("tail", model.modules_after, 1)):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from simoffload.hardware import Machine, Path
-from simoffload.models import ModelShape, Module, ModuleCost, module_cost
+from simoffload.models import ModelShape, Module, ModuleCost, Sequences, batch_cost
 
 __all__ = ["PassTimings", "Timing", "copy_name", "effective_rate", "operations", "picoseconds", "shares"]
 
@@ -34,19 +34,14 @@ def effective_rate(path: Path, sizes: Sequence[int]) -> int:
 class Timing:
     """Durations of one model's modules on one machine, for a given pass."""
 
-    def __init__(
-        self, *, machine: Machine, model: ModelShape, batch: int, new_tokens: int, context: int
-    ) -> None:
+    def __init__(self, *, machine: Machine, model: ModelShape, batch: tuple[Sequences, ...]) -> None:
         self.machine = machine
-        self._model = model
-        self._batch, self._new_tokens, self._context = batch, new_tokens, context
+        self._model, self._batch = model, batch
         self._seen: dict[Module, int] = {}
 
     def cost(self, module: Module) -> ModuleCost:
         """FLOP and HBM bytes of one call of ``module``."""
-        return module_cost(
-            self._model, module, batch=self._batch, new_tokens=self._new_tokens, context=self._context
-        )
+        return batch_cost(self._model, module, self._batch)
 
     def compute(self, module: Module) -> int:
         """[ps] that the GPU is busy with ``module``: the roofline's larger side plus the kernels' latency."""
@@ -97,28 +92,23 @@ class PassTimings:
     """Durations of one model's modules on one machine, pass by pass; what does not depend on the context is
     computed once."""
 
-    def __init__(self, *, machine: Machine, model: ModelShape, batch: int, modules: Sequence[Module]) -> None:
-        self._machine, self._model, self._batch = machine, model, batch
+    def __init__(self, *, machine: Machine, model: ModelShape, modules: Sequence[Module]) -> None:
+        self._machine, self._model = machine, model
         self._modules = tuple(modules)
         self._attention = [index for index, one in enumerate(modules) if one.kind == "attention"]
-        self._known: dict[int, tuple[int, ...]] = {}
+        self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
 
-    def timing(self, *, new_tokens: int, context: int) -> Timing:
+    def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Durations in one pass."""
-        return Timing(
-            machine=self._machine,
-            model=self._model,
-            batch=self._batch,
-            new_tokens=new_tokens,
-            context=context,
-        )
+        return Timing(machine=self._machine, model=self._model, batch=batch)
 
-    def durations(self, *, new_tokens: int, context: int) -> tuple[int, ...]:
+    def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
         """[ps] that the GPU is busy with each of the modules."""
-        timing = self.timing(new_tokens=new_tokens, context=context)
-        known = self._known.get(new_tokens)
+        timing = self.timing(batch)
+        tokens = tuple((one.number, one.new_tokens) for one in batch)
+        known = self._known.get(tokens)
         if known is None:
-            known = self._known[new_tokens] = tuple(map(timing.compute, self._modules))
+            known = self._known[tokens] = tuple(map(timing.compute, self._modules))
         durations = list(known)
         for index in self._attention:
             durations[index] = timing.compute(self._modules[index])

@@ -6,7 +6,7 @@ ZeRO-3 parameter offload, replayed by ``coordinator`` and ``forward``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,10 +16,10 @@ from pydantic import Field, field_validator
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Facts, FasterSetting, Move, Phase, PhaseSeries, Plan, Strategy, Tunable
+from simoffload.strategies.base import Facts, FasterSetting, Move, Plan, Strategy, Tunable
 from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.coordinator import Actions, Tensor
 from simoffload.strategies.direct_storage import gds_warnings
@@ -46,11 +46,10 @@ from simoffload.strategies.offload_devices import (
     weights_in_memory,
 )
 from simoffload.strategies.placement import Placement, refused
-from simoffload.strategies.plan import ForwardPass, inference_phases
+from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.programs import Programs, programs_of
 from simoffload.strategies.resident import ResidentPlan
 from simoffload.strategies.spread import spread_bound
-from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference
 
 __all__ = ["ZeroInference", "ZeroInferencePlan"]
@@ -178,7 +177,7 @@ class ZeroInference(Strategy):
 
 
 @dataclass(frozen=True)
-class ZeroInferencePlan(Plan):
+class ZeroInferencePlan(InferencePlan):
     """ZeRO-Inference of one model on one machine."""
 
     model: ModelShape
@@ -186,16 +185,13 @@ class ZeroInferencePlan(Plan):
     machine: Machine
     placement: Partitioning
     warnings: tuple[str, ...]
+    traced: ClassVar = True
+    """DeepSpeed records its trace in the first pass."""
 
     @property
     def target(self) -> str:
         """Tier that holds the weights."""
         return self.placement.tier
-
-    @property
-    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """A first pass in which DeepSpeed records its trace, prefill, decode steps."""
-        return inference_phases(self, self.workload, traced=True)
 
     def tunables(self) -> Iterator[Tunable]:
         """Those of fetching parameters."""
@@ -223,6 +219,11 @@ class ZeroInferencePlan(Plan):
     def programs(self) -> Programs:
         """Its passes, but for the durations of kernels."""
         return programs_of(self.model, self.machine, self.placement)
+
+    @property
+    def modules(self) -> Sequence[Module]:
+        """Those that launch kernels."""
+        return self.programs.modules
 
     @property
     def layered(self) -> LayeredModel:
@@ -297,19 +298,6 @@ class ZeroInferencePlan(Plan):
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The operations of one pass."""
         return self.programs.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """[ps] that the GPU is busy with each module that launches kernels: all that tells passes apart."""
-        return self._timings.durations(new_tokens=forward.new_tokens, context=forward.context)
-
-    @cached_property
-    def _timings(self) -> PassTimings:
-        return PassTimings(
-            machine=self.machine,
-            model=self.model,
-            batch=self.workload.batch_size,
-            modules=self.programs.modules,
-        )
 
     def walk(self, actions: Actions) -> None:
         """Call ``actions`` as DeepSpeed would in a pass whose trace is known."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from simoffload.documents import Document
 from simoffload.scenario import resolve
 from simoffload.strategies.coordinator import Coordinator, Idle, Tensor
-from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 LAYER = re.compile(r"^(?:model\.decoder|model|transformer)\.(?:layers|h)\.(\d+)(?:\.|$)")
@@ -87,7 +86,7 @@ def _in_one_order(rows: Sequence[Row]) -> list[Row]:
 
 def _sizes(plan: ZeroInferencePlan, *, first: bool) -> Iterator[int]:
     """[B] of the reads in the schedule that the engine would carry out."""
-    schedule = plan.schedule(ForwardPass("pass", new_tokens=1, context=8, first=first))
+    schedule = plan.schedule(plan.forward("pass", 1, 8, first=first))
     for block in schedule.blocks:
         for _ in range(block.repeat):
             yield from (op.size for op in block.ops if op.kind == "read")

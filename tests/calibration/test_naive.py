@@ -8,12 +8,13 @@ import pytest
 
 from simoffload.calibration.naive import naive_bounds, naive_seconds
 from simoffload.documents import Document
+from simoffload.models import Sequences
 from simoffload.scenario import resolve
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from tests.calibration.recorded import ds_config
 
-STEP = ForwardPass("decode 1", 1, 65)
+STEP = ForwardPass("decode 1", (Sequences(8, 1, 65),))
 
 
 def plan(config: dict[str, Any], **strategy: Any) -> ZeroInferencePlan:

@@ -15,7 +15,6 @@ from simoffload.results.passes import summarize_pass
 from simoffload.schedule import Schedule
 from simoffload.shipped import shipped_folder
 from simoffload.strategies import CheckpointPlan
-from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.training.step_work import StepWork
 
 FOLDER = shipped_folder("scenarios")
@@ -35,8 +34,8 @@ def schedules(name: str) -> Iterator[Schedule]:
     elif isinstance(plan, StepWork):
         yield from (plan.schedule(part) for part in plan.parts)
     else:
-        yield plan.schedule(ForwardPass("first", 8, 8, first=True))
-        yield plan.schedule(ForwardPass("decode 1", 1, 9))
+        yield plan.schedule(plan.forward("first", 8, 8, first=True))
+        yield plan.schedule(plan.forward("decode 1", 1, 9))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simoffload.engine import execute
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, load_platform
-from simoffload.models import load_model
+from simoffload.models import Sequences, load_model
 from simoffload.results.attribution import attribute
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.strategies import ZeroInference
@@ -20,9 +20,9 @@ from simoffload.workload import Inference
 
 WORK = Inference(batch_size=2, prompt_length=64, output_length=4)
 PASSES = (
-    ForwardPass("first pass", 64, 64, first=True),
-    ForwardPass("prefill", 64, 64),
-    ForwardPass("decode 1", 1, 65),
+    ForwardPass("first pass", (Sequences(2, 64, 64),), first=True),
+    ForwardPass("prefill", (Sequences(2, 64, 64),)),
+    ForwardPass("decode 1", (Sequences(2, 1, 65),)),
 )
 
 

@@ -14,14 +14,13 @@ from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
 from simoffload.simulation.decoding import Decoding, Simulated, verify_decoding
 from simoffload.simulation.runner import verify
-from simoffload.strategies.plan import ForwardPass
 
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Timeline, Timeline]:
     """A decode step with shortcuts and without."""
     plan = load_scenario("ddn/bloom-7b1").plan()
-    schedule = plan.schedule(ForwardPass("decode 1", 1, 9))
+    schedule = plan.schedule(plan.forward("decode 1", 1, 9))
     return execute(schedule), execute(schedule, fold=False, jump=False)
 
 

@@ -18,9 +18,7 @@ from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import fit, simulate
-from simoffload.strategies.plan import ForwardPass
-
-STEP = ForwardPass("decode 1", 1, 65)
+from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 
 def scenario(
@@ -55,7 +53,9 @@ def scenario(
 
 
 def decode(loaded: LoadedScenario) -> Schedule:
-    return loaded.plan().schedule(STEP)
+    plan = loaded.plan()
+    assert isinstance(plan, ZeroInferencePlan)
+    return plan.schedule(plan.forward("decode 1", 1, 65))
 
 
 def carried(schedule: Schedule, link: str) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import load_model
+from simoffload.models import Sequences, load_model
 from simoffload.schedule import Op, Route, Schedule
 from simoffload.strategies import ZeroInference
 from simoffload.strategies.plan import ForwardPass
@@ -19,7 +19,12 @@ from simoffload.strategies.programs import Programs, Walks, programs_of
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from tests.simulation.test_properties import WORK, plans, shapes
 
-PASSES = [ForwardPass("first", 8, 8, first=True), ForwardPass("prefill", 8, 8), ForwardPass("decode", 1, 9)]
+ONE = Sequences(WORK.batch_size, 8, 8)
+PASSES = [
+    ForwardPass("first", (ONE,), first=True),
+    ForwardPass("prefill", (ONE,)),
+    ForwardPass("decode", (Sequences(WORK.batch_size, 1, 9),)),
+]
 
 
 def operations(schedule: Schedule) -> list[tuple[Op, Route | None]]:
@@ -121,8 +126,10 @@ def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
     fresh.__dict__["programs"] = Programs(Walks(model, other.placement), machine)
     for forward in PASSES:
         one.schedule(forward)
-        assert other.schedule(forward) == fresh.schedule(forward)
-        assert other.schedule(forward) != one.schedule(forward), "a larger batch computes for longer"
+        (alike,) = forward.batch
+        larger = forward._replace(batch=(alike._replace(number=64),))
+        assert other.schedule(larger) == fresh.schedule(larger)
+        assert other.schedule(larger) != one.schedule(forward), "a larger batch computes for longer"
 
 
 def test_programs_are_not_those_of_an_equal_machine(shipped_plan: ZeroInferencePlan) -> None:

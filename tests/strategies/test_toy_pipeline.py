@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,16 +14,14 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module, Sequences
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
-from simoffload.strategies import Plan, Strategy, register
-from simoffload.strategies.base import Phase, PhaseSeries
+from simoffload.strategies import Strategy, register
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.placement import Placement, refused
-from simoffload.strategies.plan import ForwardPass, inference_phases
-from simoffload.strategies.timing import PassTimings
+from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.workload import Inference
 
 SCENARIO = """\
@@ -76,7 +73,7 @@ class Piped(Strategy):
 
 
 @dataclass(frozen=True)
-class PipedPlan(Plan):
+class PipedPlan(InferencePlan):
     model: ModelShape
     workload: Inference
     machine: Machine
@@ -101,16 +98,8 @@ class PipedPlan(Plan):
         return (Moment("", (*terms, *working_memory(self.model, self.workload, self.machine))),)
 
     @property
-    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        return inference_phases(self, self.workload, traced=False)
-
-    @cached_property
-    def _timings(self) -> PassTimings:
-        batch, layer = self.workload.batch_size, self.model.layer
-        return PassTimings(machine=self.machine, model=self.model, batch=batch, modules=layer)
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        return self._timings.durations(new_tokens=forward.new_tokens, context=forward.context)
+    def modules(self) -> tuple[Module, ...]:
+        return self.model.layer
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         model, machine = self.model, self.machine
@@ -138,7 +127,7 @@ class PipedPlan(Plan):
             builder.segment("layer of stage 0")
             builder.add(Op("compute", "layer", FIRST, busy, after=(Dependency(CPU),)))
         builder.segment("send")
-        tokens = self.workload.batch_size * forward.new_tokens
+        tokens = sum(one.number * one.new_tokens for one in forward.batch)
         size = tokens * model.hidden_size * model.dtype_bytes
         builder.add(Op("copy", "hidden states", SEND, size=size, route=sent, after=(Dependency(FIRST),)))
         for _ in range(half):
@@ -188,7 +177,7 @@ def test_the_cpu_and_both_stages_take_their_time() -> None:
     scenario = so.load_scenario("s.yaml")
     result: Any = so.simulate(scenario)
     plan: Any = scenario.plan()
-    decode = ForwardPass("decode 3", 1, 8 + 3)
+    decode = ForwardPass("decode 3", (Sequences(2, 1, 8 + 3),))
     layer, gpu = plan.layer_bytes / RATE, sum(plan.durations(decode)) * 1e-12
     assert result.decode[-1].time_s == pytest.approx(4 * layer + (12 + 16) * gpu, rel=1e-2)
     assert result.bottleneck == "layers"

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.hardware.profiles import Host
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import ModuleCost
 from simoffload.models.shape import SINGLE
 from simoffload.models.training_cost import backward_cost, backward_products, training_cost
@@ -95,18 +95,18 @@ class TrainingTiming(Timing):
     """Like ``Timing``, for whole sequences without a cache, and backwards."""
 
     def __init__(self, *, machine: Machine, model: ModelShape, batch: int, length: int) -> None:
-        super().__init__(machine=machine, model=model, batch=batch, new_tokens=length, context=length)
-        self._length = length
+        super().__init__(machine=machine, model=model, batch=(Sequences(batch, length, length),))
+        self._sequences, self._length = batch, length
         self._back: dict[Module, int] = {}
 
     def cost(self, module: Module) -> ModuleCost:
         """FLOP and HBM bytes of the forward pass of ``module``."""
-        return training_cost(self._model, module, batch=self._batch, length=self._length)
+        return training_cost(self._model, module, batch=self._sequences, length=self._length)
 
     def backward(self, module: Module) -> int:
         """[ps] that the GPU is busy with the backward pass of ``module``."""
         if module not in self._back:
-            cost = backward_cost(self._model, module, batch=self._batch, length=self._length)
+            cost = backward_cost(self._model, module, batch=self._sequences, length=self._length)
             products = backward_products(module) if module.kind in ("linear", "router") else 1
             self._back[module] = self._duration(module, cost, products=products)
         return self._back[module]
