@@ -226,6 +226,7 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
         "ranks": run.ranks,
         "offload": run.offload,
         "ds_config": run.ds_config,
+        "strategy": run.strategy,
         "reason": compared.reason or None,
         "remarks": list(compared.remarks),
         "passes": [

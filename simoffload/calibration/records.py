@@ -94,7 +94,7 @@ class RecordedRun(_Part):
     model: dict[str, Any]
     workload: dict[str, Any]
     ranks: Annotated[int, Field(ge=1)]
-    ds_config: dict[str, Any] = {}
+    ds_config: dict[str, Any] | None = None
     strategy: dict[str, Any] | None = None
     """As in a scenario, of a run without DeepSpeed."""
     attention: str | None = None
@@ -102,6 +102,12 @@ class RecordedRun(_Part):
     threads: Threads | None = None
     passes: Annotated[tuple[Pass, ...], Field(min_length=1)]
     traces: Traces = Traces()
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> RecordedRun:
+        if (self.ds_config is None) is (self.strategy is None):
+            raise ValueError("a run has either ds_config or strategy")
+        return self
 
     @property
     def training(self) -> bool:
@@ -118,14 +124,14 @@ class RecordedRun(_Part):
         """Where parameters were: none, cpu or nvme."""
         if self.strategy is not None:
             return "cpu" if self.strategy.get("cpu_offload") else "none"
-        return offload_device(self.ds_config)
+        return offload_device(self.ds_config or {})
 
     @property
     def optimizer(self) -> str:
         """Where the optimizer's states were: none, cpu or nvme."""
         if self.strategy is not None:
             return self.offload
-        section = (self.ds_config.get("zero_optimization") or {}).get("offload_optimizer") or {}
+        section = ((self.ds_config or {}).get("zero_optimization") or {}).get("offload_optimizer") or {}
         return str(section.get("device") or "none")
 
     def measured(self) -> dict[str, float]:

@@ -66,7 +66,7 @@ _DEFAULTS = _values(DeepSpeedConfig())
 
 def _of(run: RecordedRun) -> dict[str, Value] | None:
     try:
-        return _values(DeepSpeedConfig.model_validate(run.ds_config))
+        return _values(DeepSpeedConfig.model_validate(run.ds_config or {}))
     except ValidationError:
         return None
 

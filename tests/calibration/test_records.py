@@ -10,7 +10,7 @@ import pytest
 
 from simoffload.calibration.records import read_records
 from simoffload.errors import InputError
-from tests.calibration.recorded import inference, record, trace, training, write
+from tests.calibration.recorded import fsdp, inference, record, trace, training, write
 
 
 def test_times_of_the_second_generation_count(tmp_path: Path) -> None:
@@ -25,6 +25,13 @@ def test_training_sums_micro_steps_and_leaves_the_first_steps_out(tmp_path: Path
     assert run.training
     assert run.measured() == {"forward": 5.0, "backward": 5.0, "optimizer": 2.5, "step": 12.5}
     assert list(run.measured()) == ["forward", "backward", "optimizer", "step"]
+
+
+def test_whole_steps_of_fsdp_count_before_the_sum_of_their_parts(tmp_path: Path) -> None:
+    sharded, offloaded = read_records(write(tmp_path, fsdp(), fsdp(cpu_offload=True))).runs
+    assert sharded.measured() == {"forward": 0.2, "backward": 0.5, "optimizer": 0.3, "step": 1.1}
+    assert (sharded.group, sharded.offload, sharded.optimizer) == ("fsdp", "none", "none")
+    assert (offloaded.offload, offloaded.optimizer) == ("cpu", "cpu")
 
 
 def test_a_suffix_of_the_build_is_no_part_of_the_version(tmp_path: Path) -> None:
@@ -42,6 +49,10 @@ def _of_another_schema(data: dict[str, Any]) -> None:
     data["schema"] = "simoffload/deepspeed-runs/9"
 
 
+def _of_nothing(data: dict[str, Any]) -> None:
+    del data["runs"][0]["ds_config"]
+
+
 def _negative(data: dict[str, Any]) -> None:
     data["runs"][0]["passes"][0]["seconds"] = -1
 
@@ -56,6 +67,7 @@ def _torn(data: dict[str, Any]) -> None:
     [
         (_without_a_time, "runs[0].passes[0].seconds: required key is missing"),
         (_of_another_schema, 'schema: must be "simoffload/deepspeed-runs/1"'),
+        (_of_nothing, "a run has either ds_config or strategy"),
         (_negative, "runs[0].passes[0].seconds: must be at least 1e-09, got -1"),
         (_torn, "the columns of a trace must be of one length"),
     ],

@@ -24,6 +24,7 @@ ADVISED = frozenset({"ddn/bloom-7b1", "micron/opt-30b-nvme", "training/bloom-7b1
 FEW = (
     "checkpoint/mlperf-8b",
     "deepnvme/mixtral-8x22b",
+    "fsdp/llama-3.1-8b",
     "micron/opt-30b-nvme",
     "superoffload/qwen3-14b",
     "xinnor/llama-1b",

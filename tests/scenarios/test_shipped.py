@@ -13,6 +13,7 @@ TRAINING = {
     *(f"training/{model}" for model in ("bloom-7b1", "bloom-176b", "bloom-mod-1", "bloom-mod-2", "gpt-1t")),
     *("zero-offload-2020/gpt2-10b", "zero-offload-2021/gpt2", "zero-infinity/gpt2-50b"),
     "superoffload/qwen3-14b",
+    "fsdp/llama-3.1-8b",
 }
 OWN_CHECKPOINTS = {"zero-infinity/gpt2-50b", "training/bloom-mod-2"}
 """Their models are taken to call DeepSpeed's checkpoint function, which keeps checkpoints in host memory."""

@@ -36,7 +36,10 @@ def test_many_tokens(target: str) -> None:
     assert len(result.decode) == 39
 
 
-TRAINED = ["xinnor/llama-1b", "zenflow/qwen2.5-1.5b", "zero-offload-2021/gpt2", "superoffload/qwen3-14b"]
+TRAINED = [
+    *("xinnor/llama-1b", "zenflow/qwen2.5-1.5b", "zero-offload-2021/gpt2"),
+    *("superoffload/qwen3-14b", "fsdp/llama-3.1-8b"),
+]
 
 
 @pytest.mark.parametrize("name", TRAINED)
