@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from simoffload.hardware.quantities import Frozen, Sourced
+from simoffload.hardware.quantities import Count, Frozen, Sourced
 from simoffload.units import BytesPerSecond, Seconds
 
 __all__ = ["FsdpCosts", "scaled_costs"]
@@ -16,6 +16,8 @@ class FsdpCosts(Frozen):
     ``n`` threads reach 1 / sqrt(1 / (n x thread)^2 + 1 / limit^2), as in ``CpuOptimizer``.
     """
 
+    ranks: Sourced[Count]
+    """Most ranks of one host with which these were measured, here or where they are scaled from."""
     operation: Sourced[Seconds]
     """A PyTorch operation of forward that autograd records; calls of modules take as many times more than in
     ``deepspeed``."""
@@ -67,6 +69,7 @@ def _reached(threads_rate: float, limit: float) -> float:
     return float((threads_rate**-2 + limit**-2) ** -0.5)
 
 
+_REFERENCE_RANKS = 2
 _REFERENCE = {
     "operation": 19.46e-6,
     "forward_hook": 210.5e-6,
@@ -99,7 +102,8 @@ def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float)
     slower = operation_s / _OPERATION_S
     times = {key: f"{value * slower * 1e6:.4f} us" for key, value in _REFERENCE.items()}
     rates = {"adam_thread": loops_thread, "adam_limit": loops_limit, **_REFERENCE_PAGES}
-    values = times | {key: f"{value / 1e9:.4f} GB/s" for key, value in rates.items()}
+    values: dict[str, str | int] = {"ranks": _REFERENCE_RANKS, **times}
+    values |= {key: f"{value / 1e9:.4f} GB/s" for key, value in rates.items()}
     about = {
         "origin": "estimate",
         "source": "PyTorch 2.11 on a host with two H200 GPUs (docs/measurements/fsdp.md), scaled",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from simoffload.hardware import Curve, Machine, Path
+from simoffload.hardware.fsdp_costs import FsdpCosts
+from simoffload.hardware.profiles import DeepSpeedCosts
 from simoffload.models import ModelShape, module_cost
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
@@ -14,9 +16,9 @@ from simoffload.workload import Inference
 __all__ = ["arithmetic_beyond", "ranks_beyond", "transfers_beyond"]
 
 
-def ranks_beyond(ranks: int, machine: Machine) -> Iterator[str]:
-    """More ranks on a host than the host thread's costs were measured with."""
-    here, measured = machine.ranks_per_node(ranks), machine.host.deepspeed.ranks.value
+def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCosts) -> Iterator[str]:
+    """More ranks on a host than the host thread's ``costs`` were measured with."""
+    here, measured = machine.ranks_per_node(ranks), costs.ranks.value
     if here > measured:
         yield f"{here} ranks on a host; costs of the host thread were measured with up to {measured}"
 

@@ -245,7 +245,7 @@ class ZeroInferencePlan(InferencePlan):
         """What lies outside of the range in which the machine was measured."""
         place = self.placement
         return (
-            *ranks_beyond(place.ranks, self.machine),
+            *ranks_beyond(place.ranks, self.machine, costs=self.machine.host.deepspeed),
             *transfers_beyond(
                 [tensor for tensor, _ in self.layered.counted],
                 place.dtype_bytes,

@@ -87,15 +87,19 @@ def _hooks(runs: Sequence[Run]) -> dict[str, Fitted]:
             found.setdefault("unshard", []).append(sum(backward.get(name, 0.0) for name in _UNSHARD))
     steps = [run["seconds"]["optimizer"] / _MICRO for run in runs if not run["strategy"].get("cpu_offload")]
     found["step_call"] = steps
-    return {field: _time(values, about) for field, values in found.items() if values}
+    costs = {field: _time(values, about) for field, values in found.items() if values}
+    if runs:
+        most = max(run["ranks"] for run in runs)
+        costs["ranks"] = Fitted(most, "most ranks with which FSDP was measured", 1)
+    return costs
 
 
 def _passes(runs: Sequence[Run], machine: Machine) -> dict[str, Fitted]:
     """What launches, backward and checkpointing take, from each tiny model with and without checkpointing."""
-    pairs = [
-        _Pair(*sorted(pair, key=lambda run: bool(_work(run).gradient_checkpointing)), machine)
-        for _, pair in groupby(sorted(runs, key=_model_key), key=_model_key)
-    ]
+    pairs = []
+    for _, pair in groupby(sorted(runs, key=_model_key), key=_model_key):
+        kept, again = sorted(pair, key=lambda run: bool(_work(run).gradient_checkpointing))
+        pairs.append(_Pair(kept, again, machine))
     if not pairs:
         return {}
     overhead, known = machine.host.deepspeed.pass_overhead.value, machine.host.deepspeed.operation.value

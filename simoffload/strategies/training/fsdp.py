@@ -132,8 +132,9 @@ class FsdpPlan(StepWork):
     @property
     def extrapolations(self) -> tuple[str, ...]:
         """What lies outside of the range in which the machine was measured."""
-        unmeasured = (_UNMEASURED,) if self.machine.host.fsdp is None else ()
-        return (*unmeasured, *ranks_beyond(self.strategy.ranks, self.machine))
+        host = self.machine.host
+        unmeasured = (_UNMEASURED,) if host.fsdp is None else ()
+        return (*unmeasured, *ranks_beyond(self.strategy.ranks, self.machine, costs=host.fsdp_costs))
 
     @property
     def _micro_steps(self) -> int:
@@ -147,10 +148,12 @@ class FsdpPlan(StepWork):
         layers, each = self.model.num_hidden_layers, self.model.parameters_per_layer
         root = self.model.num_parameters - layers * each
         outside = (*self.model.modules_before, *self.model.modules_after)
-        tensors = tuple(
-            sum(len(module.parameters) for module in modules) for modules in (self.model.layer, outside)
+        return Units(
+            self.strategy.ranks,
+            {**dict.fromkeys(range(layers), each), ROOT: root},
+            layer_tensors=sum(len(module.parameters) for module in self.model.layer),
+            root_tensors=sum(len(module.parameters) for module in outside),
         )
-        return Units(self.strategy.ranks, {**dict.fromkeys(range(layers), each), ROOT: root}, tensors)
 
     @property
     def knobs(self) -> FsdpKnobs:

@@ -43,8 +43,10 @@ class Units(NamedTuple):
     ranks: int
     numels: Mapping[int, int]
     """[elements] by layer, and of ``ROOT``."""
-    tensors: tuple[int, int]
-    """Parameters of a layer, and of ``ROOT``."""
+    layer_tensors: int
+    """Parameters of a layer."""
+    root_tensors: int
+    """Parameters of ``ROOT``."""
 
     def numel(self, unit: int) -> int:
         """[elements]"""
@@ -184,11 +186,11 @@ class FsdpWriter(StreamWriter):
 
     def need(self, unit: int) -> None:
         """The unit's hooks run, and its tensors become views; the next kernel waits."""
-        costs, numbers = self._fsdp, self._units.tensors
+        costs, units = self._fsdp, self._units
         if self.ranks == 1:  # what is not sharded is let go as well, unless it was not cast
             self.spend(costs.reshard.value)
         if self._forward:
-            views = numbers[0] if unit != ROOT else numbers[1]
+            views = units.root_tensors if unit == ROOT else units.layer_tensors
             self.spend(costs.forward_hook.value + views * costs.view.value)
         else:
             self.spend(costs.backward_hook.value)

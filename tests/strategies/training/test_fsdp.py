@@ -255,6 +255,18 @@ def test_the_optimizers_time_is_its_bytes_over_rates_of_loops_and_of_new_pages(m
     assert makespan * 1e-12 == pytest.approx(seconds, rel=0.02), "and the calls of 25 flat parameters"
 
 
+def test_a_host_without_costs_of_fsdp_is_said_to_have_anothers(machine: Machine, repository: Path) -> None:
+    scaled, ranks = plan_of(machine, ranks=4).extrapolations
+    assert scaled == "host-thread costs of FSDP and its AdamW: scaled from another host's"
+    assert ranks == "4 ranks on a host; costs of the host thread were measured with up to 2"
+    folder = repository / "simoffload/validation/measured/fit/h200-2x-l"
+    own = load_platform(str(folder / "platform.yaml")).machine()
+    assert plan_of(own, ranks=2).extrapolations == ()
+    assert own.host.fsdp_costs is own.host.fsdp
+    slower = machine.host.deepspeed.operation.value / 14.25e-6
+    assert machine.host.fsdp_costs.reduce.value == pytest.approx(245.6e-6 * slower, rel=1e-3)
+
+
 def test_accumulating_gradients_costs_the_gpu_but_saves_reductions(machine: Machine) -> None:
     plan = plan_of(machine, model="opt-1.3b", cpu_offload=True, gradient_accumulation_steps=3)
     time = {part.title: execute(plan.schedule(part)).makespan for part in plan.parts}
