@@ -34,7 +34,7 @@ class FsdpKnobs(NamedTuple):
 class Actions(Protocol):
     """What FSDP asks of the machine, in the order in which the host thread asks it."""
 
-    def unshard(self, unit: int, /, *, ahead: bool) -> None:
+    def unshard(self, unit: int, /) -> None:
         """Bring the shard to the GPU and cast it."""
 
     def limit(self, freed: int, /) -> None:
@@ -54,7 +54,7 @@ class Actions(Protocol):
 
 
 class _Nothing:
-    def unshard(self, _unit: int, /, *, ahead: bool) -> None: ...
+    def unshard(self, _unit: int, /) -> None: ...
     def limit(self, _freed: int, /) -> None: ...
     def gather(self, _unit: int, /) -> None: ...
     def need(self, _unit: int, /) -> None: ...
@@ -101,7 +101,7 @@ class FsdpRuntime:
 
     def pre_forward(self, unit: int) -> None:
         """Before a unit."""
-        self._unshard(unit, ahead=False)
+        self._unshard(unit)
         self._actions.need(unit)
 
     def post_forward(self, unit: int) -> None:
@@ -114,7 +114,7 @@ class FsdpRuntime:
         if unit in self._prefetched:
             self._prefetched.discard(unit)
         else:
-            self._unshard(unit, ahead=False)
+            self._unshard(unit)
         self._actions.need(unit)
         if self._knobs.backward_prefetch == "pre":
             self._prefetch(unit)
@@ -133,14 +133,14 @@ class FsdpRuntime:
     def _prefetch(self, unit: int) -> None:
         following = self._layers - 1 if unit == ROOT else unit - 1
         if following >= 0:
-            self._unshard(following, ahead=True)
+            self._unshard(following)
             self._prefetched.add(following)
 
-    def _unshard(self, unit: int, *, ahead: bool) -> None:
+    def _unshard(self, unit: int) -> None:
         # With offloading a shard is copied again even if the unit is whole (pre_unshard).
         whole = self._sharded and unit in self._whole
         if self._knobs.cpu_offload or not whole:
-            self._actions.unshard(unit, ahead=ahead)
+            self._actions.unshard(unit)
         if self._knobs.limit_all_gathers and len(self._freed) >= _IN_FLIGHT:
             freed = self._freed.popleft()
             if freed is not None:

@@ -94,7 +94,7 @@ class FsdpWriter(StreamWriter):
                 self._segment(event)
                 if now != ROOT:
                     if unit == ROOT:
-                        # transformers looks for packed sequences (masking_utils.py,
+                        # transformers asks whether sequences are packed or padded (masking_utils.py,
                         # find_packed_sequence_indices): the answer comes from the GPU, behind the root.
                         self.host_waits(_COMPUTE)
                     runtime.pre_forward(now)
@@ -160,7 +160,7 @@ class FsdpWriter(StreamWriter):
 
     # -- the runtime's actions --------------------------------------------------------------------
 
-    def unshard(self, unit: int, *, ahead: bool) -> None:  # noqa: ARG002
+    def unshard(self, unit: int) -> None:
         """A copy from page-locked memory, and a cast in HBM, on their own stream."""
         knobs, numel = self._knobs, self._units.slice(unit)
         self.label = _name(unit)

@@ -64,7 +64,7 @@ class Log:
     def _say(self, what: str, unit: int) -> None:
         self.lines.append(f"{what} {'root' if unit == ROOT else unit}")
 
-    def unshard(self, unit: int, *, ahead: bool) -> None:  # noqa: ARG002
+    def unshard(self, unit: int) -> None:
         self._say("unshard", unit)
 
     def limit(self, freed: int) -> None:  # noqa: ARG002
