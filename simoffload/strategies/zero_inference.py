@@ -22,7 +22,6 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, FasterSetting, Move, Phase, PhaseSeries, Plan, Strategy, Tunable
 from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.coordinator import Actions, Tensor
-from simoffload.strategies.direct_storage import gds_warnings
 from simoffload.strategies.ds_config import (
     LATEST,
     DeepSpeedConfig,
@@ -45,11 +44,10 @@ from simoffload.strategies.offload_devices import (
     tier_edits,
     weights_in_memory,
 )
-from simoffload.strategies.placement import Placement, refused
+from simoffload.strategies.placement import Placement, gds_warnings, refused
 from simoffload.strategies.plan import ForwardPass, inference_phases
 from simoffload.strategies.programs import Programs, programs_of
-from simoffload.strategies.resident import ResidentPlan
-from simoffload.strategies.spread import spread_bound
+from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference
 

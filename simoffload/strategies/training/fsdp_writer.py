@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from simoffload.models import Module
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.stream_writer import HOST, StreamWriter
+from simoffload.strategies.forward import HOST, StreamWriter
+from simoffload.strategies.timing import TORCH_ADAM, TORCH_WEIGHT_DECAY, TrainingTiming
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
-from simoffload.strategies.training.timing import TORCH_ADAM, TORCH_WEIGHT_DECAY, TrainingTiming
 from simoffload.strategies.training.trace import Event, MicroStep
 
 __all__ = ["ADAMW", "FsdpWriter", "Units"]

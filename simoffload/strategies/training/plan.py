@@ -14,14 +14,15 @@ from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.calibrated import ranks_beyond
-from simoffload.strategies.checkpoint.from_training import config_warnings, plan_of_training
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
+from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.coordinator import Layers, Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.ds_config.tunables import training as tunables
-from simoffload.strategies.plan import StepPart
-from simoffload.strategies.stream_writer import Ways
+from simoffload.strategies.forward import Ways
+from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.training.activation_offload import ActivationOffload
 from simoffload.strategies.training.layers import TrainedLayers
 from simoffload.strategies.training.memory.estimators import estimates_for
@@ -29,7 +30,6 @@ from simoffload.strategies.training.memory.stages import training_moments
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.strategies.training.step import Step
 from simoffload.strategies.training.step_variants import step_of
-from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.storage_io import (
     GradientSwapper,
     NoSink,
@@ -38,7 +38,6 @@ from simoffload.strategies.training.storage_io import (
     by_tier,
     check_buffers,
 )
-from simoffload.strategies.training.timing import TrainingTiming
 from simoffload.strategies.training.walk import (
     MicroStepReplay,
     Parameters,

@@ -19,12 +19,10 @@ from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
-from simoffload.strategies.stream_writer import Ways
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning, Ways
+from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSwapper
-from simoffload.strategies.training.timing import TrainingTiming
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.activation_offload import ActivationOffload

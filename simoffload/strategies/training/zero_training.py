@@ -21,7 +21,6 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.strategies.base import FasterSetting, Move, Plan, Strategy
-from simoffload.strategies.direct_storage import gds_warnings
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, parse_version
 from simoffload.strategies.ds_config.export import FILE, Work, training_config
 from simoffload.strategies.ds_config.faster import faster_settings
@@ -37,7 +36,7 @@ from simoffload.strategies.offload_devices import (
     tier_edits,
     weights_in_memory,
 )
-from simoffload.strategies.placement import Placement, refused
+from simoffload.strategies.placement import Placement, gds_warnings, refused
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places
 from simoffload.strategies.training.step_variants import interval_warnings, mode_warnings, share_warnings
