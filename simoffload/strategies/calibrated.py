@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from simoffload.hardware import Curve, Machine, Path
 from simoffload.models import ModelShape, module_cost
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.actions import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.units import format_bytes, format_flops
 from simoffload.workload import Inference

@@ -17,8 +17,9 @@ from simoffload.hardware import Path
 from simoffload.models import Module
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
+from simoffload.strategies.actions import Tensor
 from simoffload.strategies.aio import aio_unit, round_up
-from simoffload.strategies.coordinator import RECENT_EVENTS, Tensor
+from simoffload.strategies.coordinator import RECENT_EVENTS
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.timing import Timing, copy_name, effective_rate, picoseconds, shares
 

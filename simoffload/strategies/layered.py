@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from simoffload.errors import InputError
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module
-from simoffload.strategies.coordinator import Layers, Tensor
+from simoffload.strategies.actions import Layers, Period, State, Tensor, period_of
+from simoffload.strategies.coordinator import Coordinator
 from simoffload.strategies.forward import Partitioning, Visit
 
-__all__ = ["LayeredModel", "Walkable"]
+__all__ = ["LayeredModel", "ShorterModel", "Walkable", "find_period"]
 
 _REMEMBERED = 8
 """Models of different depth that are kept."""
+_FIRST_GUESS = 12
+"""Layers of the first model in which a period is looked for, and"""
+_MOST = 200
+"""of the last one."""
 
 
 def _visits(segment: str, modules: Sequence[Module]) -> list[Visit]:
@@ -150,3 +156,45 @@ class LayeredModel:
         count_elements((last - first) * self.model.num_hidden_layers)
         layers = one.tensors[first:last] * self.model.num_hidden_layers
         return (*one.tensors[:first], *layers, *one.tensors[last:])
+
+
+class ShorterModel(NamedTuple):
+    """How many layers to walk through, and which of them stand for the others."""
+
+    walked: int
+    """Layers to walk through."""
+    layers: int
+    """Of one period."""
+
+
+def find_period(layers: int, coordinator: Callable[[int], Coordinator]) -> ShorterModel | None:
+    """The shortest model that stands for one of ``layers`` layers; None if there is none that is shorter.
+
+    ``coordinator`` makes one for a model of as many layers, to be walked through without consequences.
+    """
+    guess = _FIRST_GUESS
+    while guess < min(layers, _MOST):
+        try:
+            found = _search(coordinator(guess), guess)
+        except InputError:
+            return None  # where DeepSpeed would stop, the walk through the whole model says so
+        if found is not None:
+            period, reach = found
+            # One period more: what is written down may need one to be in its steady state, too.
+            walked = max(period.first + 3 * period.layers, reach + period.layers)
+            walked += (layers - walked) % period.layers
+            return ShorterModel(walked, period.layers) if walked < layers else None
+        guess *= 4
+    return None
+
+
+def _search(walk: Coordinator, layers: int) -> tuple[Period, int] | None:
+    """A state that comes again, and how many layers have mattered until then."""
+
+    def states() -> Iterator[State | None]:
+        for layer in range(layers):
+            walk.go_to_layer(layer)
+            yield walk.state(layer) if walk.reach <= layers else None
+
+    found = period_of(states())
+    return None if found is None else (found, walk.reach)

@@ -18,10 +18,10 @@ from typing import NamedTuple, TypeVar
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.schedule import Schedule
-from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers
+from simoffload.strategies.actions import Actions, Idle, Layers
+from simoffload.strategies.coordinator import Coordinator
 from simoffload.strategies.forward import ForwardWriter, Partitioning
-from simoffload.strategies.layer_period import ShorterModel, find_period
-from simoffload.strategies.layered import LayeredModel, Walkable
+from simoffload.strategies.layered import LayeredModel, ShorterModel, Walkable, find_period
 from simoffload.strategies.timing import Timing
 
 __all__ = ["Peak", "Programs", "Walks", "programs_of"]

@@ -19,9 +19,9 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
+from simoffload.strategies.actions import Actions, Tensor
 from simoffload.strategies.base import Facts, FasterSetting, Move, Phase, PhaseSeries, Plan, Strategy, Tunable
 from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.coordinator import Actions, Tensor
 from simoffload.strategies.ds_config import (
     LATEST,
     DeepSpeedConfig,

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Document
 from simoffload.scenario import resolve
-from simoffload.strategies.coordinator import Coordinator, Idle, Tensor
+from simoffload.strategies.actions import Idle, Tensor
+from simoffload.strategies.coordinator import Coordinator
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 

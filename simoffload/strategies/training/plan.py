@@ -12,11 +12,11 @@ from simoffload.models import ModelShape
 from simoffload.results.capacity import Estimate, Moment
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
+from simoffload.strategies.actions import Layers, Tensor
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.calibrated import ranks_beyond
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
-from simoffload.strategies.coordinator import Layers, Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.ds_config.tunables import training as tunables
@@ -24,7 +24,7 @@ from simoffload.strategies.forward import Ways
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.training.activation_offload import ActivationOffload
-from simoffload.strategies.training.layers import TrainedLayers
+from simoffload.strategies.training.layers import Peak, TrainedLayers, buckets, gathered_peak
 from simoffload.strategies.training.memory.estimators import estimates_for
 from simoffload.strategies.training.memory.stages import training_moments
 from simoffload.strategies.training.state import Places, TrainingState
@@ -38,14 +38,7 @@ from simoffload.strategies.training.storage_io import (
     by_tier,
     check_buffers,
 )
-from simoffload.strategies.training.walk import (
-    MicroStepReplay,
-    Parameters,
-    Peak,
-    WalkedStep,
-    buckets,
-    gathered_peak,
-)
+from simoffload.strategies.training.walk import MicroStepReplay, Parameters, WalkedStep
 from simoffload.strategies.training.writer import MicroStepWriter, Stage
 from simoffload.workload import Training, TrainingCheckpoints
 

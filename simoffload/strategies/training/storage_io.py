@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 from simoffload.errors import InputError
 from simoffload.models.shape import SINGLE
+from simoffload.strategies.actions import Tensor
 from simoffload.strategies.aio import aio_unit, round_up
-from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.training.state import TrainingState
 
 __all__ = [

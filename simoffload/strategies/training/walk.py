@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simoffload.limits import count_elements
-from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers, Tensor
-from simoffload.strategies.layer_period import Passes, Skip
+from simoffload.strategies.actions import Actions, Layers, Tensor
+from simoffload.strategies.coordinator import Coordinator
 from simoffload.strategies.training.state import TrainingState
-from simoffload.strategies.training.trace import Event, Instance, MicroStep
+from simoffload.strategies.training.trace import Event, Instance, MicroStep, Passes, Skip
 from simoffload.strategies.training.writer import MicroStepWriter
 
-__all__ = [
-    "Bucket",
-    "MicroStepReplay",
-    "Parameters",
-    "Peak",
-    "WalkedStep",
-    "buckets",
-    "gathered_peak",
-    "hook",
-]
+__all__ = ["Bucket", "MicroStepReplay", "Parameters", "WalkedStep", "hook"]
 
 
 class Parameters(NamedTuple):
@@ -266,80 +256,3 @@ def hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None
         coordinator.fetch()
     elif event.kind == "release":
         coordinator.release(parameters.owned[event.instance])
-
-
-class _Reads(Idle):
-    """Counts what is read."""
-
-    def __init__(self) -> None:
-        self.slices: list[Tensor] = []
-        self._repeated: list[tuple[int, int, int]] = []
-
-    def repeat(self, first: int, times: int) -> None:
-        """What has been read from number ``first`` on is read so many times more."""
-        self._repeated.append((first, len(self.slices), times))
-
-    @property
-    def all(self) -> list[Tensor]:
-        """What is read, in order."""
-        found, done = [], 0
-        for first, last, times in self._repeated:
-            count_elements((last - first) * times)
-            found += self.slices[done:last] + self.slices[first:last] * times
-            done = last
-        return found + self.slices[done:]
-
-    def read(self, tensors: Sequence[Tensor], /) -> None:
-        self.slices.extend(tensors)
-
-
-class Peak(NamedTuple):
-    """What a walk finds out without a clock."""
-
-    gathered: int
-    """[elements] most that gathered parameters occupied at once."""
-    largest: int
-    """[elements] largest batch that was gathered in one call."""
-    read: tuple[Tensor, ...]
-    """Partitions that were read from storage."""
-    while_reducing: int
-    """[elements] most that gathered parameters occupied while a bucket was reduced."""
-
-
-def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) -> Peak | None:
-    """MicroStepReplay a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
-
-    None if the layers that are left out are not as those before them.
-    """
-    reads, parameters = _Reads(), step.parameters
-    coordinator = step.coordinator(state, reads, warm=warm)
-    passes, while_reducing = Passes(step.trace, step.layers, coordinator), [0]
-    bucket = Bucket(state.settings.reduce_bucket_size, lambda _: while_reducing.append(coordinator.on_gpu))
-
-    def happen(event: Event) -> None:
-        hook(event, coordinator, parameters)
-        bucket.add_all(parameters.completed(event))
-
-    for backward, skip in ((False, step.forward), (True, step.backward)):
-        right = passes.go(
-            happen,
-            backward=backward,
-            skip=skip,
-            more=lambda: bucket.state,
-            position=lambda: len(reads.slices),
-            repeat=reads.repeat,
-        )
-        if not right:
-            return None
-    bucket.flush()
-    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing))
-
-
-def buckets(step: WalkedStep, size: int) -> list[Sequence[Tensor]]:
-    """The tensors of every bucket that a micro-step reduces, in order."""
-    seen: list[Sequence[Tensor]] = []
-    bucket = Bucket(size, seen.append)
-    for event in step.trace.backward:
-        bucket.add_all(step.parameters.completed(event))
-    bucket.flush()
-    return seen

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.actions import Tensor
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning, Ways
 from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState

@@ -21,7 +21,7 @@ from simoffload.strategies.training.state import Partitions, SubGroup, TrainingS
 from simoffload.workload import Training
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.walk import Peak
+    from simoffload.strategies.training.layers import Peak
 
 __all__ = ["StateBytes", "TrainingMemory", "moment_bytes", "state_bytes"]
 
