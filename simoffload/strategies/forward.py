@@ -18,7 +18,6 @@ from simoffload.models import Module
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.actions import Tensor
-from simoffload.strategies.aio import aio_unit, round_up
 from simoffload.strategies.coordinator import RECENT_EVENTS
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.timing import Timing, copy_name, effective_rate, picoseconds, shares
@@ -371,7 +370,7 @@ class ForwardWriter(StreamWriter):
 
     def aligned(self, size: int) -> int:
         """[B] that a file of ``size`` takes: whole units of every aio thread."""
-        return round_up(size, aio_unit(self._place.settings.threads))
+        return self._place.settings.aligned(size)
 
     def storage(self, tier: str, size: int, *, written: bool = False, gds: bool = False) -> tuple[int, int]:
         """Route and latency [ps] of ``size`` [B] read from a tier of storage, or ``written`` to it.

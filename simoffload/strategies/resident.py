@@ -16,8 +16,8 @@ from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.base import Move, Phase, PhaseSeries, Plan, Strategy, Tunable
 from simoffload.strategies.calibrated import arithmetic_beyond
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.ds_config.knobs import stages
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.ds_config.tunables import stages
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.moves import inference_moves, lora_moves, training_moves
 from simoffload.strategies.placement import Placement, refused

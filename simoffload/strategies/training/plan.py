@@ -18,8 +18,8 @@ from simoffload.strategies.calibrated import ranks_beyond
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.ds_config.knobs import tunables
 from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.ds_config.tunables import training as tunables
 from simoffload.strategies.forward import Ways
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TrainingTiming

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.aio import aio_unit, round_up
 from simoffload.strategies.ds_config.training import OptimizerKind, TrainingSettings
 from simoffload.strategies.training.memory.activations import Activations, activations_of
 from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
@@ -199,7 +198,7 @@ class TrainingMemory:
 
     def aligned(self, size: int) -> int:
         """[B] of a file or swap buffer, padded for every aio thread."""
-        return round_up(size, aio_unit(self.settings.params.threads))
+        return self.settings.params.aligned(size)
 
     @property
     def parameter_buffers(self) -> int:
