@@ -14,7 +14,6 @@ from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.base import Move, Phase, PhaseSeries, Plan, Strategy, Tunable
-from simoffload.strategies.calibrated import arithmetic_beyond
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.knobs import stages
 from simoffload.strategies.ds_config.sections import OffloadParamSection
@@ -22,7 +21,7 @@ from simoffload.strategies.memory import working_memory
 from simoffload.strategies.moves import inference_moves, lora_moves, training_moves
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, inference_phases
-from simoffload.strategies.timing import PassTimings, picoseconds
+from simoffload.strategies.timing import PassTimings, arithmetic_beyond, picoseconds
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Inference, Training

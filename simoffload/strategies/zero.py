@@ -46,7 +46,7 @@ class ZeroStrategy(Strategy):
     evidence: ClassVar = "zero"
 
     weights: Annotated[str, Field(min_length=1)] | None = None
-    """Tier of the 16-bit parameters; by default what ``ds_config`` says."""
+    """Tier of the platform that holds the weights; by default what ``ds_config`` says."""
     ds_config: DeepSpeedConfig = DeepSpeedConfig()
     """DeepSpeed's configuration, inline or the path of a ds_config.json."""
     deepspeed_version: str = LATEST

@@ -19,7 +19,6 @@ from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
 from simoffload.strategies.actions import Actions, Tensor
 from simoffload.strategies.base import Facts, Move, Phase, PhaseSeries, Plan, Tunable
-from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.ds_config import (
     resolve_settings,
 )
@@ -33,7 +32,7 @@ from simoffload.strategies.moves import inference_moves
 from simoffload.strategies.plan import ForwardPass, inference_phases
 from simoffload.strategies.programs import Programs, programs_of
 from simoffload.strategies.resident import ResidentPlan, spread_bound
-from simoffload.strategies.timing import PassTimings
+from simoffload.strategies.timing import PassTimings, arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.zero import ZeroStrategy, check_buffer_size, device_of, within_config
 from simoffload.workload import Inference
 

@@ -9,7 +9,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm, Moment
-from simoffload.results.checkpoint import Outlook
+from simoffload.results.checkpoint import Outlook, outlook, run_mtbf
 from simoffload.strategies.base import Phase, Plan
 from simoffload.strategies.checkpoint.bytes import (
     DIRTY_LIMIT,
@@ -20,7 +20,6 @@ from simoffload.strategies.checkpoint.bytes import (
 )
 from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
 from simoffload.strategies.checkpoint.schedule_writer import RankGroup
-from simoffload.strategies.checkpoint.stall import outlook, run_mtbf
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.placement import gds_warnings
 from simoffload.units import format_seconds

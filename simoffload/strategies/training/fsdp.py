@@ -24,11 +24,10 @@ from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Move, Plan, Strategy
-from simoffload.strategies.calibrated import ranks_beyond
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.timing import TrainingTiming
+from simoffload.strategies.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.activations import activations_of

@@ -25,7 +25,7 @@ from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSwapper
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.activation_offload import ActivationOffload
+    from simoffload.strategies.training.walk import ActivationOffload
 
 __all__ = [
     "ACTIVATIONS",

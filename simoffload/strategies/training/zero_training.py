@@ -8,7 +8,7 @@ arXiv 2101.06840; Rajbhandari et al., ZeRO-Infinity, arXiv 2104.07857; the mecha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,16 +22,24 @@ from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.strategies.base import Move, Plan
 from simoffload.strategies.ds_config.export import FILE, Work, training_config
 from simoffload.strategies.ds_config.knobs import stages
-from simoffload.strategies.ds_config.training import TrainingSettings, batch_problems, resolve_training
+from simoffload.strategies.ds_config.sections import ZeroSection
+from simoffload.strategies.ds_config.training import (
+    TrainingSettings,
+    ZenFlow,
+    batch_problems,
+    resolve_training,
+)
 from simoffload.strategies.moves import lora_moves, training_moves
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.state import Places
-from simoffload.strategies.training.step_variants import interval_warnings, mode_warnings, share_warnings
+from simoffload.strategies.training.state import Places, Update
 from simoffload.strategies.zero import Written, ZeroStrategy, device_of, within_config
 from simoffload.workload import Training
 
 __all__ = ["Lora", "ZeroTraining"]
+
+_SAME_SHARE = 0.005
+"""Shares that are told with the same whole percent."""
 
 
 class Lora(BaseModel):
@@ -97,8 +105,8 @@ class ZeroTraining(ZeroStrategy):
                 *more,
                 *others,
                 *self.direct_warnings(settings.params, machine),
-                *mode_warnings(settings, workload),
-                *interval_warnings(self.ds_config.zero_optimization, settings),
+                *_mode_warnings(settings, workload),
+                *_interval_warnings(self.ds_config.zero_optimization, settings),
                 *_quantized_warnings(weight_bits),
             ),
             weight_bits=weight_bits,
@@ -107,7 +115,7 @@ class ZeroTraining(ZeroStrategy):
         plan.check()
         if settings.ratio == 1.0:
             return plan
-        return replace(plan, warnings=(*plan.warnings, *share_warnings(settings, plan.state.updates)))
+        return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
         """Weights, optimizer and both on every tier, also in higher stages."""
@@ -208,3 +216,75 @@ def _check_places(settings: TrainingSettings) -> None:
     if params == "nvme" and optimizer == "none":
         text = "DeepSpeed refuses parameters on storage with the optimizer on the GPU; name a tier"
         raise InputError.at("strategy.optimizer", text)
+
+
+def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[str]:
+    """What of a mode is not in one step of the steady state, or depends on the training program."""
+    if settings.zenflow is not None:
+        yield from _zenflow(settings.zenflow, workload.gradient_accumulation_steps)
+    if settings.super_offload and settings.gradient_clipping:
+        yield "gradient_clipping keeps SuperOffload from updating during backward: the step comes afterwards"
+    if settings.cpu_checkpointing and workload.gradient_checkpointing:
+        yield (
+            "ds_config activation_checkpointing.cpu_checkpointing: only DeepSpeed's own checkpoint function "
+            "(deepspeed.checkpointing.checkpoint) reads it; Hugging Face's gradient checkpointing does not"
+        )
+    elif settings.cpu_checkpointing:
+        yield (
+            "ds_config activation_checkpointing.cpu_checkpointing: without the workload's "
+            "gradient_checkpointing there are no checkpoints to offload"
+        )
+
+
+def _interval_warnings(said: ZeroSection, settings: TrainingSettings) -> Iterator[str]:
+    """How often ZenFlow updates where the gradients decide it."""
+    if said.zenflow is not None and settings.zenflow is not None and said.zenflow.update_interval == "auto":
+        yield (
+            'zenflow.update_interval "auto" depends on the gradients; '
+            f"{settings.zenflow.update_interval} micro-steps are assumed"
+        )
+
+
+def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> Iterator[str]:
+    """What Twin-Flow's ``ratio`` comes to: whole sub-groups go to the CPU, the last ones
+    (stage3.py, ``_create_fp32_partitions``)."""
+    asked, groups = settings.ratio, len(updates)
+    said = f"ds_config offload_optimizer.ratio {asked:g}"
+    if asked == 1.0:
+        return
+    if settings.optimizer_device == "none":
+        yield f"{said}: without an offloaded optimizer it does nothing"
+        return
+    on_storage = sum(update.on_gpu and update.swapped for update in updates)
+    if on_storage:
+        yield (
+            f"{said}: states on storage stay there and are updated on the CPU, those of {on_storage} of "
+            f"{groups} sub-group(s) by PyTorch's slower Adam"
+        )
+        return
+    on_cpu = [update.group.numel for update in updates if not update.on_gpu]
+    share = sum(on_cpu) / max(1, sum(update.group.numel for update in updates))
+    if abs(share - asked) >= _SAME_SHARE:
+        yield (
+            f"{said} of {groups} sub-group(s) puts {len(on_cpu)} on the CPU, {share:.0%} of the parameters; "
+            "a smaller sub_group_size comes nearer"
+        )
+
+
+def _zenflow(zenflow: ZenFlow, accumulation: int) -> Iterator[str]:
+    interval = zenflow.update_interval
+    if accumulation != interval:
+        yield (
+            f"ZenFlow updates on the CPU every {interval} micro-steps (update_interval) in the place of "
+            f"gradient_accumulation_steps; a step here is {accumulation} micro-step(s) all the same"
+        )
+    if zenflow.full_warm_up_rounds:
+        yield (
+            f"ZenFlow's first {zenflow.full_warm_up_rounds} micro-steps (full_warm_up_rounds) update "
+            "everything and take longer; the result is a later step"
+        )
+    if zenflow.select_interval % interval:
+        yield (
+            f"zenflow.select_interval {zenflow.select_interval} is no multiple of update_interval "
+            f"{interval}: DeepSpeed updates at each selection, too, which is left out"
+        )
