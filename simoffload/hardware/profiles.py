@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simoffload.errors import InputError
-from simoffload.hardware.curve import Curve
 from simoffload.hardware.quantities import (
     Count,
+    Curve,
     EfficiencyCurve,
     Frozen,
     Identifier,

@@ -19,8 +19,7 @@ from fractions import Fraction
 from math import exp, expm1, sqrt
 from typing import Any, ClassVar, NamedTuple
 
-from simoffload.results.combined import combined
-from simoffload.results.passes import PassResult
+from simoffload.results.passes import PassResult, combined
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.wear import TierWear
 from simoffload.results.write_cache import CachedWrites

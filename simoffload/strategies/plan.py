@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Literal, NamedTuple, Protocol
 
 from simoffload.models import ModelShape
-from simoffload.models.training_cost import training_backward_flops, training_forward_flops
+from simoffload.models.cost import training_backward_flops, training_forward_flops
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseSeries, Plan
 from simoffload.strategies.training.trace import MicroStep, micro_step

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 from simoffload.hardware import Curve, Machine, Path
 from simoffload.hardware.profiles import Host
 from simoffload.models import ModelShape, Module, ModuleCost, module_cost
+from simoffload.models.cost import backward_cost, backward_products, training_cost
 from simoffload.models.shape import SINGLE
-from simoffload.models.training_cost import backward_cost, backward_products, training_cost
 from simoffload.strategies.actions import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.units import format_bytes, format_flops

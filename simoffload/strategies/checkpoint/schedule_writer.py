@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.hardware import Machine, Path
-from simoffload.hardware.curve import Curve
+from simoffload.hardware.quantities import Curve
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import Hops, ScheduleBuilder
 from simoffload.strategies.timing import copy_name, picoseconds

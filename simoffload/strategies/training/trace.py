@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module
-from simoffload.models.training_cost import loss_module
+from simoffload.models.cost import loss_module
 from simoffload.strategies.actions import Layers, State
 from simoffload.strategies.coordinator import Coordinator
 
