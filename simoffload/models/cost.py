@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from simoffload.models.modules import Module, activation
-from simoffload.models.shape import ModelShape
+from simoffload.models.shape import ModelShape, Module, activation
 
 __all__ = [
     "ModuleCost",

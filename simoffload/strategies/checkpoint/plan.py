@@ -23,7 +23,7 @@ from simoffload.strategies.checkpoint.schedule_writer import RankGroup
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.placement import gds_warnings
 from simoffload.units import format_seconds
-from simoffload.workload.checkpointing import Checkpointing
+from simoffload.workload.training import Checkpointing
 
 __all__ = ["CheckpointPlan", "plan_checkpoint"]
 

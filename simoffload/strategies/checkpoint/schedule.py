@@ -36,7 +36,7 @@ from simoffload.strategies.checkpoint.schedule_writer import (
     RankGroup,
     blocks,
 )
-from simoffload.workload.checkpointing import Checkpointing, Writer
+from simoffload.workload.training import Checkpointing, Writer
 
 __all__ = ["restore_phases", "save_phases"]
 

@@ -19,7 +19,7 @@ from simoffload.strategies.ds_config.training import OptimizerKind
 from simoffload.strategies.ds_config.unread import unread
 from simoffload.strategies.placement import Placement, refused
 from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
-from simoffload.workload.checkpointing import Optimizer
+from simoffload.workload.training import Optimizer
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.plan import ZeroTrainingPlan
