@@ -9,12 +9,12 @@ many layers as it takes to find the period, to look ahead, and to come to the en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from simoffload.strategies.ds_config import OffloadSettings
 
-__all__ = ["Actions", "Layers", "Period", "State", "Tensor", "period_of"]
+__all__ = ["Actions", "Layers", "Period", "State", "Tensor", "cut_tensors", "period_of"]
 
 State = tuple[object, ...]
 """Everything that decides what follows."""
@@ -30,25 +30,21 @@ class Tensor(NamedTuple):
     on_nvme: bool
     persistent: bool
 
-    @classmethod
-    def cut(
-        cls,
-        name: str,
-        numel: int,
-        settings: OffloadSettings,
-        *,
-        persistent: int,
-        ranks: int,
-        dtype_bytes: int,
-    ) -> Tensor:
-        """A tensor as ZeRO-3 cuts it; ``persistent`` [elements] of those before it stay on the GPU."""
+
+def cut_tensors(
+    numels: Iterable[tuple[str, int]], settings: OffloadSettings, *, ranks: int, dtype_bytes: int
+) -> Iterator[Tensor]:
+    """Tensors by name and size [elements], in the model's order, as ZeRO-3 cuts them among ``ranks``."""
+    persistent = 0
+    for name, numel in numels:
         slice_numel = -(-numel // ranks)
         stays = (
             numel <= settings.param_persistence_threshold
             and persistent + numel <= settings.model_persistence_threshold
         )
+        persistent += numel if stays else 0
         on_nvme = settings.device == "nvme" and slice_numel * dtype_bytes >= settings.min_swap_bytes
-        return cls(name, numel, slice_numel, on_nvme, stays)
+        yield Tensor(name, numel, slice_numel, on_nvme, stays)
 
 
 class Layers(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from simoffload.errors import InputError
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module
-from simoffload.strategies.actions import Layers, Period, State, Tensor, period_of
+from simoffload.strategies.actions import Layers, Period, State, Tensor, cut_tensors, period_of
 from simoffload.strategies.coordinator import Coordinator
 from simoffload.strategies.forward import Partitioning, Visit
 
@@ -99,40 +99,28 @@ class LayeredModel:
     def _cut(self, count: int) -> Walkable:
         place, (head, layer, tail) = self.placement, self.parts
         visits = (*head, *(layer * count), *tail)
-        tensors: list[Tensor] = []
         uses: list[tuple[int, ...]] = []
+        owned: list[tuple[str, int]] = []
         shared: dict[str, int] = {}
-        persistent = 0
         for visit in visits:
-            indices = []
             for parameter in visit.module.parameters:
-                if parameter.tied:
-                    indices.append(shared[parameter.name])
-                    continue
-                tensor = Tensor.cut(
-                    parameter.name,
-                    parameter.numel,
-                    place.settings,
-                    persistent=persistent,
-                    ranks=place.ranks,
-                    dtype_bytes=place.dtype_bytes,
-                )
-                persistent += parameter.numel if tensor.persistent else 0
-                shared[parameter.name] = len(tensors)
-                indices.append(len(tensors))
-                tensors.append(tensor)
-            uses.append(tuple(indices))
+                if not parameter.tied:
+                    shared[parameter.name] = len(owned)
+                    owned.append((parameter.name, parameter.numel))
+            uses.append(tuple(shared[parameter.name] for parameter in visit.module.parameters))
+        cut = cut_tensors(owned, place.settings, ranks=place.ranks, dtype_bytes=place.dtype_bytes)
+        tensors = tuple(cut)
         first = sum(not parameter.tied for visit in head for parameter in visit.module.parameters)
         each = sum(not parameter.tied for visit in layer for parameter in visit.module.parameters)
         layers = Layers(
             first_step=len(head),
             steps=len(layer),
             first_tensor=first,
-            tensors=tuple(tensors[first : first + each]),
+            tensors=tensors[first : first + each],
             walked=count,
             left_out=self.model.num_hidden_layers - count,
         )
-        return Walkable(visits, tuple(tensors), tuple(uses), layers)
+        return Walkable(visits, tensors, tuple(uses), layers)
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:

@@ -15,7 +15,7 @@ from simoffload.strategies.base import Earlier, Facts, Phase, PhaseSeries, Plan
 from simoffload.strategies.training.trace import MicroStep, micro_step
 from simoffload.workload import Inference, Training
 
-__all__ = ["ForwardPass", "StepPart", "StepWork", "inference_phases", "step_phases"]
+__all__ = ["ForwardPass", "StepPart", "StepWork", "inference_phases"]
 
 
 class ForwardPass(NamedTuple):
@@ -62,13 +62,6 @@ class _Forward(Protocol):
         """[ps] of the GPU's work, module by module: passes of one kind differ in nothing else."""
 
 
-class _Step(Protocol):
-    """What writes the parts of a training step."""
-
-    def schedule(self, part: StepPart, /) -> Schedule:
-        """The operations of one part."""
-
-
 def inference_phases(
     passes: _Forward, workload: Inference, *, traced: bool
 ) -> tuple[Phase | PhaseSeries, ...]:
@@ -94,31 +87,6 @@ def inference_phases(
     )
 
 
-def step_phases(step: _Step, parts: tuple[StepPart, ...], *, length: int) -> tuple[Phase, ...]:
-    """The phases of a training step of ``length`` tokens a sequence, one for each of its parts."""
-    others = tuple(part.title for part in parts if not part.awaits_update)
-    return tuple(
-        Phase(
-            part.title,
-            part.phase,
-            partial(_scheduled, step, part),
-            new_tokens=length,
-            context=length,
-            repeat=part.times,
-            depends_on=others if part.awaits_update else (),
-            ends_with="host" if part.leaves_update else None,
-        )
-        for part in parts
-    )
-
-
-def _scheduled(step: _Step, part: StepPart, earlier: Mapping[str, Earlier]) -> Schedule:
-    """A part that waits for an update learns how long the others take and what they left unfinished."""
-    elapsed = sum(float(one.repeat / part.times) * one.time_s for one in earlier.values())
-    unfinished = sum(one.unfinished_s for one in earlier.values())
-    return step.schedule(part._replace(elapsed_s=elapsed, unfinished_s=unfinished))
-
-
 class StepWork(Plan):
     """What plans of training have in common: the order of a micro-step's work, and its FLOP."""
 
@@ -137,7 +105,27 @@ class StepWork(Plan):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One step of the steady state."""
-        return step_phases(self, self.parts, length=self.workload.sequence_length)
+        length = self.workload.sequence_length
+        others = tuple(part.title for part in self.parts if not part.awaits_update)
+        return tuple(
+            Phase(
+                part.title,
+                part.phase,
+                partial(self._after, part),
+                new_tokens=length,
+                context=length,
+                repeat=part.times,
+                depends_on=others if part.awaits_update else (),
+                ends_with="host" if part.leaves_update else None,
+            )
+            for part in self.parts
+        )
+
+    def _after(self, part: StepPart, earlier: Mapping[str, Earlier]) -> Schedule:
+        """A part that waits for an update learns how long the others take and what they left unfinished."""
+        elapsed = sum(float(one.repeat / part.times) * one.time_s for one in earlier.values())
+        unfinished = sum(one.unfinished_s for one in earlier.values())
+        return self.schedule(part._replace(elapsed_s=elapsed, unfinished_s=unfinished))
 
     @property
     def facts(self) -> Facts:

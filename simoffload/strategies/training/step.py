@@ -198,7 +198,7 @@ class OptimizerStep:
             for tensor in update.group.tensors:
                 if tensor.on_nvme:
                     written = out.aligned(tensor.slice_numel * self._size)
-                    out.write_parameter(written, tier=self._plan.places.weights, label=tensor.name)
+                    out.write(written, tier=self._plan.places.weights, label=tensor.name, stream=PARAMETERS)
             out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:
