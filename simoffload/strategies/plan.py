@@ -6,16 +6,18 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
-from simoffload.models import ModelShape
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape, Module
 from simoffload.models.cost import training_backward_flops, training_forward_flops
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseSeries, Plan
+from simoffload.strategies.timing import PassTimings
 from simoffload.strategies.training.trace import MicroStep, micro_step
 from simoffload.workload import Inference, Training
 
-__all__ = ["ForwardPass", "StepPart", "StepWork", "inference_phases"]
+__all__ = ["ForwardPass", "PassWork", "StepPart", "StepWork", "inference_phases"]
 
 
 class ForwardPass(NamedTuple):
@@ -85,6 +87,41 @@ def inference_phases(
             lambda number: passes.durations(step(number)),
         ),
     )
+
+
+class PassWork(Plan):
+    """What plans of inference have in common: their passes, and how long modules take in each."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    traced: ClassVar[bool] = False
+    """The first pass after loading differs from later ones."""
+
+    @property
+    @abstractmethod
+    def modules(self) -> tuple[Module, ...]:
+        """Every module that may launch kernels."""
+
+    @abstractmethod
+    def schedule(self, forward: ForwardPass, /) -> Schedule:
+        """The operations of one forward pass."""
+
+    @property
+    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
+        """Prefill and decode steps, and where it differs a first pass."""
+        return inference_phases(self, self.workload, traced=self.traced)
+
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """[ps] that the GPU is busy with each of the modules: all that tells passes of one kind apart."""
+        return self.timings.durations(new_tokens=forward.new_tokens, context=forward.context)
+
+    @cached_property
+    def timings(self) -> PassTimings:
+        """Durations, pass by pass."""
+        return PassTimings(
+            machine=self.machine, model=self.model, batch=self.workload.batch_size, modules=self.modules
+        )
 
 
 class StepWork(Plan):

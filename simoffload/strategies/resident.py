@@ -9,19 +9,19 @@ from typing import ClassVar, Literal
 
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.base import Move, Phase, PhaseSeries, Plan, Strategy, Tunable
+from simoffload.strategies.base import Move, Plan, Strategy, Tunable
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.knobs import stages
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.moves import inference_moves, lora_moves, training_moves
 from simoffload.strategies.placement import Placement, refused
-from simoffload.strategies.plan import ForwardPass, inference_phases
-from simoffload.strategies.timing import PassTimings, arithmetic_beyond, picoseconds
+from simoffload.strategies.plan import ForwardPass, PassWork
+from simoffload.strategies.timing import arithmetic_beyond, picoseconds
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Inference, Training
@@ -121,7 +121,7 @@ def _without_settings(term: MemoryTerm) -> MemoryTerm:
 
 
 @dataclass(frozen=True)
-class ResidentPlan(Plan):
+class ResidentPlan(PassWork):
     """A model that stays in HBM."""
 
     model: ModelShape
@@ -130,11 +130,6 @@ class ResidentPlan(Plan):
     ranks: int
     target: str = "hbm"
     warnings: tuple[str, ...] = ()
-
-    @property
-    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """Prefill and decode steps."""
-        return inference_phases(self, self.workload, traced=False)
 
     @property
     def moments(self) -> tuple[Moment, ...]:
@@ -147,20 +142,15 @@ class ResidentPlan(Plan):
         """What lies outside of the range in which the machine was measured."""
         return tuple(arithmetic_beyond(self.model, self.workload, self.machine))
 
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """[ps] that the GPU is busy with each module: all that tells passes apart."""
-        return self._timings.durations(new_tokens=forward.new_tokens, context=forward.context)
-
-    @cached_property
-    def _timings(self) -> PassTimings:
-        model = self.model
-        modules = (*model.modules_before, *model.layer, *model.modules_after)
-        return PassTimings(machine=self.machine, model=model, batch=self.workload.batch_size, modules=modules)
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Those of one layer stand for all."""
+        return (*self.model.modules_before, *self.model.layer, *self.model.modules_after)
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The host launches module after module; the GPU follows."""
         model, costs = self.model, self.machine.host.deepspeed
-        timing = self._timings.timing(new_tokens=forward.new_tokens, context=forward.context)
+        timing = self.timings.timing(new_tokens=forward.new_tokens, context=forward.context)
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute"))
         parts = (("head", model.modules_before, 1), ("layer", model.layer, model.num_hidden_layers))
         for name, modules, repeat in (*parts, ("tail", model.modules_after, 1)):

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
 from simoffload.strategies.actions import Actions, Tensor
-from simoffload.strategies.base import Facts, Move, Phase, PhaseSeries, Plan, Tunable
+from simoffload.strategies.base import Facts, Move, Plan, Tunable
 from simoffload.strategies.ds_config import (
     resolve_settings,
 )
@@ -29,10 +29,10 @@ from simoffload.strategies.forward import Partitioning, Visit
 from simoffload.strategies.layered import LayeredModel
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.moves import inference_moves
-from simoffload.strategies.plan import ForwardPass, inference_phases
+from simoffload.strategies.plan import ForwardPass, PassWork
 from simoffload.strategies.programs import Programs, programs_of
 from simoffload.strategies.resident import ResidentPlan, spread_bound
-from simoffload.strategies.timing import PassTimings, arithmetic_beyond, ranks_beyond, transfers_beyond
+from simoffload.strategies.timing import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.zero import ZeroStrategy, check_buffer_size, device_of, within_config
 from simoffload.workload import Inference
 
@@ -99,7 +99,7 @@ class ZeroInference(ZeroStrategy):
 
 
 @dataclass(frozen=True)
-class ZeroInferencePlan(Plan):
+class ZeroInferencePlan(PassWork):
     """ZeRO-Inference of one model on one machine."""
 
     model: ModelShape
@@ -107,16 +107,12 @@ class ZeroInferencePlan(Plan):
     machine: Machine
     placement: Partitioning
     warnings: tuple[str, ...]
+    traced: ClassVar = True
 
     @property
     def target(self) -> str:
         """Tier that holds the weights."""
         return self.placement.tier
-
-    @property
-    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """A first pass in which DeepSpeed records its trace, prefill, decode steps."""
-        return inference_phases(self, self.workload, traced=True)
 
     def tunables(self) -> Iterator[Tunable]:
         """Those of fetching parameters."""
@@ -201,18 +197,10 @@ class ZeroInferencePlan(Plan):
         """The operations of one pass."""
         return self.programs.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
 
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """[ps] that the GPU is busy with each module that launches kernels: all that tells passes apart."""
-        return self._timings.durations(new_tokens=forward.new_tokens, context=forward.context)
-
-    @cached_property
-    def _timings(self) -> PassTimings:
-        return PassTimings(
-            machine=self.machine,
-            model=self.model,
-            batch=self.workload.batch_size,
-            modules=self.programs.modules,
-        )
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Every module that may launch kernels, once."""
+        return self.programs.modules
 
     def walk(self, actions: Actions) -> None:
         """Call ``actions`` as DeepSpeed would in a pass whose trace is known."""
