@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
@@ -17,7 +17,7 @@ from simoffload.strategies.timing import PassTimings
 from simoffload.strategies.training.trace import MicroStep, micro_step
 from simoffload.workload import Inference, Training
 
-__all__ = ["ForwardPass", "PassWork", "StepPart", "StepWork", "inference_phases"]
+__all__ = ["ForwardPass", "PassWork", "StepPart", "StepWork"]
 
 
 class ForwardPass(NamedTuple):
@@ -54,41 +54,6 @@ class StepPart(NamedTuple):
     """[s] that the update goes on after the part that left it; filled in once that one is simulated."""
 
 
-class _Forward(Protocol):
-    """What writes forward passes."""
-
-    def schedule(self, forward: ForwardPass, /) -> Schedule:
-        """The operations of one forward pass."""
-
-    def durations(self, forward: ForwardPass, /) -> tuple[int, ...]:
-        """[ps] of the GPU's work, module by module: passes of one kind differ in nothing else."""
-
-
-def inference_phases(
-    passes: _Forward, workload: Inference, *, traced: bool
-) -> tuple[Phase | PhaseSeries, ...]:
-    """Prefill and decode steps; ``traced`` = the first pass after loading differs from later ones."""
-    prompt = workload.prompt_length
-
-    def phase(kind: Literal["first pass", "prefill", "decode"], one: ForwardPass) -> Phase:
-        return Phase(one.name, kind, lambda _: passes.schedule(one), one.new_tokens, one.context)
-
-    def step(number: int) -> ForwardPass:
-        return ForwardPass(f"decode {number}", 1, prompt + number)
-
-    before = ForwardPass("first pass", prompt, prompt, first=True)
-    return (
-        *([phase("first pass", before)] if traced else []),
-        phase("prefill", ForwardPass("prefill", prompt, prompt)),
-        PhaseSeries(
-            "decode",
-            workload.decode_steps,
-            lambda number: phase("decode", step(number)),
-            lambda number: passes.durations(step(number)),
-        ),
-    )
-
-
 class PassWork(Plan):
     """What plans of inference have in common: their passes, and how long modules take in each."""
 
@@ -110,7 +75,25 @@ class PassWork(Plan):
     @property
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
         """Prefill and decode steps, and where it differs a first pass."""
-        return inference_phases(self, self.workload, traced=self.traced)
+        prompt = self.workload.prompt_length
+
+        def phase(kind: Literal["first pass", "prefill", "decode"], one: ForwardPass) -> Phase:
+            return Phase(one.name, kind, lambda _: self.schedule(one), one.new_tokens, one.context)
+
+        def step(number: int) -> ForwardPass:
+            return ForwardPass(f"decode {number}", 1, prompt + number)
+
+        before = ForwardPass("first pass", prompt, prompt, first=True)
+        return (
+            *([phase("first pass", before)] if self.traced else []),
+            phase("prefill", ForwardPass("prefill", prompt, prompt)),
+            PhaseSeries(
+                "decode",
+                self.workload.decode_steps,
+                lambda number: phase("decode", step(number)),
+                lambda number: self.durations(step(number)),
+            ),
+        )
 
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
         """[ps] that the GPU is busy with each of the modules: all that tells passes of one kind apart."""

@@ -14,16 +14,15 @@ from simoffload.cli import main
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies import Plan, Strategy, register, strategies
-from simoffload.strategies.base import Phase, PhaseSeries
+from simoffload.strategies import Strategy, register, strategies
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.placement import Placement, refused
-from simoffload.strategies.plan import ForwardPass, inference_phases
-from simoffload.strategies.timing import PassTimings, shares
+from simoffload.strategies.plan import ForwardPass, PassWork
+from simoffload.strategies.timing import shares
 from simoffload.workload import Inference
 
 SCENARIO = """\
@@ -60,7 +59,7 @@ class Streamed(Strategy):
 
 
 @dataclass(frozen=True)
-class StreamedPlan(Plan):
+class StreamedPlan(PassWork):
     model: ModelShape
     workload: Inference
     machine: Machine
@@ -76,16 +75,8 @@ class StreamedPlan(Plan):
         return (Moment("", (weights, MemoryTerm("hbm", "a layer", layer), *working)),)
 
     @property
-    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        return inference_phases(self, self.workload, traced=False)
-
-    @property
-    def _timings(self) -> PassTimings:
-        batch, layer = self.workload.batch_size, self.model.layer
-        return PassTimings(machine=self.machine, model=self.model, batch=batch, modules=layer)
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        return self._timings.durations(new_tokens=forward.new_tokens, context=forward.context)
+    def modules(self) -> tuple[Module, ...]:
+        return self.model.layer
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute", "copy"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,16 +14,14 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
-from simoffload.strategies import Plan, Strategy, register
-from simoffload.strategies.base import Phase, PhaseSeries
+from simoffload.strategies import Strategy, register
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.placement import Placement, refused
-from simoffload.strategies.plan import ForwardPass, inference_phases
-from simoffload.strategies.timing import PassTimings
+from simoffload.strategies.plan import ForwardPass, PassWork
 from simoffload.workload import Inference
 
 SCENARIO = """\
@@ -76,7 +73,7 @@ class Piped(Strategy):
 
 
 @dataclass(frozen=True)
-class PipedPlan(Plan):
+class PipedPlan(PassWork):
     model: ModelShape
     workload: Inference
     machine: Machine
@@ -101,16 +98,8 @@ class PipedPlan(Plan):
         return (Moment("", (*terms, *working_memory(self.model, self.workload, self.machine))),)
 
     @property
-    def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        return inference_phases(self, self.workload, traced=False)
-
-    @cached_property
-    def _timings(self) -> PassTimings:
-        batch, layer = self.workload.batch_size, self.model.layer
-        return PassTimings(machine=self.machine, model=self.model, batch=batch, modules=layer)
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        return self._timings.durations(new_tokens=forward.new_tokens, context=forward.context)
+    def modules(self) -> tuple[Module, ...]:
+        return self.model.layer
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         model, machine = self.model, self.machine
