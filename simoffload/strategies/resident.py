@@ -18,12 +18,12 @@ from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.knobs import stages
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.moves import inference_moves, lora_moves, training_moves
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, PassWork
 from simoffload.strategies.timing import arithmetic_beyond, picoseconds
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
+from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
 
 __all__ = ["Resident", "ResidentPlan", "spread_bound"]

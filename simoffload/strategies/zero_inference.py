@@ -28,12 +28,17 @@ from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.forward import Partitioning, Visit
 from simoffload.strategies.layered import LayeredModel
 from simoffload.strategies.memory import pinned_rounding, working_memory
-from simoffload.strategies.moves import inference_moves
 from simoffload.strategies.plan import ForwardPass, PassWork
 from simoffload.strategies.programs import Programs, programs_of
 from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.timing import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.zero import ZeroStrategy, check_buffer_size, device_of, within_config
+from simoffload.strategies.zero import (
+    ZeroStrategy,
+    check_buffer_size,
+    device_of,
+    inference_moves,
+    within_config,
+)
 from simoffload.workload import Inference
 
 __all__ = ["ZeroInference", "ZeroInferencePlan"]

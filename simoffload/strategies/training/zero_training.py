@@ -29,11 +29,17 @@ from simoffload.strategies.ds_config.training import (
     batch_problems,
     resolve_training,
 )
-from simoffload.strategies.moves import lora_moves, training_moves
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
-from simoffload.strategies.zero import Written, ZeroStrategy, device_of, within_config
+from simoffload.strategies.zero import (
+    Written,
+    ZeroStrategy,
+    device_of,
+    lora_moves,
+    training_moves,
+    within_config,
+)
 from simoffload.workload import Training
 
 __all__ = ["Lora", "ZeroTraining"]
