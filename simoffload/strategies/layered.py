@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from simoffload.errors import InputError
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module
-from simoffload.strategies.actions import Layers, Period, State, Tensor, cut_tensors, period_of
+from simoffload.strategies.actions import Actions, Idle, Layers, Period, State, Tensor, cut_tensors, period_of
 from simoffload.strategies.coordinator import Coordinator
 from simoffload.strategies.forward import Partitioning, Visit
 
-__all__ = ["LayeredModel", "ShorterModel", "Walkable", "find_period"]
+__all__ = ["LayeredModel", "Peak", "ShorterModel", "Walkable"]
 
 _REMEMBERED = 8
 """Models of different depth that are kept."""
@@ -43,6 +43,24 @@ class Walkable(NamedTuple):
     uses: tuple[tuple[int, ...], ...]
     """Per visited module the indices of the tensors that it owns."""
     layers: Layers
+
+
+class ShorterModel(NamedTuple):
+    """How many layers to walk through, and which of them stand for the others."""
+
+    walked: int
+    """Layers to walk through."""
+    layers: int
+    """Of one period."""
+
+
+class Peak(NamedTuple):
+    """The most that gathered parameters occupy [elements]."""
+
+    on_gpu: int
+    """At once."""
+    gather: int
+    """In one batch."""
 
 
 @dataclass(frozen=True)
@@ -145,35 +163,55 @@ class LayeredModel:
         layers = one.tensors[first:last] * self.model.num_hidden_layers
         return (*one.tensors[:first], *layers, *one.tensors[last:])
 
+    # -- walking ----------------------------------------------------------------------------------
 
-class ShorterModel(NamedTuple):
-    """How many layers to walk through, and which of them stand for the others."""
+    def coordinator(self, actions: Actions, model: Walkable, *, warm: bool) -> Coordinator:
+        """A walk through a model of perhaps fewer layers."""
+        return Coordinator(
+            tensors=model.tensors,
+            uses=model.uses,
+            settings=self.placement.settings,
+            ranks=self.placement.ranks,
+            warm=warm,
+            actions=actions,
+            layers=model.layers,
+        )
 
-    walked: int
-    """Layers to walk through."""
-    layers: int
-    """Of one period."""
+    @cached_property
+    def peak(self) -> Peak:
+        """What gathered parameters occupy in a pass whose trace is known."""
+        period = self.period(warm=True)
+        depth = self.model.num_hidden_layers if period is None else period.walked
+        walk = self.coordinator(Idle(), self.walkable(depth), warm=True)
+        walk.run()
+        return Peak(walk.peak_on_gpu, walk.largest_gather)
 
+    @cached_property
+    def periods(self) -> dict[bool, ShorterModel | None]:
+        """Those that were looked for, by whether the pass is warm."""
+        return {}
 
-def find_period(layers: int, coordinator: Callable[[int], Coordinator]) -> ShorterModel | None:
-    """The shortest model that stands for one of ``layers`` layers; None if there is none that is shorter.
+    def period(self, *, warm: bool) -> ShorterModel | None:
+        """The shortest model that stands for this one in a pass; None if there is none that is shorter."""
+        if warm not in self.periods:
+            self.periods[warm] = self._find_period(warm=warm) if self.alike else None
+        return self.periods[warm]
 
-    ``coordinator`` makes one for a model of as many layers, to be walked through without consequences.
-    """
-    guess = _FIRST_GUESS
-    while guess < min(layers, _MOST):
-        try:
-            found = _search(coordinator(guess), guess)
-        except InputError:
-            return None  # where DeepSpeed would stop, the walk through the whole model says so
-        if found is not None:
-            period, reach = found
-            # One period more: what is written down may need one to be in its steady state, too.
-            walked = max(period.first + 3 * period.layers, reach + period.layers)
-            walked += (layers - walked) % period.layers
-            return ShorterModel(walked, period.layers) if walked < layers else None
-        guess *= 4
-    return None
+    def _find_period(self, *, warm: bool) -> ShorterModel | None:
+        layers, guess = self.model.num_hidden_layers, _FIRST_GUESS
+        while guess < min(layers, _MOST):
+            try:
+                found = _search(self.coordinator(Idle(), self.walkable(guess), warm=warm), guess)
+            except InputError:
+                return None  # where DeepSpeed would stop, the walk through the whole model says so
+            if found is not None:
+                period, reach = found
+                # One period more: what is written down may need one to be in its steady state, too.
+                walked = max(period.first + 3 * period.layers, reach + period.layers)
+                walked += (layers - walked) % period.layers
+                return ShorterModel(walked, period.layers) if walked < layers else None
+            guess *= 4
+        return None
 
 
 def _search(walk: Coordinator, layers: int) -> tuple[Period, int] | None:

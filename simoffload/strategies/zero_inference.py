@@ -149,7 +149,7 @@ class ZeroInferencePlan(PassWork):
     @property
     def layered(self) -> LayeredModel:
         """The model as the coordinator walks through it."""
-        return self.programs.walks.layered
+        return self.programs.layered
 
     @property
     def visits(self) -> tuple[Visit, ...]:
@@ -210,7 +210,7 @@ class ZeroInferencePlan(PassWork):
     def walk(self, actions: Actions) -> None:
         """Call ``actions`` as DeepSpeed would in a pass whose trace is known."""
         whole = self.layered.walkable(self.model.num_hidden_layers)
-        self.programs.walks.coordinator(actions, whole, warm=True).run()
+        self.layered.coordinator(actions, whole, warm=True).run()
 
     @property
     def moments(self) -> tuple[Moment, ...]:
@@ -222,7 +222,7 @@ class ZeroInferencePlan(PassWork):
         """What each tier must hold at its peak, pinned buffers apart."""
         place, size = self.placement, self.placement.dtype_bytes
         direct = place.settings.copies_directly(place.ranks)
-        peak = self.programs.walks.peak
+        peak = self.layered.peak
         terms = []
         if not (direct and place.settings.device == "none"):  # else the parameter is the partition itself
             terms.append(MemoryTerm("hbm", "gathered parameters, peak", peak.on_gpu * size, remedy=_PREFETCH))

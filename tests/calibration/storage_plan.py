@@ -64,7 +64,7 @@ def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
             rows.append(Row("wait read", 0, "", 0, self.coordinator._free_buffers))
 
     actions = Storage()
-    actions.coordinator = plan.programs.walks.coordinator(actions, model, warm=not first)
+    actions.coordinator = plan.layered.coordinator(actions, model, warm=not first)
     actions.coordinator.run()
     assert next(sizes, None) is None
     return _in_one_order(rows)
