@@ -221,8 +221,10 @@ passed = set()
 
 def note(frame, event, _):
     name = frame.f_globals.get("__name__", "")
-    if event == "call" and frame.f_code.co_flags & {inspect.CO_OPTIMIZED} and name.startswith("simoffload."):
-        passed.add(name)
+    code = frame.f_code
+    if event == "call" and code.co_flags & {inspect.CO_OPTIMIZED} and code.co_name != "__create_fn__":
+        if name.startswith("simoffload."):
+            passed.add(name)
 
 scenario = so.load_scenario(sys.argv[1])
 sys.setprofile(note)
@@ -232,22 +234,31 @@ print(*passed)
 """
 
 
+MOST_MODULES = 80
+
+
 @pytest.mark.parametrize(
-    ("scenario", "most"),
+    "scenario",
     [
-        ("ddn/bloom-7b1", 80),
-        ("micron/opt-30b-nvme", 80),
-        ("checkpoint/mlperf-8b", 80),
-        ("training/bloom-7b1", 100),
-        ("superoffload/qwen3-14b", 100),
+        "ddn/bloom-7b1",
+        "micron/opt-30b-nvme",
+        "checkpoint/mlperf-8b",
+        "training/bloom-7b1",
+        "superoffload/qwen3-14b",
+        "zenflow/llama-2-7b",
+        "zero-infinity/gpt2-50b",
+        "checkpoint/llama-3.1-8b-training",
     ],
 )
-def test_a_simulation_passes_few_modules(scenario: str, most: int) -> None:
-    """A training step passes those of ZeRO's optimizer and of its memory beside those of the others."""
+def test_a_simulation_passes_few_modules(scenario: str) -> None:
+    """Modules of which a function is called; what dataclasses make on import is none.
+
+    The last scenario trains on a data set and saves checkpoints, and so passes most.
+    """
     run = subprocess.run([sys.executable, "-c", PASSED, scenario], capture_output=True, text=True, check=True)
     passed = run.stdout.split()
     assert "simoffload.engine.executor" in passed
-    assert len(passed) <= most, sorted(passed)
+    assert len(passed) <= MOST_MODULES, sorted(passed)
     assert not [name for name in passed if name.startswith(("simoffload.report", "simoffload.cli"))]
     assert [name for name in passed if name.startswith("simoffload.planning")] == [
         "simoffload.planning.answers"

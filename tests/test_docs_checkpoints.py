@@ -9,7 +9,7 @@ import pytest
 
 from simoffload.cli import main
 from simoffload.workload import Checkpointing, Dataset
-from simoffload.workload.checkpointing import Writer
+from simoffload.workload.training import Writer
 
 PAGE = (Path(__file__).parents[1] / "docs" / "checkpoints-and-data.md").read_text()
 

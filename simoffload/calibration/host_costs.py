@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simoffload.engine import execute
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.actions import Tensor
 from simoffload.strategies.timing import operations
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 

@@ -6,8 +6,8 @@ from simoffload.hardware import Machine, Path
 from simoffload.models import ModelShape, forward_cost
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.timing import DEEPSPEED_ADAM
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 __all__ = ["naive_bounds", "naive_seconds", "naive_training"]

@@ -25,8 +25,8 @@ from simoffload.errors import DeadlockError, SimulationError
 from simoffload.limits import count_operations
 from simoffload.results.timeline import How, Timeline
 from simoffload.schedule import Schedule
+from simoffload.schedule.bounds import find_contention
 from simoffload.schedule.checks import check_schedule
-from simoffload.schedule.contention import find_contention
 from simoffload.schedule.program import Step
 
 __all__ = ["Executor", "execute"]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import transfer_time
-from simoffload.schedule.contention import Contention
+from simoffload.schedule.bounds import Contention, transfer_time
 from simoffload.schedule.program import Need, Step, compile_streams
 
 __all__ = ["NOTHING", "Action", "Lane", "Stretch", "make_lanes"]

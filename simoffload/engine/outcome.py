@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from simoffload.engine.lane import Lane
 from simoffload.engine.network import Network
-from simoffload.results.timeline import Timeline
-from simoffload.results.track import Repeat, Track
+from simoffload.results.timeline import Repeat, Timeline, Track
 from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import link_loads, transfer_time
-from simoffload.schedule.contention import Contention
+from simoffload.schedule.bounds import Contention, link_loads, transfer_time
 
 __all__ = ["Skip", "timeline_of"]
 

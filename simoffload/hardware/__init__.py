@@ -1,11 +1,11 @@
 """Hardware as data: profiles of devices, platforms that wire them, and the topology that results."""
 
-from simoffload.hardware.curve import Curve
 from simoffload.hardware.library import ProfileInput, ProfileSummary, ProfileUse
 from simoffload.hardware.machine import Machine
 from simoffload.hardware.paths import Path, Resource, Tier
 from simoffload.hardware.platforms import list_profiles, load_platform, load_profile
 from simoffload.hardware.profiles import Accelerator, Host
+from simoffload.hardware.quantities import Curve
 from simoffload.hardware.topology import Platform
 
 __all__ = [

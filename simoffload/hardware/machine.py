@@ -8,12 +8,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
-from simoffload.hardware.curve import Curve
-from simoffload.hardware.graph import Graph, Load
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.parts import Part
-from simoffload.hardware.paths import Path, Resource, Tier
+from simoffload.hardware.paths import Graph, Load, Path, Resource, Tier
 from simoffload.hardware.profiles import Accelerator, Host
+from simoffload.hardware.quantities import Curve
 from simoffload.hardware.storage import Service
 from simoffload.hardware.targets import Plug, Target, slowest
 

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simoffload.errors import InputError
-from simoffload.hardware.curve import Curve
 from simoffload.hardware.fsdp_costs import FsdpCosts, scaled_costs
 from simoffload.hardware.quantities import (
     Count,
+    Curve,
     EfficiencyCurve,
     Frozen,
     Identifier,

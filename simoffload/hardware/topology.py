@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from simoffload.errors import InputError
-from simoffload.hardware.graph import Graph, Resources
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.links import overruns
 from simoffload.hardware.machine import Access, Entrance, Machine, Wiring
 from simoffload.hardware.parts import parts
-from simoffload.hardware.paths import Resource, Tier
+from simoffload.hardware.paths import Graph, Resource, Resources, Tier
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie
 from simoffload.hardware.targets import Plug, Target, adapter_rate, slowest

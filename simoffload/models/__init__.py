@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from simoffload.models.cost import ModuleCost, Sequences, batch_cost, forward_cost, module_cost
 from simoffload.models.library import list_models
-from simoffload.models.modules import Module, ModuleKind, Parameter
-from simoffload.models.shape import Dtype, ModelShape
+from simoffload.models.shape import Dtype, ModelShape, Module, ModuleKind, Parameter
 from simoffload.models.spec import ModelSpec, load_model
 
 __all__ = [

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from simoffload.documents import quoted
 from simoffload.errors import InputError
-from simoffload.models.modules import Module, linear
-from simoffload.models.shape import ModelShape
+from simoffload.models.shape import ModelShape, Module, linear
 
 __all__ = ["nf4_bits", "with_lora"]
 

@@ -1,15 +1,179 @@
-"""A model's shape: sizes in Hugging Face's names, and its modules in the order in which they are called."""
+"""A model's shape: sizes in Hugging Face's names, and its modules, with their tensors, in the order of calls.
+
+Every function that builds a module builds one as Hugging Face's eager code runs it. ``in_features`` and
+``out_features`` count what the module's kernels read and write for each token, apart from parameters and
+the key-value cache; for a linear layer they are its shape.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from simoffload.models.modules import Module
 from simoffload.models.traits import Attention, Traits
 
-__all__ = ["SINGLE", "Attention", "Dtype", "ModelShape"]
+__all__ = [
+    "SINGLE",
+    "Attention",
+    "Dtype",
+    "ModelShape",
+    "Module",
+    "ModuleKind",
+    "Parameter",
+    "activation",
+    "attention",
+    "container",
+    "dropout",
+    "embedding",
+    "layer_norm",
+    "linear",
+    "rms_norm",
+    "rotary",
+]
+
+ModuleKind = Literal[
+    "container", "embedding", "norm", "linear", "activation", "dropout", "rotary", "attention", "router"
+]
+
+
+class Parameter(NamedTuple):
+    """One parameter tensor."""
+
+    name: str
+    """Its name in Hugging Face's model; relative to the layer for a layer's tensor."""
+    numel: int
+    """[elements]"""
+    tied: bool = False
+    """It is the very tensor of that name that an earlier module owns (``lm_head`` and the embedding)."""
+    trainable: bool = True
+
+
+class Module(NamedTuple):
+    """One module of a forward pass."""
+
+    name: str
+    """Its name in Hugging Face's model, relative to the layer for a layer's module. The model itself and
+    a layer itself have no name there and carry their class name."""
+    kind: ModuleKind
+    parameters: tuple[Parameter, ...] = ()
+    """What the module owns itself, not through its children."""
+    hooked: bool = True
+    """It is a real module, so its hooks fire. False only for kind "attention": scores, softmax and
+    values are work of the enclosing module, done between its projections."""
+    in_features: int = 0
+    """[elements] read for each token that the module sees."""
+    out_features: int = 0
+    """[elements] written for each token that the module sees."""
+    share: float = 1.0
+    """Mean fraction of the tokens that the module sees; below 1 for an expert."""
+    touched: int = 1
+    """Tensors that ZeRO-3's hooks touch one by one: arguments passed by position, and results beyond one."""
+    width: int = 0
+    """[elements] of the result for each token, of an embedding, a norm and an activation."""
+    saves_input: bool = True
+    """Autograd keeps the input for this module; False where it is kept for another module already."""
+
+    @property
+    def num_parameters(self) -> int:
+        """[elements] of the tensors it needs, a tied one included: what a fetch brings."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+
+def container(name: str, *, reads: int = 0, writes: int = 0, touched: int = 0) -> Module:
+    """Build a module that calls others and adds what little arithmetic it does itself."""
+    return Module(name, "container", in_features=reads, out_features=writes, touched=touched)
+
+
+def linear(
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool = False,
+    share: float = 1.0,
+    kind: Literal["linear", "router"] = "linear",
+    tied_to: str | None = None,
+) -> Module:
+    """Build a matrix multiplication; ``tied_to`` names the earlier tensor that serves as its weight."""
+    weight = Parameter(tied_to or f"{name}.weight", in_features * out_features, tied=tied_to is not None)
+    biases = (Parameter(f"{name}.bias", out_features),) if bias else ()
+    return Module(
+        name, kind, (weight, *biases), in_features=in_features, out_features=out_features, share=share
+    )
+
+
+def embedding(name: str, rows: int, width: int, *, scaled: bool = False) -> Module:
+    """Build a table of which every token reads one row; ``scaled``: multiplied by a number afterwards."""
+    table, kernels = Parameter(f"{name}.weight", rows * width), 2 if scaled else 1
+    return Module(
+        name, "embedding", (table,), in_features=kernels * width, out_features=kernels * width, width=width
+    )
+
+
+def layer_norm(name: str, width: int, *, affine: bool = True, saves_input: bool = True) -> Module:
+    """Build a LayerNorm, one fused kernel; without ``affine`` it owns nothing."""
+    tensors = (Parameter(f"{name}.weight", width), Parameter(f"{name}.bias", width)) if affine else ()
+    return Module(
+        name, "norm", tensors, in_features=width, out_features=width, width=width, saves_input=saves_input
+    )
+
+
+def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> Module:
+    """Build an RMSNorm, which eager code spells out in single precision; of each of ``heads`` alone.
+
+    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1);
+    a single-precision element counts as two. ``single``: the weight comes before the cast back (2, 2).
+    """
+    wide = heads * width
+    return Module(
+        name,
+        "norm",
+        (Parameter(f"{name}.weight", width),),
+        in_features=(11 if single else 10) * wide,
+        out_features=(9 if single else 8) * wide,
+        width=wide,
+    )
+
+
+def activation(name: str, width: int, *, reads: int, writes: int, share: float = 1.0) -> Module:
+    """Build an element-by-element function, whose kernels read and write each of ``width`` so often."""
+    return Module(
+        name,
+        "activation",
+        in_features=reads * width,
+        out_features=writes * width,
+        share=share,
+        width=width,
+    )
+
+
+def dropout(name: str) -> Module:
+    """Build a dropout, which does nothing at inference but has hooks all the same."""
+    return Module(name, "dropout")
+
+
+def rotary(name: str, head_dim: int, *, by_position: int = 2) -> Module:
+    """Build the module that computes cosines and sines; ``by_position`` tensors are passed so."""
+    return Module(name, "rotary", out_features=2 * head_dim, touched=by_position + 1)
+
+
+def attention(name: str, *, query_width: int, rotated_width: int = 0, joined_width: int = 0) -> Module:
+    """Build scores, softmax and values of one layer.
+
+    Reads the queries and writes the result, which is copied once to merge the heads. Rotation of
+    ``rotated_width`` elements of queries and keys takes five kernels: times cosine (1 read, 1 written),
+    negate a half (½, ½), join (1, 1), times sine (1, 1), add (2, 1). ``joined_width``: what is rotated is
+    joined with what is not (1, 1).
+    """
+    return Module(
+        name,
+        "attention",
+        hooked=False,
+        in_features=2 * query_width + 11 * rotated_width // 2 + joined_width,
+        out_features=2 * query_width + 9 * rotated_width // 2 + joined_width,
+    )
+
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 

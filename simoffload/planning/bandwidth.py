@@ -15,8 +15,8 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.numbers import Changes, edits_of, numbers, scaled
 from simoffload.planning.sensitivity import timed
 from simoffload.results.inference import InferenceResult
+from simoffload.results.passes import Time
 from simoffload.results.result import SimulationResult
-from simoffload.results.times import Time
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress

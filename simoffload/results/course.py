@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from simoffload.results.timeline import Timeline
-from simoffload.results.track import Piece, Repeat, Track
+from simoffload.results.timeline import Piece, Repeat, Timeline, Track
 from simoffload.schedule import Schedule
 from simoffload.schedule.program import Need, Step
 

@@ -9,10 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.results.passes import PassResult
+from simoffload.results.passes import PassResult, whole
 from simoffload.results.planner import Planner
 from simoffload.results.timeline import PassWork, Timeline
-from simoffload.results.times import whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,45 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.strategies.actions import Actions, Idle, Tensor
+from simoffload.strategies.actions import Actions, Layers, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 
-__all__ = ["RECENT_EVENTS", "Actions", "Coordinator", "Idle", "Layers", "Tensor"]
+__all__ = ["RECENT_EVENTS", "Coordinator"]
 
 _ABSENT, _IN_FLIGHT, _AVAILABLE = range(3)
 _MAX_FETCH_EVENTS = 2  # __max_ongoing_fetch_events, hard-coded in DeepSpeed
 RECENT_EVENTS = 1 + _MAX_FETCH_EVENTS
 """Fetch events that the next ones may wait for."""
-
-
-class Layers(NamedTuple):
-    """Where a walk goes through layers that are alike, and how many of them it leaves out."""
-
-    first_step: int
-    steps: int
-    """Modules of a layer."""
-    first_tensor: int
-    tensors: tuple[Tensor, ...]
-    """Of a layer."""
-    walked: int
-    """Layers that are walked through."""
-    left_out: int = 0
-    """Layers more that the model has."""
-    again: bool = False
-    """Backward comes to them once more: how far it is to what comes behind them must not matter."""
-
-    @property
-    def tail_tensor(self) -> int:
-        """Index of the first tensor after the layers."""
-        return self.first_tensor + self.walked * len(self.tensors)
-
-    @property
-    def tail_step(self) -> int:
-        """The first step after the layers."""
-        return self.first_step + self.walked * self.steps
 
 
 class Coordinator:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from simoffload.errors import InputError
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module
-from simoffload.strategies.coordinator import Layers, Tensor
+from simoffload.strategies.actions import Actions, Idle, Layers, Period, State, Tensor, cut_tensors, period_of
+from simoffload.strategies.coordinator import Coordinator
 from simoffload.strategies.forward import Partitioning, Visit
 
-__all__ = ["LayeredModel", "Walkable"]
+__all__ = ["LayeredModel", "Peak", "ShorterModel", "Walkable"]
 
 _REMEMBERED = 8
 """Models of different depth that are kept."""
+_FIRST_GUESS = 12
+"""Layers of the first model in which a period is looked for, and"""
+_MOST = 200
+"""of the last one."""
 
 
 def _visits(segment: str, modules: Sequence[Module]) -> list[Visit]:
@@ -37,6 +43,24 @@ class Walkable(NamedTuple):
     uses: tuple[tuple[int, ...], ...]
     """Per visited module the indices of the tensors that it owns."""
     layers: Layers
+
+
+class ShorterModel(NamedTuple):
+    """How many layers to walk through, and which of them stand for the others."""
+
+    walked: int
+    """Layers to walk through."""
+    layers: int
+    """Of one period."""
+
+
+class Peak(NamedTuple):
+    """The most that gathered parameters occupy [elements]."""
+
+    on_gpu: int
+    """At once."""
+    gather: int
+    """In one batch."""
 
 
 @dataclass(frozen=True)
@@ -93,40 +117,28 @@ class LayeredModel:
     def _cut(self, count: int) -> Walkable:
         place, (head, layer, tail) = self.placement, self.parts
         visits = (*head, *(layer * count), *tail)
-        tensors: list[Tensor] = []
         uses: list[tuple[int, ...]] = []
+        owned: list[tuple[str, int]] = []
         shared: dict[str, int] = {}
-        persistent = 0
         for visit in visits:
-            indices = []
             for parameter in visit.module.parameters:
-                if parameter.tied:
-                    indices.append(shared[parameter.name])
-                    continue
-                tensor = Tensor.cut(
-                    parameter.name,
-                    parameter.numel,
-                    place.settings,
-                    persistent=persistent,
-                    ranks=place.ranks,
-                    dtype_bytes=place.dtype_bytes,
-                )
-                persistent += parameter.numel if tensor.persistent else 0
-                shared[parameter.name] = len(tensors)
-                indices.append(len(tensors))
-                tensors.append(tensor)
-            uses.append(tuple(indices))
+                if not parameter.tied:
+                    shared[parameter.name] = len(owned)
+                    owned.append((parameter.name, parameter.numel))
+            uses.append(tuple(shared[parameter.name] for parameter in visit.module.parameters))
+        cut = cut_tensors(owned, place.settings, ranks=place.ranks, dtype_bytes=place.dtype_bytes)
+        tensors = tuple(cut)
         first = sum(not parameter.tied for visit in head for parameter in visit.module.parameters)
         each = sum(not parameter.tied for visit in layer for parameter in visit.module.parameters)
         layers = Layers(
             first_step=len(head),
             steps=len(layer),
             first_tensor=first,
-            tensors=tuple(tensors[first : first + each]),
+            tensors=tensors[first : first + each],
             walked=count,
             left_out=self.model.num_hidden_layers - count,
         )
-        return Walkable(visits, tuple(tensors), tuple(uses), layers)
+        return Walkable(visits, tensors, tuple(uses), layers)
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
@@ -150,3 +162,65 @@ class LayeredModel:
         count_elements((last - first) * self.model.num_hidden_layers)
         layers = one.tensors[first:last] * self.model.num_hidden_layers
         return (*one.tensors[:first], *layers, *one.tensors[last:])
+
+    # -- walking ----------------------------------------------------------------------------------
+
+    def coordinator(self, actions: Actions, model: Walkable, *, warm: bool) -> Coordinator:
+        """A walk through a model of perhaps fewer layers."""
+        return Coordinator(
+            tensors=model.tensors,
+            uses=model.uses,
+            settings=self.placement.settings,
+            ranks=self.placement.ranks,
+            warm=warm,
+            actions=actions,
+            layers=model.layers,
+        )
+
+    @cached_property
+    def peak(self) -> Peak:
+        """What gathered parameters occupy in a pass whose trace is known."""
+        period = self.period(warm=True)
+        depth = self.model.num_hidden_layers if period is None else period.walked
+        walk = self.coordinator(Idle(), self.walkable(depth), warm=True)
+        walk.run()
+        return Peak(walk.peak_on_gpu, walk.largest_gather)
+
+    @cached_property
+    def periods(self) -> dict[bool, ShorterModel | None]:
+        """Those that were looked for, by whether the pass is warm."""
+        return {}
+
+    def period(self, *, warm: bool) -> ShorterModel | None:
+        """The shortest model that stands for this one in a pass; None if there is none that is shorter."""
+        if warm not in self.periods:
+            self.periods[warm] = self._find_period(warm=warm) if self.alike else None
+        return self.periods[warm]
+
+    def _find_period(self, *, warm: bool) -> ShorterModel | None:
+        layers, guess = self.model.num_hidden_layers, _FIRST_GUESS
+        while guess < min(layers, _MOST):
+            try:
+                found = _search(self.coordinator(Idle(), self.walkable(guess), warm=warm), guess)
+            except InputError:
+                return None  # where DeepSpeed would stop, the walk through the whole model says so
+            if found is not None:
+                period, reach = found
+                # One period more: what is written down may need one to be in its steady state, too.
+                walked = max(period.first + 3 * period.layers, reach + period.layers)
+                walked += (layers - walked) % period.layers
+                return ShorterModel(walked, period.layers) if walked < layers else None
+            guess *= 4
+        return None
+
+
+def _search(walk: Coordinator, layers: int) -> tuple[Period, int] | None:
+    """A state that comes again, and how many layers have mattered until then."""
+
+    def states() -> Iterator[State | None]:
+        for layer in range(layers):
+            walk.go_to_layer(layer)
+            yield walk.state(layer) if walk.reach <= layers else None
+
+    found = period_of(states())
+    return None if found is None else (found, walk.reach)

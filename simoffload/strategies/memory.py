@@ -1,15 +1,30 @@
-"""Memory that a forward pass needs beside its weights."""
+"""Memory that a forward pass needs beside its weights, and the activations of a training step.
+
+Those of training (what autograd keeps, what one layer's backward pass needs, and the loss) are counted in the
+code of transformers 5.23 and PyTorch 2.13, and compared with what their autograd saves and allocates for
+small models (bfloat16 and float32, eager and sdpa; the figures stand in the tests). Masks of dropout and
+statistics of LayerNorm are those of CUDA: one byte an element, two single-precision numbers a token.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module
+from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm
-from simoffload.workload import Inference
+from simoffload.workload import Inference, Training
 
-__all__ = ["activation_bytes", "pinned_rounding", "working_memory"]
+__all__ = [
+    "Activations",
+    "activation_bytes",
+    "activations_of",
+    "pinned_rounding",
+    "saved_by_layer",
+    "working_memory",
+]
 
 _HIDDEN_COPIES = 4  # input, residual, normalised, output of a block, counted in transformers' eager code
 
@@ -56,3 +71,182 @@ def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> 
         MemoryTerm("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes),
         MemoryTerm("dram", "operating system and processes", machine.host.reserved_bytes),
     )
+
+
+_LOSS = 12
+"""[B] per logit at the start of the backward pass: log-softmax, its gradient and that of the loss, all in
+single precision (transformers casts logits; ``ForCausalLMLoss``). The forward pass needs no more: logits in
+16 bit and in single precision, and log-softmax."""
+_TOKEN_IDS = 16
+"""[B] per token: input and label, 64 bit."""
+
+
+_SCORE_GRADIENTS = 3
+"""Gradients as wide as the model that wait meanwhile: residual, attention's result, and its input."""
+_RMS_GRADIENTS = 4
+
+
+class Activations(NamedTuple):
+    """[B] on one GPU; the worst moment holds ``kept`` and the larger of ``layer`` and ``loss``."""
+
+    kept: int
+    """By all other layers: their inputs with checkpointing, else everything that they saved."""
+    layer: int
+    """What one layer saved (or computed again), and the gradients of its backward pass."""
+    loss: int
+    """Logits and what the last norm and, without checkpointing, the last layer saved."""
+    on_host: int
+    """Checkpoints in host memory (``cpu_checkpointing``)."""
+
+    @property
+    def peak(self) -> int:
+        """[B] at the worst moment."""
+        return self.kept + max(self.layer, self.loss)
+
+
+def activations_of(model: ModelShape, workload: Training, *, cpu_checkpointing: bool = False) -> Activations:
+    """Count a micro-step's activations; raises nothing.
+
+    Notes
+    -----
+    Korthikanti et al. (arXiv 2205.05198, eq. 1) count sbh·(34 + 5·a·s/h) for a layer of a GPT with dropout
+    in 16 bit. Transformers' eager attention keeps its softmax in single precision beside the 16-bit copy,
+    and no mask as released families train without attention dropout; RMSNorm keeps a single-precision copy
+    of its input; a gated feed-forward network keeps four wide tensors.
+    """
+    batch, length, size = workload.batch_size, workload.sequence_length, model.dtype_bytes
+    tokens = workload.tokens
+    saved = saved_by_layer(model, batch=batch, length=length)
+    working = _layer_peak(model, batch=batch, length=length, saved=saved)
+    last = _norms(model.modules_after)
+    tail = sum(_norm(model, module, keeps_output=True) for module in last) * tokens
+    gradients = sum(_norm_gradients(module, size) for module in last)
+    loss = tail + (max(_LOSS * model.vocab_size, gradients) + _TOKEN_IDS) * tokens
+    narrow = tokens * model.hidden_size * size
+    if not workload.gradient_checkpointing:
+        return Activations((model.num_hidden_layers - 1) * saved, working, loss + saved, 0)
+    # A pre-normalizing LayerNorm keeps the very tensor that is the checkpoint.
+    shared = narrow if _normalizes_first(model) else 0
+    inputs = model.num_hidden_layers * narrow
+    if cpu_checkpointing:
+        # Two stay on the GPU: that of the layer at work and the one being copied.
+        on_gpu = min(inputs, 2 * narrow)
+        return Activations(on_gpu, working - shared, loss, inputs)
+    return Activations(inputs, working - shared, loss, 0)
+
+
+def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
+    """[B] that autograd keeps of one layer between its forward and its backward pass."""
+    size, tokens = model.dtype_bytes, batch * length
+    code = model.traits.saved
+    total = code.masks * tokens * model.hidden_size
+    inputs: dict[int, float] = {}
+    """Tensors that are kept only once a linear layer wants its input, by width."""
+    for module in model.layer:
+        if module.kind == "norm":
+            total += tokens * _norm(model, module, keeps_output=False)
+            if not module.saves_input:  # of two halves side by side: what it hands to the second
+                total += tokens * module.width * size
+            elif _of_stream(module):
+                inputs[module.width] = tokens * module.width * size
+        elif module.kind == "attention":
+            total += _attention(model, batch=batch, length=length)
+            eager = model.attention == "eager"
+            inputs[_query_width(model)] = tokens * _query_width(model) * size if eager else 0
+        elif module.kind == "activation":
+            wide = tokens * module.width * module.share
+            total += int(code.kept * wide * size)
+            inputs[model.intermediate_size] = wide * size if code.product else 0
+            if module.share < 1.0:  # an expert gathers its tokens and weighs its results
+                total += int((2 * model.hidden_size / model.intermediate_size + 1) * wide * size)
+        elif module.share == 1.0 and _trains(module):
+            total += int(inputs.pop(module.in_features, 0))
+            if module.name.endswith("lora_A"):
+                inputs[module.out_features] = tokens * module.out_features * size
+    return total
+
+
+def _attention(model: ModelShape, *, batch: int, length: int) -> int:
+    """Queries, keys, values; the fused kernels' result and sums, or eager code's probabilities."""
+    size, tokens = model.dtype_bytes, batch * length
+    key_width = model.num_key_value_heads * model.head_dim
+    if model.attention == "sdpa":
+        sums = SINGLE * tokens * model.num_attention_heads
+        # Values that are a view keep queries and keys before rotation; the result is copied.
+        fused = 2 * _query_width(model) + key_width if model.traits.saved.fused_projection else 0
+        return tokens * size * (2 * (_query_width(model) + key_width) + fused) + sums
+    # Keys and values are repeated for every query head. Softmax is in single precision, then cast.
+    copies = SINGLE + (size if size < SINGLE else 0) + (size if model.softcapped else 0)
+    if model.traits.half_softmax:
+        copies = size
+    return (
+        3 * tokens * size * _query_width(model) + batch * model.num_attention_heads * length * length * copies
+    )
+
+
+def _layer_peak(model: ModelShape, *, batch: int, length: int, saved: int) -> int:
+    """The worst moment of a layer's backward pass: in its feed-forward network or in its attention."""
+    code, size, tokens = model.traits.saved, model.dtype_bytes, batch * length
+    narrow = tokens * model.hidden_size * size
+    wide, experts = _wide(model)
+    forward = saved + code.narrow * narrow + int((code.wide * wide + 2 * experts) * tokens * size)
+    if model.attention == "sdpa":
+        return forward
+    norms = _norms(model.layer)
+    kept = sum(_norm(model, one, keeps_output=True) for one in norms[:1]) * tokens
+    kept += sum(_norm(model, one, keeps_output=False) for one in norms if not _of_stream(one)) * tokens
+    kept += 3 * tokens * _query_width(model) * size + _SCORE_GRADIENTS * narrow
+    scores = code.scores * size // 2 if model.traits.half_softmax else code.scores
+    return max(forward, kept + scores * batch * model.num_attention_heads * length * length)
+
+
+def _wide(model: ModelShape) -> tuple[float, float]:
+    """Elements per token: of the feed-forward network's inside, and of the inputs of its experts."""
+    acts = [module for module in model.layer if module.kind == "activation"]
+    wide = sum(module.width * module.share for module in acts)
+    routed = sum(module.width * module.share for module in acts if module.share < 1.0)
+    return wide, routed * model.hidden_size / model.intermediate_size
+
+
+def _norm(model: ModelShape, module: Module, *, keeps_output: bool) -> int:
+    """[B] per token. LayerNorm keeps its input and two statistics; RMSNorm, spelled out, a single-precision
+    copy, a statistic of every head and, to train its weight, the normalized input."""
+    width, size = module.width, model.dtype_bytes
+    output = width * size if keeps_output else 0
+    if _is_layer_norm(module):
+        return (width * size if module.saves_input else 0) + 2 * SINGLE + output
+    scaled = width * (SINGLE if model.traits.saved.single_norm else size) if _trains(module) else 0
+    heads = width // module.parameters[0].numel
+    return width * SINGLE + heads * SINGLE + scaled + output
+
+
+def _norm_gradients(module: Module, size: int) -> int:
+    """[B] per token in a norm's backward pass; RMSNorm's is made of four single-precision tensors."""
+    return module.width * (size if _is_layer_norm(module) else _RMS_GRADIENTS * SINGLE)
+
+
+def _is_layer_norm(module: Module) -> bool:
+    """One fused kernel reads as much as it writes; RMSNorm's own do not."""
+    return module.in_features == module.out_features
+
+
+def _of_stream(module: Module) -> bool:
+    """A norm of the layer itself, whose result linear layers take; not one of queries or keys."""
+    return "." not in module.name
+
+
+def _query_width(model: ModelShape) -> int:
+    return model.num_attention_heads * model.head_dim
+
+
+def _norms(modules: Sequence[Module]) -> list[Module]:
+    return [module for module in modules if module.kind == "norm"]
+
+
+def _normalizes_first(model: ModelShape) -> bool:
+    working = [module for module in model.layer if module.kind != "container"]
+    return working[0].kind == "norm" and _is_layer_norm(working[0])
+
+
+def _trains(module: Module) -> bool:
+    return any(parameter.trainable for parameter in module.parameters)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simoffload.errors import PlacementError
+from simoffload.errors import InputError, PlacementError
+from simoffload.hardware import Machine
 
-__all__ = ["Placement", "refused"]
+__all__ = ["Placement", "gds_warnings", "refused"]
 
 
 class Placement(NamedTuple):
@@ -24,3 +25,19 @@ class Placement(NamedTuple):
 def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
     """The error of a strategy that has no meaning there."""
     return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')
+
+
+def gds_warnings(machine: Machine, key: str) -> tuple[str, ...]:
+    """What to warn of where ``key`` asks for GPUDirect Storage.
+
+    Raises InputError for a GPU without it: cuFile would copy by way of the host's memory at best (its
+    compatibility mode, docs.nvidia.com/gpudirect-storage), and a prediction of direct reads would be wrong.
+    """
+    gpu = machine.accelerator
+    said = gpu.gpudirect_storage
+    if said is None:
+        told = "does not say whether it has GPUDirect Storage (gpudirect_storage); it is taken to have it"
+        return (f"{key}: the profile of {gpu.id} {told}",)
+    if not said.value:
+        raise InputError.at(key, f"{gpu.id} has no GPUDirect Storage ({said.source}); set it to false")
+    return ()

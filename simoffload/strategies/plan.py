@@ -1,4 +1,4 @@
-"""How plans of inference and of training come to their phases."""
+"""How plans of inference and of training come to their phases, and what a training step computes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
-from simoffload.models import Module, Sequences
+from simoffload.models import ModelShape, Module, Sequences
+from simoffload.models.cost import training_backward_flops, training_forward_flops
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Earlier, Phase, PhaseKind, PhaseSeries, Plan
+from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.timing import PassTimings
-from simoffload.workload import Inference
+from simoffload.strategies.training.trace import MicroStep, micro_step
+from simoffload.workload import Inference, Training
 
-__all__ = ["ForwardPass", "InferencePlan", "StepPart", "step_phases"]
+__all__ = ["ForwardPass", "InferencePlan", "StepPart", "StepWork"]
 
 
 class ForwardPass(NamedTuple):
@@ -47,13 +49,6 @@ class StepPart(NamedTuple):
     """[s] of all other parts between two occurrences of this one; filled in once they are simulated."""
     unfinished_s: float = 0.0
     """[s] that the update goes on after the part that left it; filled in once that one is simulated."""
-
-
-class _Step(Protocol):
-    """What writes the parts of a training step."""
-
-    def schedule(self, part: StepPart, /) -> Schedule:
-        """The operations of one part."""
 
 
 class InferencePlan(Plan):
@@ -118,26 +113,80 @@ class InferencePlan(Plan):
         return Phase(one.name, kind, lambda _: self.schedule(one), tokens, context)
 
 
-def step_phases(step: _Step, parts: tuple[StepPart, ...], *, length: int) -> tuple[Phase, ...]:
-    """The phases of a training step of ``length`` tokens a sequence, one for each of its parts."""
-    others = tuple(part.title for part in parts if not part.awaits_update)
-    return tuple(
-        Phase(
-            part.title,
-            part.phase,
-            partial(_scheduled, step, part),
-            new_tokens=length,
-            context=length,
-            repeat=part.times,
-            depends_on=others if part.awaits_update else (),
-            ends_with="host" if part.leaves_update else None,
+class StepWork(Plan):
+    """What plans of training have in common: the order of a micro-step's work, and its FLOP."""
+
+    model: ModelShape
+    workload: Training
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[StepPart, ...]:
+        """One step of the steady state, in order."""
+
+    @abstractmethod
+    def schedule(self, part: StepPart, /) -> Schedule:
+        """The operations of one part."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """One step of the steady state."""
+        length = self.workload.sequence_length
+        others = tuple(part.title for part in self.parts if not part.awaits_update)
+        return tuple(
+            Phase(
+                part.title,
+                part.phase,
+                partial(self._after, part),
+                new_tokens=length,
+                context=length,
+                repeat=part.times,
+                depends_on=others if part.awaits_update else (),
+                ends_with="host" if part.leaves_update else None,
+            )
+            for part in self.parts
         )
-        for part in parts
-    )
 
+    def _after(self, part: StepPart, earlier: Mapping[str, Earlier]) -> Schedule:
+        """A part that waits for an update learns how long the others take and what they left unfinished."""
+        elapsed = sum(float(one.repeat / part.times) * one.time_s for one in earlier.values())
+        unfinished = sum(one.unfinished_s for one in earlier.values())
+        return self.schedule(part._replace(elapsed_s=elapsed, unfinished_s=unfinished))
 
-def _scheduled(step: _Step, part: StepPart, earlier: Mapping[str, Earlier]) -> Schedule:
-    """A part that waits for an update learns how long the others take and what they left unfinished."""
-    elapsed = sum(float(one.repeat / part.times) * one.time_s for one in earlier.values())
-    unfinished = sum(one.unfinished_s for one in earlier.values())
-    return step.schedule(part._replace(elapsed_s=elapsed, unfinished_s=unfinished))
+    @property
+    def facts(self) -> Facts:
+        """FLOP."""
+        return Facts(
+            forward_flops=self.forward_flops,
+            backward_flops=self.backward_flops,
+            recomputed_flops=self.recomputed_flops,
+        )
+
+    @cached_property
+    def trace(self) -> MicroStep:
+        """Every hook, kernel and gradient of a micro-step."""
+        work = self.workload
+        return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
+
+    @property
+    def forward_flops(self) -> float:
+        """[FLOP] of the forward passes of one step on one GPU."""
+        return self.workload.gradient_accumulation_steps * sum(self._flops)
+
+    @property
+    def backward_flops(self) -> float:
+        """[FLOP] of the backward passes of one step on one GPU, without recomputation."""
+        work = self.workload
+        once = training_backward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
+        return work.gradient_accumulation_steps * once
+
+    @property
+    def recomputed_flops(self) -> float:
+        """[FLOP] that checkpointing computes again in one step on one GPU."""
+        again = self._flops[0] if self.workload.gradient_checkpointing else 0.0
+        return self.workload.gradient_accumulation_steps * again
+
+    @property
+    def _flops(self) -> tuple[float, float]:
+        work = self.workload
+        return training_forward_flops(self.model, batch=work.batch_size, length=work.sequence_length)

@@ -14,20 +14,19 @@ from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.base import Move, Plan, Strategy, Tunable
-from simoffload.strategies.calibrated import arithmetic_beyond
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.ds_config.knobs import stages
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.ds_config.tunables import stages
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.moves import inference_moves, lora_moves, training_moves
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.timing import arithmetic_beyond, picoseconds
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
+from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
 
-__all__ = ["Resident", "ResidentPlan"]
+__all__ = ["Resident", "ResidentPlan", "spread_bound"]
 
 HOST, COMPUTE = range(2)
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
@@ -133,12 +132,6 @@ class ResidentPlan(InferencePlan):
     warnings: tuple[str, ...] = ()
 
     @property
-    def modules(self) -> tuple[Module, ...]:
-        """Those before the layers, of one layer, and after them."""
-        model = self.model
-        return (*model.modules_before, *model.layer, *model.modules_after)
-
-    @property
     def moments(self) -> tuple[Moment, ...]:
         """Weights and working memory in HBM."""
         weights = MemoryTerm("hbm", "weights", self.model.weight_bytes, remedy=_OFFLOAD)
@@ -148,6 +141,11 @@ class ResidentPlan(InferencePlan):
     def extrapolations(self) -> tuple[str, ...]:
         """What lies outside of the range in which the machine was measured."""
         return tuple(arithmetic_beyond(self.model, self.workload, self.machine))
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Those of one layer stand for all."""
+        return (*self.model.modules_before, *self.model.layer, *self.model.modules_after)
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The host launches module after module; the GPU follows."""
@@ -174,3 +172,30 @@ class ResidentPlan(InferencePlan):
             )
         )
         return builder.build([(resource.name, resource.capacity) for resource in self.machine.resources])
+
+
+def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:
+    """Bound on decode where each GPU reads its own part of the weights and nothing is sent [tokens/s].
+
+    None where there is no decode step.
+
+    Notes
+    -----
+    A step gives each of ``ranks`` x ``batch_size`` sequences a token, and each GPU reads from its HBM, at the
+    rate of its profile, its part of the weights and of the key-value cache once:
+
+        batch_size x ranks x rate / (weights / ranks + cache of batch_size sequences)
+
+    with the fewest weights that a step must read (``ModelShape.least_read_bytes``: the experts of one token,
+    as all tokens may go to the same ones, and no embedding) and the cache at the mean context of the decode
+    steps. Tensor parallelism divides weights and cache so (Shoeybi et al., Megatron-LM, arXiv 1909.08053);
+    what it sends, and all computing, is left out: no prediction.
+    """
+    if not workload.decode_steps:
+        return None
+    batch = workload.batch_size
+    steps, prompt = workload.decode_steps, workload.prompt_length
+    twice = 2 * prompt + steps + 1  # the mean context, which may be between two lengths
+    around = (model.kv_cache_bytes(batch=batch, tokens=tokens) for tokens in (twice // 2, (twice + 1) // 2))
+    cache = sum(around) / 2
+    return batch * ranks * machine.accelerator.hbm_rate / (model.least_read_bytes / ranks + cache)

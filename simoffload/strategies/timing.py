@@ -1,14 +1,49 @@
-"""Durations and routes on a machine: kernels on the GPU, transfers over paths, costs of the host thread."""
+"""Durations on a machine of modules, micro-steps and the optimizer, and where it was not measured.
+
+Adam's traffic: csrc/adam/cpu_adam_impl.cpp of DeepSpeed (one loop over a parameter's elements) and
+torch/optim/adam.py of PyTorch (``_single_tensor_adam``: one operation over the whole tensor after the
+other; the default on the CPU, where neither ``foreach`` nor ``fused`` is chosen). What lies outside of the
+range in which the machine was measured is said by ``ranks_beyond``, ``transfers_beyond`` and
+``arithmetic_beyond``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from typing import Literal, NamedTuple
 
-from simoffload.hardware import Machine, Path
-from simoffload.models import ModelShape, Module, ModuleCost, Sequences, batch_cost
+from simoffload.hardware import Curve, Machine, Path
+from simoffload.hardware.fsdp_costs import FsdpCosts
+from simoffload.hardware.profiles import DeepSpeedCosts, Host
+from simoffload.models import ModelShape, Module, ModuleCost, Sequences, batch_cost, module_cost
+from simoffload.models.cost import backward_cost, backward_products, training_cost
+from simoffload.models.shape import SINGLE
+from simoffload.strategies.actions import Tensor
+from simoffload.strategies.ds_config import OffloadSettings
+from simoffload.units import format_bytes, format_flops
+from simoffload.workload import Inference
 
-__all__ = ["PassTimings", "Timing", "copy_name", "effective_rate", "operations", "picoseconds", "shares"]
+__all__ = [
+    "DEEPSPEED_ADAM",
+    "TORCH_ADAM",
+    "TORCH_ADAM_NEW",
+    "TORCH_FOREACH",
+    "TORCH_WEIGHT_DECAY",
+    "Implementation",
+    "PassTimings",
+    "Timing",
+    "TrainingTiming",
+    "arithmetic_beyond",
+    "copy_name",
+    "cpu_adam_s",
+    "effective_rate",
+    "operations",
+    "picoseconds",
+    "ranks_beyond",
+    "shares",
+    "transfers_beyond",
+]
 
 _MOST_KERNELS = 16
 """Kernels of an attention in transformers' eager code (our count): its other operations only make views."""
@@ -113,3 +148,163 @@ class PassTimings:
         for index in self._attention:
             durations[index] = timing.compute(self._modules[index])
         return tuple(durations)
+
+
+_BACKWARD_KERNELS = 2
+"""Kernels of backward for each of forward: one for the input's gradient and one for the weight's or a saved
+mask (an estimate)."""
+
+Implementation = Literal["deepspeed", "torch"]
+
+
+class _Operation(NamedTuple):
+    """One pass over tensors in single precision."""
+
+    read: int
+    """Tensors that are read; the same one twice counts once, as its element is at hand."""
+    written: int = 1
+
+    @property
+    def traffic(self) -> int:
+        """[B] of one element."""
+        return (self.read + self.written) * SINGLE
+
+
+DEEPSPEED_ADAM = _Operation(read=4, written=3).traffic
+"""[B] a parameter: weight, gradient and two moments read, all but the gradient written."""
+
+_TORCH = (
+    _Operation(2),  # exp_avg.lerp_(grad)
+    _Operation(1),  # exp_avg_sq.mul_
+    _Operation(2),  # exp_avg_sq.addcmul_(grad, grad)
+    _Operation(1),  # exp_avg_sq.sqrt()
+    _Operation(1),  # / bias_correction2_sqrt
+    _Operation(1),  # .add_(eps)
+    _Operation(3),  # param.addcdiv_(exp_avg, denom)
+)
+
+TORCH_ADAM = sum(operation.traffic for operation in _TORCH)
+"""[B] a parameter of ``torch.optim.Adam`` without weight decay, its default."""
+TORCH_ADAM_NEW = 2
+"""Tensors of a parameter's size that a step makes: those of ``sqrt()`` and of the division."""
+TORCH_FOREACH = TORCH_ADAM + SINGLE
+"""[B] a parameter on the GPU, where PyTorch works on all tensors at once (``_multi_tensor_adam``):
+``_foreach_addcmul_`` reads the gradient as both of its factors."""
+TORCH_WEIGHT_DECAY = _Operation(1).traffic
+"""[B] a parameter more in ``torch.optim.AdamW`` (``param.mul_``)."""
+
+
+def cpu_adam_s(
+    host: Host,
+    numel: float,
+    *,
+    threads: int,
+    processes: int = 1,
+    implementation: Implementation = "deepspeed",
+) -> float:
+    """[s] that one of ``processes`` spends in Adam over ``numel`` parameters in single precision.
+
+    Bytes over the rate that the host's profile gives for so many threads: that of Adam for DeepSpeed's
+    kernel, that of element-by-element loops for PyTorch. Raises nothing.
+    """
+    if implementation == "deepspeed":
+        return DEEPSPEED_ADAM * numel / host.cpu_optimizer.rate(threads, processes=processes)
+    return TORCH_ADAM * numel / host.elementwise_rate(threads, processes=processes)
+
+
+class TrainingTiming(Timing):
+    """Like ``Timing``, for whole sequences without a cache, and backwards."""
+
+    def __init__(self, *, machine: Machine, model: ModelShape, batch: int, length: int) -> None:
+        super().__init__(machine=machine, model=model, batch=(Sequences(batch, length, length),))
+        self._sequences, self._length = batch, length
+        self._back: dict[Module, int] = {}
+
+    def cost(self, module: Module) -> ModuleCost:
+        """FLOP and HBM bytes of the forward pass of ``module``."""
+        return training_cost(self._model, module, batch=self._sequences, length=self._length)
+
+    def backward(self, module: Module) -> int:
+        """[ps] that the GPU is busy with the backward pass of ``module``."""
+        if module not in self._back:
+            cost = backward_cost(self._model, module, batch=self._sequences, length=self._length)
+            products = backward_products(module) if module.kind in ("linear", "router") else 1
+            self._back[module] = self._duration(module, cost, products=products)
+        return self._back[module]
+
+    def _duration(self, module: Module, cost: ModuleCost, *, products: int) -> int:
+        gpu = self.machine.accelerator
+        if not (cost.flops or cost.bytes):
+            return 0
+        single = cost.flops / products
+        arithmetic = cost.flops / gpu.matmul_rate(single, self._model.dtype) if cost.flops else 0.0
+        kernels = _BACKWARD_KERNELS * min(1 + operations(self._model, module), _MOST_KERNELS)
+        return picoseconds(max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s)
+
+    def operations(self, module: Module) -> int:
+        """PyTorch operations of one call of ``module``, the call itself included."""
+        return 1 + operations(self._model, module)
+
+    def hbm_traffic(self, size: float) -> int:
+        """[ps] to move ``size`` bytes, reads and writes together, within HBM."""
+        return picoseconds(size / self.machine.accelerator.hbm_rate)
+
+    def gpu_adam(self, numel: int) -> int:
+        """[ps] of Adam in single precision on the GPU: the same bytes as DeepSpeed's on the CPU."""
+        return self.hbm_traffic(DEEPSPEED_ADAM * numel)
+
+
+def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCosts) -> Iterator[str]:
+    """More ranks on a host than the host thread's ``costs`` were measured with."""
+    here, measured = machine.ranks_per_node(ranks), costs.ranks.value
+    if here > measured:
+        yield f"{here} ranks on a host; costs of the host thread were measured with up to {measured}"
+
+
+def transfers_beyond(
+    tensors: Sequence[Tensor], dtype_bytes: int, settings: OffloadSettings, machine: Machine, *, tier: str
+) -> Iterator[str]:
+    """Sizes of copies, and bytes in flight to storage, that the measured curves do not reach."""
+    moved = [tensor for tensor in tensors if not tensor.persistent]
+    if settings.device == "none" or not moved:
+        return
+    for pinned in (True, False):
+        copied = [
+            tensor.slice_numel * dtype_bytes for tensor in moved if settings.source(tensor.on_nvme) is pinned
+        ]
+        path = machine.host_to_device(0, pinned=pinned)
+        yield from _sizes("copies", copied, path.curve, path)
+    read_sizes = [tensor.slice_numel * dtype_bytes for tensor in moved if tensor.on_nvme]
+    if read_sizes:
+        read = machine.storage_read(tier, 0, gds=settings.use_gds)
+        if read.by_outstanding is not None:
+            in_flight = [min(settings.outstanding_bytes, size) for size in read_sizes]
+            yield from _sizes("bytes in flight", in_flight, read.by_outstanding, read)
+
+
+def _sizes(what: str, sizes: Iterable[int], curve: Curve, path: Path) -> Iterator[str]:
+    outside = sorted({size for size in sizes if size and not curve.covers(size)})
+    if outside:
+        low, high = format_bytes(outside[0]), format_bytes(outside[-1])
+        span = low if low == high else f"{low} to {high}"
+        first, last = (format_bytes(int(size)) for size in (curve.points[0][0], curve.points[-1][0]))
+        yield f"{what} of {span} on {path.name}; measured from {first} to {last}"
+
+
+def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) -> Iterator[str]:
+    """Matrix multiplications of the prefill that are larger than any that was measured."""
+    curve = machine.accelerator.matmul_efficiency
+    most = max(
+        module_cost(
+            model,
+            module,
+            batch=workload.batch_size,
+            new_tokens=workload.prompt_length,
+            context=workload.prompt_length,
+        ).flops
+        for module in (*model.layer, *model.modules_after)
+        if module.kind == "linear"
+    )
+    last = curve.points[-1][0]
+    if curve.origin == "measured" and most > last:
+        yield f"matrix multiplications of {format_flops(most)}; measured up to {format_flops(last)}"

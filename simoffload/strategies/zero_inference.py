@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field, field_validator
+from typing import Any, ClassVar, Literal
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -19,37 +17,28 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Facts, FasterSetting, Move, Plan, Strategy, Tunable
-from simoffload.strategies.calibrated import arithmetic_beyond, ranks_beyond, transfers_beyond
-from simoffload.strategies.coordinator import Actions, Tensor
-from simoffload.strategies.direct_storage import gds_warnings
+from simoffload.strategies.actions import Actions, Tensor
+from simoffload.strategies.base import Facts, Move, Plan, Tunable
 from simoffload.strategies.ds_config import (
-    LATEST,
-    DeepSpeedConfig,
-    parse_version,
     resolve_settings,
 )
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config
-from simoffload.strategies.ds_config.faster import faster_settings
-from simoffload.strategies.ds_config.parameters import fetch_settings
+from simoffload.strategies.ds_config.knobs import tunables
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.ds_config.tunables import allowing, fetching, released
 from simoffload.strategies.forward import Partitioning, Visit
 from simoffload.strategies.layered import LayeredModel
 from simoffload.strategies.memory import pinned_rounding, working_memory
-from simoffload.strategies.moves import inference_moves
-from simoffload.strategies.offload_devices import (
-    device_of,
-    offload_tier,
-    swap_path,
-    tier_edits,
-    weights_in_memory,
-)
-from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.programs import Programs, programs_of
-from simoffload.strategies.resident import ResidentPlan
-from simoffload.strategies.spread import spread_bound
+from simoffload.strategies.resident import ResidentPlan, spread_bound
+from simoffload.strategies.timing import arithmetic_beyond, ranks_beyond, transfers_beyond
+from simoffload.strategies.zero import (
+    ZeroStrategy,
+    check_buffer_size,
+    device_of,
+    inference_moves,
+    within_config,
+)
 from simoffload.workload import Inference
 
 __all__ = ["ZeroInference", "ZeroInferencePlan"]
@@ -61,48 +50,13 @@ _MOSTLY = 0.9  # of the weights; our choice: with less on the target an answer i
 _BUFFERS = "lower offload_param.buffer_count or buffer_size"
 
 
-class ZeroInference(Strategy):
+class ZeroInference(ZeroStrategy):
     """Inference with weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"inference"})
     tier_keys: ClassVar = {"weights": "any"}
-    evidence: ClassVar = "zero"
 
     kind: Literal["zero_inference"] = "zero_inference"
-    weights: Annotated[str, Field(min_length=1)] | None = None
-    """Tier of the platform that holds the weights; by default what ``ds_config`` says."""
-    ds_config: DeepSpeedConfig = DeepSpeedConfig()
-    """DeepSpeed's configuration, inline or the path of a ds_config.json."""
-    deepspeed_version: str = LATEST
-    """Text; it decides names, defaults and mechanisms."""
-
-    @field_validator("deepspeed_version", mode="before")
-    @classmethod
-    def _is_version(cls, value: Any) -> Any:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            raise ValueError(f'must be text; write "{value}" in quotes')
-        if isinstance(value, str):
-            parse_version(value)
-        return value
-
-    def places(self, machine: Machine) -> Placement:
-        """Where it keeps the weights. Raises InputError if the machine has no tier of the device."""
-        section = self.ds_config.zero_optimization.offload_param
-        tier, _ = offload_tier(
-            "weights", self.weights, section="offload_param", written=section, machine=machine
-        )
-        return Placement(tier)
-
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """All tiers."""
-        return tuple(map(Placement, machine.tiers))
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """The weights elsewhere. Raises PlacementError for a word of the optimizer."""
-        if placement.optimizer is not None:
-            raise refused(placement, self.kind, "inference has no optimizer; name the tier of the weights")
-        section = self.ds_config.zero_optimization.offload_param
-        return tier_edits("weights", placement.weights, "offload_param", section, machine)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
@@ -111,27 +65,18 @@ class ZeroInference(Strategy):
                 self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
             )
         except InputError as error:
-            raise InputError(
-                one._replace(key=f"strategy.ds_config.{one.key}") for one in error.problems
-            ) from None
-        tier, more = offload_tier(
-            "weights",
-            self.weights,
-            section="offload_param",
-            written=self.ds_config.zero_optimization.offload_param,
-            machine=machine,
-        )
-        device = device_of(tier, machine)
+            raise within_config(error.problems) from None
+        tier, more = self.tier("weights", machine)
+        settings = settings._replace(device=device_of(tier, machine))
         plan = ZeroInferencePlan(
             model=model,
             workload=workload,
             machine=machine,
-            placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings._replace(device=device)),
+            placement=Partitioning(tier, self.ranks, model.dtype_bytes, settings),
             warnings=(*warnings, *more),
         )
-        plan.check()
-        asked = settings.use_gds and device == "nvme"
-        direct = gds_warnings(machine, "strategy.ds_config.aio.use_gds") if asked else ()
+        check_buffer_size([tensor for tensor, _ in plan.layered.counted], settings)
+        direct = self.direct_warnings(settings, machine)
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
@@ -140,26 +85,9 @@ class ZeroInference(Strategy):
         size = plan.placement.settings.buffer_size
         return inference_moves(plan.model, plan.machine, ranks=self.ranks, buffer_size=size)
 
-    def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
-        """Keys of ds_config that repeat the workload."""
-        return released(self.ds_config, *changed)
-
-    def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> tuple[Edit, ...]:
-        """Swap buffers that hold the largest parameter."""
-        settings, _ = fetch_settings(
-            self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
-        )
-        return allowing(self.ds_config, model, tier, ranks=ranks, buffer_size=settings.buffer_size)
-
-    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[FasterSetting]:
-        """DeepSpeed's knobs."""
-        return faster_settings(
-            self.ds_config, model, self.deepspeed_version, storage=storage, direct=direct, trains=False
-        )
-
     def filled(self, model: ModelShape) -> tuple[Edit, ...]:
         """Weights in host memory unless ds_config says where; swap buffers of the largest parameter."""
-        placed = weights_in_memory(self.weights, self.ds_config)
+        placed = super().filled(model)
         section = self.ds_config.zero_optimization.offload_param or OffloadParamSection()
         slice_numel = -(-model.largest_parameter // self.ranks)
         if "buffer_size" not in section.model_fields_set and slice_numel > int(section.buffer_size):
@@ -170,10 +98,9 @@ class ZeroInference(Strategy):
     def exports(self, plan: Plan) -> dict[str, Any]:
         """The files with which DeepSpeed does what was planned: content by name."""
         assert isinstance(plan, ZeroInferencePlan)
-        settings, written = plan.placement.settings, self.ds_config.zero_optimization.offload_param
-        path = swap_path(plan.target, written, machine=plan.machine)
+        path = self.swap_path("weights", plan.target, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
-        return {FILE: inference_config(self.ds_config, settings, work)}
+        return {FILE: inference_config(self.ds_config, plan.placement.settings, work)}
 
 
 @dataclass(frozen=True)
@@ -186,7 +113,6 @@ class ZeroInferencePlan(InferencePlan):
     placement: Partitioning
     warnings: tuple[str, ...]
     traced: ClassVar = True
-    """DeepSpeed records its trace in the first pass."""
 
     @property
     def target(self) -> str:
@@ -195,7 +121,7 @@ class ZeroInferencePlan(InferencePlan):
 
     def tunables(self) -> Iterator[Tunable]:
         """Those of fetching parameters."""
-        return fetching(self.placement.settings)
+        return tunables(self.placement.settings)
 
     @property
     def whole_copies(self) -> Plan | None:
@@ -228,7 +154,7 @@ class ZeroInferencePlan(InferencePlan):
     @property
     def layered(self) -> LayeredModel:
         """The model as the coordinator walks through it."""
-        return self.programs.walks.layered
+        return self.programs.layered
 
     @property
     def visits(self) -> tuple[Visit, ...]:
@@ -255,24 +181,6 @@ class ZeroInferencePlan(InferencePlan):
             ),
             *arithmetic_beyond(self.model, self.workload, self.machine),
         )
-
-    def check(self) -> None:
-        """Raise InputError for what DeepSpeed refuses at start-up."""
-        settings = self.placement.settings
-        if settings.device != "nvme":
-            return
-        largest = max(
-            (tensor for tensor, _ in self.layered.counted if tensor.on_nvme),
-            key=lambda t: t.slice_numel,
-            default=None,
-        )
-        if largest is not None and largest.slice_numel > settings.buffer_size:
-            raise InputError.at(
-                "strategy.ds_config.zero_optimization.offload_param.buffer_size",
-                f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
-                f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} "
-                "elements",
-            )
 
     def remarks(self, kind: str) -> list[str]:
         """What a reader might take wrongly: weights that are elsewhere, GDS that needs more."""
@@ -302,7 +210,7 @@ class ZeroInferencePlan(InferencePlan):
     def walk(self, actions: Actions) -> None:
         """Call ``actions`` as DeepSpeed would in a pass whose trace is known."""
         whole = self.layered.walkable(self.model.num_hidden_layers)
-        self.programs.walks.coordinator(actions, whole, warm=True).run()
+        self.layered.coordinator(actions, whole, warm=True).run()
 
     @property
     def moments(self) -> tuple[Moment, ...]:
@@ -314,7 +222,7 @@ class ZeroInferencePlan(InferencePlan):
         """What each tier must hold at its peak, pinned buffers apart."""
         place, size = self.placement, self.placement.dtype_bytes
         direct = place.settings.copies_directly(place.ranks)
-        peak = self.programs.walks.peak
+        peak = self.layered.peak
         terms = []
         if not (direct and place.settings.device == "none"):  # else the parameter is the partition itself
             terms.append(MemoryTerm("hbm", "gathered parameters, peak", peak.on_gpu * size, remedy=_PREFETCH))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
+from simoffload.strategies.timing import Implementation, cpu_adam_s
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.storage_io import Transfer
-from simoffload.strategies.training.timing import Implementation, cpu_adam_s
 
 __all__ = ["PLANNED"]
 

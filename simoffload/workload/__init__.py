@@ -6,10 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from simoffload.workload.checkpointing import Checkpointing, TrainingCheckpoints, Writer
 from simoffload.workload.dataset import Dataset
 from simoffload.workload.inference import Inference
-from simoffload.workload.training import Training
+from simoffload.workload.training import Checkpointing, Training, TrainingCheckpoints, Writer
 
 __all__ = [
     "Checkpointing",

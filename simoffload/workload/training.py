@@ -1,14 +1,26 @@
-"""Training."""
+"""Training, and checkpoints: what is saved, how it is written, how often, what fails."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Training"]
+from simoffload.units import PositiveBytes, Seconds
 
-Count = Annotated[int, Field(strict=True, ge=1)]
+__all__ = [
+    "Checkpointing",
+    "Contents",
+    "DataParallelWriters",
+    "Mode",
+    "Optimizer",
+    "Training",
+    "TrainingCheckpoints",
+    "Writer",
+]
+
+Whole = Annotated[int, Field(strict=True, ge=1)]
 
 
 class Training(BaseModel):
@@ -17,17 +29,17 @@ class Training(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["training"]
-    batch_size: Annotated[Count, Field(le=1_000_000)]
+    batch_size: Annotated[Whole, Field(le=1_000_000)]
     """Sequences per rank in one micro-step (``train_micro_batch_size_per_gpu``)."""
-    sequence_length: Annotated[Count, Field(le=10_000_000)]
+    sequence_length: Annotated[Whole, Field(le=10_000_000)]
     """Tokens of each sequence."""
-    gradient_accumulation_steps: Annotated[Count, Field(le=100_000)] = 1
+    gradient_accumulation_steps: Annotated[Whole, Field(le=100_000)] = 1
     """Micro-steps of one step."""
     gradient_checkpointing: bool = True
     """Only the input of each layer is kept; the backward pass computes the rest again."""
     use_reentrant: bool = False
     """PyTorch's older way of checkpointing, the default before transformers 5."""
-    steps: Annotated[Count, Field(le=1000)] = 4
+    steps: Annotated[Whole, Field(le=1000)] = 4
     """Of a real run (``calibrate deepspeed``), of which the first two do not count; a simulation shows one
     step of the steady state."""
 
@@ -44,3 +56,197 @@ class Training(BaseModel):
     def tokens(self) -> int:
         """Tokens of one micro-step of one rank."""
         return self.batch_size * self.sequence_length
+
+
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
+Positive = Annotated[Seconds, Field(gt=0)]
+"""[s] above zero"""
+
+Contents = Literal["zero", "sharded", "model_only", "consolidated"]
+"""``zero``: what DeepSpeed's ``save_checkpoint`` writes at a ZeRO stage. ``sharded``: weights and optimizer
+states, every rank an equal part of both (torch.distributed.checkpoint, MLPerf Storage). ``model_only``: the
+weights alone, every rank a part. ``consolidated``: ``save_16bit_model``, all weights in one file of rank 0,
+gathered first at stage 3 (``stage3_gather_16bit_weights_on_model_save``)."""
+
+Optimizer = Literal["adam", "momentum", "sgd", "adam_8bit"]
+"""What is kept beside the fp32 master weights: two fp32 states, one (also Lion), none, two of one byte."""
+
+DataParallelWriters = Literal["none", "replica", "socket", "machine"]
+"""DeepSpeed's ``data_parallel``: which ranks write parts of what all ranks hold alike."""
+
+Mode = Literal["blocking", "decoupled", "snapshot"]
+"""``decoupled``: DeepSpeed's writer process, waited for before the next optimizer step. ``snapshot``:
+torch.distributed.checkpoint's ``async_save``, a copy into host memory that a background thread writes."""
+
+
+class Writer(BaseModel):
+    """DeepSpeed's ``checkpoint.writer`` and the ``aio`` knobs that it takes; its names, its defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["torch_save", "python", "fast"] = "torch_save"
+    """``torch_save``: no writer section, PyTorch opens the file. ``python``: buffered writes of a Python file
+    object. ``fast``: FastPersist, O_DIRECT from a pinned buffer, fsync at the end."""
+    checkpoint_serialization: bool = True
+    """PyTorch's zip format, whose CRC-32 is computed over every byte; else the older format."""
+    patched_torch: bool = False
+    """torch/serialization.py hands tensors to the fast writer, as FastPersist's patch of it does; without
+    the patch they go through Python byte by byte."""
+    io_buffer_size: PositiveBytes = 64 * 2**20
+    """[B]"""
+    io_buffer_double: bool = True
+    """One half is filled while the other is written."""
+    data_parallel: DataParallelWriters = "none"
+    block_size: PositiveBytes = 2**20
+    """[B] ``aio.block_size``."""
+    queue_depth: Count = 8
+    """``aio.queue_depth``."""
+    intra_op_parallelism: Count = 1
+    """``aio.intra_op_parallelism``."""
+    use_gds: bool = False
+    """``aio.use_gds``: the buffer is in HBM and written from there."""
+
+    @property
+    def is_direct(self) -> bool:
+        """FastPersist at work: tensors are copied straight into the buffer."""
+        return self.type == "fast" and self.patched_torch and not self.checkpoint_serialization
+
+    @property
+    def portion(self) -> int:
+        """[B] written at a time from the buffer."""
+        return max(1, self.io_buffer_size // 2) if self.io_buffer_double else self.io_buffer_size
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raise ValueError for options that contradict each other."""
+        if self.type != "fast" and (self.patched_torch or self.use_gds):
+            raise ValueError("patched_torch and use_gds belong to type: fast; set it or leave them out")
+        if self.use_gds and not self.is_direct:
+            raise ValueError(
+                "use_gds needs patched_torch: true and checkpoint_serialization: false; otherwise PyTorch "
+                "hands the writer bytes in host memory"
+            )
+        if self.data_parallel != "none" and not self.is_direct:
+            raise ValueError(
+                "data_parallel splits files only with type: fast, patched_torch: true and "
+                "checkpoint_serialization: false; otherwise every writer writes all bytes"
+            )
+
+
+class _Options(BaseModel):
+    """What any checkpoint has, whatever it is a checkpoint of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    contents: Contents = "zero"
+    writer: Writer = Writer()
+    """What writes the files."""
+    mode: Mode = "blocking"
+    pin_memory: bool = True
+    """The snapshot goes to page-locked memory that is kept for the next; else to fresh pageable memory."""
+    fsync: bool = False
+    """Buffered writes are flushed before the call returns; FastPersist always is."""
+    jobs: Annotated[Count, Field(le=10_000)] = 1
+    """Equal runs that write to the same filesystem at the same moment."""
+    keep: Count = 1
+    """Checkpoints on the tier, the one that is being written included."""
+    interval: Positive | None = None
+    """[s] of training between checkpoints."""
+    interval_steps: Count | None = None
+    """Optimizer steps between checkpoints, in place of ``interval``."""
+    node_mtbf: Positive | None = None
+    """[s] between failures of one node on average."""
+    restart_time: Seconds = 0.0
+    """[s] from a failure until the job runs again and begins to restore."""
+
+
+class TrainingCheckpoints(_Options):
+    """Checkpoints of a run that is simulated itself: what it keeps and how long its steps take is known."""
+
+    tier: Annotated[str, Field(min_length=1)]
+    """Storage tier of the platform that takes them."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.interval is not None and self.interval_steps is not None:
+            raise ValueError("give interval or interval_steps, not both")
+        return self
+
+
+class Checkpointing(_Options):
+    """Checkpoints of a training run that is not simulated, one at a time, and what becomes of the run."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    stage: Annotated[int, Field(strict=True, ge=0, le=3)] = 3
+    """ZeRO stage; at stage 3 the model states of ``save_checkpoint`` hold no weights."""
+    optimizer: Optimizer = "adam"
+    offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
+    """``zero_optimization.offload_optimizer.device``: where the optimizer states lie."""
+    sub_group_size: Count = 1_000_000_000
+    """``zero_optimization.sub_group_size`` [elements]; at stage 3 one tensor holds so many."""
+    step_time: Positive | None = None
+    """[s] of one optimizer step, all its micro-batches included."""
+    update_time: Seconds = 0.0
+    """[s] of ``step_time`` after the backward passes: a decoupled checkpoint is waited for before it."""
+
+    @property
+    def max_context(self) -> int:
+        """No tokens at all."""
+        return 0
+
+    @property
+    def interval_s(self) -> float | None:
+        """[s] of training between checkpoints, however it was given."""
+        if self.interval_steps is None or self.step_time is None:
+            return self.interval
+        return self.interval_steps * self.step_time
+
+    @property
+    def overlap_s(self) -> float | None:
+        """[s] of training before it waits for what goes on behind it; None for until the next checkpoint."""
+        if self.mode != "decoupled":
+            return None
+        return 0.0 if self.step_time is None else self.step_time - self.update_time
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raise ValueError for options that contradict each other."""
+        for text in (*self._about_time(), *self._about_mode(), *self._about_stage()):
+            raise ValueError(text)
+
+    def _about_time(self) -> Iterator[str]:
+        if self.interval is not None and self.interval_steps is not None:
+            yield "give interval or interval_steps, not both"
+        if self.interval_steps is not None and self.step_time is None:
+            yield "interval_steps needs step_time, or give interval in its place"
+        if self.step_time is not None and self.update_time > self.step_time:
+            yield f"update_time {self.update_time:g} s is more than step_time {self.step_time:g} s"
+
+    def _about_mode(self) -> Iterator[str]:
+        if self.mode == "decoupled" and self.writer.type == "torch_save":
+            yield "mode: decoupled needs a writer section: set writer.type to fast or python"
+        if self.mode != "blocking" and self.contents == "consolidated":
+            yield "save_16bit_model waits for its file; set mode: blocking"
+        if self.mode == "snapshot" and self.writer.type != "torch_save":
+            yield "mode: snapshot is torch.distributed.checkpoint's, which has its own writer"
+
+    def _about_stage(self) -> Iterator[str]:
+        device = self.offload_optimizer
+        least = {"none": 0, "cpu": 1, "nvme": 3}[device]
+        if self.stage < least:
+            yield f"offload_optimizer: {device} needs stage: {least} or above"
+        if self.stage in {1, 2} and self.writer.data_parallel != "none":
+            yield (
+                "with data_parallel at stages 1 and 2 DeepSpeed writes only a piece of each rank's optimizer "
+                "states (FastFileWriter splits every file); leave it out, or set stage to 0 or 3"
+            )
+        if device == "nvme" and (self.mode != "blocking" or self.contents == "sharded"):
+            yield "offload_optimizer: nvme is copied file by file: contents: zero, mode: blocking"

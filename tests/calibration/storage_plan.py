@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Document
 from simoffload.scenario import resolve
-from simoffload.strategies.coordinator import Coordinator, Idle, Tensor
+from simoffload.strategies.actions import Idle, Tensor
+from simoffload.strategies.coordinator import Coordinator
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 LAYER = re.compile(r"^(?:model\.decoder|model|transformer)\.(?:layers|h)\.(\d+)(?:\.|$)")
@@ -62,7 +63,7 @@ def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
             rows.append(Row("wait read", 0, "", 0, self.coordinator._free_buffers))
 
     actions = Storage()
-    actions.coordinator = plan.programs.walks.coordinator(actions, model, warm=not first)
+    actions.coordinator = plan.layered.coordinator(actions, model, warm=not first)
     actions.coordinator.run()
     assert next(sizes, None) is None
     return _in_one_order(rows)

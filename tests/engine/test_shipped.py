@@ -15,7 +15,7 @@ from simoffload.results.passes import summarize_pass
 from simoffload.schedule import Schedule
 from simoffload.shipped import shipped_folder
 from simoffload.strategies import CheckpointPlan
-from simoffload.strategies.training.step_work import StepWork
+from simoffload.strategies.plan import StepWork
 
 FOLDER = shipped_folder("scenarios")
 NAMES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from simoffload.engine import execute
 from simoffload.exchange.chrome_trace import write_trace
-from simoffload.results.timeline import Timeline
-from simoffload.results.track import Track
+from simoffload.results.timeline import Timeline, Track
 from simoffload.schedule import Block, Dependency, Device, Link, Op, Program, Route, Schedule
 from simoffload.schedule.program import steps_of
 

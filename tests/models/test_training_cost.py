@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from simoffload.models import ModelShape, ModuleCost, load_model
-from simoffload.models.lora import with_lora
-from simoffload.models.training_cost import (
+from simoffload.models.cost import (
     backward_cost,
     loss_module,
     training_cost,
     training_forward_flops,
 )
+from simoffload.models.lora import with_lora
 from tests.models.small import LLAMA
 
 

@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.results.combined import combined
-from simoffload.results.passes import GroupShare, LinkUse, PassResult, Share, StreamUse
+from simoffload.results.passes import (
+    GroupShare,
+    LinkUse,
+    PassResult,
+    Share,
+    StreamUse,
+    combined,
+    seconds,
+    whole,
+)
 from simoffload.results.result import attributed
-from simoffload.results.times import seconds, whole
 
 
 def passed(name: str, *shares: Share, links: tuple[LinkUse, ...] = (), host: float = 0.0) -> PassResult:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
-from simoffload.results.chain import last_of, walk
+from simoffload.results.attribution import last_of, walk
 from simoffload.results.timeline import Timeline
 from simoffload.schedule import Block, Dependency, Op, Schedule
 from tests.engine.generated import long_schedules, program_schedules

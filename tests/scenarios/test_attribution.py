@@ -9,8 +9,7 @@ from fractions import Fraction
 import pytest
 
 from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.combined import combined
-from simoffload.results.passes import PassResult
+from simoffload.results.passes import PassResult, combined
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import list_scenarios, load_scenario

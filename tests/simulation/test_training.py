@@ -16,7 +16,7 @@ from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
-from simoffload.strategies.training.step_work import StepWork
+from simoffload.strategies.plan import StepWork
 from tests.engine.generated import slowed
 
 LLAMA = {

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.strategies.coordinator import Coordinator, Tensor
+from simoffload.strategies.actions import Tensor
+from simoffload.strategies.coordinator import Coordinator
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
 
 

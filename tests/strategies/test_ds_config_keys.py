@@ -11,8 +11,8 @@ import pytest
 import simoffload
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings, sections
-from simoffload.strategies.ds_config.known_keys import LEFT_OUT, REFUSED, WITHOUT_EFFECT
 from simoffload.strategies.ds_config.training import resolve_training, trains
+from simoffload.strategies.ds_config.unread import LEFT_OUT, REFUSED, WITHOUT_EFFECT
 
 SECTIONS = [
     one for one in vars(sections).values() if isinstance(one, type) and issubclass(one, sections.Section)

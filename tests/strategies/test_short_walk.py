@@ -14,8 +14,9 @@ from simoffload.hardware import Machine
 from simoffload.models import Sequences, load_model
 from simoffload.schedule import Op, Route, Schedule
 from simoffload.strategies import ZeroInference
+from simoffload.strategies.layered import LayeredModel
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.programs import Programs, Walks, programs_of
+from simoffload.strategies.programs import Programs, programs_of
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from tests.simulation.test_properties import WORK, plans, shapes
 
@@ -39,10 +40,10 @@ def in_full(plan: ZeroInferencePlan, forward: ForwardPass) -> Schedule:
 
 def walking_all(plan: ZeroInferencePlan) -> ZeroInferencePlan:
     """The plan with programs of its own, that leave no layer out."""
-    walks = Walks(plan.model, plan.placement)
-    walks.periods.update({True: None, False: None})
+    layered = LayeredModel(plan.model, plan.placement)
+    layered.periods.update({True: None, False: None})
     other = replace(plan)
-    other.__dict__["programs"] = Programs(walks, plan.machine)
+    other.__dict__["programs"] = Programs(layered, plan.machine)
     return other
 
 
@@ -92,7 +93,7 @@ def test_memory_as_walking_through_every_layer(
 
 def test_thousands_of_layers_are_a_few(shipped_plan: ZeroInferencePlan) -> None:
     """BLOOM-mod-2: a period of two layers, of which one is read while the other is at work."""
-    period = shipped_plan.programs.walks.periods[True]
+    period = shipped_plan.layered.period(warm=True)
     assert period is not None
     assert period.layers == 2
     assert period.walked < 12
@@ -123,7 +124,7 @@ def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
     )
     assert other.programs is one.programs
     fresh = replace(other)
-    fresh.__dict__["programs"] = Programs(Walks(model, other.placement), machine)
+    fresh.__dict__["programs"] = Programs(LayeredModel(model, other.placement), machine)
     for forward in PASSES:
         one.schedule(forward)
         (alike,) = forward.batch
@@ -138,4 +139,4 @@ def test_programs_are_not_those_of_an_equal_machine(shipped_plan: ZeroInferenceP
     assert programs_of(plan.model, plan.machine, plan.placement) is plan.programs
     elsewhere = programs_of(plan.model, replace(plan.machine), plan.placement)
     assert elsewhere is not plan.programs
-    assert elsewhere.walks is plan.programs.walks, "what is called does not depend on the machine"
+    assert elsewhere.layered is plan.programs.layered, "what is called does not depend on the machine"

@@ -7,7 +7,7 @@ import pytest
 from simoffload.hardware import load_platform
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import simulate
-from simoffload.strategies.training.timing import (
+from simoffload.strategies.timing import (
     DEEPSPEED_ADAM,
     TORCH_ADAM,
     TORCH_WEIGHT_DECAY,

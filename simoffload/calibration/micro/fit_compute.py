@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from simoffload.calibration.micro.fitted import Fitted, central, flops_text, seconds_text
-from simoffload.hardware.curve import Curve
+from simoffload.hardware.quantities import Curve
 
 __all__ = ["Roofline", "fit_hbm", "fit_kernel_latency", "fit_matmul"]
 

@@ -19,7 +19,7 @@ from simoffload.calibration.micro.fitted import Fitted, central, rate_text, seco
 from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.training.timing import TrainingTiming
+from simoffload.strategies.timing import TrainingTiming
 from simoffload.strategies.training.trace import Event, micro_step
 from simoffload.workload import Training
 

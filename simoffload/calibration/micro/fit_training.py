@@ -14,8 +14,8 @@ from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.strategies import ZeroTraining
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.timing import DEEPSPEED_ADAM
 from simoffload.workload import Training
 
 __all__ = ["fit_cpu_optimizer", "fit_training", "training_plan_of"]

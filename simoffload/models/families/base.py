@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, Va
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from simoffload.errors import shortened
-from simoffload.models.modules import Module
-from simoffload.models.shape import Dtype, ModelShape
+from simoffload.models.shape import Dtype, ModelShape, Module
 from simoffload.models.traits import Attention, Traits
 
 __all__ = [

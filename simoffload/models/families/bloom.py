@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists
-from simoffload.models.modules import (
+from simoffload.models.shape import (
     activation,
     attention,
     container,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 from simoffload.models.families.base import Count, Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
-from simoffload.models.modules import (
+from simoffload.models.shape import (
     Module,
     activation,
     attention,

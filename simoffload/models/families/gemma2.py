@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.rotary import SlidingConfig
-from simoffload.models.modules import Module, container, embedding, linear, rms_norm, rotary
+from simoffload.models.shape import Module, container, embedding, linear, rms_norm, rotary
 from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
 
 __all__ = ["Gemma2", "GemmaConfig"]

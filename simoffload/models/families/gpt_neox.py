@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
 from simoffload.models.families.rotary import rotary_factor
-from simoffload.models.modules import (
+from simoffload.models.shape import (
     Module,
     activation,
     attention,

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, ModuleLists, invalid
 from simoffload.models.families.rotary import RotaryConfig
-from simoffload.models.modules import Module, Parameter, activation, container, linear
+from simoffload.models.shape import Module, Parameter, activation, container, linear
 from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
 
 __all__ = ["Mixtral"]

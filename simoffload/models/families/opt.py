@@ -19,7 +19,7 @@ from simoffload.models.families.base import (
     ModuleLists,
     Width,
 )
-from simoffload.models.modules import (
+from simoffload.models.shape import (
     Module,
     activation,
     attention,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from simoffload.models.families.base import Extent, ModuleLists
 from simoffload.models.families.rotary import SlidingConfig, rotary_factor
-from simoffload.models.modules import Module, activation, attention, container, dropout, linear, rms_norm
+from simoffload.models.shape import Module, activation, attention, container, dropout, linear, rms_norm
 from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
 
 __all__ = ["Phi3"]

@@ -18,7 +18,7 @@ from simoffload.models.families.base import (
     Width,
     invalid,
 )
-from simoffload.models.modules import (
+from simoffload.models.shape import (
     Module,
     activation,
     attention,

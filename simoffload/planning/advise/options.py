@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.moves import gathered
+from simoffload.strategies.zero import gathered
 from simoffload.workload import Inference
 
 __all__ = ["Kind", "Option", "gathered_words"]

@@ -12,7 +12,7 @@ from simoffload.planning.fit.search import smallest_that_fits
 from simoffload.planning.fit.variants import Variants
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import tier_name
-from simoffload.strategies.training.memory.estimators import white_paper_rule
+from simoffload.strategies.training.memory.states import white_paper_rule
 from simoffload.workload import Checkpointing, Training
 
 __all__ = ["MachineCount", "MachinesNeeded", "machines_needed"]

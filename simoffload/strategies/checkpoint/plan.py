@@ -9,22 +9,21 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import MemoryTerm, Moment
-from simoffload.results.checkpoint import Outlook
+from simoffload.results.checkpoint import Outlook, outlook, run_mtbf
 from simoffload.strategies.base import Phase, Plan
 from simoffload.strategies.checkpoint.bytes import (
+    DIRTY_LIMIT,
     Part,
     checkpoint_bytes,
     checkpoint_parts,
     written_bytes,
 )
-from simoffload.strategies.checkpoint.host_costs import DIRTY_LIMIT
 from simoffload.strategies.checkpoint.schedule import restore_phases, save_phases
 from simoffload.strategies.checkpoint.schedule_writer import RankGroup
-from simoffload.strategies.checkpoint.stall import outlook, run_mtbf
-from simoffload.strategies.direct_storage import gds_warnings
 from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.placement import gds_warnings
 from simoffload.units import format_seconds
-from simoffload.workload.checkpointing import Checkpointing
+from simoffload.workload.training import Checkpointing
 
 __all__ = ["CheckpointPlan", "plan_checkpoint"]
 

@@ -14,8 +14,7 @@ from typing import Any
 from simoffload.models import ModelShape
 from simoffload.schedule import Dependency, Schedule
 from simoffload.strategies.base import Phase, PhaseKind
-from simoffload.strategies.checkpoint.bytes import Part
-from simoffload.strategies.checkpoint.host_costs import (
+from simoffload.strategies.checkpoint.bytes import (
     CRC32_S,
     DIRTY_BACKGROUND,
     DIRTY_LIMIT,
@@ -24,6 +23,7 @@ from simoffload.strategies.checkpoint.host_costs import (
     FRESH_FROM_GPU_S,
     FRESH_READ_S,
     PAGE_CACHE_S,
+    Part,
     fresh_share,
 )
 from simoffload.strategies.checkpoint.schedule_writer import (
@@ -36,7 +36,7 @@ from simoffload.strategies.checkpoint.schedule_writer import (
     RankGroup,
     blocks,
 )
-from simoffload.workload.checkpointing import Checkpointing, Writer
+from simoffload.workload.training import Checkpointing, Writer
 
 __all__ = ["restore_phases", "save_phases"]
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.hardware import Machine, Path
-from simoffload.hardware.curve import Curve
+from simoffload.hardware.quantities import Curve
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import Hops, ScheduleBuilder
 from simoffload.strategies.timing import copy_name, picoseconds
@@ -54,12 +54,8 @@ def blocks(size: int, block: int, *, most: int) -> list[int]:
     return [block * times] * whole + ([rest] if rest else [])
 
 
-class _Ways(NamedTuple):
-    """How the bytes of all ranks travel."""
-
-    first: Path
-    """Of the first rank, which sets what a single transfer reaches."""
-    hops: tuple[Hops, ...]
+_Way = tuple[Path, tuple[Hops, ...]]
+"""The path of the first rank, which sets what a single transfer reaches, and the hops of all."""
 
 
 class PhaseWriter:
@@ -71,8 +67,7 @@ class PhaseWriter:
         self._builder = ScheduleBuilder(name=name, ranks=len(group.ranks), streams=STREAMS)
         self._builder.segment(name)
         # Every block takes the same ways: with a thousand ranks finding them anew costs most of the time.
-        self._ways: dict[tuple[object, ...], _Ways] = {}
-        self._routes: dict[tuple[int, str, int], int] = {}
+        self._ways: dict[tuple[object, ...], _Way] = {}
 
     def finish(self) -> Schedule:
         """Close the phase. Other runs take their share of a filesystem: as much as this one."""
@@ -112,19 +107,19 @@ class PhaseWriter:
     ) -> None:
         """Copy to host memory, ``each`` [B] at a time with ``call_s`` [s] for every call."""
         machine = self.group.machine
-        ways = self._way("from GPU", lambda rank: machine.device_to_host(rank, pinned=pinned), pinned)
+        path, hops = self._way("from GPU", lambda rank: machine.device_to_host(rank, pinned=pinned), pinned)
         name = copy_name(to_device=False, pinned=pinned)
         one = min(each or size, size)
-        fixed = -(-size // one) * (call_s + ways.first.latency)
-        self._transfer(COPY, name, ways, size, ways.first.curve.rate(one), fixed, after)
+        fixed = -(-size // one) * (call_s + path.latency)
+        self._transfer(COPY, name, hops, size, path.curve.rate(one), fixed, after)
 
     def to_gpu(self, size: int, *, pinned: bool, after: tuple[Dependency, ...] = ()) -> None:
         """Copy to the GPU."""
         machine = self.group.machine
-        ways = self._way("to GPU", lambda rank: machine.host_to_device(rank, pinned=pinned), pinned)
+        path, hops = self._way("to GPU", lambda rank: machine.host_to_device(rank, pinned=pinned), pinned)
         name = copy_name(to_device=True, pinned=pinned)
-        rate, latency = ways.first.curve.rate(size), ways.first.latency
-        self._transfer(COPY, name, ways, size, rate, latency, after, kind="copy")
+        rate, latency = path.curve.rate(size), path.latency
+        self._transfer(COPY, name, hops, size, rate, latency, after, kind="copy")
 
     def in_host(self, name: str, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy within host memory, by one thread."""
@@ -135,7 +130,8 @@ class PhaseWriter:
             memory = machine.wiring.memories[rank // machine.gpus_per_node]
             return Path("host memory", ((memory, _COPIED),), 0.0, Curve.flat(rate))
 
-        self._transfer(HOST, name, self._way("host", way), size, rate, 0.0, after)
+        _, hops = self._way("host", way)
+        self._transfer(HOST, name, hops, size, rate, 0.0, after)
 
     def write(
         self,
@@ -150,13 +146,13 @@ class PhaseWriter:
         """Write to the tier, ``each`` [B] at a time, one after the other: with ``outstanding`` [B] in flight
         in requests of ``block`` [B], or with as much as it takes (the kernel's writeback)."""
         machine, tier = self.group.machine, self.group.tier
-        ways = self._way("write", lambda rank: machine.storage_write(tier, rank, gds=gds), tier, gds)
-        path, one = ways.first, min(each or size, size)
+        path, hops = self._way("write", lambda rank: machine.storage_write(tier, rank, gds=gds), tier, gds)
+        one = min(each or size, size)
         rate = path.curve.rate(one)
         if outstanding is not None:
             rate = min(rate, path.outstanding_rate(min(outstanding, one), block=min(block, one)))
         fixed = -(-size // one) * path.latency
-        self._transfer(IO, f"{tier} write", ways, size, rate, fixed, after)
+        self._transfer(IO, f"{tier} write", hops, size, rate, fixed, after)
 
     def read(self, size: int, *, tier: str) -> None:
         """Read from a tier into the page cache; the kernel has so much in flight as it reads ahead.
@@ -165,44 +161,44 @@ class PhaseWriter:
         file (llite max_read_ahead_per_file_mb; from memory, unverified), else read_ahead_kb.
         """
         machine = self.group.machine
-        ways = self._way("read", lambda rank: machine.storage_read(tier, rank), tier)
-        path = ways.first
+        path, hops = self._way("read", lambda rank: machine.storage_read(tier, rank), tier)
         ahead = max(READ_AHEAD, 2 * path.chunk * path.width)
         if machine.tiers[tier].kind == "pfs":
             ahead = _LUSTRE_READ_AHEAD
         rate = min(path.curve.rate(size), path.outstanding_rate(ahead, block=ahead))
-        self._transfer(READ, f"{tier} read", ways, size, rate, path.latency)
+        self._transfer(READ, f"{tier} read", hops, size, rate, path.latency)
 
     def collective(
         self, name: str, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
     ) -> None:
         """Receive ``size`` [B] on every rank, together with all others."""
         machine, ranks = self.group.machine, len(self.group.ranks)
-        ways = self._way("gather", lambda rank: machine.gather(rank, ranks))
-        rate, latency = ways.first.curve.rate(size), ways.first.latency
-        self._transfer(COMM, name, ways, size, rate, call_s + latency, after, together=True)
+        path, hops = self._way("gather", lambda rank: machine.gather(rank, ranks))
+        rate, latency = path.curve.rate(size), path.latency
+        self._transfer(COMM, name, hops, size, rate, call_s + latency, after, together=True)
 
     def from_first_gpu(self, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy from the first rank's GPU to pageable memory, for which all others wait."""
         path = self.group.machine.device_to_host(self.group.ranks[0], pinned=False)
         none: Hops = ()
-        ways = _Ways(path, (path.hops, *(none for _ in self.group.ranks[1:])))
+        way: _Way = path, (path.hops, *(none for _ in self.group.ranks[1:]))
         rate, name = path.curve.rate(size), copy_name(to_device=False, pinned=False)
-        self._transfer(COPY, name, self._ways.setdefault(("first",), ways), size, rate, path.latency, after)
+        _, hops = self._ways.setdefault(("first",), way)
+        self._transfer(COPY, name, hops, size, rate, path.latency, after)
 
-    def _way(self, what: str, path: Callable[[int], Path], *how: object) -> _Ways:
+    def _way(self, what: str, path: Callable[[int], Path], *how: object) -> _Way:
         """The ways of all ranks, found once for each ``what`` and ``how``."""
         key = (what, *how)
         if key not in self._ways:
             paths = [path(rank) for rank in self.group.ranks]
-            self._ways[key] = _Ways(paths[0], tuple(one.hops for one in paths))
+            self._ways[key] = paths[0], tuple(one.hops for one in paths)
         return self._ways[key]
 
     def _transfer(
         self,
         stream: int,
         name: str,
-        ways: _Ways,
+        hops: tuple[Hops, ...],
         size: int,
         rate: int,
         fixed_s: float,
@@ -211,8 +207,5 @@ class PhaseWriter:
         together: bool = False,
         kind: str = "",
     ) -> None:
-        key = id(ways), name, rate  # ways live as long as this object
-        if key not in self._routes:
-            self._routes[key] = self._builder.route(name=name, hops=ways.hops, cap=rate)
-        route, after_s = self._routes[key], picoseconds(fixed_s)
+        route, after_s = self._builder.route(name=name, hops=hops, cap=rate), picoseconds(fixed_s)
         self._builder.add(Op(kind or _KINDS[stream], name, stream, after_s, size, route, after, together))

@@ -1,21 +1,30 @@
-"""Where checkpoints go, as a scenario of checkpoints alone names it."""
+"""Checkpoints by themselves, and those of a training run: where they go, and what its ds_config says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from simoffload.documents import Edit
+from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.strategies.base import Move, Plan, Strategy
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
+from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.ds_config.training import OptimizerKind
+from simoffload.strategies.ds_config.unread import unread
 from simoffload.strategies.placement import Placement, refused
-from simoffload.workload import Checkpointing
+from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
+from simoffload.workload.training import Optimizer
 
-__all__ = ["CheckpointStorage"]
+if TYPE_CHECKING:
+    from simoffload.strategies.training.plan import ZeroTrainingPlan
+
+__all__ = ["CheckpointStorage", "config_warnings", "plan_of_training"]
 
 
 class CheckpointStorage(Strategy):
@@ -62,3 +71,99 @@ class CheckpointStorage(Strategy):
     def plan(self, model: ModelShape, workload: Checkpointing, machine: Machine) -> CheckpointPlan:
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed cannot do."""
         return plan_checkpoint(model, workload, machine, ranks=self.ranks, tier=self.tier, swap=self.swap)
+
+
+_OPTIMIZERS: dict[OptimizerKind, Optimizer] = {
+    "adam": "adam",
+    "sgd": "momentum",
+    "adam8bit": "adam_8bit",
+    # On ZeRO's flat partitions Adafactor keeps one element each (strategies/training/memory/states.py).
+    "adafactor": "momentum",
+}
+
+
+def plan_of_training(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> CheckpointPlan:
+    """Plan the checkpoints of a run whose time of a step is not known yet.
+
+    Until it is (``CheckpointPlan.after``) ``interval_steps`` says nothing. Raises InputError, with keys below
+    ``checkpoint``, for options that contradict each other or the run.
+    """
+    workload = _workload(options, plan)
+    try:
+        workload.writer.check()
+        workload.check()
+        found = plan_checkpoint(
+            plan.model,
+            workload,
+            plan.machine,
+            ranks=plan.places.ranks,
+            tier=options.tier,
+            swap=plan.optimizer_target if workload.offload_optimizer == "nvme" else None,
+        )
+        every = {"interval_steps": options.interval_steps}
+        return replace(found, workload=workload.model_copy(update=every))
+    except ValueError as error:
+        raise InputError.at("checkpoint", str(error)) from None
+    except InputError as error:
+        raise InputError(_below_checkpoint(one) for one in error.problems) from None
+
+
+def _below_checkpoint(problem: Problem) -> Problem:
+    """Keys of a scenario of checkpoints alone are those of the section here."""
+    for room in ("workload.", "strategy."):
+        if problem.key.startswith(room):
+            return problem._replace(key=f"checkpoint.{problem.key.removeprefix(room)}")
+    return problem
+
+
+def _workload(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Checkpointing:
+    """What is written in the scenario counts more than ds_config."""
+    settings, section = plan.settings, plan.config.checkpoint
+    said = {name: getattr(options, name) for name in type(options).model_fields if name != "tier"}
+    decoupled = section is not None and section.writer is not None and section.writer.decoupled
+    if decoupled and "mode" not in options.model_fields_set:
+        said["mode"] = "decoupled"
+    return Checkpointing.model_construct(
+        **said
+        | {
+            "writer": _writer(options.writer, plan),
+            "interval_steps": None,
+            "stage": settings.stage,
+            "optimizer": _OPTIMIZERS[settings.optimizer],
+            "offload_optimizer": settings.optimizer_device,
+            "sub_group_size": settings.sub_group_size,
+        }
+    )
+
+
+def _writer(written: Writer, plan: ZeroTrainingPlan) -> Writer:
+    """DeepSpeed's writer as ``checkpoint.writer`` and ``aio`` set it up, and what the scenario has beyond."""
+    aio, section = plan.settings.params, plan.config.checkpoint
+    values: dict[str, Any] = {
+        "block_size": aio.block_size,
+        "queue_depth": aio.queue_depth,
+        "intra_op_parallelism": aio.threads,
+    }
+    if section is not None:
+        values["checkpoint_serialization"] = section.checkpoint_serialization
+        if section.writer is not None:
+            values |= {
+                "type": section.writer.type,
+                "io_buffer_size": section.writer.io_buffer_size,
+                "io_buffer_double": section.writer.io_buffer_double,
+                "data_parallel": section.writer.data_parallel or "none",
+            }
+    values |= {name: getattr(written, name) for name in written.model_fields_set}
+    made = Writer().model_copy(update=values)
+    if aio.use_gds and made.is_direct and "use_gds" not in written.model_fields_set:
+        return made.model_copy(update={"use_gds": True})
+    return made
+
+
+def config_warnings(config: DeepSpeedConfig) -> tuple[str, ...]:
+    """Keys of ``checkpoint`` that DeepSpeed does not know or that are not modelled."""
+    section = config.checkpoint
+    if section is None:
+        return ()
+    more = unread(section.writer, "checkpoint.writer.") if section.writer is not None else []
+    return (*unread(section, "checkpoint."), *more)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from simoffload.strategies.ds_config.parameters import FIRST_INTRA_OP, OffloadSettings
+from simoffload.strategies.ds_config.parameters import OffloadSettings
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
 from simoffload.strategies.ds_config.training import TrainingSettings
 
@@ -26,11 +26,12 @@ _MAX_GRAD_NORM = 1.0
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 _AUTO_STAYS = ("zenflow", "optimizer", "scheduler")
 """Sections in which "auto" is DeepSpeed's own, or a hyperparameter that nothing simulated depends on."""
-_WEIGHTS = {"none": (), "cpu": ("pin_memory",), "nvme": ("pin_memory", "buffer_count", "buffer_size")}
-_OPTIMIZER = {
-    "none": (),
-    "cpu": ("pin_memory",),
-    "nvme": ("pin_memory", "buffer_count", "pipeline_read", "pipeline_write"),
+_OFFLOADED = {
+    "offload_param": {"cpu": ("pin_memory",), "nvme": ("pin_memory", "buffer_count", "buffer_size")},
+    "offload_optimizer": {
+        "cpu": ("pin_memory",),
+        "nvme": ("pin_memory", "buffer_count", "pipeline_read", "pipeline_write"),
+    },
 }
 """Keys of the offload sections that matter, by device."""
 _STAGE_3 = (
@@ -62,7 +63,7 @@ class Work(NamedTuple):
 
 def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: Work) -> Tree:
     """The configuration of ZeRO-Inference: without an optimizer, with which DeepSpeed would train."""
-    said = _said(written.model_dump(exclude_unset=True))
+    said, values = _said(written.model_dump(exclude_unset=True)), settings.config
     zero = said.get("zero_optimization", {})
     return _laid(
         {
@@ -71,11 +72,13 @@ def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: 
             "scheduler": None,
             "zero_optimization": {
                 "stage": 3,
-                **_fetching(zero, settings, needed=_STAGE_3),
-                "offload_param": _weights(zero, settings, work),
+                **_kept(values["zero_optimization"], zero, _STAGE_3),
+                "offload_param": _offloaded(
+                    "offload_param", settings.device, work.weights_path, values, zero
+                ),
                 "offload_optimizer": None,
             },
-            "aio": _aio(said, settings, stored=settings.device == "nvme"),
+            "aio": _aio(said, values, stored=settings.device == "nvme"),
         },
         said,
     )
@@ -83,27 +86,24 @@ def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: 
 
 def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: Work) -> Tree:
     """The configuration of training, with AdamW where no optimizer is named."""
-    said = _said(written.model_dump(exclude_unset=True))
-    zero, params = said.get("zero_optimization", {}), settings.params
-    stage_3 = settings.stage == 3
-    buckets = {
-        "reduce_bucket_size": settings.reduce_bucket_size,
-        "allgather_bucket_size": settings.allgather_bucket_size,
-        "sub_group_size": settings.sub_group_size,
-    }
+    said, values = _said(written.model_dump(exclude_unset=True)), settings.config
+    zero, weights, optimizer = (
+        said.get("zero_optimization", {}),
+        settings.params.device,
+        settings.optimizer_device,
+    )
+    needed = (*_STAGE_3, "sub_group_size") if settings.stage == 3 else ("allgather_bucket_size",)
     sections: Tree = {
         "stage": settings.stage,
-        **_fetching(zero, params, needed=_STAGE_3 if stage_3 else ()),
-        **_kept(
-            buckets, zero, ("reduce_bucket_size", "sub_group_size" if stage_3 else "allgather_bucket_size")
-        ),
+        **_kept(values["zero_optimization"], zero, ("reduce_bucket_size", *needed)),
     }
-    if stage_3:
-        sections["offload_param"] = _weights(zero, params, work)
-        if params.device == "nvme":
-            sections["offload_param"]["max_in_cpu"] = params.max_in_cpu
+    if settings.stage == 3:
+        sections["offload_param"] = _offloaded("offload_param", weights, work.weights_path, values, zero)
+        if weights == "nvme":
+            sections["offload_param"]["max_in_cpu"] = settings.params.max_in_cpu
     if settings.stage > 0:
-        sections["offload_optimizer"] = _optimizer(zero, settings, work)
+        path = work.optimizer_path
+        sections["offload_optimizer"] = _offloaded("offload_optimizer", optimizer, path, values, zero)
     clipping = {"gradient_clipping": _MAX_GRAD_NORM} if written.gradient_clipping == "auto" else {}
     return _laid(
         {
@@ -112,7 +112,7 @@ def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: 
             **clipping,
             "optimizer": {"type": written.optimizer.type if written.optimizer else "AdamW"},
             "zero_optimization": sections,
-            "aio": _aio(said, params, stored="nvme" in (params.device, settings.optimizer_device)),
+            "aio": _aio(said, values, stored="nvme" in (weights, optimizer)),
         },
         said,
     )
@@ -152,51 +152,19 @@ def _batch_and_type(said: Tree, work: Work) -> Tree:
     }
 
 
-def _fetching(zero: Tree, settings: OffloadSettings, *, needed: Collection[str]) -> Tree:
-    values = {
-        "overlap_comm": settings.overlap_comm,
-        "stage3_prefetch_bucket_size": settings.prefetch_bucket_size,
-        "stage3_param_persistence_threshold": settings.param_persistence_threshold,
-        "stage3_model_persistence_threshold": settings.model_persistence_threshold,
-        "stage3_max_live_parameters": settings.max_live_parameters,
-        "stage3_max_reuse_distance": settings.max_reuse_distance,
+def _offloaded(section: str, device: str | None, path: str | None, values: Tree, zero: Tree) -> Tree:
+    """Where states are, and what of their buffers matters there."""
+    needed = _OFFLOADED[section].get(device or "none", ())
+    return {
+        "device": device or "none",
+        "nvme_path": path,
+        **_kept(values[section], zero.get(section, ()), needed),
     }
-    return _kept(values, zero, needed)
 
 
-def _weights(zero: Tree, settings: OffloadSettings, work: Work) -> Tree:
-    values = {
-        "pin_memory": settings.pin_memory,
-        "buffer_count": settings.buffer_count,
-        "buffer_size": settings.buffer_size,
-        "max_in_cpu": settings.max_in_cpu,
-    }
-    device = settings.device or "none"
-    kept = _kept(values, zero.get("offload_param", ()), _WEIGHTS[device])
-    return {"device": device, "nvme_path": work.weights_path, **kept}
-
-
-def _optimizer(zero: Tree, settings: TrainingSettings, work: Work) -> Tree:
-    values = {
-        "pin_memory": settings.pin_memory,
-        "buffer_count": settings.buffer_count,
-        "pipeline_read": settings.pipeline_read,
-        "pipeline_write": settings.pipeline_write,
-    }
-    device = settings.optimizer_device
-    kept = _kept(values, zero.get("offload_optimizer", ()), _OPTIMIZER[device])
-    return {"device": device, "nvme_path": work.optimizer_path, **kept}
-
-
-def _aio(said: Tree, settings: OffloadSettings, *, stored: bool) -> Tree:
-    """How storage is read and written, by the name that the version reads."""
-    names = ("thread_count", "intra_op_parallelism")
-    read, ignored = reversed(names) if settings.version >= FIRST_INTRA_OP else names
-    values = {
-        "block_size": settings.block_size,
-        "queue_depth": settings.queue_depth,
-        read: settings.threads,
-        "use_gds": settings.use_gds,
-    }
-    needed = ("block_size", "queue_depth", read, *(("use_gds",) if settings.use_gds else ()))
-    return {**_kept(values, said.get("aio", ()), needed if stored or "aio" in said else ()), ignored: None}
+def _aio(said: Tree, values: Tree, *, stored: bool) -> Tree:
+    """How storage is read and written, by the name of the threads that the version reads."""
+    known = values["aio"]
+    needed = [key for key in known if key != "use_gds" or known[key]] if stored or "aio" in said else []
+    ignored = {"thread_count", "intra_op_parallelism"} - known.keys()
+    return {**_kept(known, said.get("aio", ()), needed), **dict.fromkeys(ignored)}

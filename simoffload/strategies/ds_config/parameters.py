@@ -5,7 +5,7 @@ Versions in which a default or a name changed are said where they matter.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
@@ -31,6 +31,10 @@ LATEST = "0.19.8"
 _FIRST_GDS = (0, 15, 0)
 FIRST_INTRA_OP = (0, 16, 4)
 """Since then ``aio.thread_count`` is called ``intra_op_parallelism`` (DeepSpeed's commit c9da489)."""
+
+
+_ALIGNED = 1024
+"""[B] to which each aio thread's part of a file is padded (``AIO_ALIGNED_BYTES``, swap_tensor/utils.py)."""
 
 
 class OffloadSettings(NamedTuple):
@@ -91,6 +95,42 @@ class OffloadSettings(NamedTuple):
     def outstanding_bytes(self) -> int:
         """[B] the most that one rank has in flight to storage."""
         return self.block_size * self.queue_depth * self.threads
+
+    @property
+    def config(self) -> dict[str, dict[str, Any]]:
+        """What ds_config would say, by the section."""
+        threads = "intra_op_parallelism" if self.version >= FIRST_INTRA_OP else "thread_count"
+        return {
+            "zero_optimization": {
+                "overlap_comm": self.overlap_comm,
+                "stage3_prefetch_bucket_size": self.prefetch_bucket_size,
+                "stage3_param_persistence_threshold": self.param_persistence_threshold,
+                "stage3_model_persistence_threshold": self.model_persistence_threshold,
+                "stage3_max_live_parameters": self.max_live_parameters,
+                "stage3_max_reuse_distance": self.max_reuse_distance,
+            },
+            "offload_param": {
+                "pin_memory": self.pin_memory,
+                "buffer_count": self.buffer_count,
+                "buffer_size": self.buffer_size,
+                "max_in_cpu": self.max_in_cpu,
+            },
+            "aio": {
+                "block_size": self.block_size,
+                "queue_depth": self.queue_depth,
+                threads: self.threads,
+                "use_gds": self.use_gds,
+            },
+        }
+
+    @property
+    def alignment(self) -> int:
+        """[B] of which every file and swap buffer is a multiple."""
+        return _ALIGNED * self.threads
+
+    def aligned(self, size: int) -> int:
+        """[B] that a file or swap buffer of ``size`` takes: whole units of every aio thread."""
+        return -(-size // self.alignment) * self.alignment
 
 
 def parse_version(text: str) -> tuple[int, ...]:

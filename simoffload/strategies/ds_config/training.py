@@ -96,6 +96,28 @@ class TrainingSettings(NamedTuple):
         """Whether ``PipelinedOptimizerSwapper`` is used."""
         return self.pipeline_read or self.pipeline_write
 
+    @property
+    def config(self) -> dict[str, dict[str, Any]]:
+        """What ds_config would say, by the section."""
+        fetching, zenflow = self.params.config, self.zenflow
+        return fetching | {
+            "zero_optimization": fetching["zero_optimization"]
+            | {
+                "overlap_comm": self.overlap_comm,
+                "reduce_bucket_size": self.reduce_bucket_size,
+                "allgather_bucket_size": self.allgather_bucket_size,
+                "sub_group_size": self.sub_group_size,
+            },
+            "offload_optimizer": {
+                "pin_memory": self.pin_memory,
+                "buffer_count": self.buffer_count,
+                "pipeline_read": self.pipeline_read,
+                "pipeline_write": self.pipeline_write,
+            },
+            "activation_checkpointing": {"cpu_checkpointing": self.cpu_checkpointing},
+            "zenflow": {"overlap_step": zenflow.overlap_step, "offload": zenflow.offload} if zenflow else {},
+        }
+
 
 def resolve_training(
     config: DeepSpeedConfig, *, version: str = LATEST, hidden_size: int, dtype_bytes: int

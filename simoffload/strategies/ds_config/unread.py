@@ -1,17 +1,245 @@
-"""What is said about keys of ds_config.json that DeepSpeed does not know or that are not simulated."""
+"""Keys of ds_config.json that are not simulated: without effect, left out, refused, or unknown to DeepSpeed.
+
+A key that DeepSpeed reads is one of four things: simulated; without effect, because no time and no memory of
+a steady state depends on it; left out, which a warning tells wherever its value is not the one that is
+simulated; or refused, where the answer would be far off. Read in DeepSpeed 0.19.6, in deepspeed/runtime:
+config.py, engine.py, precision_config.py, zero/config.py, zero/offload_config.py, zenflow/zenflow_config.py.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from simoffload.documents import suggest
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.strategies.ds_config.known_keys import LEFT_OUT, REFUSED, STRICT, WITHOUT_EFFECT, LeftOut
-from simoffload.strategies.ds_config.sections import DeepSpeedConfig, Section
+from simoffload.strategies.ds_config.sections import (
+    ActivationCheckpointingSection,
+    CheckpointSection,
+    CheckpointWriterSection,
+    DataTypesSection,
+    DeepSpeedConfig,
+    OffloadOptimizerSection,
+    OffloadParamSection,
+    OptimizerSection,
+    PrecisionSection,
+    Section,
+    ZenFlowSection,
+    ZeroSection,
+)
 
-__all__ = ["key_warnings", "refuse_keys", "unread"]
+__all__ = [
+    "LEFT_OUT",
+    "REFUSED",
+    "STRICT",
+    "WITHOUT_EFFECT",
+    "LeftOut",
+    "key_warnings",
+    "refuse_keys",
+    "unread",
+]
+
+
+class LeftOut(NamedTuple):
+    """A key that is not simulated."""
+
+    simulated: Any = None
+    """Its value that is; of others a warning tells."""
+    instead: str = ""
+    """What is simulated, or what DeepSpeed does, in the words of the warning."""
+    stages: tuple[int, ...] = (0, 1, 2, 3)
+    """Stages of ZeRO that read it."""
+    training: bool = False
+    """Nothing of inference depends on it."""
+    matters: Callable[[Any], bool] = lambda _section: True
+    """Whether it is read, as the rest of its section stands."""
+
+
+_REDUCTION = "gradients are reduced in the model's type"
+_SYNCHRONIZES = "DeepSpeed waits for the GPU after each collective to time it, and overlaps less"
+
+
+def _other_type(config: DeepSpeedConfig) -> bool:
+    """Whether gradients travel in another type than the enabled one (``DeepSpeedEngine``)."""
+    enabled = "fp16" if config.fp16.enabled is True else "bfp16" if config.bf16.enabled is True else ""
+    return getattr(config, "communication_data_type", None) != enabled
+
+
+_TRAINING = LeftOut(training=True)
+_STAGE_3 = LeftOut(simulated=False, stages=(3,))
+_OWN_CHECKPOINTS = LeftOut(simulated=False, training=True, matters=lambda section: section.cpu_checkpointing)
+LEFT_OUT: dict[type[Section], dict[str, LeftOut]] = {
+    DeepSpeedConfig: {
+        **dict.fromkeys(("weight_quantization", "tensor_parallel", "expert_parallel", "compile"), LeftOut()),
+        **dict.fromkeys(("sparse_attention", "compression_training", "hybrid_engine"), LeftOut()),
+        **dict.fromkeys(("elasticity", "autotuning", "progressive_layer_drop"), _TRAINING),
+        **dict.fromkeys(("curriculum_learning", "data_efficiency", "eigenvalue"), _TRAINING),
+        **dict.fromkeys(("quantize_training", "nebula", "datastates_ckpt", "amp"), _TRAINING),
+        "graph_harvesting": LeftOut(simulated=False),
+        "sparse_gradients": LeftOut(simulated=False, training=True),
+        "comms_logger": LeftOut(instead=_SYNCHRONIZES),
+        "torch_autocast": LeftOut(instead="the model's dtype decides sizes and times", training=True),
+        "communication_data_type": LeftOut(instead=_REDUCTION, training=True, matters=_other_type),
+        "zero_force_ds_cpu_optimizer": LeftOut(
+            simulated=True, instead="on the CPU it is DeepSpeed's own Adam that runs", training=True
+        ),
+    },
+    ZeroSection: {
+        "contiguous_gradients": LeftOut(
+            simulated=True,
+            instead="gradients are copied into a bucket of reduce_bucket_size, as stages 1 and 2 always do "
+            "that offload the optimizer",
+            stages=(1, 2, 3),
+            training=True,
+        ),
+        "reduce_scatter": LeftOut(
+            simulated=True,
+            instead="gradients are reduce-scattered; DeepSpeed would all-reduce them, twice the bytes",
+            stages=(3,),
+            training=True,
+            matters=lambda zero: zero.contiguous_gradients,
+        ),
+        "use_multi_rank_bucket_allreduce": LeftOut(
+            simulated=True,
+            instead="gradients are all-reduced; DeepSpeed would reduce each to the rank that keeps it",
+            stages=(1, 2),
+            training=True,
+            matters=lambda zero: zero.reduce_scatter,
+        ),
+        "cpu_offload_use_pin_memory": LeftOut(instead="DeepSpeed ignores it, too; set pin_memory"),
+        "legacy_stage1": LeftOut(simulated=False, instead="DeepSpeed 0.5.9 and later stop at it"),
+        "stage3_module_granularity_threshold": LeftOut(simulated=0, stages=(3,)),
+        "zero_hpz_partition_size": LeftOut(simulated=1, stages=(3,)),
+        "mics_shard_size": LeftOut(simulated=-1, stages=(3,)),
+        "leaf_module": LeftOut(stages=(3,)),
+        "zeropp_loco_param": LeftOut(stages=(3,), training=True),
+        "zero_quantized_gradients": _STAGE_3._replace(training=True),
+        "stage3_use_all_reduce_for_fetch_params": _STAGE_3,
+        "stage3_allgather_sequential": _STAGE_3,
+        "zero_quantized_weights": _STAGE_3,
+        "zero_quantized_nontrainable_weights": _STAGE_3,
+        "mics_hierarchical_params_gather": _STAGE_3,
+        "pipeline_loading_checkpoint": _STAGE_3,
+        "enable_sanity_checks": _STAGE_3,
+    },
+    OffloadOptimizerSection: {
+        "fast_init": LeftOut(
+            simulated=False,
+            instead="start-up moves the same bytes in another order; with parameters on storage DeepSpeed "
+            "stops unless offload_param.buffer_size holds the largest sub-group, which is not checked",
+            stages=(3,),
+            training=True,
+        ),
+    },
+    ZenFlowSection: {
+        "auto_ratio": LeftOut(
+            simulated=0.99,
+            instead='the interval that is assumed for update_interval "auto" is that of 0.99',
+            training=True,
+            matters=lambda zenflow: zenflow.update_interval == "auto",
+        ),
+    },
+    ActivationCheckpointingSection: dict.fromkeys(
+        ("contiguous_memory_optimization", "synchronize_checkpoint_boundary", "profile"), _OWN_CHECKPOINTS
+    ),
+    CheckpointSection: {"use_node_local_storage": LeftOut(simulated=False), "parallel_write": LeftOut()},
+    CheckpointWriterSection: {"io_multiplier": LeftOut(simulated=1)},
+}
+
+WITHOUT_EFFECT: dict[type[Section], frozenset[str]] = {
+    # Logs, schedules of the learning rate, scaling of gradients in place of another multiplication, and a
+    # profile of one step; "bfloat16" is the old name of bf16. Timers of wall_clock_breakdown read events.
+    DeepSpeedConfig: frozenset(
+        [
+            "steps_per_print",
+            "dump_state",
+            "wall_clock_breakdown",
+            "memory_breakdown",
+            "log_level",
+            "timers",
+            "vocabulary_size",
+            "flops_profiler",
+            "tensorboard",
+            "wandb",
+            "csv_monitor",
+            "comet",
+            "scheduler",
+            "prescale_gradients",
+            "gradient_predivide_factor",
+            "gradient_allreduce_op",
+            "zero_allow_untested_optimizer",
+            "disable_allgather",
+            "managed_gradient_accumulation",
+            "seq_parallel_communication_data_type",
+            "dataloader_drop_last",
+            "use_data_before_expert_parallelism",
+            "pipeline",
+            "bfloat16",
+        ]
+    ),
+    # round_robin_gradients spreads the ranks' copies to host memory over the backward pass of stages 1 and 2,
+    # which is what is simulated: every rank copies its share of each bucket. Others are about loading, saving
+    # and unused parameters; allgather_partitions is read by nobody (0.9.4 to 0.19.6).
+    ZeroSection: frozenset(
+        [
+            "round_robin_gradients",
+            "allgather_partitions",
+            "load_from_fp32_weights",
+            "elastic_checkpoint",
+            "stage3_gather_16bit_weights_on_model_save",
+            "stage3_gather_fp16_weights_on_model_save",
+            "ignore_unused_parameters",
+            "memory_efficient_linear",
+            "override_module_apply",
+            "log_trace_cache_warnings",
+            "save_muon_momentum_buffer_in_memory",
+        ]
+    ),
+    # partition_activations divides checkpoints among tensor-parallel ranks, of which there is one here: the
+    # whole is kept (checkpointing.py, get_partition_size). number_checkpoints is of contiguous ones alone.
+    ActivationCheckpointingSection: frozenset({"partition_activations", "number_checkpoints"}),
+    # Hyperparameters; moments follow the master weights' type, whatever fp32_optimizer_states says of
+    # 16-bit ones (cpu_adam.py). legacy_fusion is of stage 0, where one kernel updates what several would.
+    OptimizerSection: frozenset({"params", "legacy_fusion"}),
+    # param_dtype must be the enabled type; buffers are a few tables of positions.
+    DataTypesSection: frozenset({"param_dtype", "buffer_dtype"}),
+    # Loss scaling changes what gradients are multiplied by; a check for overflow is one more look at a rank's
+    # gradients in HBM.
+    PrecisionSection: frozenset(
+        [
+            "auto_cast",
+            "loss_scale",
+            "initial_scale_power",
+            "loss_scale_window",
+            "hysteresis",
+            "consecutive_hysteresis",
+            "min_loss_scale",
+            "immediate_grad_update",
+            "check_grad_overflow",
+            "check_overflow",
+        ]
+    ),
+    CheckpointSection: frozenset({"tag_validation", "load_universal"}),
+    CheckpointWriterSection: frozenset({"show_statistics"}),
+}
+"""Keys, by section, on which no time and no memory of a steady state depends."""
+
+STRICT = (ZeroSection, OffloadParamSection, OffloadOptimizerSection, ZenFlowSection, PrecisionSection)
+"""Sections that DeepSpeed reads with ``extra="forbid"`` (config_utils.py)."""
+REFUSED = {
+    ZeroSection: {
+        "cpu_offload": "is the old name of offload_optimizer: {device: cpu}; write that",
+        "cpu_offload_param": "is the old name of offload_param: {device: cpu}; write that",
+        "cpu_offload_params": "is the old name of offload_param: {device: cpu}; write that",
+    },
+    PrecisionSection: dict.fromkeys(
+        ("fp16_master_weights_and_grads", "bf16_master_weights_and_grads", "bf16_optimizer_states"),
+        "is not modelled: master weights, gradients and moments are counted in single precision, up to twice "
+        "what DeepSpeed would keep; leave it out to see that",
+    ),
+}
+
 
 _OF_INFERENCE = ("cpu_offload_param", "cpu_offload_params")
 """Refused keys that inference, too, depends on."""

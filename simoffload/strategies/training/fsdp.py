@@ -24,17 +24,14 @@ from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Move, Plan, Strategy
-from simoffload.strategies.calibrated import ranks_beyond
-from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.memory import activations_of, pinned_rounding
 from simoffload.strategies.placement import Placement, refused
-from simoffload.strategies.plan import StepPart
+from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
-from simoffload.strategies.training.memory.activations import activations_of
 from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import OPTIMIZER, micro_steps
-from simoffload.strategies.training.step_work import StepWork
-from simoffload.strategies.training.timing import TrainingTiming
 from simoffload.workload import Training
 
 __all__ = ["Fsdp", "FsdpPlan"]

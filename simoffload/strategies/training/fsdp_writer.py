@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 from simoffload.models import Module
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.stream_writer import HOST, StreamWriter
-from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
-from simoffload.strategies.training.timing import (
+from simoffload.strategies.forward import HOST, StreamWriter
+from simoffload.strategies.timing import (
     TORCH_ADAM,
     TORCH_ADAM_NEW,
     TORCH_FOREACH,
     TORCH_WEIGHT_DECAY,
     TrainingTiming,
 )
+from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
 from simoffload.strategies.training.trace import Event, MicroStep
 
 __all__ = ["ADAMW", "FsdpWriter", "Units"]

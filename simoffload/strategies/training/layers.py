@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import lcm
+from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.strategies.actions import Idle, Tensor
-from simoffload.strategies.coordinator import Layers
+from simoffload.limits import count_elements
+from simoffload.strategies.actions import Idle, Layers, Period, State, Tensor, period_of
 from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.layer_period import Passes, Period, Skip, State, reused
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSwapper, NoSink
-from simoffload.strategies.training.trace import micro_step
+from simoffload.strategies.training.trace import Event, Passes, Skip, micro_step
 from simoffload.strategies.training.walk import Bucket, Parameters, WalkedStep, hook
 from simoffload.workload import Training
 
-__all__ = ["TrainedLayers"]
+__all__ = ["Peak", "TrainedLayers", "buckets", "gathered_peak"]
 
 _GUESSES = (12, 48, 192)
 """Layers of the models in which a period of the coordinator is looked for."""
@@ -94,12 +95,8 @@ class TrainedLayers:
         if self.settings.stage < 3:
             return Period(0, 1), Period(0, 1), 0
         if warm not in self._coordinated:
-            found = None
-            for guess in _GUESSES:
-                if guess >= self.count or found is not None:
-                    break
-                found = self._search(guess, warm=warm)
-            self._coordinated[warm] = found
+            searched = (self._search(guess, warm=warm) for guess in _GUESSES if guess < self.count)
+            self._coordinated[warm] = next((found for found in searched if found is not None), None)
         return self._coordinated[warm]
 
     def _search(self, guess: int, *, warm: bool) -> tuple[Period, Period, int] | None:
@@ -110,23 +107,19 @@ class TrainedLayers:
         ahead = 0
         try:
             for backward in (False, True):
-                met: dict[State, int] = {}
-                for visit, events in step.trace.pieces(backward=backward):
-                    if len(periods) == backward and 0 <= visit < guess:
-                        state = passes.state(visit, backward=backward)
-                        if state is None:
-                            return None
-                        if state in met:
-                            periods.append(Period(met[state], visit - met[state]))
-                            ahead = max(ahead, -(-walk.ahead // len(self._layers.tensors)))
-                            if backward:
-                                return periods[0], periods[1], ahead
-                        met[state] = visit
-                    for event in events:
-                        hook(event, walk, step.parameters)
+                states = passes.states(
+                    partial(hook, coordinator=walk, parameters=step.parameters), backward=backward
+                )
+                period = period_of(states)
+                if period is None:
+                    return None
+                periods.append(period)
+                ahead = max(ahead, -(-walk.ahead // len(self._layers.tensors)))
+                if not backward:
+                    deque(states, maxlen=0)  # to the end of forward
         except InputError:
-            pass  # where DeepSpeed would stop, the walk through the whole model says so
-        return None
+            return None  # where DeepSpeed would stop, the walk through the whole model says so
+        return periods[0], periods[1], ahead
 
     def gradients(self, swapper: GradientSwapper | None) -> Period | None:
         """The period of what waits in the bucket and, if they go there, in swap buffers."""
@@ -138,14 +131,13 @@ class TrainedLayers:
         bucket = Bucket(self.settings.reduce_bucket_size, reduce)
         before, layer, _ = self._completed
         bucket.add_all(before)
-        met: dict[State, int] = {}
-        for visit in range(min(self.count, _LONGEST)):
-            state = (bucket.state, swapper.state if swapper is not None else None)
-            if state in met:
-                return Period(met[state], visit - met[state])
-            met[state] = visit
-            bucket.add_all(layer)
-        return None
+
+        def states() -> Iterator[State]:
+            for _ in range(min(self.count, _LONGEST)):
+                yield bucket.state, swapper.state if swapper is not None else None
+                bucket.add_all(layer)
+
+        return period_of(states())
 
     @cached_property
     def _completed(self) -> list[list[Tensor]]:
@@ -184,7 +176,7 @@ class TrainedLayers:
         if coordinated is None:
             return None
         forward, backward, ahead = coordinated
-        kept = reused(self._layers, self.settings.params.max_reuse_distance)
+        kept = _reused(self._layers, self.settings.params.max_reuse_distance)
         kept = kept if self.settings.stage == 3 else 0
         start = max(2, forward.first)  # the first two layers' checkpoints are apart
         needed = start + forward.layers + _SETTLING + ahead + kept
@@ -204,3 +196,85 @@ class TrainedLayers:
         if gradients is None:
             return short
         return short._replace(backward=Skip(period, start_back, walked, left // period))
+
+
+def _reused(layers: Layers, distance: int) -> int:
+    """Layers at the end of forward that backward may find still gathered, within the reuse ``distance``."""
+    return -(-distance // max(1, sum(tensor.numel for tensor in layers.tensors))) + 1 if distance else 0
+
+
+class _Reads(Idle):
+    """Counts what is read."""
+
+    def __init__(self) -> None:
+        self.slices: list[Tensor] = []
+        self._repeated: list[tuple[int, int, int]] = []
+
+    def repeat(self, first: int, times: int) -> None:
+        """What has been read from number ``first`` on is read so many times more."""
+        self._repeated.append((first, len(self.slices), times))
+
+    @property
+    def all(self) -> list[Tensor]:
+        """What is read, in order."""
+        found, done = [], 0
+        for first, last, times in self._repeated:
+            count_elements((last - first) * times)
+            found += self.slices[done:last] + self.slices[first:last] * times
+            done = last
+        return found + self.slices[done:]
+
+    def read(self, tensors: Sequence[Tensor], /) -> None:
+        self.slices.extend(tensors)
+
+
+class Peak(NamedTuple):
+    """What a walk finds out without a clock."""
+
+    gathered: int
+    """[elements] most that gathered parameters occupied at once."""
+    largest: int
+    """[elements] largest batch that was gathered in one call."""
+    read: tuple[Tensor, ...]
+    """Partitions that were read from storage."""
+    while_reducing: int
+    """[elements] most that gathered parameters occupied while a bucket was reduced."""
+
+
+def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) -> Peak | None:
+    """MicroStepReplay a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
+
+    None if the layers that are left out are not as those before them.
+    """
+    reads, parameters = _Reads(), step.parameters
+    coordinator = step.coordinator(state, reads, warm=warm)
+    passes, while_reducing = Passes(step.trace, step.layers, coordinator), [0]
+    bucket = Bucket(state.settings.reduce_bucket_size, lambda _: while_reducing.append(coordinator.on_gpu))
+
+    def happen(event: Event) -> None:
+        hook(event, coordinator, parameters)
+        bucket.add_all(parameters.completed(event))
+
+    for backward, skip in ((False, step.forward), (True, step.backward)):
+        right = passes.go(
+            happen,
+            backward=backward,
+            skip=skip,
+            more=lambda: bucket.state,
+            position=lambda: len(reads.slices),
+            repeat=reads.repeat,
+        )
+        if not right:
+            return None
+    bucket.flush()
+    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing))
+
+
+def buckets(step: WalkedStep, size: int) -> list[Sequence[Tensor]]:
+    """The tensors of every bucket that a micro-step reduces, in order."""
+    seen: list[Sequence[Tensor]] = []
+    bucket = Bucket(size, seen.append)
+    for event in step.trace.backward:
+        bucket.add_all(step.parameters.completed(event))
+    bucket.flush()
+    return seen

@@ -12,24 +12,21 @@ from simoffload.models import ModelShape
 from simoffload.results.capacity import Estimate, Moment
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
+from simoffload.strategies.actions import Layers, Tensor
 from simoffload.strategies.base import Facts, Tunable
-from simoffload.strategies.calibrated import ranks_beyond
-from simoffload.strategies.checkpoint.from_training import config_warnings, plan_of_training
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
-from simoffload.strategies.coordinator import Layers, Tensor
+from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.ds_config.knobs import tunables
 from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.ds_config.tunables import training as tunables
-from simoffload.strategies.plan import StepPart
-from simoffload.strategies.stream_writer import Ways
-from simoffload.strategies.training.activation_offload import ActivationOffload
-from simoffload.strategies.training.layers import TrainedLayers
-from simoffload.strategies.training.memory.estimators import estimates_for
+from simoffload.strategies.forward import Ways
+from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.timing import TrainingTiming, ranks_beyond
+from simoffload.strategies.training.layers import Peak, TrainedLayers, buckets, gathered_peak
 from simoffload.strategies.training.memory.stages import training_moments
+from simoffload.strategies.training.memory.states import estimates_for
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.strategies.training.step import Step
-from simoffload.strategies.training.step_variants import step_of
-from simoffload.strategies.training.step_work import StepWork
 from simoffload.strategies.training.storage_io import (
     GradientSwapper,
     NoSink,
@@ -38,16 +35,10 @@ from simoffload.strategies.training.storage_io import (
     by_tier,
     check_buffers,
 )
-from simoffload.strategies.training.timing import TrainingTiming
-from simoffload.strategies.training.walk import (
-    MicroStepReplay,
-    Parameters,
-    Peak,
-    WalkedStep,
-    buckets,
-    gathered_peak,
-)
+from simoffload.strategies.training.super_offload import SuperOffloadStep
+from simoffload.strategies.training.walk import ActivationOffload, MicroStepReplay, Parameters, WalkedStep
 from simoffload.strategies.training.writer import MicroStepWriter, Stage
+from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training, TrainingCheckpoints
 
 __all__ = ["Places", "ZeroTrainingPlan"]
@@ -88,7 +79,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def step(self) -> Step:
         """A step as the configured mode has it: plain, ZenFlow, SuperOffload."""
-        return step_of(self)
+        return _step_of(self)
 
     @property
     def processes(self) -> int:
@@ -284,3 +275,10 @@ class ZeroTrainingPlan(StepWork):
             offload_optimizer=settings.optimizer_device != "none",
             offload_params=settings.params.device not in (None, "none"),
         )
+
+
+def _step_of(plan: ZeroTrainingPlan) -> Step:
+    """The step as its mode has it."""
+    if plan.settings.zenflow is not None:
+        return ZenFlowStep(plan)
+    return SuperOffloadStep(plan) if plan.settings.super_offload else Step(plan)

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.actions import Tensor
+from simoffload.strategies.actions import Tensor, cut_tensors
 from simoffload.strategies.ds_config.training import TrainingSettings
 
 __all__ = [
@@ -253,18 +253,10 @@ class TrainingState:
 
     def _placed(self, tensors: Iterable[tuple[str, int]]) -> Iterator[Tensor]:
         """Tensors by name and size [elements], one after the other."""
-        persistent, settings = 0, self.settings
-        for name, numel in tensors:
-            tensor = Tensor.cut(
-                name,
-                numel,
-                settings.params,
-                persistent=persistent,
-                ranks=self.places.ranks if settings.stage else 1,
-                dtype_bytes=self.model.dtype_bytes,
-            )
-            persistent += numel if tensor.persistent else 0
-            yield tensor if settings.stage == 3 else tensor._replace(persistent=False)
+        settings = self.settings
+        ranks = self.places.ranks if settings.stage else 1
+        cut = cut_tensors(tensors, settings.params, ranks=ranks, dtype_bytes=self.model.dtype_bytes)
+        return cut if settings.stage == 3 else (tensor._replace(persistent=False) for tensor in cut)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:

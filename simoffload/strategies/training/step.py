@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 from simoffload.errors import InputError
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
-from simoffload.strategies.checkpoint.host_costs import FREED_S, FRESH_CAST_S
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
+from simoffload.strategies.checkpoint.bytes import FREED_S, FRESH_CAST_S
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, HOST, IO
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.stream_writer import HOST
+from simoffload.strategies.timing import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.state import Update
-from simoffload.strategies.training.timing import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHooks, MicroStepWriter
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ class OptimizerStep:
             for tensor in update.group.tensors:
                 if tensor.on_nvme:
                     written = out.aligned(tensor.slice_numel * self._size)
-                    out.write_parameter(written, tier=self._plan.places.weights, label=tensor.name)
+                    out.write(written, tier=self._plan.places.weights, label=tensor.name, stream=PARAMETERS)
             out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:

@@ -10,14 +10,13 @@ gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from simoffload.errors import InputError
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.aio import aio_unit, round_up
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.actions import Tensor
 from simoffload.strategies.training.state import TrainingState
+from simoffload.strategies.zero import check_buffer_size
 
 __all__ = [
     "GradientSink",
@@ -72,8 +71,8 @@ class RankFiles:
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
-        self._alignment = aio_unit(state.settings.params.threads)
-        self._states = tuple(round_up(group.numel * SINGLE, self._alignment) for group in state.on_storage)
+        self._aligned = state.settings.params.aligned
+        self._states = tuple(self._aligned(group.numel * SINGLE) for group in state.on_storage)
         swapper = GradientSwapper.of(state)
         swapped = [tensor for group in state.on_storage for tensor in group.tensors]
         self._gradients = tuple(
@@ -129,7 +128,7 @@ class RankFiles:
 
     def _sizes(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         element = self._state.model.dtype_bytes
-        return tuple(round_up(tensor.slice_numel * element, self._alignment) for tensor in tensors)
+        return tuple(self._aligned(tensor.slice_numel * element) for tensor in tensors)
 
 
 def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:
@@ -187,14 +186,14 @@ class GradientSwapper:
             tier=state.places.optimizer,
             buffers=state.settings.buffer_count,
             buffer_numel=state.largest_group,
-            alignment=aio_unit(params.threads),
+            alignment=params.alignment,
             smallest=params.min_swap_bytes,
         )
 
     def __init__(self, *, tier: str, buffers: int, buffer_numel: int, alignment: int, smallest: int) -> None:
         self._tier = tier
         self._buffers = buffers
-        self._capacity = round_up(buffer_numel * SINGLE, alignment)
+        self._capacity = -(-buffer_numel * SINGLE // alignment) * alignment
         self._alignment = alignment
         self._smallest = smallest
         self._free = buffers
@@ -248,14 +247,7 @@ class GradientSwapper:
 def check_buffers(state: TrainingState) -> None:
     """Raise InputError for swap buffers that DeepSpeed finds too small or too few at start-up."""
     settings, params, zero = state.settings, state.settings.params, "strategy.ds_config.zero_optimization"
-    stored = (tensor for tensor in state.tensors if tensor.on_nvme)
-    largest = max(stored, key=attrgetter("slice_numel"), default=None)
-    if largest is not None and largest.slice_numel > params.buffer_size:
-        text = (
-            f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
-            f"{params.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel}"
-        )
-        raise InputError.at(f"{zero}.offload_param.buffer_size", text)
+    check_buffer_size(state.tensors, params)
     at_once = min(len(state.on_storage), 1 + settings.pipeline_read + settings.pipeline_write)
     if settings.buffer_count < 4 * at_once:
         text = (

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.actions import Tensor
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds
 from simoffload.strategies.training.step import (
     OPTIMIZER,
     CpuWork,
@@ -26,7 +26,6 @@ from simoffload.strategies.training.step import (
     PartWriter,
     Step,
 )
-from simoffload.strategies.training.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
 
 if TYPE_CHECKING:

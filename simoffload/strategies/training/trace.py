@@ -8,13 +8,15 @@ first tensor that forward saved, and recomputation stops as soon as the last suc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module
-from simoffload.models.training_cost import loss_module
+from simoffload.models.cost import loss_module
+from simoffload.strategies.actions import Layers, State
+from simoffload.strategies.coordinator import Coordinator
 
-__all__ = ["Event", "Instance", "MicroStep", "Span", "micro_step"]
+__all__ = ["Event", "Instance", "MicroStep", "Passes", "Skip", "Span", "micro_step"]
 
 
 class Instance(NamedTuple):
@@ -225,3 +227,91 @@ def _recomputation(inner: Sequence[Instance], *, stops_inside: bool) -> list[Eve
         events = [event for index, event in enumerate(events) if index < last or event.kind == "launch"]
     events[0] = events[0]._replace(segment="")
     return [Event("checkpoint", inner[0]), *events]
+
+
+class Skip(NamedTuple):
+    """What is left out of a pass: ``times`` periods of ``layers``, as one that lies between layers ``after``
+    and ``before``."""
+
+    layers: int
+    after: int
+    before: int
+    times: int
+
+
+class Passes:
+    """Both passes of a micro-step through layers that are alike."""
+
+    def __init__(self, trace: MicroStep, layers: Layers | None, coordinator: Coordinator | None) -> None:
+        self._trace = trace
+        self._layers = layers
+        self._coordinator = coordinator
+        self._ends = tuple(_last_steps(trace))
+
+    def state(self, visit: int, *, backward: bool) -> State | None:
+        """The coordinator's, told relative to the ``visit``-th layer of a pass, which is about to begin; None
+        once what lies behind the layers has mattered."""
+        layers, coordinator = self._layers, self._coordinator
+        assert layers is not None
+        if coordinator is None:
+            return ()
+        if coordinator.looked_past(self._ends[backward]):
+            return None
+        each, first = len(layers.tensors), layers.first_tensor
+        begin = first + each * (layers.walked - 1 - visit if backward else visit)
+        tail = layers.tail_tensor
+
+        def place(index: int) -> tuple[int, int]:
+            if index < first:
+                return 0, index
+            return (2, index - tail) if index >= tail else (1, index - begin)
+
+        return coordinator.seen(place)
+
+    def states(self, happen: Callable[[Event], None], *, backward: bool) -> Iterator[State | None]:
+        """Go through a pass; yields the state each time that a layer is about to begin."""
+        for visit, events in self._trace.pieces(backward=backward):
+            if 0 <= visit < self._trace.layers:
+                yield self.state(visit, backward=backward)
+            for event in events:
+                happen(event)
+
+    def go(
+        self,
+        happen: Callable[[Event], None],
+        *,
+        backward: bool,
+        skip: Skip | None = None,
+        more: Callable[[], State] = lambda: (),
+        position: Callable[[], int] = lambda: 0,
+        repeat: Callable[[int, int], None] = lambda _first, _times: None,
+    ) -> bool:
+        """Go through a pass; whether what ``skip`` leaves out is as what lies before it.
+
+        ``more`` is what decides besides the coordinator. ``position`` tells how far things are, and
+        ``repeat`` gets the one at which the period began that is to follow itself so many times.
+        """
+        met: dict[int, tuple[State, int]] = {}
+        done = skip is None
+        for visit, events in self._trace.pieces(backward=backward):
+            if skip is not None and not done and skip.after <= visit < skip.before:
+                state = self.state(visit, backward=backward)
+                if state is not None:
+                    met[visit] = (*state, *more()), position()
+                    before = met.get(visit - skip.layers)
+                    if before is not None and before[0] == met[visit][0]:
+                        repeat(before[1], skip.times)
+                        done = True
+            for event in events:
+                happen(event)
+        return done
+
+
+def _last_steps(trace: MicroStep) -> Iterator[int]:
+    """Hooks before what follows the layers, in forward and in backward."""
+    fetches = 0
+    for backward in (False, True):
+        for visit, events in trace.pieces(backward=backward):
+            if visit == trace.layers:
+                yield fetches
+            fetches += sum(event.kind == "fetch" for event in events)

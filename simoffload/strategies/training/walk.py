@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simoffload.limits import count_elements
-from simoffload.strategies.coordinator import Actions, Coordinator, Idle, Layers, Tensor
-from simoffload.strategies.layer_period import Passes, Skip
+from simoffload.strategies.actions import Actions, Layers, Tensor
+from simoffload.strategies.coordinator import Coordinator
+from simoffload.strategies.forward import COMPUTE
 from simoffload.strategies.training.state import TrainingState
-from simoffload.strategies.training.trace import Event, Instance, MicroStep
-from simoffload.strategies.training.writer import MicroStepWriter
+from simoffload.strategies.training.trace import Event, Instance, MicroStep, Passes, Skip
+from simoffload.strategies.training.writer import ACTIVATIONS, MicroStepWriter
 
-__all__ = [
-    "Bucket",
-    "MicroStepReplay",
-    "Parameters",
-    "Peak",
-    "WalkedStep",
-    "buckets",
-    "gathered_peak",
-    "hook",
-]
+__all__ = ["ActivationOffload", "Bucket", "MicroStepReplay", "Parameters", "WalkedStep", "hook"]
 
 
 class Parameters(NamedTuple):
@@ -268,78 +259,49 @@ def hook(event: Event, coordinator: Coordinator, parameters: Parameters) -> None
         coordinator.release(parameters.owned[event.instance])
 
 
-class _Reads(Idle):
-    """Counts what is read."""
-
-    def __init__(self) -> None:
-        self.slices: list[Tensor] = []
-        self._repeated: list[tuple[int, int, int]] = []
-
-    def repeat(self, first: int, times: int) -> None:
-        """What has been read from number ``first`` on is read so many times more."""
-        self._repeated.append((first, len(self.slices), times))
-
-    @property
-    def all(self) -> list[Tensor]:
-        """What is read, in order."""
-        found, done = [], 0
-        for first, last, times in self._repeated:
-            count_elements((last - first) * times)
-            found += self.slices[done:last] + self.slices[first:last] * times
-            done = last
-        return found + self.slices[done:]
-
-    def read(self, tensors: Sequence[Tensor], /) -> None:
-        self.slices.extend(tensors)
+_SIDE_STREAM = (0, 19, 6)
+"""DeepSpeed's version with the side stream (commit 858e91e)."""
 
 
-class Peak(NamedTuple):
-    """What a walk finds out without a clock."""
+class ActivationOffload:
+    """Copies of layers' inputs of ``size`` [B] each (``activation_checkpointing.cpu_checkpointing``).
 
-    gathered: int
-    """[elements] most that gathered parameters occupied at once."""
-    largest: int
-    """[elements] largest batch that was gathered in one call."""
-    read: tuple[Tensor, ...]
-    """Partitions that were read from storage."""
-    while_reducing: int
-    """[elements] most that gathered parameters occupied while a bucket was reduced."""
-
-
-def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) -> Peak | None:
-    """MicroStepReplay a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
-
-    None if the layers that are left out are not as those before them.
+    Sources: deepspeed/runtime/activation_checkpointing/checkpointing.py and, since DeepSpeed 0.19.6,
+    offload_activations.py (``_ActivationOffloadEngine``). There, a side stream copies into page-locked
+    memory and back: a layer's input leaves the GPU once the next layer's forward pass has been launched, the
+    last one not at all, and the one before it is still at hand when backward asks for it. Earlier versions
+    copy to pageable memory before a layer begins, and back before it is computed again, and wait each time.
+    Left out: mask and position ids, and page-locking anew once more than 64 layers have used up the pool.
     """
-    reads, parameters = _Reads(), step.parameters
-    coordinator = step.coordinator(state, reads, warm=warm)
-    passes, while_reducing = Passes(step.trace, step.layers, coordinator), [0]
-    bucket = Bucket(state.settings.reduce_bucket_size, lambda _: while_reducing.append(coordinator.on_gpu))
 
-    def happen(event: Event) -> None:
-        hook(event, coordinator, parameters)
-        bucket.add_all(parameters.completed(event))
+    def __init__(self, *, size: int, layers: int, version: tuple[int, ...]) -> None:
+        self._size = size
+        self._layers = layers
+        self._side_stream = version >= _SIDE_STREAM
 
-    for backward, skip in ((False, step.forward), (True, step.backward)):
-        right = passes.go(
-            happen,
-            backward=backward,
-            skip=skip,
-            more=lambda: bucket.state,
-            position=lambda: len(reads.slices),
-            repeat=reads.repeat,
-        )
-        if not right:
-            return None
-    bucket.flush()
-    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing))
+    def enter(self, out: MicroStepWriter, layer: int) -> None:
+        """Forward comes to a layer."""
+        if not self._side_stream:
+            out.move([self._size], to_device=False, pinned=False, stream=COMPUTE)
+        elif layer >= 2:
+            self._offload(out)
 
+    def leave(self, out: MicroStepWriter) -> None:
+        """Forward has left the last layer."""
+        if self._side_stream and self._layers >= 2:
+            self._offload(out)
 
-def buckets(step: WalkedStep, size: int) -> list[Sequence[Tensor]]:
-    """The tensors of every bucket that a micro-step reduces, in order."""
-    seen: list[Sequence[Tensor]] = []
-    bucket = Bucket(size, seen.append)
-    for event in step.trace.backward:
-        bucket.add_all(step.parameters.completed(event))
-    bucket.flush()
-    return seen
+    def restore(self, out: MicroStepWriter, layer: int) -> None:
+        """A layer is about to be computed again."""
+        if not self._side_stream:
+            out.move([self._size], to_device=True, pinned=False, stream=COMPUTE)
+        elif layer < self._layers - 2:
+            out.spend(out.costs.copy_call.value)
+            out.move([self._size], to_device=True, pinned=True, stream=ACTIVATIONS)
+            after = (*out.host_so_far(), *out.so_far(ACTIVATIONS))
+            out.add("compute", COMPUTE, label="checkpoint", after=after)
+
+    def _offload(self, out: MicroStepWriter) -> None:
+        """The copy runs behind all kernels launched so far."""
+        out.spend(out.costs.copy_call.value)
+        out.move([self._size], to_device=False, pinned=True, stream=ACTIVATIONS, behind=COMPUTE)

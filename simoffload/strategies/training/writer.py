@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
-from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
-from simoffload.strategies.stream_writer import Ways
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.actions import Tensor
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning, Ways
+from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSwapper
-from simoffload.strategies.training.timing import TrainingTiming
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.activation_offload import ActivationOffload
+    from simoffload.strategies.training.walk import ActivationOffload
 
 __all__ = [
     "ACTIVATIONS",
@@ -319,18 +317,13 @@ class MicroStepWriter(ForwardWriter):
         pinned = self._settings.params.swap_buffers_pinned
         self.move(list(sizes), to_device=False, pinned=pinned, blocking=True)
 
-    def write(self, size: int, *, tier: str, label: str) -> None:
-        """A buffer is written by the aio handle while the host goes on."""
+    def write(self, size: int, *, tier: str, label: str, stream: int = WRITE) -> None:
+        """A buffer is written by the aio handle of a ``stream`` while the host goes on."""
         self.flush()
         route, latency = self.storage(tier, size, written=True)
-        self.add("write", WRITE, fixed=latency, size=size, route=route, label=label, after=self.host_so_far())
-
-    def write_parameter(self, size: int, *, tier: str, label: str) -> None:
-        """A parameter is written by its swapper's own handle."""
-        self.flush()
-        route, latency = self.storage(tier, size, written=True)
-        after = self.host_so_far()
-        self.add("write", PARAMETERS, fixed=latency, size=size, route=route, label=label, after=after)
+        self.add(
+            "write", stream, fixed=latency, size=size, route=route, label=label, after=self.host_so_far()
+        )
 
     def wait_writes(self) -> None:
         """The host waits until everything is written."""

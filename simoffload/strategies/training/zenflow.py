@@ -26,10 +26,10 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.actions import Tensor
 from simoffload.strategies.forward import COMPUTE, COPY
 from simoffload.strategies.plan import StepPart
-from simoffload.strategies.timing import picoseconds
+from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.step import (
     OPTIMIZER,
@@ -40,7 +40,6 @@ from simoffload.strategies.training.step import (
     micro_steps,
     refused,
 )
-from simoffload.strategies.training.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
 
 if TYPE_CHECKING:

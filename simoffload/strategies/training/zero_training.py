@@ -10,40 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product, starmap
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.strategies.base import FasterSetting, Move, Plan, Strategy
-from simoffload.strategies.direct_storage import gds_warnings
-from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, parse_version
+from simoffload.strategies.base import Move, Plan
 from simoffload.strategies.ds_config.export import FILE, Work, training_config
-from simoffload.strategies.ds_config.faster import faster_settings
-from simoffload.strategies.ds_config.parameters import fetch_settings
-from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
-from simoffload.strategies.ds_config.training import TrainingSettings, batch_problems, resolve_training
-from simoffload.strategies.ds_config.tunables import allowing, released, stages
-from simoffload.strategies.moves import lora_moves, training_moves
-from simoffload.strategies.offload_devices import (
-    device_of,
-    offload_tier,
-    swap_path,
-    tier_edits,
-    weights_in_memory,
+from simoffload.strategies.ds_config.knobs import stages
+from simoffload.strategies.ds_config.sections import ZeroSection
+from simoffload.strategies.ds_config.training import (
+    TrainingSettings,
+    ZenFlow,
+    batch_problems,
+    resolve_training,
 )
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.state import Places
-from simoffload.strategies.training.step_variants import interval_warnings, mode_warnings, share_warnings
+from simoffload.strategies.training.state import Places, Update
+from simoffload.strategies.zero import (
+    Written,
+    ZeroStrategy,
+    device_of,
+    lora_moves,
+    training_moves,
+    within_config,
+)
 from simoffload.workload import Training
 
 __all__ = ["Lora", "ZeroTraining"]
+
+_SAME_SHARE = 0.005
+"""Shares that are told with the same whole percent."""
 
 
 class Lora(BaseModel):
@@ -59,61 +61,25 @@ class Lora(BaseModel):
     """QLoRA: frozen weights in 4 bit."""
 
 
-class ZeroTraining(Strategy):
+class ZeroTraining(ZeroStrategy):
     """Training with states partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"training"})
     tier_keys: ClassVar = {"weights": "any", "optimizer": "any"}
-    evidence: ClassVar = "zero"
 
     kind: Literal["zero_training"] = "zero_training"
-    weights: Annotated[str, Field(min_length=1)] | None = None
-    """Tier of the 16-bit parameters; by default what ``ds_config`` says."""
     optimizer: Annotated[str, Field(min_length=1)] | None = None
     """Tier of the optimizer's states; by default what ``ds_config`` says."""
-    ds_config: DeepSpeedConfig = DeepSpeedConfig()
-    """DeepSpeed's configuration, inline or the path of a ds_config.json."""
-    deepspeed_version: str = LATEST
-    """Text; it decides names, defaults and mechanisms."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     """Threads of each rank's CPU optimizer (``OMP_NUM_THREADS``); by default the cores over the ranks."""
 
     lora: Lora | None = None
     """Train adapters only."""
 
-    @field_validator("deepspeed_version", mode="before")
-    @classmethod
-    def _version(cls, value: Any) -> Any:
-        if isinstance(value, float | int):
-            raise ValueError(f'{value} is a number, and versions are text; write "{value}" in quotes')
-        if isinstance(value, str):
-            parse_version(value)
-        return value
-
-    def places(self, machine: Machine) -> Placement:
-        """Where it keeps weights and optimizer. Raises InputError if the machine has no tier of a device."""
-        zero = self.ds_config.zero_optimization
-        weights, _ = _tier("weights", self.weights, "offload_param", zero.offload_param, machine)
-        optimizer, _ = _tier(
-            "optimizer", self.optimizer, "offload_optimizer", zero.offload_optimizer, machine
-        )
-        return Placement(weights, optimizer)
-
-    def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Weights and optimizer on any two tiers."""
-        return tuple(starmap(Placement, product(machine.tiers, repeat=2)))
-
-    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """The weights elsewhere, and the optimizer if it is named."""
-        zero = self.ds_config.zero_optimization
-        weights = tier_edits("weights", placement.weights, "offload_param", zero.offload_param, machine)
-        if placement.optimizer is None:
-            return weights
-        section = "offload_optimizer"
-        return (
-            *weights,
-            *tier_edits("optimizer", placement.optimizer, section, zero.offload_optimizer, machine),
-        )
+    def written(self, key: str) -> Written:
+        """What ds_config says; a device of "none" goes with any tier that is named."""
+        section = super().written(key)
+        return None if section is not None and section.device == "none" else section
 
     def resident(self) -> tuple[Edit, ...]:
         """Whole copies without ZeRO. Raises PlacementError where it trains adapters alone."""
@@ -126,18 +92,13 @@ class ZeroTraining(Strategy):
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
         model, weight_bits = self._adapted(model)
         settings, warnings = self._settings(model, workload)
-        zero = self.ds_config.zero_optimization
-        weights, more = _tier("weights", self.weights, "offload_param", zero.offload_param, machine)
-        optimizer, others = _tier(
-            "optimizer", self.optimizer, "offload_optimizer", zero.offload_optimizer, machine
-        )
+        weights, more = self.tier("weights", machine)
+        optimizer, others = self.tier("optimizer", machine)
         settings = settings._replace(
             params=settings.params._replace(device=device_of(weights, machine)),
             optimizer_device=device_of(optimizer, machine),
         )
         _check_places(settings)
-        asked = settings.params.use_gds and settings.params.device == "nvme"
-        direct = gds_warnings(machine, "strategy.ds_config.aio.use_gds") if asked else ()
         threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
         plan = ZeroTrainingPlan(
             model=model,
@@ -149,9 +110,9 @@ class ZeroTraining(Strategy):
                 *warnings,
                 *more,
                 *others,
-                *direct,
-                *mode_warnings(settings, workload),
-                *interval_warnings(self.ds_config.zero_optimization, settings),
+                *self.direct_warnings(settings.params, machine),
+                *_mode_warnings(settings, workload),
+                *_interval_warnings(self.ds_config.zero_optimization, settings),
                 *_quantized_warnings(weight_bits),
             ),
             weight_bits=weight_bits,
@@ -160,7 +121,7 @@ class ZeroTraining(Strategy):
         plan.check()
         if settings.ratio == 1.0:
             return plan
-        return replace(plan, warnings=(*plan.warnings, *share_warnings(settings, plan.state.updates)))
+        return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
         """Weights, optimizer and both on every tier, also in higher stages."""
@@ -189,38 +150,17 @@ class ZeroTraining(Strategy):
             edits = (Edit(("strategy", "lora", "quantize"), "nf4"),)
             yield Move("precision", "frozen weights in nf4", edits)
 
-    def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
-        """Keys of ds_config that repeat the workload."""
-        return released(self.ds_config, *changed)
-
-    def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> tuple[Edit, ...]:
-        """Stage 3, swap buffers that hold the largest parameter, no mode that is bound to another tier."""
-        settings, _ = fetch_settings(
-            self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
-        )
-        return allowing(self.ds_config, model, tier, ranks=ranks, buffer_size=settings.buffer_size)
-
-    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[FasterSetting]:
-        """DeepSpeed's knobs and stages."""
-        return faster_settings(
-            self.ds_config, model, self.deepspeed_version, storage=storage, direct=direct, trains=True
-        )
-
-    def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
-        """Weights in host memory unless ds_config says where."""
-        return weights_in_memory(self.weights, self.ds_config)
-
     def exports(self, plan: Plan) -> dict[str, Any]:
         """The files with which DeepSpeed does what was planned: content by name."""
         assert isinstance(plan, ZeroTrainingPlan)
-        zero, workload = self.ds_config.zero_optimization, plan.workload
+        workload = plan.workload
         work = Work(
             self.ranks,
             workload.batch_size,
             plan.model.dtype,
             workload.gradient_accumulation_steps,
-            swap_path(plan.target, zero.offload_param, machine=plan.machine),
-            swap_path(plan.optimizer_target, zero.offload_optimizer, machine=plan.machine),
+            self.swap_path("weights", plan.target, plan.machine),
+            self.swap_path("optimizer", plan.optimizer_target, plan.machine),
         )
         return {FILE: training_config(self.ds_config, plan.settings, work)}
 
@@ -249,9 +189,9 @@ class ZeroTraining(Strategy):
                 dtype_bytes=model.dtype_bytes,
             )
         except InputError as error:
-            raise _within(problems + list(error.problems)) from None
+            raise within_config(problems + list(error.problems)) from None
         if problems:
-            raise _within(problems)
+            raise within_config(problems)
         return found
 
 
@@ -260,23 +200,6 @@ def _quantized_warnings(weight_bits: float | None) -> tuple[str, ...]:
         return ()
     text = "times of nf4 weights are those of 16-bit ones: neither the smaller copies nor the dequantization"
     return (f"{text} are modelled; the memory is",)
-
-
-def _within(problems: Sequence[Problem]) -> InputError:
-    return InputError(one._replace(key=f"strategy.ds_config.{one.key}") for one in problems)
-
-
-def _tier(
-    key: str,
-    named: str | None,
-    section: str,
-    written: OffloadParamSection | OffloadOptimizerSection | None,
-    machine: Machine,
-) -> tuple[str, tuple[str, ...]]:
-    """A tier and what to warn of; a device of "none" goes with any tier that is named."""
-    if written is not None and written.device == "none":
-        written = None
-    return offload_tier(key, named, section=section, written=written, machine=machine)
 
 
 def _check_places(settings: TrainingSettings) -> None:
@@ -299,3 +222,75 @@ def _check_places(settings: TrainingSettings) -> None:
     if params == "nvme" and optimizer == "none":
         text = "DeepSpeed refuses parameters on storage with the optimizer on the GPU; name a tier"
         raise InputError.at("strategy.optimizer", text)
+
+
+def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[str]:
+    """What of a mode is not in one step of the steady state, or depends on the training program."""
+    if settings.zenflow is not None:
+        yield from _zenflow(settings.zenflow, workload.gradient_accumulation_steps)
+    if settings.super_offload and settings.gradient_clipping:
+        yield "gradient_clipping keeps SuperOffload from updating during backward: the step comes afterwards"
+    if settings.cpu_checkpointing and workload.gradient_checkpointing:
+        yield (
+            "ds_config activation_checkpointing.cpu_checkpointing: only DeepSpeed's own checkpoint function "
+            "(deepspeed.checkpointing.checkpoint) reads it; Hugging Face's gradient checkpointing does not"
+        )
+    elif settings.cpu_checkpointing:
+        yield (
+            "ds_config activation_checkpointing.cpu_checkpointing: without the workload's "
+            "gradient_checkpointing there are no checkpoints to offload"
+        )
+
+
+def _interval_warnings(said: ZeroSection, settings: TrainingSettings) -> Iterator[str]:
+    """How often ZenFlow updates where the gradients decide it."""
+    if said.zenflow is not None and settings.zenflow is not None and said.zenflow.update_interval == "auto":
+        yield (
+            'zenflow.update_interval "auto" depends on the gradients; '
+            f"{settings.zenflow.update_interval} micro-steps are assumed"
+        )
+
+
+def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> Iterator[str]:
+    """What Twin-Flow's ``ratio`` comes to: whole sub-groups go to the CPU, the last ones
+    (stage3.py, ``_create_fp32_partitions``)."""
+    asked, groups = settings.ratio, len(updates)
+    said = f"ds_config offload_optimizer.ratio {asked:g}"
+    if asked == 1.0:
+        return
+    if settings.optimizer_device == "none":
+        yield f"{said}: without an offloaded optimizer it does nothing"
+        return
+    on_storage = sum(update.on_gpu and update.swapped for update in updates)
+    if on_storage:
+        yield (
+            f"{said}: states on storage stay there and are updated on the CPU, those of {on_storage} of "
+            f"{groups} sub-group(s) by PyTorch's slower Adam"
+        )
+        return
+    on_cpu = [update.group.numel for update in updates if not update.on_gpu]
+    share = sum(on_cpu) / max(1, sum(update.group.numel for update in updates))
+    if abs(share - asked) >= _SAME_SHARE:
+        yield (
+            f"{said} of {groups} sub-group(s) puts {len(on_cpu)} on the CPU, {share:.0%} of the parameters; "
+            "a smaller sub_group_size comes nearer"
+        )
+
+
+def _zenflow(zenflow: ZenFlow, accumulation: int) -> Iterator[str]:
+    interval = zenflow.update_interval
+    if accumulation != interval:
+        yield (
+            f"ZenFlow updates on the CPU every {interval} micro-steps (update_interval) in the place of "
+            f"gradient_accumulation_steps; a step here is {accumulation} micro-step(s) all the same"
+        )
+    if zenflow.full_warm_up_rounds:
+        yield (
+            f"ZenFlow's first {zenflow.full_warm_up_rounds} micro-steps (full_warm_up_rounds) update "
+            "everything and take longer; the result is a later step"
+        )
+    if zenflow.select_interval % interval:
+        yield (
+            f"zenflow.select_interval {zenflow.select_interval} is no multiple of update_interval "
+            f"{interval}: DeepSpeed updates at each selection, too, which is left out"
+        )

@@ -9,7 +9,7 @@ from typing import Any
 from simoffload.engine import execute
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, load_model
-from simoffload.models.modules import linear
+from simoffload.models.shape import linear
 from simoffload.results.checkpoint import Outlook
 from simoffload.strategies.base import Phase
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.strategies.checkpoint.host_costs import (
+from simoffload.strategies.checkpoint.bytes import (
     CRC32_S,
     FILE_COPY_S,
     FRESH_COPY_S,

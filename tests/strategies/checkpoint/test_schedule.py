@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simoffload.engine import execute
 from simoffload.models import load_model
 from simoffload.schedule.bounds import lower_bound, serial_time
-from simoffload.strategies.checkpoint.host_costs import (
+from simoffload.strategies.checkpoint.bytes import (
     CRC32_S,
     FRESH_FROM_GPU_S,
     FRESH_READ_S,

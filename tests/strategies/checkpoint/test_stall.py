@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.results.checkpoint import Outlook
-from simoffload.strategies.checkpoint.stall import (
+from simoffload.results.checkpoint import (
+    Outlook,
     daly_interval,
     efficiency,
     lost_work,

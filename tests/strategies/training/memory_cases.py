@@ -10,9 +10,9 @@ from simoffload.models import ModelShape, load_model
 from simoffload.results.capacity import Moment, tier_uses
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig
 from simoffload.strategies.ds_config.training import TrainingSettings, resolve_training
+from simoffload.strategies.training.layers import Peak
 from simoffload.strategies.training.memory.stages import training_moments
 from simoffload.strategies.training.state import Places, TrainingState
-from simoffload.strategies.training.walk import Peak
 from simoffload.workload import Training
 
 _DEVICES: dict[str, Literal["none", "cpu", "nvme"]] = {"hbm": "none", "dram": "cpu"}

@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.models import ModelShape, load_model
 from simoffload.models.lora import with_lora
-from simoffload.strategies.training.memory.activations import activations_of, saved_by_layer
+from simoffload.strategies.memory import activations_of, saved_by_layer
 from tests.strategies.training.memory_cases import workload
 
 _HIDDEN, _BATCH = 256, 2

@@ -6,7 +6,7 @@ import pytest
 
 from simoffload.models import load_model
 from simoffload.models.lora import with_lora
-from simoffload.strategies.training.memory.estimators import (
+from simoffload.strategies.training.memory.states import (
     Estimate,
     estimates_for,
     largest_module_numel,

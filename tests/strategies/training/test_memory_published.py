@@ -10,7 +10,7 @@ import pytest
 from simoffload.hardware import load_platform
 from simoffload.models import ModelShape, load_model
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.training.memory.activations import activations_of
+from simoffload.strategies.memory import activations_of
 from simoffload.strategies.training.zero_training import ZeroTraining
 from tests.strategies.training.memory_cases import account, fits, gpt, sizes, workload
 

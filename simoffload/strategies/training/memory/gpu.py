@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm
-from simoffload.strategies.training.memory.estimators import largest_module_numel
-from simoffload.strategies.training.memory.states import TrainingMemory, moment_bytes
+from simoffload.strategies.training.memory.states import TrainingMemory, largest_module_numel, moment_bytes
 from simoffload.strategies.training.state import Weight
 
 __all__ = ["gpu_initialisation", "gpu_micro_step", "gpu_optimizer_step"]

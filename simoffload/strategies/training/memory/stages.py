@@ -1,6 +1,11 @@
-"""Does a training run fit: what every tier holds while it starts, in a micro-step, and in the optimizer.
+"""Does a training run fit: what each tier holds while it starts, in a micro-step, and in the optimizer.
 
-Files on storage: deepspeed/runtime/swap_tensor (0.19.8). One for every parameter partition of at least
+Host memory and storage are told here; the GPU in ``gpu``. Source: DeepSpeed 0.19.8,
+deepspeed/runtime/zero/stage3.py (``_create_param_groups_fp16_flat_cpu_memory``, ``_create_fp32_partitions``,
+``_setup_for_real_optimizer``, ``initialize_optimizer_states``), stage_1_and_2.py (``__init__``,
+``initialize_optimizer_states``, ``async_accumulate_grad_in_cpu_via_gpu``), swap_tensor/, zenflow/,
+superoffload/. Page-locked memory that PyTorch frees stays page-locked in its cache
+(aten/src/ATen/core/CachingHostAllocator.h). Files on storage: one for every parameter partition of at least
 ``max(1 MiB, aio.block_size)``, three for every sub-group (master weights and both moments), one for every
 gradient partition of at least that size.
 """
@@ -8,23 +13,27 @@ gradient partition of at least that size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from simoffload.hardware import Machine
 from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.strategies.memory import pinned_rounding
+from simoffload.strategies.training.layers import Peak
 from simoffload.strategies.training.memory.gpu import gpu_initialisation, gpu_micro_step, gpu_optimizer_step
-from simoffload.strategies.training.memory.host import (
-    host_initialisation,
-    host_micro_step,
-    host_optimizer_step,
-)
-from simoffload.strategies.training.memory.states import TrainingMemory
+from simoffload.strategies.training.memory.states import TrainingMemory, moment_bytes
 from simoffload.strategies.training.state import TrainingState
-from simoffload.strategies.training.walk import Peak
 from simoffload.workload import Training
 
-__all__ = ["INITIALISATION", "MICRO_STEP", "OPTIMIZER_STEP", "training_moments"]
+__all__ = [
+    "INITIALISATION",
+    "MICRO_STEP",
+    "OPTIMIZER_STEP",
+    "host_initialisation",
+    "host_micro_step",
+    "host_optimizer_step",
+    "training_moments",
+]
 
 INITIALISATION = "initialisation"
 MICRO_STEP = "forward and backward"
@@ -74,3 +83,269 @@ def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
         )
         size = sum(count * memory.aligned(piece) for piece, count in pieces.items() if piece >= smallest)
         yield MemoryTerm(places.optimizer, "gradients", places.ranks * size)
+
+
+_BUFFERS = "lower offload_param.buffer_count or buffer_size"
+_OPTIMIZER_BUFFERS = "lower offload_optimizer.buffer_count or sub_group_size"
+_NVME = "put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory"
+_PINNED = "unset offload_param.pin_memory"
+_SUB_GROUP = "lower sub_group_size"
+_PIN_KNOB = (0, 10, 1)
+"""Stages 1 and 2 pin gradients in any memory before."""
+_MASTER_PINNED, _MASTER_AS_TOLD = (0, 14, 1), (0, 18, 3)
+"""Stages 1 and 2 pin master weights never before the first, as told from the second, always between them."""
+_COPY_IN_16_BIT = (0, 17, 0)
+"""Stages 1 and 2 cast updated parameters into a buffer of their own."""
+_CACHED = "page-locked memory that PyTorch keeps after start-up"
+
+
+def host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """At the end of DeepSpeed's start, or, below stage 3, while every process holds the whole model.
+
+    Stage 3 is assumed to make the model under ``zero.Init``; a checkpoint read meanwhile is not counted.
+    """
+    ledger = _ledger(memory)
+    _weights(memory, ledger)
+    _optimizer(memory, ledger, moments=False)
+    _transient(memory, ledger)
+    if memory.stage == 3:
+        return ledger.terms()
+    before = _ledger(memory)
+    copies = 2 if memory.flattens_on_host else 1
+    before.add(
+        "whole model in every process", copies * memory.states.parameters, remedy="set stage 3 with zero.Init"
+    )
+    return max(before.terms(), ledger.terms(), key=lambda terms: sum(term.size for term in terms))
+
+
+def host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """Forward and backward of the steady state."""
+    ledger = _ledger(memory)
+    _weights(memory, ledger)
+    _optimizer(memory, ledger, moments=True)
+    ledger.add(
+        "checkpoints",
+        memory.activations.on_host,
+        remedy="lower batch_size or sequence_length, or unset cpu_checkpointing",
+    )
+    return ledger.terms()
+
+
+def host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+    """The step: beside the states, casts and, in the first step, moments that are not yet on storage."""
+    ledger = _ledger(memory)
+    _weights(memory, ledger)
+    _optimizer(memory, ledger, moments=True)
+    updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
+    if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
+        # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
+        ledger.add("a sub-group cast to 16 bit", memory.size * max(updated), remedy=_SUB_GROUP)
+    swapped = max((group.numel for group in memory.state.on_storage), default=0)
+    ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
+    return ledger.terms()
+
+
+def _ledger(memory: TrainingMemory) -> _Ledger:
+    ledger = _Ledger(memory.per_host)
+    reserved = memory.machine.host.reserved_bytes
+    ledger.once(MemoryTerm("dram", "operating system and processes", reserved))
+    return ledger
+
+
+# -- parameters -----------------------------------------------------------------------------------
+
+
+def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
+    if memory.state.weights_on == "hbm":
+        return
+    params, sizes = memory.settings.params, memory.parameter_sizes
+    trained = [numel * memory.size for numel in memory.partitions.slices]
+    if memory.state.weights_on == "dram":
+        frozen = [
+            size
+            for size, weight in zip(sizes, memory.partitions.weights, strict=True)
+            if not weight.trainable
+        ]
+        ledger.add("parameters that are not trained", frozen, pinned=params.pin_memory, remedy=_PINNED)
+        # One flat buffer, pinned whatever pin_memory says, takes the place of the partitions.
+        ledger.add("parameters", sum(trained), pinned=True)
+        if params.pin_memory:
+            ledger.add_locked(_CACHED, sum(_rounded(size) for size in trained), remedy=_PINNED)
+        return
+    small = [size for size in sizes if not memory.state.swapped(size)]
+    ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
+    add = _locking(memory, ledger)
+    if not params.use_gds:
+        add("swap buffers of parameters", memory.parameter_buffers, _BUFFERS)
+    kept = min(params.max_in_cpu, memory.partitions.part) * memory.size
+    ledger.add("parameters kept in memory", kept, pinned=True, remedy="lower offload_param.max_in_cpu")
+    add("swap buffer of updated parameters", memory.largest_update, _SUB_GROUP)
+
+
+def _locking(memory: TrainingMemory, ledger: _Ledger) -> Callable[[str, int, str], None]:
+    """Swap buffers: page-locked by PyTorch before DeepSpeed 0.19.4, by DeepSpeed since."""
+    if memory.settings.params.swap_buffers_pinned:
+        return lambda name, size, remedy: ledger.add(name, size, pinned=True, remedy=remedy)
+    return lambda name, size, remedy: ledger.add_locked(name, size, remedy=remedy)
+
+
+# -- optimizer ------------------------------------------------------------------------------------
+
+
+def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> None:
+    if not memory.state.offloads_optimizer:
+        return
+    groups = [group.numel for group in memory.state.in_memory]
+    if memory.stage == 3:
+        _states_in_memory(memory, ledger, groups, pinned_master=False, moments=moments)
+        gradients = memory.settings.gradient_bytes * memory.partitions.part
+        ledger.add("accumulated gradients", gradients, pinned=memory.settings.pin_memory, remedy=_NVME)
+    else:
+        _states_in_memory(memory, ledger, groups, pinned_master=_pins_master(memory), moments=moments)
+        _buffers_below_stage_3(memory, ledger, accumulates=moments)
+    if memory.state.on_storage:
+        largest = memory.aligned(SINGLE * memory.state.largest_group)
+        pool = memory.settings.buffer_count * largest
+        _locking(memory, ledger)("swap buffers of the optimizer", pool, _OPTIMIZER_BUFFERS)
+
+
+def _states_in_memory(
+    memory: TrainingMemory, ledger: _Ledger, groups: list[int], *, pinned_master: bool, moments: bool
+) -> None:
+    """Single precision: master weights, gradients, moments, and what ZenFlow and SuperOffload double."""
+    settings, numel = memory.settings, sum(groups)
+    single = [SINGLE * group for group in groups]
+    overlapped = settings.zenflow is not None and settings.zenflow.overlap_step
+    ledger.add("master weights", single, pinned=pinned_master, remedy=_NVME)
+    if overlapped or settings.super_offload:
+        _shared_gradients(memory, ledger, single, twice=overlapped)
+    else:
+        ledger.add("gradients in single precision", single, pinned=_pins_gradients(memory), remedy=_NVME)
+    if not moments:
+        return
+    size = moment_bytes("adam", (), numel=numel, flat=True)
+    if overlapped:
+        unset = "unset zenflow.overlap_step"
+        ledger.add("optimizer moments, twice (ZenFlow)", 2 * size, remedy=unset)
+        ledger.add("master weights as last updated (ZenFlow)", sum(single), remedy=unset)
+    else:
+        ledger.add("optimizer moments", size, remedy=_NVME)
+    if settings.zenflow is not None and settings.zenflow.offload:
+        columns = memory.partitions.part if memory.stage == 3 else memory.partitions.trained_numel
+        selected = int(3 * settings.zenflow.topk_ratio * columns) * memory.size
+        ledger.add("moments and copy of selected columns (ZenFlow)", selected)
+
+
+def _pins_gradients(memory: TrainingMemory) -> bool:
+    if memory.stage < 3 and memory.settings.params.version < _PIN_KNOB:
+        return True
+    return memory.settings.pin_memory
+
+
+def _pins_master(memory: TrainingMemory) -> bool:
+    version = memory.settings.params.version
+    return version >= _MASTER_PINNED and (version < _MASTER_AS_TOLD or memory.settings.pin_memory)
+
+
+def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int], *, twice: bool) -> None:
+    """Gradients that another process reads move to shared memory; what was page-locked for them stays."""
+    if twice:
+        ledger.add("gradients in single precision, two sets (ZenFlow)", 2 * sum(single), remedy=_NVME)
+    else:
+        ledger.add("gradients in single precision", sum(single), remedy=_NVME)
+        # The other process has a buffer of its own.
+        buffer = max(single, default=0)
+        pinned = memory.settings.pin_memory
+        ledger.add("gradient buffer of the CPU Adam process", buffer, pinned=pinned, remedy=_SUB_GROUP)
+    if memory.settings.pin_memory:
+        ledger.add_locked(
+            _CACHED, sum(_rounded(size) for size in single), remedy="unset offload_optimizer.pin_memory"
+        )
+
+
+def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
+    """The updated partition in 16 bit, one gradient, and with accumulation all gradients of the partition."""
+    pinned = _pins_gradients(memory)
+    if memory.settings.params.version >= _COPY_IN_16_BIT:
+        size = memory.size * memory.partitions.part
+        ledger.add("updated parameters in 16 bit", size, pinned=memory.settings.pin_memory)
+    ledger.add("gradient buffer", memory.size * memory.largest, pinned=pinned)
+    if accumulates and memory.workload.gradient_accumulation_steps > 1:
+        # One buffer for every tensor of the partition, each of the tensor's full size.
+        sizes = [memory.size * weight.numel for weight in memory.partitions.trained]
+        held = sum(_rounded(size) if pinned else size for size in sizes) // memory.ranks
+        ledger.add_locked("accumulated gradients", held, remedy="lower gradient_accumulation_steps to 1")
+
+
+# -- start-up -------------------------------------------------------------------------------------
+
+
+def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
+    """The largest of what start-up allocates for a while."""
+    found: dict[str, int] = {}
+    if memory.stage == 3 and memory.state.weights_on == "hbm":
+        found["parameters, moved to make them contiguous"] = memory.states.parameters
+    if memory.stage == 3 and memory.state.offloads_optimizer:
+        found["sub-group cast to single precision"] = SINGLE * memory.state.largest_group
+    if memory.state.offloads_optimizer and _pins_gradients(memory):
+        size = memory.settings.gradient_bytes if memory.stage == 3 else SINGLE
+        found["gradient buffer before it is page-locked"] = size * memory.partitions.part
+    if found:
+        name = max(found, key=lambda one: found[one])
+        ledger.add(name, found[name], remedy=_SUB_GROUP if "sub-group" in name else "")
+
+
+# -- allocations ----------------------------------------------------------------------------------
+
+
+def _rounded(size: int) -> int:
+    """[B] that PyTorch page-locks for an allocation of ``size``: a power of two."""
+    return size + pinned_rounding([size])
+
+
+class _Ledger:
+    """Allocations in the memory of a host on which ``ranks`` processes make the same ones."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._terms: list[MemoryTerm] = []
+        self._rounding = 0
+
+    def add(
+        self,
+        name: str,
+        sizes: int | Iterable[int],
+        *,
+        pinned: bool = False,
+        remedy: str = "",
+        once: bool = False,
+    ) -> None:
+        """Allocations that PyTorch makes, page-locked or not [B]."""
+        found = [sizes] if isinstance(sizes, int) else list(sizes)
+        if pinned:
+            self._rounding += pinned_rounding(found)
+        self._put(name, sum(found), pinned, remedy, once=once)
+
+    def add_locked(self, name: str, size: int, *, remedy: str = "") -> None:
+        """An allocation that DeepSpeed page-locks itself (swap buffers since 0.19.4): nothing is rounded."""
+        self._put(name, size, True, remedy)
+
+    def once(self, term: MemoryTerm) -> None:
+        """Something that is there once on a host."""
+        self._terms.append(term)
+
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """What the host holds, with what rounding adds."""
+        rounding = MemoryTerm(
+            "dram",
+            "rounding of pinned allocations",
+            self._rounding * self._ranks,
+            pinned=True,
+            remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
+        )
+        return (*self._terms, *([rounding] if self._rounding else []))
+
+    def _put(self, name: str, size: int, pinned: bool, remedy: str, *, once: bool = False) -> None:
+        if size:
+            term = MemoryTerm("dram", name, size * self._ranks, pinned=pinned, remedy=remedy, once=once)
+            self._terms.append(term)

@@ -1,0 +1,299 @@
+"""What strategies of DeepSpeed's ZeRO have in common: a ds_config, and tiers that it or the scenario names.
+
+ds_config says ``device: none``, ``cpu`` or ``nvme`` and a path; a machine has tiers. The scenario's word
+counts more than the configuration's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product, starmap
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from simoffload.documents import Edit
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine, Tier
+from simoffload.models import ModelShape
+from simoffload.strategies.actions import Tensor
+from simoffload.strategies.base import FasterSetting, Move, Strategy
+from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
+from simoffload.strategies.ds_config.knobs import allowing, faster_settings, released
+from simoffload.strategies.ds_config.parameters import fetch_settings
+from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
+from simoffload.strategies.placement import Placement, gds_warnings, refused
+
+__all__ = [
+    "ZeroStrategy",
+    "check_buffer_size",
+    "device_of",
+    "gathered",
+    "inference_moves",
+    "lora_moves",
+    "training_moves",
+    "within_config",
+]
+
+OffloadDevice = Literal["none", "cpu", "nvme"]
+Written = OffloadParamSection | OffloadOptimizerSection | None
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    "none": ("hbm",),
+    "cpu": ("dram",),
+    "nvme": ("nvme", "nvmeof", "nfs", "pfs"),
+}
+_SECTIONS = {"weights": "offload_param", "optimizer": "offload_optimizer"}
+"""Of ``zero_optimization``, by the scenario's key for the same."""
+_ZERO = ("strategy", "ds_config", "zero_optimization")
+
+
+class ZeroStrategy(Strategy):
+    """States partitioned over the ranks, in HBM, host memory or on storage, as ``ds_config`` says."""
+
+    evidence: ClassVar = "zero"
+
+    weights: Annotated[str, Field(min_length=1)] | None = None
+    """Tier of the platform that holds the weights; by default what ``ds_config`` says."""
+    ds_config: DeepSpeedConfig = DeepSpeedConfig()
+    """DeepSpeed's configuration, inline or the path of a ds_config.json."""
+    deepspeed_version: str = LATEST
+    """Text; it decides names, defaults and mechanisms."""
+
+    @field_validator("deepspeed_version", mode="before")
+    @classmethod
+    def _is_version(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            raise ValueError(f'must be text; write "{value}" in quotes')
+        if isinstance(value, str):
+            parse_version(value)
+        return value
+
+    def written(self, key: str) -> Written:
+        """What ds_config says of the states that the scenario names by ``key``."""
+        section: Written = getattr(self.ds_config.zero_optimization, _SECTIONS[key])
+        return section
+
+    def tier(self, key: str, machine: Machine) -> tuple[str, tuple[str, ...]]:
+        """The tier of the states called ``key``, and what to warn of.
+
+        Raises InputError if the machine has no such tier.
+        """
+        return _tier(key, getattr(self, key), self.written(key), machine)
+
+    def swap_path(self, key: str, tier: str, machine: Machine) -> str | None:
+        """The ``nvme_path`` of a tier: what is written where it stands for the tier, else /mnt/<tier>.
+
+        None for what is no storage. No profile knows where storage is mounted; ``tier`` reads the tier from
+        either path.
+        """
+        if device_of(tier, machine) != "nvme":
+            return None
+        written = self.written(key)
+        if written is not None and written.nvme_path:
+            found, warnings = _tier(key, None, written.model_copy(update={"device": "nvme"}), machine)
+            if found == tier and not warnings:
+                return written.nvme_path
+        return f"/mnt/{tier}"
+
+    def places(self, machine: Machine) -> Placement:
+        """Where it keeps its states. Raises InputError if the machine has no tier of a device."""
+        return Placement(*(self.tier(key, machine)[0] for key in self.tier_keys))
+
+    def placements(self, machine: Machine) -> tuple[Placement, ...]:
+        """Each of its states on any tier."""
+        return tuple(starmap(Placement, product(machine.tiers, repeat=len(self.tier_keys))))
+
+    def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+        """The weights elsewhere, and the optimizer if it is named. Raises PlacementError for one that it does
+        not have."""
+        weights = self._tier_edits("weights", placement.weights, machine)
+        if placement.optimizer is None:
+            return weights
+        if "optimizer" not in self.tier_keys:
+            raise refused(placement, self.kind, "inference has no optimizer; name the tier of the weights")
+        return (*weights, *self._tier_edits("optimizer", placement.optimizer, machine))
+
+    def _tier_edits(self, key: str, tier: str, machine: Machine) -> tuple[Edit, ...]:
+        """Edits that name a tier under ``strategy.key`` and bring what ds_config says into line with it."""
+        edits = [Edit(("strategy", key), tier)]
+        section = (*_ZERO, _SECTIONS[key])
+        written, path = self.written(key), self.swap_path(key, tier, machine)
+        if written is not None and "device" in written.model_fields_set:
+            edits.append(Edit((*section, "device"), device_of(tier, machine)))
+        if written is not None and written.nvme_path and path:
+            edits.append(Edit((*section, "nvme_path"), path))
+        return tuple(edits)
+
+    def direct_warnings(self, settings: OffloadSettings, machine: Machine) -> tuple[str, ...]:
+        """What to warn of where weights are read straight into the GPU; InputError for a GPU that cannot."""
+        if not (settings.use_gds and settings.device == "nvme"):
+            return ()
+        return gds_warnings(machine, "strategy.ds_config.aio.use_gds")
+
+    def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
+        """Keys of ds_config that repeat the workload."""
+        return released(self.ds_config, *changed)
+
+    def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> tuple[Edit, ...]:
+        """Stage 3, swap buffers that hold the largest parameter, no mode that is bound to another tier."""
+        settings, _ = fetch_settings(
+            self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
+        )
+        return allowing(self.ds_config, model, tier, ranks=ranks, buffer_size=settings.buffer_size)
+
+    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[FasterSetting]:
+        """DeepSpeed's knobs, and in training its stages."""
+        trains = "optimizer" in self.tier_keys
+        return faster_settings(
+            self.ds_config, model, self.deepspeed_version, storage=storage, direct=direct, trains=trains
+        )
+
+    def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
+        """Weights in host memory at stage 3 unless something says where they are."""
+        section, stage = self.written("weights"), self.ds_config.zero_optimization.stage
+        said = self.weights is not None or (section is not None and section.device is not None)
+        return () if said or stage < 3 else (Edit.at("strategy.weights", "dram"),)
+
+
+def device_of(tier: str, machine: Machine) -> OffloadDevice:
+    """What ds_config calls a tier of the machine."""
+    devices: dict[str, OffloadDevice] = {"hbm": "none", "dram": "cpu"}
+    return devices.get(machine.tiers[tier].kind, "nvme")
+
+
+def within_config(problems: Iterable[Problem]) -> InputError:
+    """An error with DeepSpeed's keys, as one with the scenario's."""
+    return InputError(one._replace(key=f"strategy.ds_config.{one.key}") for one in problems)
+
+
+def check_buffer_size(tensors: Iterable[Tensor], settings: OffloadSettings) -> None:
+    """Raise InputError for swap buffers that DeepSpeed finds too small at start-up."""
+    stored = (tensor for tensor in tensors if tensor.on_nvme)
+    largest = max(stored, key=lambda tensor: tensor.slice_numel, default=None)
+    if largest is not None and largest.slice_numel > settings.buffer_size:
+        raise InputError.at(
+            "strategy.ds_config.zero_optimization.offload_param.buffer_size",
+            f"DeepSpeed would stop here: More elements {largest.slice_numel} than buffer size "
+            f"{settings.buffer_size} ({largest.name}); set buffer_size to at least {largest.slice_numel} "
+            "elements",
+        )
+
+
+def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tuple[str, tuple[str, ...]]:
+    """A tier of the machine and what to warn of.
+
+    ``named`` is what the scenario says under ``strategy.key``, ``written`` what ds_config does. Of several
+    tiers of storage ``nvme_path`` says which, by the name of a folder in it.
+    """
+    section = _SECTIONS[key]
+    configured = written.device if written else None
+    path = written.nvme_path if written and configured == "nvme" else None
+    told = _tier_of_path(path, machine) if path else None
+    if named is not None:
+        if configured is not None and machine.tiers[named].kind not in _KINDS[configured]:
+            said = f'ds_config {section}.device: "{configured}" does not go with {key}: {named}'
+            return named, (f"{said}; {named} is used",)
+        if told not in (None, named):
+            said = f'ds_config {section}.nvme_path: "{path}" does not go with {key}: {named}'
+            return named, (f"{said}; {named} is used",)
+        return named, ()
+    if told is not None:
+        return told, ()
+    kinds = _KINDS[configured or "none"]
+    found = [name for kind in kinds for name, tier in machine.tiers.items() if tier.kind == kind]
+    if not found:
+        text = f"the platform has no tier for offload device {configured!r}"
+        raise InputError.at(f"strategy.{key}", text)
+    if path and len(found) > 1:
+        said = f'ds_config {section}.nvme_path: "{path}" names no tier of {machine.platform}'
+        which = f"{found[0]} is used; say which with strategy.{key}, or end the path with the tier's name"
+        return found[0], (f"{said} ({', '.join(found)}); {which}",)
+    return found[0], ()
+
+
+def _tier_of_path(path: str, machine: Machine) -> str | None:
+    """The tier of storage after which the innermost folder of a path is called; None if none is."""
+    folders = reversed(PurePosixPath(path).parts)
+    return next((one for one in folders if one in machine.tiers and device_of(one, machine) == "nvme"), None)
+
+
+_RANK = 16
+"""Of adapters that are proposed, our choice; PEFT's own default is 8."""
+
+
+def gathered(tier: str, *, ranks: int) -> str:
+    """What must be added to "weights on hbm" of inference, lest it is taken for a model served from HBM."""
+    return "" if tier != "hbm" or ranks == 1 else " (ZeRO-3, gathered for every token)"
+
+
+def inference_moves(
+    model: ModelShape, machine: Machine, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
+) -> Iterator[tuple[Move, ...]]:
+    """Weights on each tier, the smaller ones first; ``before`` are edits that come before all others."""
+    for tier in _smaller_first(machine):
+        words = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
+        weights = _weights(tier, model, ranks=ranks, buffer_size=buffer_size)
+        yield (Move("tier", words, (*before, *weights)),)
+
+
+def training_moves(
+    model: ModelShape,
+    machine: Machine,
+    now: Placement,
+    stages: tuple[Move, ...],
+    *,
+    ranks: int,
+    buffer_size: int,
+    before: tuple[Edit, ...] = (),
+) -> Iterator[tuple[Move, ...]]:
+    """Optimizer, weights, both on each tier; as they are partitioned, and in the ``stages`` above."""
+    dram = next((one for one in machine.tiers.values() if one.kind == "dram"), None)
+
+    def weights_on(tier: Tier) -> tuple[Edit, ...]:
+        return _weights(tier, model, ranks=ranks, buffer_size=buffer_size)
+
+    for tier in _smaller_first(machine):
+        name = tier.name
+        optimizer, weights = Edit(("strategy", "optimizer"), name), weights_on(tier)
+        places: dict[tuple[str, str | None], tuple[str, tuple[Edit, ...]]] = {}
+        places[now.weights, name] = f"optimizer on {name}", (optimizer,)
+        places.setdefault((name, now.optimizer), (f"weights on {name}", weights))
+        places.setdefault((name, name), (f"weights and optimizer on {name}", (*weights, optimizer)))
+        if dram is not None and tier.kind not in {"dram", "hbm"} and name != now.optimizer:
+            both = (*weights_on(dram), optimizer)
+            places.setdefault((dram.name, name), (f"weights on {dram.name}, optimizer on {name}", both))
+        if name != "hbm":
+            both = (*weights_on(machine.tiers["hbm"]), optimizer)
+            places.setdefault(("hbm", name), (f"weights on hbm, optimizer on {name}", both))
+        places.pop((now.weights, now.optimizer), None)
+        moves = [Move("tier", words, (*before, *edits)) for words, edits in places.values()]
+        plain = [Move("tier", words, edits) for words, edits in places.values()]
+        yield (*moves, *(stage.with_(move) for move in plain for stage in stages))
+
+
+def _smaller_first(machine: Machine) -> list[Tier]:
+    return sorted(machine.tiers.values(), key=lambda one: one.capacity)
+
+
+def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int) -> tuple[Edit, ...]:
+    """Weights on a tier; on storage with swap buffers that hold the largest parameter."""
+    placed = Edit(("strategy", "weights"), tier.name)
+    largest = -(-model.largest_parameter // ranks)
+    if tier.kind in {"hbm", "dram"} or largest <= buffer_size:
+        return (placed,)
+    keys = ("strategy", "ds_config", "zero_optimization", "offload_param", "buffer_size")
+    return (placed, Edit(keys, largest))
+
+
+def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[Move]:
+    """Adapters where PEFT puts them by default, of a rank that is our choice; then with 4-bit weights."""
+    targets = list(model.traits.lora_targets)
+    if not targets:
+        return
+    for quantize in ({}, {"quantize": "nf4"}):
+        lora = Edit(("strategy", "lora"), {"r": _RANK, "target_modules": targets, **quantize})
+        four_bit = ", frozen weights in nf4" if quantize else ""
+        words = f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
+        yield Move("lora", words, (*before, lora))
