@@ -13,12 +13,12 @@ RESIDENT = "resident"
 
 
 def placement_of(target: str, machine: Machine) -> Placement:
-    """The tiers of ``weights`` or ``weights+optimizer``, in the machine's names; hbm+hbm for resident.
+    """The tiers of ``weights`` or ``weights+optimizer``, in the machine's names.
 
     Raises InputError if the machine has no such tier.
     """
     if target == RESIDENT:
-        return Placement("hbm", "hbm")
+        return Placement(RESIDENT, "hbm")
     weights, plus, optimizer = target.partition("+")
     return Placement(
         tier_name(weights, machine, "strategy.weights"),

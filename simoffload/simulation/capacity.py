@@ -87,7 +87,7 @@ def identity(
     """The fields that say what a result is about, and where it comes from."""
     inner, model, machine = scenario.scenario, scenario.model, scenario.machine
     return {
-        "name": inner.name,
+        "name": scenario.name,
         "model": model.name,
         "dtype": model.dtype,
         "parameters": model.num_parameters,
