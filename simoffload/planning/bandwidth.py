@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from simoffload.documents import Document, edited
 from simoffload.hardware import Machine
 from simoffload.hardware.targets import Target
-from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.numbers import Changes, edits_of, numbers, scaled
 from simoffload.planning.sensitivity import timed
 from simoffload.results.inference import InferenceResult
@@ -19,7 +18,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.times import Time
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress
+from simoffload.simulation import Progress, simulate
 from simoffload.units import format_number, format_rate
 
 __all__ = ["NO_STORAGE", "Needed", "Point", "StorageCurve", "storage_curve"]
@@ -174,7 +173,6 @@ class _Storage:
         self, scenario: LoadedScenario, result: SimulationResult, tier: str, progress: Progress | None
     ) -> None:
         self._scenario, self._result, self._tier, self._progress = scenario, result, tier, progress
-        self._evaluator = Evaluator(scenario)
         self._writes = _writes(scenario.machine, result, tier)
         self._runs: dict[float, _Run] = {1.0: self._run(scenario, result)}
 
@@ -210,8 +208,8 @@ class _Storage:
         if factor not in self._runs:
             if self._progress:
                 self._progress(f"{self._tier} at {format_number(factor)} times its rate")
-            edits = edits_of(self._changes(factor))
-            self._runs[factor] = self._run(*self._evaluator.simulated(*edits))
+            scenario = self._scenario.edited(*edits_of(self._changes(factor)))
+            self._runs[factor] = self._run(scenario, simulate(scenario))
         return self._runs[factor]
 
     def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _Run:
@@ -245,7 +243,7 @@ class _Storage:
         drive, plug = target.drive, target.plug
         if drive is None or plug is None:
             return {}
-        platform = self._evaluator.platform
+        platform = self._scenario.platform()
         slots = [platform.slots[vertex] for vertex in platform.profile.tiers[self._tier].at or ()]
         most = max((slot.payload_rate(plug.lanes) for slot in slots if slot), default=0)
         wanted = min(int(factor * max(drive.read.value, drive.write.value)), most)

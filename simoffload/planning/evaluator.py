@@ -1,93 +1,99 @@
-"""What edits of a scenario give: the one way in which planning asks about changed scenarios."""
+"""What edits of a scenario need: the one way in which planning asks what fits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from simoffload.documents import Document, Edit, edited
+from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Platform
 from simoffload.hardware.changes import spelled
 from simoffload.results.capacity import TierUse
-from simoffload.results.result import SimulationResult
-from simoffload.scenario import LoadedScenario, Shelf, resolve
-from simoffload.simulation import Progress, fit, simulate
+from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import memory_footprint
+from simoffload.strategies import Plan
 
 __all__ = ["Evaluator"]
 
 
+@dataclass
+class Effort:
+    """What was done for a scenario and all that come of it."""
+
+    tried: dict[str, None] = field(default_factory=dict)
+    """Changes in words, in the order of the first time."""
+    barred: dict[str, None] = field(default_factory=dict)
+    """Sentences about what would help and cannot be."""
+    planned: int = 0
+    """Runs of which the needs were counted."""
+
+
 class Evaluator:
-    """A scenario, and itself with edits; what they have in common is read and built once."""
+    """A scenario and itself with edits, of each what it needs, counted once, and the effort that it took."""
 
-    def __init__(self, scenario: LoadedScenario, *, shelf: Shelf | None = None) -> None:
+    def __init__(self, scenario: LoadedScenario, effort: Effort | None = None) -> None:
         self.scenario = scenario
-        self.shelf = scenario.shelf if shelf is None else shelf
-        self._footprints: dict[str, tuple[TierUse, ...] | None] = {}
+        self.effort = Effort() if effort is None else effort
+        self._known: dict[str, tuple[TierUse, ...] | str] = {}
 
-    @property
-    def platform(self) -> Platform:
+    @cached_property
+    def plan(self) -> Plan:
         """That of the scenario as it is."""
-        return self.shelf.platform(self.scenario.document)
+        return self.scenario.plan()
 
-    def document(self, *edits: Edit) -> Document:
-        """The document with edits made to it.
+    def changed_by(self, *edits: Edit) -> Evaluator:
+        """The scenario so changed, to be changed further. Raises InputError."""
+        return Evaluator(self.scenario.edited(*edits), self.effort)
 
-        Profiles are named ``kind/id`` in edits; where the document has one by its id, it goes on so.
-        """
-        document = self.scenario.document
-        for path, value in edits:
-            section, *inner = path
-            if section == "profiles" and inner:
-                inner[0] = spelled(document.data.get("profiles") or {}, str(inner[0]))
-            document = edited(document, [Edit((section, *inner), value)])
-        return document
+    def needs(self, *edits: Edit) -> tuple[TierUse, ...] | None:
+        """What each tier must hold with these changes; None if they are refused."""
+        known = self._counted(*edits)
+        return None if isinstance(known, str) else known
 
-    def possible(self, *edits: Edit) -> Document:
-        """The same, without numbers of profiles that the changed machine does not have any more.
+    def refusal(self, *edits: Edit) -> str:
+        """Why these changes are refused; empty if they are not."""
+        known = self._counted(*edits)
+        return known if isinstance(known, str) else ""
 
-        Raises InputError for a machine that cannot be.
-        """
-        changed, own = self.document(*edits), self.scenario.document.data.get("profiles") or {}
-        if not own:
-            return changed
-        uses = self.shelf.platform(changed, changed=False).profiles
-        has = {name for use in uses for name in (use.id, f"{use.kind}/{use.id}")}
-        kept = {name: one for name, one in changed.data["profiles"].items() if name in has or name not in own}
-        return edited(changed, [Edit(("profiles",), kept)], in_place=True)
-
-    def edited(self, *edits: Edit) -> LoadedScenario:
-        """The scenario with edits, resolved anew. Raises InputError."""
-        return resolve(self.possible(*edits), shelf=self.shelf)
-
-    def knows(self, *edits: Edit) -> bool:
-        """Whether ``footprint`` has been asked that."""
-        return _key(edits) in self._footprints
-
-    def footprint(self, *edits: Edit) -> tuple[TierUse, ...] | None:
-        """What each tier must hold with edits; None if they are refused."""
-        key = _key(edits)
-        if key not in self._footprints:
+    def _counted(self, *edits: Edit) -> tuple[TierUse, ...] | str:
+        key = repr(edits)
+        if key not in self._known:
             try:
-                self._footprints[key] = memory_footprint(self.edited(*edits))
-            except InputError:
-                self._footprints[key] = None
-        return self._footprints[key]
+                self._known[key] = memory_footprint(self.scenario.edited(*edits))
+                self.effort.planned += 1
+            except InputError as error:
+                self._known[key] = error.problems[0].message
+        return self._known[key]
 
-    def capacity(self, *edits: Edit) -> SimulationResult:
-        """Whether it fits with edits; raises what ``fit`` raises."""
-        return fit(self.edited(*edits))
+    def shortage(self, *edits: Edit) -> float:
+        """What the tier lacks that lacks most with these changes, over what it has; infinity if they are
+        refused, 0 or less if all fit."""
+        uses = self.needs(*edits)
+        return math.inf if uses is None else max(-use.headroom / use.capacity for use in uses)
 
-    def simulated(
-        self, *edits: Edit, progress: Progress | None = None
-    ) -> tuple[LoadedScenario, SimulationResult]:
-        """The scenario with edits and its simulation; raises what ``simulate`` raises.
+    def trying(self, *words: str) -> None:
+        """Note what is tried."""
+        self.effort.tried |= dict.fromkeys(words)
 
-        Neither is kept here: there are many, and results are large.
-        """
-        scenario = self.edited(*edits)
-        return scenario, simulate(scenario, progress=progress)
+    def bar(self, sentence: str) -> None:
+        """Note what would help, and why it cannot be."""
+        self.effort.barred |= {sentence: None}
 
+    # -- edits ----------------------------------------------------------------------------------
 
-def _key(edits: Iterable[Edit]) -> str:
-    return " ".join(map(repr, edits))
+    def named(self, profile: str) -> str:
+        """A profile ``kind/id`` as the scenario names it in its section ``profiles``."""
+        return spelled(self.scenario.document.data.get("profiles") or {}, profile)
+
+    def model(self, key: str, value: Any) -> Edit:
+        """The model with another value of one of its keys."""
+        said = self.scenario.document.data["model"]
+        if isinstance(said, str):  # a name alone has no keys
+            return Edit(("model",), {"name": said, key: value})
+        return Edit(("model", key), value)
+
+    def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
+        """Over so many hosts, with so many GPUs used on each."""
+        return (Edit(("nodes",), nodes), *self.scenario.scenario.strategy.spread(nodes * per_node))

@@ -98,7 +98,7 @@ class LoadedScenario:
 
     @property
     def places(self) -> tuple[str, str]:
-        """Tiers of the weights (or of the checkpoints) and of the optimizer; "" for what there is none for."""
+        """Tiers of the weights (or of the checkpoints) and of the optimizer; "" where there is none."""
         try:
             weights, optimizer = self.scenario.strategy.places(self.machine)
         except InputError:

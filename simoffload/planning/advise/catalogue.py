@@ -16,7 +16,6 @@ from simoffload.hardware.storage import LEAST_DRIVES, Raid
 from simoffload.planning.advise.hardware import takes_drives
 from simoffload.planning.advise.options import gathered_words
 from simoffload.planning.costs import CostList
-from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.placement import Placement
 from simoffload.units import format_bytes
@@ -47,14 +46,13 @@ class Dimension(NamedTuple):
     choices: tuple[Choice, ...]
 
 
-def dimensions(evaluator: Evaluator, name: str | None, costs: CostList) -> tuple[Dimension, ...]:
+def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[Dimension, ...]:
     """The catalogue for the work of a scenario on a platform; None is its own.
 
     Raises InputError for an unknown platform.
     """
     there = () if name is None else (Edit.at("platform", name),)
-    scenario = evaluator.scenario
-    platform = evaluator.shelf.platform(evaluator.possible(*there))
+    platform = scenario.platform(*there)
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     free = scenario.scenario.strategy.release_fixed_batch("batch_size")
     moved = (*there, *gpus) if there else ()

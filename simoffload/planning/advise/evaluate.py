@@ -14,7 +14,6 @@ from simoffload.planning.advise.fitting import remedies
 from simoffload.planning.advise.options import Option
 from simoffload.planning.advise.workloads import settings, workloads
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
-from simoffload.planning.evaluator import Evaluator
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
@@ -117,12 +116,12 @@ def advise(
     """
     known = load_costs() if costs is None else costs
     result = simulate(scenario, progress=progress)
-    now, evaluator = economics(scenario, result, known), Evaluator(scenario)
+    now = economics(scenario, result, known)
     tried: list[Tried] = []
     impossible: list[Impossible] = []
 
     def evaluate(option: Option) -> None:
-        found = _try(option, evaluator, progress)
+        found = _try(option, scenario, progress)
         if isinstance(found, Impossible):
             impossible.append(found)
             return
@@ -131,7 +130,7 @@ def advise(
         gain = result.unit_s / answer.unit_s if result.unit_s and answer.unit_s else None
         tried.append(Tried(option, changed, answer, cost, gain, _extra(now, cost) if option.priced else None))
 
-    for option in options_of(evaluator, result, known):
+    for option in options_of(scenario, result, known):
         evaluate(option)
     together = _together(tried)
     if together is not None:
@@ -171,7 +170,7 @@ def _unpriced(one: Economics) -> set[tuple[str, str, int]]:
 
 
 def _try(
-    option: Option, evaluator: Evaluator, progress: Progress | None
+    option: Option, base: LoadedScenario, progress: Progress | None
 ) -> tuple[LoadedScenario, SimulationResult] | Impossible:
     if option.barred:
         return Impossible(option, option.barred)
@@ -179,7 +178,8 @@ def _try(
     if progress is not None:
         told = lambda line: progress(f"{option.key}: {line}")  # noqa: E731
     try:
-        scenario, result = evaluator.simulated(*option.edits, progress=told)
+        scenario = base.edited(*option.edits)
+        result = simulate(scenario, progress=told)
     except InputError as error:
         return Impossible(option, "; ".join(problem.message for problem in error.problems))
     except SimulationError as error:
@@ -187,19 +187,19 @@ def _try(
     return (scenario, result) if result.fits else Impossible(option, "; ".join(result.advice))
 
 
-def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> tuple[Option, ...]:
+def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Option, ...]:
     """Everything that is tried, each key once, without what changes nothing."""
     found: dict[str, Option] = {}
-    for option in _options(evaluator, result, costs):
-        if evaluator.document(*option.edits).data != evaluator.scenario.document.data:
+    for option in _options(scenario, result, costs):
+        if scenario.changed(*option.edits).data != scenario.document.data:
             found.setdefault(option.key, option)
     if not result.fits:
-        found |= {option.key: option for option in remedies(evaluator.scenario)}
+        found |= {option.key: option for option in remedies(scenario)}
     return tuple(found.values())
 
 
-def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> Iterator[Option]:
-    scenario, platform = evaluator.scenario, evaluator.platform
+def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Iterator[Option]:
+    platform = scenario.platform()
     tiers = tuple(dict.fromkeys(_used(result)))
     stores = [tier for tier in tiers if tier in platform.targets]
     for tier in stores:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
+from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.fit.kinds import MOST_NODES, MOST_RANKS
 from simoffload.planning.fit.search import smallest_that_fits
-from simoffload.planning.fit.variants import Variants
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import tier_name
 from simoffload.strategies.training.memory.estimators import white_paper_rule
@@ -129,38 +129,38 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
         return MachineCount(tier, None, "; ".join(one.message for one in error.problems))
     each = scenario.machine.gpus_per_node
     most = min(MOST_NODES, MOST_RANKS // each)
-    variants, strategy = Variants(moved), moved.scenario.strategy
+    evaluator, strategy = Evaluator(moved), moved.scenario.strategy
 
     def edits(nodes: int) -> tuple[Edit, ...]:
         ranks = nodes * each
-        found = (*variants.spread(nodes, per_node=each), *strategy.allowing(moved.model, tier, ranks=ranks))
-        return _with_buffers(variants, found)
+        found = (*evaluator.spread(nodes, per_node=each), *strategy.allowing(moved.model, tier, ranks=ranks))
+        return _with_buffers(evaluator, found)
 
-    found = smallest_that_fits(lambda nodes: variants.shortage(*edits(nodes)), start=1, most=most)
+    found = smallest_that_fits(lambda nodes: evaluator.shortage(*edits(nodes)), start=1, most=most)
     if found is not None:
         return MachineCount(tier, found, "")
-    return MachineCount(tier, None, _why(variants, {nodes: edits(nodes) for nodes in (1, most)}))
+    return MachineCount(tier, None, _why(evaluator, {nodes: edits(nodes) for nodes in (1, most)}))
 
 
-def _why(variants: Variants, tried: Mapping[int, tuple[Edit, ...]]) -> str:
+def _why(evaluator: Evaluator, tried: Mapping[int, tuple[Edit, ...]]) -> str:
     """What is too small with most machines, or with one where more are refused; why more are refused."""
     told = []
     for nodes, edits in sorted(tried.items(), key=lambda one: -one[0]):
-        uses = variants.needs(*edits)
+        uses = evaluator.needs(*edits)
         if uses is not None:
             lacking = "; ".join(use.sentence() for use in uses if not use.fits)
             told.append(f"with {nodes:,} machine{'' if nodes == 1 else 's'} {lacking}")
             break
-        told.append(variants.refusal(*edits))
+        told.append(evaluator.refusal(*edits))
     return "; ".join(dict.fromkeys(told))
 
 
-def _with_buffers(variants: Variants, edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
+def _with_buffers(evaluator: Evaluator, edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
     """The same with as many swap buffers as DeepSpeed asks for, where it refuses for want of them."""
-    if variants.needs(*edits) is not None or "buffer_count" not in variants.refusal(*edits):
+    if evaluator.needs(*edits) is not None or "buffer_count" not in evaluator.refusal(*edits):
         return edits
     for count in _BUFFERS:
         more = (*edits, Edit((*_ZERO, "offload_param", "buffer_count"), count))
-        if variants.needs(*more) is not None:
+        if evaluator.needs(*more) is not None:
             return more
     return edits
