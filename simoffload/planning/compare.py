@@ -24,7 +24,7 @@ from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.scenario.targets import placement_of
+from simoffload.scenario.tiers import placement_of
 from simoffload.simulation import Progress, fit, simulate
 from simoffload.simulation.metrics import refused
 from simoffload.strategies import Plan

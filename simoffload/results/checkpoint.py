@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 from simoffload.results.combined import combined
+from simoffload.results.endurance import TierWear
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult, attributed
-from simoffload.results.wear import TierWear
 from simoffload.results.write_cache import CachedWrites
 
 __all__ = ["CheckpointPhase", "CheckpointResult", "Checkpoints", "Outlook", "SavedPart"]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
 from simoffload.results.combined import combined
+from simoffload.results.endurance import TierWear
 from simoffload.results.passes import PassResult
 from simoffload.results.reading import Reading
 from simoffload.results.result import SimulationResult
 from simoffload.results.times import Time, seconds
-from simoffload.results.wear import TierWear
 from simoffload.results.write_cache import CachedWrites
 from simoffload.workload import Dataset
 

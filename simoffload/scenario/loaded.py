@@ -15,7 +15,7 @@ from simoffload.limits import keep, limited, now_doing
 from simoffload.models import ModelShape
 from simoffload.scenario.schema import Scenario
 from simoffload.scenario.shelf import Shelf
-from simoffload.scenario.targets import RESIDENT, placement_of
+from simoffload.scenario.tiers import RESIDENT, placement_of
 from simoffload.strategies import Plan, Strategy, strategy_for
 
 __all__ = ["LoadedScenario"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simoffload.results.checkpoint import CheckpointPhase, Checkpoints, SavedPart
-from simoffload.results.wear import TierWear, tier_wear
+from simoffload.results.endurance import TierWear, tier_wear
 from simoffload.results.write_cache import CachedWrites
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.write_cache import checkpoint_with_caches

@@ -10,10 +10,10 @@ from typing import Any, Generic, TypeVar
 from simoffload.errors import InputError, Problem, WorkLimitError
 from simoffload.results.capacity import peak_uses, tier_uses
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints
+from simoffload.results.endurance import wear_warnings
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TimedPhase, TrainingResult
-from simoffload.results.wear import wear_warnings
 from simoffload.results.write_cache import cache_warnings
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, memory_stages

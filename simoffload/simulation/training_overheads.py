@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simoffload.hardware import Machine
+from simoffload.results.endurance import TierWear, tier_wear, wear_warnings
 from simoffload.results.reading import Reading, reading_sentences
 from simoffload.results.training import TrainingResult
-from simoffload.results.wear import TierWear, tier_wear, wear_warnings
 from simoffload.results.write_cache import cache_warnings
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import AHEAD

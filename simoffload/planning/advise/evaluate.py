@@ -10,9 +10,7 @@ from simoffload.documents import Edit
 from simoffload.documents.tree import Location
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise import hardware
-from simoffload.planning.advise.fitting import remedies
-from simoffload.planning.advise.options import Option
-from simoffload.planning.advise.workloads import settings, workloads
+from simoffload.planning.advise.options import Option, remedies, settings, workloads
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult

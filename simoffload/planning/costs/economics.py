@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simoffload.planning.costs.bill import Bill, bill, used_parts
+from simoffload.planning.costs.bill import Bill, Replacement, bill, replacements, used_parts
 from simoffload.planning.costs.energy import Energy, energy
 from simoffload.planning.costs.lists import CostList, Figure, load_costs
-from simoffload.planning.costs.wear import Replacement, replacements
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, islice, product
 
 from simoffload.errors import InputError
-from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.fit.evaluator import Evaluator
 from simoffload.planning.fit.kinds import (
     BOUGHT,
     KINDS,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice
 
 from simoffload.documents import Edit
 from simoffload.hardware.targets import Target
-from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.fit.search import largest_that_fits, smallest_that_fits
-from simoffload.planning.fit.tunables import smaller, tunables_for
+from simoffload.planning.fit.evaluator import Evaluator
+from simoffload.planning.fit.search import smallest_that_fits
 from simoffload.results.capacity import Change, TierUse
-from simoffload.strategies.base import Move
+from simoffload.strategies.base import Move, Tunable
 from simoffload.units import format_bytes
-from simoffload.workload import Checkpointing, Inference, Training
+from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 
 __all__ = [
     "BOUGHT",
@@ -55,39 +56,55 @@ def _lacking(evaluator: Evaluator) -> list[TierUse]:
 
 def tiers(evaluator: Evaluator) -> Iterator[Change]:
     """Every other tier that is large enough, the smallest first."""
-    for steps in _moves(evaluator):
-        evaluator.trying(*(step.words for step in steps if step.kind == "tier"))
-        yield from _first(evaluator, steps)
+    for steps in evaluator.strategy.moves(evaluator.plan):
+        yield from _first(evaluator, steps, *(step.words for step in steps if step.kind == "tier"))
 
 
 def stages(evaluator: Evaluator) -> Iterator[Change]:
     """States divided among more ranks."""
-    steps = tuple(_stages(evaluator))
-    evaluator.trying(*(step.words for step in steps))
-    yield from _first(evaluator, steps)
+    steps = tuple(evaluator.strategy.stages(evaluator.plan))
+    yield from _first(evaluator, steps, *(step.words for step in steps))
 
 
-def _first(evaluator: Evaluator, steps: Iterable[Move]) -> Iterator[Change]:
-    found = (change for step in steps for change in enough(evaluator, step))
-    yield from [change for change in [next(found, None)] if change is not None]
-
-
-def _moves(evaluator: Evaluator) -> Iterator[tuple[Move, ...]]:
-    return evaluator.scenario.scenario.strategy.moves(evaluator.plan)
-
-
-def _stages(evaluator: Evaluator) -> Iterator[Move]:
-    return evaluator.scenario.scenario.strategy.stages(evaluator.plan)
+def _first(evaluator: Evaluator, steps: Iterable[Move], *words: str) -> Iterator[Change]:
+    """The first that is enough; ``words`` are what is tried."""
+    evaluator.trying(*words)
+    yield from islice((change for step in steps for change in enough(evaluator, step)), 1)
 
 
 # -- settings -------------------------------------------------------------------------------------
 
 
 def settings(evaluator: Evaluator) -> Iterator[Change]:
-    """Settings that the parts of what is too large name as their remedies."""
-    for tunable in tunables_for(evaluator.scenario, evaluator.plan, _lacking(evaluator)):
-        evaluator.trying(tunable.word)
-        yield from _first(evaluator, tuple(smaller(tunable)))
+    """Settings that the parts of what is too large name as their remedies.
+
+    A setting is left out where the parts that name it are smaller than what lacks.
+    """
+    lacking = _lacking(evaluator)
+    for tunable in (*_of_work(evaluator), *evaluator.plan.tunables()):
+        named = ([term.size for term in use.terms if tunable.word in term.remedy] for use in lacking)
+        if all(sum(sizes) >= -use.headroom for use, sizes in zip(lacking, named, strict=True)):
+            yield from _first(evaluator, _other_values(tunable), tunable.word)
+
+
+def _other_values(tunable: Tunable) -> Iterator[Move]:
+    for value in tunable.values(tunable.now):
+        words = f"{tunable.word} {tunable.now:,} → {value:,}"
+        if isinstance(value, bool):
+            words = f"{tunable.word} {'set' if value else 'unset'}"
+        yield Move("setting", words, (Edit(tunable.path, value),))
+
+
+def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
+    workload = evaluator.workload
+    for section, kept in (("workload", workload), ("checkpoint", evaluator.scenario.scenario.checkpoint)):
+        if isinstance(kept, Checkpointing | TrainingCheckpoints):
+            yield Tunable("keep", (section, "keep"), kept.keep, lambda now: iter(range(now - 1, 0, -1)))
+    if isinstance(workload, Training):
+        key, now = "gradient_checkpointing", workload.gradient_checkpointing
+        yield Tunable(key, ("workload", key), now, lambda now: iter([not now]))
+        key, steps = "gradient_accumulation_steps", workload.gradient_accumulation_steps
+        yield Tunable(key, ("workload", key), steps, lambda now: iter([1] if now > 1 else []))
 
 
 # -- less work ------------------------------------------------------------------------------------
@@ -95,19 +112,15 @@ def settings(evaluator: Evaluator) -> Iterator[Change]:
 
 def batch(evaluator: Evaluator) -> Iterator[Change]:
     """The largest batch that fits; in training also as many sequences a step in more micro-steps."""
-    workload = evaluator.scenario.scenario.workload
+    workload = evaluator.workload
     if isinstance(workload, Checkpointing) or workload.batch_size == 1:
         return
-    now, freed = workload.batch_size, evaluator.scenario.scenario.strategy.release_fixed_batch("batch_size")
-
-    def steps(count: int) -> tuple[Edit, ...]:
-        return (Edit(("workload", "batch_size"), count), *freed)
-
+    now = workload.batch_size
     evaluator.trying("a smaller batch")
-    found = largest_that_fits(lambda count: evaluator.shortage(*steps(count)), start=now, most=now)
+    found = evaluator.largest(evaluator.batch, start=now, most=now)
     if found is None:
         return
-    yield from enough(evaluator, Move("batch", f"batch {now} → {found} on each GPU", steps(found)))
+    yield from enough(evaluator, Move("batch", f"batch {now} → {found} on each GPU", evaluator.batch(found)))
     if isinstance(workload, Training):
         part = max(count for count in range(1, found + 1) if now % count == 0)
         before = workload.gradient_accumulation_steps
@@ -115,14 +128,14 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
         words = f"batch {now} → {part} on each GPU, {before} → {times} micro-steps in a step"
         key = "gradient_accumulation_steps"
         more = Edit(("workload", key), times)
-        freed = evaluator.scenario.scenario.strategy.release_fixed_batch("batch_size", key)
+        freed = evaluator.strategy.release_fixed_batch("batch_size", key)
         same = (Edit(("workload", "batch_size"), part), more, *freed)
         yield from enough(evaluator, Move("batch", words, same))
 
 
 def context(evaluator: Evaluator) -> Iterator[Change]:
     """The longest sequences that fit; of prompt and output the longer one is cut."""
-    workload = evaluator.scenario.scenario.workload
+    workload = evaluator.workload
     if isinstance(workload, Checkpointing):
         return
     key, now = "sequence_length", workload.max_context
@@ -133,39 +146,36 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
             key=lambda one: one[1],
         )
 
-    def step(count: int) -> Edit:
-        return Edit(("workload", key), count)
+    def steps(count: int) -> tuple[Edit, ...]:
+        return (Edit(("workload", key), count),)
 
     evaluator.trying("shorter sequences")
-    found = largest_that_fits(lambda count: evaluator.shortage(step(count)), start=now, most=now)
+    found = evaluator.largest(steps, start=now, most=now)
     if found is not None:
-        words = f"{key} {now:,} → {found:,} tokens"
-        yield from enough(evaluator, Move("context", words, (step(found),)))
+        yield from enough(evaluator, Move("context", f"{key} {now:,} → {found:,} tokens", steps(found)))
 
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
     """16 instead of 32 bit; frozen weights in 4 bit where adapters are trained."""
+    for step in (*_halved(evaluator), *evaluator.strategy.precisions()):
+        yield from _first(evaluator, [step], step.words)
+
+
+def _halved(evaluator: Evaluator) -> Iterator[Move]:
     if evaluator.scenario.model.dtype == "float32":
-        half = evaluator.model("dtype", "bfloat16")
-        evaluator.trying("float32 → bfloat16")
-        yield from enough(evaluator, Move("precision", "float32 → bfloat16", (half,)))
-    for step in evaluator.scenario.scenario.strategy.precisions():
-        evaluator.trying(step.words)
-        yield from enough(evaluator, step)
+        yield Move("precision", "float32 → bfloat16", (evaluator.model("dtype", "bfloat16"),))
 
 
 def adapters(evaluator: Evaluator) -> Iterator[Change]:
     """LoRA in place of all weights, which trains something else; then with frozen weights in 4 bit."""
     steps = tuple(adapters_of(evaluator))
-    evaluator.trying(*(step.words for step in steps))
-    yield from _first(evaluator, steps)
+    yield from _first(evaluator, steps, *(step.words for step in steps))
 
 
 def adapters_of(evaluator: Evaluator) -> Iterator[Move]:
     """Adapters in place of the model, in training."""
-    scenario = evaluator.scenario
-    trains = isinstance(scenario.scenario.workload, Training)
-    return scenario.scenario.strategy.adapters(scenario.model) if trains else iter(())
+    trains = isinstance(evaluator.workload, Training)
+    return evaluator.strategy.adapters(evaluator.scenario.model) if trains else iter(())
 
 
 # -- more hardware --------------------------------------------------------------------------------
@@ -173,34 +183,31 @@ def adapters_of(evaluator: Evaluator) -> Iterator[Move]:
 
 def gpus(evaluator: Evaluator) -> Iterator[Change]:
     """More of the GPUs that the machines have."""
-    if isinstance(evaluator.scenario.scenario.workload, Checkpointing):
+    if isinstance(evaluator.workload, Checkpointing):
         return  # it is as large on however many
-    strategy = evaluator.scenario.scenario.strategy
+    strategy = evaluator.strategy
     now, steps = strategy.gpus, strategy.spread
     most = min(MOST_RANKS, evaluator.scenario.machine.gpus)
     evaluator.trying(*([f"up to {most} GPUs"] if most > now else []))
-    found = smallest_that_fits(lambda count: evaluator.shortage(*steps(count)), start=now, most=most)
+    found = evaluator.smallest(steps, start=now, most=most)
     if found is not None:
         yield from enough(evaluator, Move("gpus", f"{now} → {found} GPUs", steps(found)))
 
 
 def machines(evaluator: Evaluator) -> Iterator[Change]:
     """More machines, with as many ranks on each."""
-    machine, used = evaluator.scenario.machine, evaluator.scenario.scenario.strategy.gpus
+    machine, used = evaluator.scenario.machine, evaluator.strategy.gpus
     now, each = machine.nodes_of(used), machine.ranks_per_node(used)
-    if isinstance(evaluator.scenario.scenario.workload, Checkpointing):
+    if isinstance(evaluator.workload, Checkpointing):
         return
-    if math.isinf(evaluator.shortage(*evaluator.spread(now + 1, per_node=each))):
+    steps = partial(evaluator.spread, per_node=each)
+    if evaluator.needs(*steps(now + 1)) is None:
         return  # no network between hosts, or settings that do not go with more ranks
     evaluator.trying("more machines")
-    found = smallest_that_fits(
-        lambda count: evaluator.shortage(*evaluator.spread(count, per_node=each)),
-        start=now,
-        most=min(MOST_NODES, MOST_RANKS // each),
-    )
+    found = evaluator.smallest(steps, start=now, most=min(MOST_NODES, MOST_RANKS // each))
     if found is not None:
         words = f"{now} → {found:,} machines, {used} → {found * each:,} GPUs"
-        yield from enough(evaluator, Move("machines", words, evaluator.spread(found, per_node=each)))
+        yield from enough(evaluator, Move("machines", words, steps(found)))
 
 
 def capacity(evaluator: Evaluator) -> Iterator[Change]:
@@ -280,17 +287,16 @@ BOUGHT = {"gpus", "machines", "capacity"}
 
 def first_steps(evaluator: Evaluator) -> Iterator[Move]:
     """What may be the first of several changes, each as far as it goes, the smaller ones first."""
-    workload = evaluator.scenario.scenario.workload
-    if evaluator.scenario.model.dtype == "float32":
-        yield Move("precision", "float32 → bfloat16", (evaluator.model("dtype", "bfloat16"),))
+    workload = evaluator.workload
+    yield from _halved(evaluator)
     if isinstance(workload, Training) and not workload.gradient_checkpointing:
         keys = ("workload", "gradient_checkpointing")
         yield Move("setting", "gradient_checkpointing set", (Edit(keys, True),))
-    last = list(_stages(evaluator))[-1:]
+    strategy = evaluator.strategy
+    last = list(strategy.stages(evaluator.plan))[-1:]
     yield from last
-    moves = [step for steps in _moves(evaluator) for step in steps if not last or last[0].words in step.words]
+    every = chain.from_iterable(strategy.moves(evaluator.plan))
+    moves = [step for step in every if not last or last[0].words in step.words]
     yield from sorted(moves, key=lambda step: len(step.edits))
     if not isinstance(workload, Checkpointing) and workload.batch_size > 1:
-        released = evaluator.scenario.scenario.strategy.release_fixed_batch("batch_size")
-        one = (Edit(("workload", "batch_size"), 1), *released)
-        yield Move("batch", f"batch {workload.batch_size} → 1 on each GPU", one)
+        yield Move("batch", f"batch {workload.batch_size} → 1 on each GPU", evaluator.batch(1))

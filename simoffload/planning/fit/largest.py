@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.fit.search import largest_that_fits
+from simoffload.planning.fit.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario
 from simoffload.workload import Checkpointing, Inference
 
@@ -80,13 +79,7 @@ def largest(scenario: LoadedScenario) -> Largest:
     plan = scenario.plan()
     target = f"{plan.target}+{plan.optimizer_target}" if plan.optimizer_target else plan.target
     evaluator = Evaluator(scenario)
-    freed = scenario.scenario.strategy.release_fixed_batch("batch_size")
-    batch = _limit(
-        evaluator,
-        lambda count: (Edit(("workload", "batch_size"), count), *freed),
-        now=workload.batch_size,
-        most=_MOST_SEQUENCES,
-    )
+    batch = _limit(evaluator, evaluator.batch, now=workload.batch_size, most=_MOST_SEQUENCES)
     key = "prompt_length" if isinstance(workload, Inference) else "sequence_length"
     length: int = getattr(workload, key)
     tokens = _limit(evaluator, lambda count: (Edit(("workload", key), count),), now=length, most=_MOST_TOKENS)
@@ -112,7 +105,7 @@ def largest(scenario: LoadedScenario) -> Largest:
 
 
 def _limit(evaluator: Evaluator, change: Callable[[int], tuple[Edit, ...]], *, now: int, most: int) -> Limit:
-    found = largest_that_fits(lambda count: evaluator.shortage(*change(count)), start=now, most=most)
+    found = evaluator.largest(change, start=now, most=most)
     return Limit(now, found, most, () if found is None else change(found))
 
 

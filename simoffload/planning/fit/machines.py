@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
-from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.fit.evaluator import Evaluator
 from simoffload.planning.fit.kinds import MOST_NODES, MOST_RANKS
-from simoffload.planning.fit.search import smallest_that_fits
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import tier_name
 from simoffload.strategies.training.memory.estimators import white_paper_rule
@@ -136,7 +135,7 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
         found = (*evaluator.spread(nodes, per_node=each), *strategy.allowing(moved.model, tier, ranks=ranks))
         return _with_buffers(evaluator, found)
 
-    found = smallest_that_fits(lambda nodes: evaluator.shortage(*edits(nodes)), start=1, most=most)
+    found = evaluator.smallest(edits, start=1, most=most)
     if found is not None:
         return MachineCount(tier, found, "")
     return MachineCount(tier, None, _why(evaluator, {nodes: edits(nodes) for nodes in (1, most)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware.changes import spelled
+from simoffload.planning.fit.search import largest_that_fits, smallest_that_fits
 from simoffload.results.capacity import TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies import Plan
+from simoffload.strategies import Plan, Strategy
+from simoffload.workload import Workload
 
 __all__ = ["Evaluator"]
+
+Counted = Callable[[int], tuple[Edit, ...]]
+"""Edits that make so many of something."""
 
 
 @dataclass
@@ -37,6 +43,16 @@ class Evaluator:
         self.scenario = scenario
         self.effort = Effort() if effort is None else effort
         self._known: dict[str, tuple[TierUse, ...] | str] = {}
+
+    @property
+    def strategy(self) -> Strategy:
+        """That of the scenario as it is."""
+        return self.scenario.scenario.strategy
+
+    @property
+    def workload(self) -> Workload:
+        """The same of its work."""
+        return self.scenario.scenario.workload
 
     @cached_property
     def plan(self) -> Plan:
@@ -73,6 +89,14 @@ class Evaluator:
         uses = self.needs(*edits)
         return math.inf if uses is None else max(-use.headroom / use.capacity for use in uses)
 
+    def largest(self, edits: Counted, *, start: int, most: int) -> int | None:
+        """The largest count up to ``most`` that fits; see ``largest_that_fits``."""
+        return largest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
+
+    def smallest(self, edits: Counted, *, start: int, most: int) -> int | None:
+        """The smallest count from ``start`` on that fits; see ``smallest_that_fits``."""
+        return smallest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
+
     def trying(self, *words: str) -> None:
         """Note what is tried."""
         self.effort.tried |= dict.fromkeys(words)
@@ -94,6 +118,10 @@ class Evaluator:
             return Edit(("model",), {"name": said, key: value})
         return Edit(("model", key), value)
 
+    def batch(self, count: int) -> tuple[Edit, ...]:
+        """So many sequences at a time."""
+        return (Edit.at("workload.batch_size", count), *self.strategy.release_fixed_batch("batch_size"))
+
     def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
         """Over so many hosts, with so many GPUs used on each."""
-        return (Edit(("nodes",), nodes), *self.scenario.scenario.strategy.spread(nodes * per_node))
+        return (Edit(("nodes",), nodes), *self.strategy.spread(nodes * per_node))
