@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import PlacementError
-from simoffload.hardware import Machine, Platform, Tier, list_profiles, load_profile
+from simoffload.hardware import Machine, Platform, Tier, list_profiles
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.storage import LEAST_DRIVES, Raid
-from simoffload.planning.advise.hardware import takes_drives
+from simoffload.planning.advise.hardware import shipped, takes_drives
 from simoffload.planning.advise.options import gathered_words
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario
@@ -125,9 +125,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
 def _arrays(costs: CostList) -> Iterator[Raid]:
     """Arrays of drives that are sold; of those that differ in the number of drives alone the first."""
     seen = set()
-    for one in list_profiles("raid"):
-        array = load_profile("raid", one.id)
-        assert isinstance(array, Raid)
+    for array in shipped("raid", Raid):
         key = (array.level, array.drive, array.name.partition("(")[2])
         if costs.sold(f"drive/{array.drive}") and key not in seen:
             seen.add(key)

@@ -207,7 +207,7 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
     yield from hardware.places(scenario, tiers)
     yield from hardware.resident(scenario)
     yield from hardware.memory(scenario, tiers)
-    yield from hardware.cables(platform, scenario.document)
+    yield from hardware.cables(scenario)
     yield from hardware.processors(scenario)
     yield from workloads(scenario)
     yield from settings(scenario, storage=bool(stores), direct=_direct(scenario, tiers[0]))

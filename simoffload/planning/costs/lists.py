@@ -167,21 +167,10 @@ def _check_complete(own: Entry) -> None:
 
 def _laid_over(mine: Costs, base: Costs) -> Costs:
     """What ``mine`` says, and what it leaves open as ``base`` has it, down to single figures."""
-    said = {
-        name: getattr(mine, name)
-        for name in ("electricity", "pue", "lifetime", "utilization", "flash_per_tb")
-    }
-    devices = dict(base.devices)
-    for key, one in mine.devices.items():
-        devices[key] = _overlaid(devices.get(key, DeviceCosts()), one)
-    return base.model_copy(
-        update={
-            **{name: value for name, value in said.items() if value is not None},
-            "currency": mine.currency or base.currency,
-            "memory": _overlaid(base.memory, mine.memory),
-            "devices": devices,
-        }
-    )
+    devices = {key: _overlaid(base.devices.get(key, DeviceCosts()), one) for key, one in mine.devices.items()}
+    both = {"devices": base.devices | devices, "memory": _overlaid(base.memory, mine.memory)}
+    merged: Costs = _overlaid(base, mine).model_copy(update=both)
+    return merged
 
 
 def _overlaid(below: Any, above: Any) -> Any:

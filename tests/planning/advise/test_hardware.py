@@ -172,7 +172,7 @@ def test_a_generation_above_the_cards_own_is_never_proposed(tmp_path: Path, gpu:
     equipment = [f"equipment.accelerator={gpu}"]
     for _ in range(3):
         one = scenario(tmp_path, DESKTOP, *equipment)
-        found = list(hardware.cables(one.platform(), one.document))
+        found = list(hardware.cables(one))
         if not found:
             break
         (option,) = found

@@ -59,7 +59,9 @@ def test_costs_follow_from_the_bill_and_the_energy(costs: CostList) -> None:
     tokens = 48 * 2
     assert found["cost_per_million_tokens"] == pytest.approx(per_h * seconds / 3600 / tokens * 1e6)
     assert found["energy_per_token_j"] == pytest.approx(one.energy.watts * seconds / tokens)
-    assert found["kwh_per_million_tokens"] == pytest.approx(one.energy.joules * 2 / 3.6e6 / tokens * 1e6)
+    assert found["kwh_per_million_tokens"] == pytest.approx(
+        one.energy.watts * one.energy.time_s * 2 / 3.6e6 / tokens * 1e6
+    )
     assert found["rent_per_h"] == 2.0
     assert found["return_per_purchase"] == pytest.approx(tokens * 3600 / seconds / 18328 * 1000)
 
