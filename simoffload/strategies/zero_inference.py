@@ -145,8 +145,8 @@ class ZeroInference(Strategy):
         """Keys of ds_config that repeat the workload."""
         return released(self.ds_config, *changed)
 
-    def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> tuple[Edit, ...]:
-        """Swap buffers that hold the largest parameter."""
+    def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:
+        """Swap buffers that hold the largest parameter, and as many as are needed."""
         settings, _ = fetch_settings(
             self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
         )

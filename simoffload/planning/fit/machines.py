@@ -16,8 +16,6 @@ from simoffload.workload import Checkpointing, Training
 
 __all__ = ["MachineCount", "MachinesNeeded", "machines_needed"]
 
-_ZERO = ("strategy", "ds_config", "zero_optimization")
-
 
 class MachineCount(NamedTuple):
     """Machines for a model whose states are on one tier."""
@@ -65,10 +63,6 @@ class MachinesNeeded(NamedTuple):
             "by_rule": self.by_rule,
             "counts": [count._asdict() for count in self.counts],
         }
-
-
-_BUFFERS = (8, 16, 32, 64, 128)
-"""Numbers of swap buffers that are tried where DeepSpeed asks for more."""
 
 
 def machines_needed(scenario: LoadedScenario, *, tiers: Sequence[str] | None = None) -> MachinesNeeded:
@@ -131,9 +125,9 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
     evaluator, strategy = Evaluator(moved), moved.scenario.strategy
 
     def edits(nodes: int) -> tuple[Edit, ...]:
-        ranks = nodes * each
-        found = (*evaluator.spread(nodes, per_node=each), *strategy.allowing(moved.model, tier, ranks=ranks))
-        return _with_buffers(evaluator, found)
+        over = evaluator.spread(nodes, per_node=each)
+        ways = [(*over, *one) for one in strategy.allowing(moved.model, tier, ranks=nodes * each)]
+        return next((one for one in ways if evaluator.needs(*one) is not None), ways[0])
 
     found = evaluator.smallest(edits, start=1, most=most)
     if found is not None:
@@ -152,14 +146,3 @@ def _why(evaluator: Evaluator, tried: Mapping[int, tuple[Edit, ...]]) -> str:
             break
         told.append(evaluator.refusal(*edits))
     return "; ".join(dict.fromkeys(told))
-
-
-def _with_buffers(evaluator: Evaluator, edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
-    """The same with as many swap buffers as DeepSpeed asks for, where it refuses for want of them."""
-    if evaluator.needs(*edits) is not None or "buffer_count" not in evaluator.refusal(*edits):
-        return edits
-    for count in _BUFFERS:
-        more = (*edits, Edit((*_ZERO, "offload_param", "buffer_count"), count))
-        if evaluator.needs(*more) is not None:
-            return more
-    return edits

@@ -19,6 +19,8 @@ _ZERO = (*_CONFIG, "zero_optimization")
 _ALL_GPUS, _MICRO_BATCH, _ACCUMULATION = BATCH
 _REPEATED = {"batch_size": _MICRO_BATCH, "gradient_accumulation_steps": _ACCUMULATION}
 """Keys of ds_config that repeat the workload, by its own."""
+_BUFFERS = (8, 16, 32, 64, 128)
+"""Numbers of swap buffers that are tried where DeepSpeed asks for more."""
 Value = int | bool
 
 
@@ -63,8 +65,11 @@ def stages(settings: TrainingSettings) -> Iterator[Move]:
 
 def allowing(
     config: DeepSpeedConfig, model: ModelShape, tier: str, *, ranks: int, buffer_size: int
-) -> tuple[Edit, ...]:
-    """What must be set so that DeepSpeed takes all states on a tier, divided among so many ranks."""
+) -> Iterator[tuple[Edit, ...]]:
+    """What must be set so that DeepSpeed takes all states on a tier, divided among so many ranks.
+
+    How many swap buffers it asks for is only known when it asks: more and more of them are other ways.
+    """
     found = []
     largest = -(-model.largest_parameter // ranks)
     if largest > buffer_size:
@@ -76,7 +81,9 @@ def allowing(
         found.append(Edit((*_ZERO, "zenflow"), None))
     if zero.offload_optimizer is not None and zero.offload_optimizer.super_offload and tier != "dram":
         found.append(Edit((*_ZERO, "offload_optimizer", "super_offload"), False))
-    return tuple(found)
+    yield tuple(found)
+    for count in _BUFFERS if tier not in {"hbm", "dram"} else ():
+        yield (*found, Edit((*_ZERO, "offload_param", "buffer_count"), count))
 
 
 def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
