@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simoffload.documents import Edit, edited, quoted, resolved
 from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
 from simoffload.hardware.library import is_path
-from simoffload.planning.answers import PricedPlanner
+from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import (
     Costed,
@@ -25,7 +25,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import placement_of
-from simoffload.simulation import Progress, fit, simulate
+from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
 from simoffload.strategies import Plan
 
@@ -98,10 +98,8 @@ class Comparison:
     @property
     def ranking(self) -> tuple[str, ...]:
         """Labels of what was simulated, the least time (``SimulationResult.compared_by``) first."""
-        times = {label: result.compared_s for label, result in self.results.items()}
-        return tuple(
-            sorted((label for label in times if times[label]), key=lambda label: times[label] or 0.0)
-        )
+        times = {label: time for label, result in self.results.items() if (time := result.compared_s)}
+        return tuple(sorted(times, key=times.__getitem__))
 
     @property
     def cost_verdicts(self) -> tuple[CostVerdict, ...]:
@@ -118,10 +116,7 @@ class Comparison:
                 {
                     "label": label,
                     "baseline": self.baseline_of(label),
-                    "ratio": self.ratio(label),
-                    "throughput_ratio": self.throughput_ratio(label),
-                    "tie_with_baseline": self.tie(label),
-                    "margin": self.margin(label),
+                    **self._relation(label),
                     "result": result.simulated(),
                     **({"economics": self.economics[label].to_dict()} if label in self.economics else {}),
                 }
@@ -146,6 +141,15 @@ class Comparison:
         columns = tuple(dict.fromkeys(name for row in found.values() for name in row))
         return ("label", *columns), [(label, *map(row.get, columns)) for label, row in found.items()]
 
+    def _relation(self, label: str) -> dict[str, Any]:
+        """How a result stands to its baseline."""
+        return {
+            "ratio": self.ratio(label),
+            "throughput_ratio": self.throughput_ratio(label),
+            "tie_with_baseline": self.tie(label),
+            "margin": self.margin(label),
+        }
+
     def _rows(self) -> dict[str, dict[str, Any]]:
         return {
             label: {
@@ -160,10 +164,7 @@ class Comparison:
                 "bottleneck": result.bottleneck,
                 "limit": result.limit,
                 "bound_fraction": result.bound_fraction,
-                "ratio": self.ratio(label),
-                "throughput_ratio": self.throughput_ratio(label),
-                "tie_with_baseline": self.tie(label),
-                "margin": self.margin(label),
+                **self._relation(label),
                 "warnings": "; ".join(result.warnings) or None,
             }
             for label, result in self.results.items()
@@ -302,7 +303,7 @@ def compare_scenarios(
             continue
         try:
             results[label] = simulate(
-                scenario, keep_timelines=keep_timelines, progress=_labelled(progress, label)
+                scenario, keep_timelines=keep_timelines, progress=labelled(progress, label)
             )
         except WorkLimitError as error:
             stopped, results[label] = error, refused(scenario, error)
@@ -310,14 +311,10 @@ def compare_scenarios(
         raise stopped
     prices = load_costs() if costs is None else costs
     results = {
-        label: replace(result, planner=PricedPlanner(scenarios[label], prices))
+        label: replace(result, planner=ScenarioPlanner(scenarios[label], prices))
         for label, result in results.items()
     }
     return replace(capacities, results=results)
-
-
-def _labelled(progress: Progress | None, label: str) -> Progress | None:
-    return (lambda line: progress(f"{label}: {line}")) if progress is not None else None
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:
@@ -342,10 +339,8 @@ def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None
             problems += [_named(problem, label) for problem in error.problems]
         except WorkLimitError as error:
             stopped, results[label] = error, refused(scenario, error)
-    if stopped is not None and all(result.refused for result in results.values()):
-        raise stopped
     if all(result.refused for result in results.values()):
-        raise InputError(dict.fromkeys(problems))
+        raise stopped or InputError(dict.fromkeys(problems))
     return Comparison(results, baseline)
 
 

@@ -6,9 +6,9 @@ from simoffload.limits import keep, limited, now_doing
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
-from simoffload.simulation.runner import Progress, Runner
+from simoffload.simulation.runner import Progress, Runner, labelled
 
-__all__ = ["Progress", "fit", "simulate"]
+__all__ = ["Progress", "fit", "labelled", "simulate"]
 
 
 @limited

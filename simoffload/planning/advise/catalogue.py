@@ -14,7 +14,7 @@ from simoffload.hardware import Machine, Platform, Tier, list_profiles
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.storage import LEAST_DRIVES, Raid
 from simoffload.planning.advise.hardware import shipped, takes_drives
-from simoffload.planning.advise.options import gathered_words
+from simoffload.planning.advise.options import placement_words
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.placement import Placement
@@ -97,8 +97,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
     ranks = scenario.scenario.strategy.ranks if own else len(platform.profile.gpus)
     machine = platform.machine()
     for tier in ("hbm", "dram", *platform.targets):
-        what = "checkpoints" if isinstance(scenario.scenario.workload, Checkpointing) else "weights"
-        words = f"{what} on {tier}{gathered_words(scenario, tier, ranks=ranks)}"
+        words = placement_words(scenario, Placement(tier), ranks=ranks)
         with suppress(PlacementError):  # not a place of the strategy's
             yield Choice(words, _moved(scenario, tier, machine))
     where, through = _attached(platform)

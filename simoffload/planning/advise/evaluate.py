@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress, simulate
+from simoffload.simulation import Progress, labelled, simulate
 
 __all__ = ["WORTH", "Advice", "Impossible", "Tried", "advise", "options_of"]
 
@@ -119,11 +119,11 @@ def advise(
     impossible: list[Impossible] = []
 
     def evaluate(option: Option) -> None:
-        found = _try(option, scenario, progress)
-        if isinstance(found, Impossible):
-            impossible.append(found)
+        try:
+            changed, answer = _simulated(option, scenario, progress)
+        except (InputError, SimulationError) as error:
+            impossible.append(Impossible(option, _why(error)))
             return
-        changed, answer = found
         cost = economics(changed, answer, known)
         gain = result.unit_s / answer.unit_s if result.unit_s and answer.unit_s else None
         tried.append(Tried(option, changed, answer, cost, gain, _extra(now, cost) if option.priced else None))
@@ -167,22 +167,23 @@ def _unpriced(one: Economics) -> set[tuple[str, str, int]]:
     return {(item.key, item.words, item.number) for item in one.bill.items if item.total is None}
 
 
-def _try(
+def _simulated(
     option: Option, base: LoadedScenario, progress: Progress | None
-) -> tuple[LoadedScenario, SimulationResult] | Impossible:
+) -> tuple[LoadedScenario, SimulationResult]:
+    """Raises InputError where it is known that it cannot be, and where it does not fit."""
     if option.barred:
-        return Impossible(option, option.barred)
-    told: Callable[[str], None] | None = None
-    if progress is not None:
-        told = lambda line: progress(f"{option.key}: {line}")  # noqa: E731
-    try:
-        scenario = base.edited(*option.edits)
-        result = simulate(scenario, progress=told)
-    except InputError as error:
-        return Impossible(option, "; ".join(problem.message for problem in error.problems))
-    except SimulationError as error:
-        return Impossible(option, str(error))
-    return (scenario, result) if result.fits else Impossible(option, "; ".join(result.advice))
+        raise InputError.at("", option.barred)
+    scenario = base.edited(*option.edits)
+    result = simulate(scenario, progress=labelled(progress, option.key))
+    if not result.fits:
+        raise InputError.at("", "; ".join(result.advice))
+    return scenario, result
+
+
+def _why(error: InputError | SimulationError) -> str:
+    if isinstance(error, InputError):
+        return "; ".join(problem.message for problem in error.problems)
+    return str(error)
 
 
 def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Option, ...]:

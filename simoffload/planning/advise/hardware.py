@@ -12,13 +12,13 @@ from simoffload.hardware import Platform, list_profiles, load_profile
 from simoffload.hardware.profiles import Nic, Pcie, Profile
 from simoffload.hardware.storage import Drive, Raid
 from simoffload.hardware.targets import Plug, Ports, Target, adapter_rate
-from simoffload.planning.advise.options import Option, gathered_words
+from simoffload.planning.advise.options import Option, placement_words
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
 from simoffload.strategies.placement import Placement
 from simoffload.units import format_bytes, format_rate
-from simoffload.workload import Checkpointing, Training
+from simoffload.workload import Training
 
 __all__ = [
     "cables",
@@ -45,15 +45,12 @@ _FASTER_THREAD = 1.25
 def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
     """What lies in one tier put into another one: weights, checkpoints, in training the optimizer, too."""
     strategy, machine = scenario.scenario.strategy, scenario.machine
-    what = "checkpoints" if isinstance(scenario.scenario.workload, Checkpointing) else "weights"
     for placement in _placements(scenario, tiers):
         try:
             edits = strategy.retarget(placement, machine)
         except PlacementError:
             continue
-        weights, optimizer = placement
-        words = f"{what} on {weights}" + (f", optimizer on {optimizer}" if optimizer else "")
-        words += gathered_words(scenario, weights, ranks=strategy.ranks)
+        words = placement_words(scenario, placement, ranks=strategy.ranks)
         yield Option(f"on-{placement}", words, "placement", edits)
 
 

@@ -9,9 +9,10 @@ from simoffload.documents import Edit
 from simoffload.planning.fit import smallest_changes
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.moves import gathered
+from simoffload.strategies.placement import Placement
 from simoffload.workload import Checkpointing, Inference, Training
 
-__all__ = ["Option", "gathered_words", "remedies", "settings", "workloads"]
+__all__ = ["Option", "placement_words", "remedies", "settings", "workloads"]
 
 Kind = Literal["hardware", "placement", "workload", "setting"]
 """What is changed: something to buy, where things lie, what is asked for, or how DeepSpeed is set."""
@@ -45,9 +46,12 @@ class Option(NamedTuple):
     """Why it cannot be, where that is known before it is tried."""
 
 
-def gathered_words(scenario: LoadedScenario, tier: str, *, ranks: int) -> str:
-    """What must be added to "weights on hbm", lest it is taken for a model that is served from HBM."""
-    return gathered(tier, ranks=ranks) if isinstance(scenario.scenario.workload, Inference) else ""
+def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: int) -> str:
+    """ "weights on dram"; of HBM also what tells it from a model that is served from there."""
+    work, (weights, optimizer) = scenario.scenario.workload, placement
+    words = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
+    words += f", optimizer on {optimizer}" if optimizer else ""
+    return words + (gathered(weights, ranks=ranks) if isinstance(work, Inference) else "")
 
 
 def settings(scenario: LoadedScenario, *, storage: bool, direct: bool) -> Iterator[Option]:
