@@ -62,11 +62,13 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
     has = host.memory_capacity.value
     most = host.memory_maximum.value if host.memory_maximum else math.inf
     sizes = list(dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY))
-    found.append(Dimension("memory", tuple(_memory(host.id, size, first=size == sizes[0]) for size in sizes)))
+    memory = (Choice("", ()), *(_memory(host.id, size) for size in sizes[1:]))
+    found.append(Dimension("memory", memory))
     work = scenario.scenario.workload
     if not isinstance(work, Checkpointing):
-        batches = [factor * work.batch_size for factor in _BATCH]
-        found.append(Dimension("batch", tuple(_batch(one, free, first=one == batches[0]) for one in batches)))
+        now, *batches = (factor * work.batch_size for factor in _BATCH)
+        larger = (Choice(f"batch {one}", (Edit.at("workload.batch_size", one), *free)) for one in batches)
+        found.append(Dimension("batch", (Choice(f"batch {now}", ()), *larger)))
     return tuple(found)
 
 
@@ -76,15 +78,9 @@ def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
     return *scenario.scenario.strategy.spread(gpus), *nodes
 
 
-def _memory(host: str, size: int, *, first: bool) -> Choice:
-    if first:
-        return Choice("", ())
+def _memory(host: str, size: int) -> Choice:
     changed = Edit(("profiles", f"host/{host}", "memory_capacity"), f"{size} B")
     return Choice(f"{format_bytes(size, binary=True)} of host memory", (changed,))
-
-
-def _batch(batch: int, free: tuple[Edit, ...], *, first: bool) -> Choice:
-    return Choice(f"batch {batch}", () if first else (Edit.at("workload.batch_size", batch), *free))
 
 
 def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Choice]:

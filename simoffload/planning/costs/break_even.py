@@ -73,8 +73,8 @@ def _line(one: Economics, what: str | Literal[True], now: float, *, electricity:
     paid = 1.0 if what is True else one.bill.paid(what)
     again = sum(worn.paid_per_h for worn in one.replacements if worn.price == what)
     per_h += sum(worn.per_h for worn in one.replacements if worn.price != what)
-    slope = paid / one.hours + again
-    return _Line(((one.purchase - paid * now) / one.hours + per_h) * hours, slope * hours)
+    slope = paid / one.costs.hours + again
+    return _Line(((one.purchase - paid * now) / one.costs.hours + per_h) * hours, slope * hours)
 
 
 class Costed(NamedTuple):
@@ -124,24 +124,17 @@ class CostVerdict(NamedTuple):
         return self._asdict() | {"tie": self.tie} | {"flips": [flip._asdict() for flip in self.flips]}
 
 
-def _alike(found: Iterable[Costed]) -> list[list[Costed]]:
-    """Results of the same work together: others cost what cannot be compared."""
-    by_work: dict[tuple[Any, ...], list[Costed]] = {}
-    for one in found:
-        by_work.setdefault(one.work, []).append(one)
-    return list(by_work.values())
-
-
 def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
     """A verdict for each kind of work of which at least two answers have a cost."""
+    by_work: dict[tuple[Any, ...], list[Costed]] = {}
+    for one in found:
+        if one.per_unit is not None:
+            by_work.setdefault(one.work, []).append(one)
     told = []
-    for mine in _alike(found):
-        priced = sorted(
-            (one for one in mine if one.per_unit is not None), key=lambda one: one.per_unit or 0.0
-        )
-        if len(priced) < 2:
+    for mine in by_work.values():
+        if len(mine) < 2:
             continue
-        first, second = priced[:2]
+        first, second = sorted(mine, key=lambda one: one.per_unit or 0.0)[:2]
         ratio = (second.per_unit or 0.0) / (first.per_unit or 1.0)
         turns = flips(first.economics, second.economics)
         error = margin(first.result, second.result)

@@ -22,6 +22,7 @@ REFERENCE = "reference"
 _GB = float(1 << 30)
 """[B] of memory that is sold as one GB."""
 _TB = 1e12
+_HOURS_A_YEAR = 8766.0
 _OLD = 365
 """[d] after which a price is called old."""
 
@@ -102,6 +103,11 @@ class CostList:
         value: Sourced[float] | None = getattr(self.costs, key)
         assert value is not None, f"the shipped list has {key}"
         return _figure(value, key)
+
+    @property
+    def hours(self) -> float:
+        """Of work over which a purchase is written off."""
+        return self.assumption("lifetime").value * _HOURS_A_YEAR * self.assumption("utilization").value
 
     def old(self, figures: Iterable[Figure]) -> tuple[str, ...]:
         """A sentence about prices older than a year, if there are any."""
