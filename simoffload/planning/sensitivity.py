@@ -10,7 +10,7 @@ from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import InputError, Problem
-from simoffload.planning.numbers import Number, deciding_numbers, edits_of, numbers, scaled
+from simoffload.planning.numbers import Number, deciding_numbers, edit_of, numbers, scaled
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress, simulate
@@ -141,7 +141,7 @@ def _end(scenario: LoadedScenario, number: Number, factor: float) -> _End | None
         return None
     value, ratio = found
     try:
-        result = simulate(scenario.edited(*edits_of({(number.profile, number.key): value})))
+        result = simulate(scenario.edited(edit_of(number.profile, number.key, value)))
     except InputError:
         return None
     return _End(result.compared_s, ratio) if result.compared_s is not None else None
