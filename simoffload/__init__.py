@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.planning.confidence import confidence
+    from simoffload.planning.costs.break_even import flips
     from simoffload.planning.costs.economics import economics
-    from simoffload.planning.costs.flips import flips
     from simoffload.planning.costs.lists import load_costs
     from simoffload.planning.fit.changes import smallest_changes
     from simoffload.planning.fit.largest import largest
@@ -92,7 +92,7 @@ _HOME = {
     "default_scenario": "simoffload.scenario",
     "economics": "simoffload.planning.costs.economics",
     "fit": "simoffload.planning.answers",
-    "flips": "simoffload.planning.costs.flips",
+    "flips": "simoffload.planning.costs.break_even",
     "import_profile": "simoffload.exchange.measured_profiles",
     "largest": "simoffload.planning.fit.largest",
     "list_models": "simoffload.models",

@@ -123,7 +123,6 @@ EDITS = "documents/overrides.py"
 OWN_VALUES = {
     "hardware/equipment.py": "what a platform's slots hold",
     "planning/costs/lists.py": "lists of prices laid over each other",
-    "planning/compare.py": "the name and platform of what is put on another platform, which is then resolved",
     "scenario/defaults.py": "ranks of a strategy that is asked what it fills in",
     "scenario/loading.py": "names of tiers as the machine has them",
     "simulation/data_loading/reading.py": "numbers of workers that are tried",

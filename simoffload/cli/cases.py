@@ -63,8 +63,7 @@ def _once(found: dict[str, LoadedScenario], console: Console) -> dict[str, Loade
 
 
 def _same(one: LoadedScenario, other: LoadedScenario) -> bool:
-    refused = one.refused is not None or other.refused is not None
-    return not refused and one.document.data == other.document.data
+    return one.places == other.places and one.document.data == other.document.data
 
 
 def _by_name(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simoffload.planning.costs import CostList, Economics
     from simoffload.planning.explanation import Explanation
 
-__all__ = ["PricedPlanner", "fit", "simulate"]
+__all__ = ["ScenarioPlanner", "fit", "simulate"]
 
 
 def simulate(
@@ -42,7 +42,8 @@ def simulate(
     WorkLimitError beyond one of the scenario's limits.
     """
     result = simulation.simulate(scenario, keep_timelines=keep_timelines, progress=progress)
-    return replace(result, planner=PricedPlanner(scenario, costs, explain, progress))
+    planner = ScenarioPlanner(scenario, costs, explains=explain, progress=progress)
+    return replace(result, planner=planner)
 
 
 def fit(scenario: LoadedScenario) -> SimulationResult:
@@ -50,14 +51,21 @@ def fit(scenario: LoadedScenario) -> SimulationResult:
 
     Raises what :func:`simulate` raises.
     """
-    return replace(simulation.fit(scenario), planner=CapacityPlanner(scenario))
+    return replace(simulation.fit(scenario), planner=ScenarioPlanner(scenario, priced=False))
 
 
 @dataclass(frozen=True)
-class CapacityPlanner:
-    """Works out what follows from whether a scenario fits."""
+class ScenarioPlanner:
+    """Works out what follows from the result of a scenario, when it is asked."""
 
     scenario: LoadedScenario
+    prices: CostList | None = None
+    """None = the shipped list."""
+    priced: bool = True
+    """Whether costs were asked for, or its memory alone."""
+    explains: bool = False
+    """Whether it is asked for explanations."""
+    progress: Progress | None = None
 
     @limited
     def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
@@ -68,40 +76,19 @@ class CapacityPlanner:
         now_doing("planning")
         return search_changes(self.scenario)
 
-    def costs(self, result: SimulationResult) -> Economics | None:  # noqa: ARG002
-        """None: only the memory was asked for."""
-        return None
+    def costs(self, result: SimulationResult) -> Economics | None:
+        """By the list of prices and powers."""
+        if not self.priced:
+            return None
+        from simoffload.planning.costs import economics
+
+        return economics(self.scenario, result, self.prices)
 
     def confidence(self, result: SimulationResult) -> Confidence:
         """By the errors of predictions of real runs of its kind."""
         from simoffload.planning.confidence import confidence
 
         return confidence(result)
-
-    def explanation(self, result: SimulationResult) -> Explanation | None:  # noqa: ARG002
-        """None: there are no times to explain."""
-        return None
-
-    def next_changes(self, result: SimulationResult) -> Advice | None:  # noqa: ARG002
-        """None: there are no times to improve."""
-        return None
-
-
-@dataclass(frozen=True)
-class PricedPlanner(CapacityPlanner):
-    """Works out what follows from a simulation."""
-
-    prices: CostList | None
-    """None = the shipped list."""
-    explains: bool = False
-    """Whether it is asked for explanations."""
-    progress: Progress | None = None
-
-    def costs(self, result: SimulationResult) -> Economics:
-        """By the list of prices and powers."""
-        from simoffload.planning.costs import economics
-
-        return economics(self.scenario, result, self.prices)
 
     def explanation(self, result: SimulationResult) -> Explanation | None:  # noqa: ARG002
         """By further simulations, each within the limits of the scenario."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, NamedTuple
 
-from simoffload.documents import Document, edited
+from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine
 from simoffload.hardware.targets import Target
-from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.numbers import Changes, edits_of, numbers, scaled
+from simoffload.planning.numbers import edit_of, numbers, scaled
 from simoffload.planning.sensitivity import timed
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import Time
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress
+from simoffload.simulation import Progress, simulate
 from simoffload.units import format_number, format_rate
 
 __all__ = ["NO_STORAGE", "Needed", "Point", "StorageCurve", "storage_curve"]
@@ -174,7 +173,6 @@ class _Storage:
         self, scenario: LoadedScenario, result: SimulationResult, tier: str, progress: Progress | None
     ) -> None:
         self._scenario, self._result, self._tier, self._progress = scenario, result, tier, progress
-        self._evaluator = Evaluator(scenario)
         self._writes = _writes(scenario.machine, result, tier)
         self._runs: dict[float, _Run] = {1.0: self._run(scenario, result)}
 
@@ -210,8 +208,8 @@ class _Storage:
         if factor not in self._runs:
             if self._progress:
                 self._progress(f"{self._tier} at {format_number(factor)} times its rate")
-            edits = edits_of(self._changes(factor))
-            self._runs[factor] = self._run(*self._evaluator.simulated(*edits))
+            scenario = self._scenario.edited(*self._edits(factor))
+            self._runs[factor] = self._run(scenario, simulate(scenario))
         return self._runs[factor]
 
     def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _Run:
@@ -220,17 +218,17 @@ class _Storage:
         rate = min((target.write if self._writes else target.read).rate, self._adapters(scenario.machine))
         return _Run(min(rate, target.client_rate or rate), 1 / result.unit_s, result)
 
-    def _changes(self, factor: float) -> Changes:
+    def _edits(self, factor: float) -> tuple[Edit, ...]:
         target = self._scenario.machine.wiring.targets[self._tier]
         kind, name = ("drive", target.drive.id) if target.drive else (target.kind, target.id)
-        found = {}
+        found = []
         for number in numbers(self._scenario.machine):
             quicker = number.key in _LATENCIES and factor > 1
             if number.profile == f"{kind}/{name}" and (quicker or number.key in _RATES.get(kind, _OTHERS)):
                 one = scaled(number, 1 / factor if quicker else factor)
                 assert one is not None
-                found[number.profile, number.key] = one[0]
-        return found | self._ports(target, factor) | self._lanes(target, factor)
+                found.append(edit_of(number.profile, number.key, one[0]))
+        return *found, *self._ports(target, factor), *self._lanes(target, factor)
 
     def _adapters(self, machine: Machine) -> int:
         """[B/s] of the adapters of a host on the way to a server; endless for local drives."""
@@ -240,33 +238,33 @@ class _Storage:
         ways = (((one.outward if self._writes else one.inward), one.share) for one in access.entrances)
         return min(int(machine.resources[port].capacity / share) for way, share in ways for port in way)
 
-    def _lanes(self, target: Target, factor: float) -> dict[tuple[str, str], Any]:
+    def _lanes(self, target: Target, factor: float) -> Iterator[Edit]:
         """As much of faster slots as drives take that have them, said as lanes of the drives' generation."""
         drive, plug = target.drive, target.plug
         if drive is None or plug is None:
-            return {}
-        platform = self._evaluator.platform
+            return
+        platform = self._scenario.platform()
         slots = [platform.slots[vertex] for vertex in platform.profile.tiers[self._tier].at or ()]
         most = max((slot.payload_rate(plug.lanes) for slot in slots if slot), default=0)
         wanted = min(int(factor * max(drive.read.value, drive.write.value)), most)
         lanes = -(-plug.lanes * wanted // plug.payload_rate)
-        return {(f"drive/{drive.id}", "pcie.lanes"): lanes} if lanes > plug.lanes else {}
+        if lanes > plug.lanes:
+            yield edit_of(f"drive/{drive.id}", "pcie.lanes", lanes)
 
-    def _ports(self, target: Target, factor: float) -> dict[tuple[str, str], Any]:
+    def _ports(self, target: Target, factor: float) -> Iterator[Edit]:
         """As many ports of the server, and mounts over them, as a host's adapters and what is behind take."""
         ports = target.ports
         if ports is None:
-            return {}
+            return
         most = self._adapters(self._scenario.machine)
         served = min(max(ports.read, ports.write), ports.total)
         number = -(-min(int(factor * served), most) // ports.rate)
         if number <= ports.number:
-            return {}
+            return
         profile = f"{target.kind}/{target.id}"
-        found = {(profile, "links"): number}
+        yield edit_of(profile, "links", number)
         if ports.mounts:
-            found[profile, "mounts"] = max(number, ports.mounts)
-        return found
+            yield edit_of(profile, "mounts", max(number, ports.mounts))
 
     def _point(self, run: _Run) -> Point:
         return Point(run.rate, run.throughput, _roof(run.result))
@@ -284,7 +282,7 @@ class _Storage:
             middle = sqrt(low * high)
             low, high = (low, middle) if holds(self.at(middle)) else (middle, high)
         run = self.at(high)
-        alone = edited(Document("", {}), edits_of(self._changes(high)))
+        alone = edited(Document("", {}), self._edits(high))
         return Needed(run.rate, high, run.throughput, alone.data.get("profiles", {}))
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simoffload.documents import Edit, edited, quoted, resolved
-from simoffload.errors import InputError, Problem, WorkLimitError
+from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
 from simoffload.hardware.library import is_path
-from simoffload.planning.answers import PricedPlanner
+from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import (
     Costed,
@@ -24,14 +24,15 @@ from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.scenario.tiers import storage_name
-from simoffload.simulation import Progress, fit, simulate
+from simoffload.scenario.tiers import placement_of
+from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
+from simoffload.strategies import Plan
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Comparison", "compare", "compare_fit", "compare_scenarios", "on_targets"]
+__all__ = ["Comparison", "Misplaced", "compare", "compare_fit", "compare_scenarios", "on_targets"]
 
 SCHEMA = "simoffload/comparison/1"
 
@@ -97,10 +98,8 @@ class Comparison:
     @property
     def ranking(self) -> tuple[str, ...]:
         """Labels of what was simulated, the least time (``SimulationResult.compared_by``) first."""
-        times = {label: result.compared_s for label, result in self.results.items()}
-        return tuple(
-            sorted((label for label in times if times[label]), key=lambda label: times[label] or 0.0)
-        )
+        times = {label: time for label, result in self.results.items() if (time := result.compared_s)}
+        return tuple(sorted(times, key=times.__getitem__))
 
     @property
     def cost_verdicts(self) -> tuple[CostVerdict, ...]:
@@ -117,10 +116,7 @@ class Comparison:
                 {
                     "label": label,
                     "baseline": self.baseline_of(label),
-                    "ratio": self.ratio(label),
-                    "throughput_ratio": self.throughput_ratio(label),
-                    "tie_with_baseline": self.tie(label),
-                    "margin": self.margin(label),
+                    **self._relation(label),
                     "result": result.simulated(),
                     **({"economics": self.economics[label].to_dict()} if label in self.economics else {}),
                 }
@@ -145,6 +141,15 @@ class Comparison:
         columns = tuple(dict.fromkeys(name for row in found.values() for name in row))
         return ("label", *columns), [(label, *map(row.get, columns)) for label, row in found.items()]
 
+    def _relation(self, label: str) -> dict[str, Any]:
+        """How a result stands to its baseline."""
+        return {
+            "ratio": self.ratio(label),
+            "throughput_ratio": self.throughput_ratio(label),
+            "tie_with_baseline": self.tie(label),
+            "margin": self.margin(label),
+        }
+
     def _rows(self) -> dict[str, dict[str, Any]]:
         return {
             label: {
@@ -159,10 +164,7 @@ class Comparison:
                 "bottleneck": result.bottleneck,
                 "limit": result.limit,
                 "bound_fraction": result.bound_fraction,
-                "ratio": self.ratio(label),
-                "throughput_ratio": self.throughput_ratio(label),
-                "tie_with_baseline": self.tie(label),
-                "margin": self.margin(label),
+                **self._relation(label),
                 "warnings": "; ".join(result.warnings) or None,
             }
             for label, result in self.results.items()
@@ -183,17 +185,34 @@ def _alike(one: SimulationResult, other: SimulationResult) -> bool:
     return (type(one), one.model, one.compared_by) == (type(other), other.model, other.compared_by)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Misplaced(LoadedScenario):
+    """A scenario that was asked for on a target where its strategy has no meaning, and stays as it was."""
+
+    target: str
+    problems: tuple[Problem, ...]
+
+    @property
+    def places(self) -> tuple[str, str]:
+        """Tiers that were asked for."""
+        asked = placement_of(self.target, self.machine)
+        return asked.weights, asked.optimizer or super().places[1]
+
+    def plan(self) -> Plan:
+        """Raise PlacementError."""
+        raise PlacementError(self.problems)
+
+
 def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
     """The same work on every target, by the target: the tier, with ``platform:`` before it on another one.
 
     A target is what ``LoadedScenario.on`` takes: a tier of the scenario's platform, of training also
     ``weights+optimizer``. With ``platform:`` before it, it and those after it are on that platform, until
     the next one says another; ``:tier`` is on the scenario's own again. Where the strategy has no meaning on
-    a target, only planning raises PlacementError, so that the others can be compared.
+    a target, only planning raises PlacementError (``Misplaced``), so that the others can be compared.
     Raises InputError for unknown targets, all of them at once.
     """
     problems: list[Problem] = []
-    places = {"": scenario}
     moved: dict[str, LoadedScenario] = {}
     platform = ""
     for target in targets:
@@ -205,9 +224,7 @@ def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, Lo
             problems.append(Problem("", None, None, "", f"target {quoted(label)} is given twice"))
             continue
         try:
-            if platform not in places:
-                places[platform] = _on_platform(scenario, platform)
-            moved[label] = places[platform].on_or_refused(tier)
+            moved[label] = _moved(scenario, platform, tier)
         except InputError as error:
             problems += [one if one.path else one._replace(key="") for one in error.problems]
     if problems:
@@ -230,17 +247,21 @@ def _from_root(platform: str, scenario: LoadedScenario) -> str:
     return path.relative_to(root).as_posix() if inside else platform
 
 
-def _on_platform(scenario: LoadedScenario, platform: str) -> LoadedScenario:
-    named = {"platform": _from_root(platform, scenario), "name": f"{scenario.name} on {platform}"}
-    inner = scenario.scenario.model_copy(update=named)
-    document = edited(scenario.document, (Edit((key,), value) for key, value in named.items()), in_place=True)
-    if is_path(platform):
-        scenario.shelf.name_platform(named["platform"], Path(platform))
-    machine = scenario.shelf.machine(scenario.shelf.platform(document), nodes=inner.nodes)
-    for key, part in (("checkpoint", inner.checkpoint), ("dataset", inner.dataset)):
-        if part is not None:
-            storage_name(part.tier, machine, f"{key}.tier")
-    return replace(scenario, scenario=inner, document=document, machine=machine)
+def _moved(scenario: LoadedScenario, platform: str, tier: str) -> LoadedScenario:
+    """On a platform, "" for its own, and there on a tier."""
+    there = scenario
+    if platform:
+        reference, shelf = _from_root(platform, scenario), scenario.shelf
+        if is_path(platform):
+            shelf.name_platform(reference, Path(platform))
+        edits = Edit.at("platform", reference), Edit.at("name", f"{scenario.name} on {platform}")
+        document = edited(scenario.document, edits, in_place=True)
+        machine = shelf.machine(shelf.platform(document), nodes=scenario.scenario.nodes)
+        there = replace(scenario, document=document, machine=machine)
+    try:
+        return there.on(tier)
+    except PlacementError as error:
+        return Misplaced(**vars(there), target=tier, problems=error.problems)
 
 
 def compare(
@@ -282,7 +303,7 @@ def compare_scenarios(
             continue
         try:
             results[label] = simulate(
-                scenario, keep_timelines=keep_timelines, progress=_labelled(progress, label)
+                scenario, keep_timelines=keep_timelines, progress=labelled(progress, label)
             )
         except WorkLimitError as error:
             stopped, results[label] = error, refused(scenario, error)
@@ -290,14 +311,10 @@ def compare_scenarios(
         raise stopped
     prices = load_costs() if costs is None else costs
     results = {
-        label: replace(result, planner=PricedPlanner(scenarios[label], prices))
+        label: replace(result, planner=ScenarioPlanner(scenarios[label], prices))
         for label, result in results.items()
     }
     return replace(capacities, results=results)
-
-
-def _labelled(progress: Progress | None, label: str) -> Progress | None:
-    return (lambda line: progress(f"{label}: {line}")) if progress is not None else None
 
 
 def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None = None) -> Comparison:
@@ -322,10 +339,8 @@ def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None
             problems += [_named(problem, label) for problem in error.problems]
         except WorkLimitError as error:
             stopped, results[label] = error, refused(scenario, error)
-    if stopped is not None and all(result.refused for result in results.values()):
-        raise stopped
     if all(result.refused for result in results.values()):
-        raise InputError(dict.fromkeys(problems))
+        raise stopped or InputError(dict.fromkeys(problems))
     return Comparison(results, baseline)
 
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from math import hypot
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from simoffload.planning.calibration_errors import CalibrationError, Work, calibration_errors, place_of
+from pydantic import TypeAdapter
+
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.strategies import strategies
 
-__all__ = ["Confidence", "confidence", "margin", "tie"]
+__all__ = [
+    "CalibrationError",
+    "Confidence",
+    "Work",
+    "calibration_errors",
+    "confidence",
+    "csv_text",
+    "margin",
+    "place_of",
+    "tie",
+]
 
 _MEASURED = {"hbm", "dram", "nvme"}
 """Kinds of tiers from which real runs were recorded."""
@@ -24,6 +39,53 @@ _CALLED = {"decode": "decode steps", "prefill": "prefills", "step": "training st
 _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 
 _BEYOND = "; this one is beyond the calibrated range, where errors may be larger"
+_ERRORS_FILE = "calibration_errors.csv"
+"""Beside this module: errors on real runs, each predicted with the profile measured on its own machine, so
+that they are errors of the model. ``python -m simoffload.validation --errors`` writes it."""
+Work = Literal["decode", "prefill", "step"]
+Place = Literal["memory", "nvme"]
+"""Where weights, and the optimizer of training, were: memory of GPUs and hosts alone, or also drives."""
+
+
+class CalibrationError(NamedTuple):
+    """Errors of the predictions of one kind of pass."""
+
+    group: str
+    """What was run, as a strategy names it under ``evidence``: zero."""
+    part: str
+    """holdout, or fit for runs that were in view while the mechanisms were worked out."""
+    work: Work
+    place: Place
+    runs: int
+    mean: float
+    """Mean of the absolute relative errors."""
+    worst: float
+    """The largest in size, with its sign: above zero is predicted too slow."""
+    fewest_gpus: int
+    most_gpus: int
+
+
+def place_of(devices: Iterable[str]) -> Place:
+    """Of DeepSpeed's devices (none, cpu, nvme) or kinds of tiers (hbm, dram, nvme) that hold something."""
+    return "nvme" if "nvme" in devices else "memory"
+
+
+@cache
+def calibration_errors() -> tuple[CalibrationError, ...]:
+    """The shipped table."""
+    text = (files("simoffload.planning") / _ERRORS_FILE).read_text("utf-8")
+    rows = TypeAdapter(tuple[CalibrationError, ...])
+    return rows.validate_python(tuple(csv.DictReader(io.StringIO(text))))
+
+
+def csv_text(rows: Iterable[CalibrationError]) -> str:
+    """The table as it is shipped: errors to a hundredth of a per cent."""
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(CalibrationError._fields)
+    for row in rows:
+        table.writerow(row._replace(mean=round(row.mean, 4), worst=round(row.worst, 4)))
+    return written.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -15,10 +15,7 @@ from simoffload.hardware.targets import STORAGE_KINDS
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 
-__all__ = ["Changes", "Number", "deciding_numbers", "edits_of", "numbers", "scaled"]
-
-Changes = Mapping[tuple[str, str], Any]
-"""New values by profile (``kind/id``) and key."""
+__all__ = ["Number", "deciding_numbers", "edit_of", "numbers", "scaled"]
 
 _QUANTITY = re.compile(r"([0-9.eE+-]+) *(.*)")
 _DIGITS = 6
@@ -141,8 +138,6 @@ def _plain(text: str) -> str | float:
     return text if " " in text else float(text)
 
 
-def edits_of(changes: Changes) -> tuple[Edit, ...]:
-    """Other numbers in a scenario's section ``profiles``."""
-    return tuple(
-        Edit(("profiles", profile, *key.split(".")), value) for (profile, key), value in changes.items()
-    )
+def edit_of(profile: str, key: str, value: Any) -> Edit:
+    """Another number in a scenario's section ``profiles``."""
+    return Edit(("profiles", profile, *key.split(".")), value)

@@ -10,8 +10,7 @@ from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import InputError, Problem
-from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.numbers import Number, deciding_numbers, edits_of, numbers, scaled
+from simoffload.planning.numbers import Number, deciding_numbers, edit_of, numbers, scaled
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress, simulate
@@ -103,14 +102,13 @@ def sensitivity(
     a time raised: where that changes less than a thousandth, the other direction is not tried. Raises
     InputError where the scenario does not fit, and what ``simulate`` raises.
     """
-    evaluator = Evaluator(scenario)
     result, time = timed(scenario)
     tried = deciding_numbers(scenario.machine, result)
     rows = []
     for count, number in enumerate(tried, 1):
         if progress:
             progress(f"sensitivity, {count} of {len(tried)}: {number.profile} {number.key}")
-        row = _row(number, change, time, partial(_end, evaluator, number))
+        row = _row(number, change, time, partial(_end, scenario, number))
         if row.swing:
             rows.append(row)
     rows.sort(key=lambda row: (-row.swing, row.number))
@@ -136,14 +134,14 @@ class _End(NamedTuple):
     """The number over what it was."""
 
 
-def _end(evaluator: Evaluator, number: Number, factor: float) -> _End | None:
+def _end(scenario: LoadedScenario, number: Number, factor: float) -> _End | None:
     """None where the number cannot be so."""
     found = scaled(number, factor)
     if found is None:
         return None
     value, ratio = found
     try:
-        _, result = evaluator.simulated(*edits_of({(number.profile, number.key): value}))
+        result = simulate(scenario.edited(edit_of(number.profile, number.key, value)))
     except InputError:
         return None
     return _End(result.compared_s, ratio) if result.compared_s is not None else None

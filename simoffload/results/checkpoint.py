@@ -19,9 +19,9 @@ from fractions import Fraction
 from math import exp, expm1, sqrt
 from typing import Any, ClassVar, NamedTuple
 
+from simoffload.results.endurance import TierWear
 from simoffload.results.passes import PassResult, combined
 from simoffload.results.result import SimulationResult, attributed
-from simoffload.results.wear import TierWear
 from simoffload.results.write_cache import CachedWrites
 
 __all__ = [

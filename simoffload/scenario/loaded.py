@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from simoffload.documents import Document, Edit, edited
-from simoffload.errors import InputError, PlacementError, Problem
-from simoffload.hardware import Machine
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import Machine, Platform
+from simoffload.hardware.changes import spelled
 from simoffload.hardware.links import memory_warnings
 from simoffload.limits import keep, limited, now_doing
 from simoffload.models import ModelShape
 from simoffload.scenario.schema import Scenario
 from simoffload.scenario.shelf import Shelf
-from simoffload.scenario.targets import RESIDENT, placement_of
+from simoffload.scenario.tiers import RESIDENT, placement_of
 from simoffload.strategies import Plan, Strategy, strategy_for
 
 __all__ = ["LoadedScenario"]
 
 T = TypeVar("T")
-
-
-class Refused(NamedTuple):
-    """A place where a strategy has no meaning."""
-
-    target: str
-    """As it was asked for."""
-    problems: tuple[Problem, ...]
 
 
 @dataclass(frozen=True)
@@ -43,13 +36,11 @@ class LoadedScenario:
     """What the user should know of how it came about."""
     shelf: Shelf = field(default_factory=Shelf, repr=False, compare=False)
     """What it was built with, for others that are like it."""
-    refused: Refused | None = None
-    """Where it was to be put and cannot be: nothing can be planned."""
 
     @property
     def name(self) -> str:
         """The scenario's name."""
-        return self.scenario.name
+        return str(self.document.data["name"])
 
     def on(self, target: str) -> LoadedScenario:
         """The same work elsewhere; InputError if the machine has no such tier.
@@ -64,40 +55,54 @@ class LoadedScenario:
             edits = strategy.resident()
         else:
             edits = strategy.retarget(placement_of(target, self.machine), self.machine)
-        moved = self._resolved(edited(self.document, edits), machine=self.machine)
-        return replace(moved, remarks=(*self.remarks, *_kind_changed(strategy, moved.scenario.strategy)))
+        moved = self._resolved(edited(self.document, edits))
+        return replace(moved, remarks=(*moved.remarks, *_kind_changed(strategy, moved.scenario.strategy)))
+
+    def changed(self, *edits: Edit) -> Document:
+        """The document with edits made to it.
+
+        Profiles are named ``kind/id`` in edits; where the document has one by its id, it goes on so.
+        """
+        document = self.document
+        for path, value in edits:
+            section, *inner = path
+            if section == "profiles" and inner:
+                inner[0] = spelled(document.data.get("profiles") or {}, str(inner[0]))
+            document = edited(document, [Edit((section, *inner), value)])
+        return document
 
     def edited(self, *edits: Edit) -> LoadedScenario:
-        """The scenario with other values in its document, resolved anew. Raises InputError."""
-        return replace(self._resolved(edited(self.document, edits)), remarks=self.remarks)
+        """The scenario with edits, resolved anew: every question about a changed scenario begins here.
 
-    def _resolved(self, document: Document, *, machine: Machine | None = None) -> LoadedScenario:
+        Numbers of profiles that the changed machine does not have any more are left out. Raises InputError.
+        """
+        return self._resolved(self._possible(*edits))
+
+    def platform(self, *edits: Edit) -> Platform:
+        """Its platform with edits; raises InputError for one that cannot be."""
+        return self.shelf.platform(self._possible(*edits))
+
+    def _possible(self, *edits: Edit) -> Document:
+        changed, own = self.changed(*edits), self.document.data.get("profiles") or {}
+        if not own:
+            return changed
+        uses = self.shelf.platform(changed, changed=False).profiles
+        has = {name for use in uses for name in (use.id, f"{use.kind}/{use.id}")}
+        kept = {name: one for name, one in changed.data["profiles"].items() if name in has or name not in own}
+        return edited(changed, [Edit(("profiles",), kept)], in_place=True)
+
+    def _resolved(self, document: Document) -> LoadedScenario:
         from simoffload.scenario.loading import resolve
 
-        return resolve(document, shelf=self.shelf, machine=machine)
-
-    def on_or_refused(self, target: str) -> LoadedScenario:
-        """The same, but where the strategy has no meaning on a tier only planning raises PlacementError."""
-        try:
-            return self.on(target)
-        except PlacementError as error:
-            return replace(self, refused=Refused(target, error.problems))
+        return replace(resolve(document, shelf=self.shelf), remarks=self.remarks)
 
     @property
     def places(self) -> tuple[str, str]:
-        """Tiers of the weights (or of the checkpoints) and of the optimizer; "" for what there is none for.
-
-        Where it was refused, those that were asked for.
-        """
+        """Tiers of the weights (or of the checkpoints) and of the optimizer; "" where there is none."""
         try:
             weights, optimizer = self.scenario.strategy.places(self.machine)
         except InputError:
-            weights, optimizer = "", None
-        if self.refused is not None:
-            asked = placement_of(self.refused.target, self.machine)
-            weights, optimizer = asked.weights, asked.optimizer or optimizer
-            if self.refused.target == RESIDENT:
-                weights = RESIDENT
+            return "", ""
         return weights, optimizer or ""
 
     @limited
@@ -161,8 +166,6 @@ class LoadedScenario:
         return InputError([self.document.problem(("strategy", "kind"), text)])
 
     def _checked(self, action: Callable[[], T]) -> T:
-        if self.refused is not None:
-            raise PlacementError(self.refused.problems)
         strategy, gpus = self.scenario.strategy, self.machine.gpus
         if strategy.gpus > gpus:
             more = f" with {strategy.gpus} GPUs" if strategy.gpus > strategy.ranks else ""

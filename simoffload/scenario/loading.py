@@ -78,12 +78,10 @@ def resolve(
     *,
     overrides: Sequence[str] = (),
     shelf: Shelf | None = None,
-    machine: Machine | None = None,
 ) -> LoadedScenario:
     """Check a document and load all that it refers to. Raises InputError.
 
-    Scenarios that share a ``shelf`` read what they have in common once. ``machine`` is that of the document's
-    platform, where it is known.
+    Scenarios that share a ``shelf`` read what they have in common once.
     """
     shelf = Shelf() if shelf is None else shelf
     for assignment in overrides:
@@ -98,7 +96,7 @@ def resolve(
         _check_the_rest(document, shelf, problems)
         raise _all_of(problems, document) from None
     model = _try(document, problems, "model", lambda: shelf.model(scenario.model, root=document.root))
-    machine = machine or _machine(document, shelf, problems, nodes=scenario.nodes)
+    machine = _machine(document, shelf, problems, nodes=scenario.nodes)
     if machine is not None:
         scenario = _with_tiers(document, scenario, machine, problems)
     else:

@@ -1,4 +1,4 @@
-"""Tiers as people name them, and as a machine does."""
+"""Tiers, and where ``compare --on`` puts a scenario, as people name them and as a machine does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from simoffload.documents import quoted, suggest
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.strategies.base import TierChoice
+from simoffload.strategies.placement import Placement
 
-__all__ = ["READ_TIER", "storage_name", "tier_name"]
+__all__ = ["READ_TIER", "RESIDENT", "placement_of", "storage_name", "tier_name"]
 
 _ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
+RESIDENT = "resident"
+"""Not a tier: a whole copy in each GPU."""
 
 
 def tier_name(name: str, machine: Machine, key: str) -> str:
@@ -41,3 +44,17 @@ READ_TIER: Mapping[TierChoice, Callable[[str, Machine, str], str]] = {
     "storage": storage_name,
 }
 """What reads the name of a tier, by which tiers may be named."""
+
+
+def placement_of(target: str, machine: Machine) -> Placement:
+    """The tiers of ``weights`` or ``weights+optimizer``, in the machine's names.
+
+    Raises InputError if the machine has no such tier.
+    """
+    if target == RESIDENT:
+        return Placement(RESIDENT, "hbm")
+    weights, plus, optimizer = target.partition("+")
+    return Placement(
+        tier_name(weights, machine, "strategy.weights"),
+        tier_name(optimizer, machine, "strategy.optimizer") if plus else None,
+    )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from simoffload.limits import keep, limited, now_doing
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation.capacity import memory_stages
 from simoffload.simulation.metrics import measures_of
-from simoffload.simulation.runner import Progress, Runner
+from simoffload.simulation.runner import Progress, Runner, labelled
 
-__all__ = ["Progress", "fit", "memory_stages", "simulate"]
+__all__ = ["Progress", "fit", "labelled", "simulate"]
 
 
 @limited

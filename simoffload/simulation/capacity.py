@@ -63,9 +63,9 @@ def _data_terms(scenario: LoadedScenario, dataset: Dataset) -> list[MemoryTerm]:
     ]
 
 
-def common(scenario: LoadedScenario, plan: Plan, *, stages: tuple[Moment, ...]) -> dict[str, Any]:
-    """The fields that results of all kinds share; ``stages`` are those of :func:`memory_stages`."""
-    uses = peak_uses(stages, scenario.machine.tiers)
+def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
+    """The fields that results of all kinds share."""
+    uses = peak_uses(memory_stages(scenario, plan), scenario.machine.tiers)
     return {
         **identity(scenario, target=plan.target, exports=scenario.scenario.strategy.exports(plan)),
         "capacity": uses,
@@ -87,7 +87,7 @@ def identity(
     """The fields that say what a result is about, and where it comes from."""
     inner, model, machine = scenario.scenario, scenario.model, scenario.machine
     return {
-        "name": inner.name,
+        "name": scenario.name,
         "model": model.name,
         "dtype": model.dtype,
         "parameters": model.num_parameters,

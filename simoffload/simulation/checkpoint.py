@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simoffload.results.checkpoint import CheckpointPhase, Checkpoints, SavedPart
-from simoffload.results.wear import TierWear, tier_wear
-from simoffload.results.write_cache import CachedWrites
+from simoffload.results.endurance import TierWear, tier_wear
+from simoffload.results.write_cache import CachedWrites, cache_warnings
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.write_cache import checkpoint_with_caches
 from simoffload.strategies.checkpoint.bytes import Part
@@ -37,8 +37,8 @@ def _part(part: Part) -> SavedPart:
 
 def checkpoint_times(
     plan: CheckpointPlan, runner: Runner, steps: tuple[CachedWrites, ...] = ()
-) -> Checkpoints:
-    """Simulate saving and restoring, with what a run's ``steps`` leave of write caches.
+) -> tuple[Checkpoints, tuple[str, ...]]:
+    """Simulate saving and restoring, with what a run's ``steps`` leave of write caches; and warnings.
 
     Raises SimulationError if the engine cannot finish.
     """
@@ -47,17 +47,19 @@ def checkpoint_times(
     found = list(zip(phases, runner.phases(phases), strict=True))
     saving = [(phase, one) for phase, one in found if phase.kind == "save"]
     restoring = tuple(one for phase, one in found if phase.kind == "restore")
-    return replace(
+    outlook = plan.outlook(
+        blocking_s=sum((one.time_s for phase, one in saving if not phase.background), 0.0),
+        background_s=sum((one.time_s for phase, one in saving if phase.background), 0.0),
+        restore_s=sum((one.time_s for one in restoring), 0.0),
+    )
+    done = replace(
         checkpoint_facts(plan),
         saving=tuple(CheckpointPhase(one, phase.background) for phase, one in saving),
         restoring=restoring,
         write_caches=caches,
-        outlook=plan.outlook(
-            blocking_s=sum((one.time_s for phase, one in saving if not phase.background), 0.0),
-            background_s=sum((one.time_s for phase, one in saving if phase.background), 0.0),
-            restore_s=sum((one.time_s for one in restoring), 0.0),
-        ),
+        outlook=outlook,
     )
+    return done, (*filter(None, [plan.commit_warning(outlook)]), *cache_warnings(caches))
 
 
 def checkpoint_wear(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierWear, ...]:

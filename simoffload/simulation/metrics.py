@@ -10,11 +10,10 @@ from typing import Any, Generic, TypeVar
 from simoffload.errors import InputError, Problem, WorkLimitError
 from simoffload.results.capacity import peak_uses, tier_uses
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints
+from simoffload.results.endurance import wear_warnings
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TimedPhase, TrainingResult
-from simoffload.results.wear import wear_warnings
-from simoffload.results.write_cache import cache_warnings
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, memory_stages
 from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times, checkpoint_wear
@@ -93,8 +92,7 @@ class _OfInference(Measures[InferenceResult]):
         )
 
     def capacity(self, plan: Plan) -> InferenceResult:
-        fields = common(self.scenario, plan, stages=memory_stages(self.scenario, plan))
-        result = self.empty(fields)
+        result = self.empty(common(self.scenario, plan))
         bound = plan.facts.spread_bound
         if bound is None or not result.fits:
             return result
@@ -135,8 +133,7 @@ class _OfTraining(Measures[TrainingResult]):
 
     def capacity(self, plan: Plan) -> TrainingResult:
         scenario, facts = self.scenario, plan.facts
-        stages = memory_stages(scenario, plan)
-        fields = common(scenario, plan, stages=stages)
+        fields, stages = common(scenario, plan), memory_stages(scenario, plan)
         tiers, saved = scenario.machine.tiers, plan.saved
         if saved is not None:
             fields["warnings"] += saved.notes
@@ -188,21 +185,17 @@ class _OfCheckpoints(Measures[CheckpointResult]):
 
     def capacity(self, plan: Plan) -> CheckpointResult:
         assert plan.saved is not None
-        fields = common(self.scenario, plan, stages=memory_stages(self.scenario, plan))
-        return CheckpointResult(**fields, checkpoint=checkpoint_facts(plan.saved))
+        return CheckpointResult(**common(self.scenario, plan), checkpoint=checkpoint_facts(plan.saved))
 
     def timed(self, plan: Plan, result: CheckpointResult, runner: Runner) -> CheckpointResult:
         assert plan.saved is not None
-        found = checkpoint_times(plan.saved, runner)
+        found, warnings = checkpoint_times(plan.saved, runner)
         wear = checkpoint_wear(plan.saved, found)
-        assert found.outlook is not None
-        commit = plan.saved.commit_warning(found.outlook)
-        warnings = (*filter(None, [commit]), *cache_warnings(found.write_caches), *wear_warnings(wear))
         return replace(
             result,
             checkpoint=found,
             wear=wear,
-            warnings=(*result.warnings, *warnings),
+            warnings=(*result.warnings, *warnings, *wear_warnings(wear)),
             timelines=runner.timelines,
             work=tuple(runner.work),
         )

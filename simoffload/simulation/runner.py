@@ -15,10 +15,15 @@ from simoffload.schedule import Schedule
 from simoffload.simulation.decoding import Decoding, Simulated, decode, verify_decoding
 from simoffload.strategies.base import Earlier, Phase, PhaseSeries
 
-__all__ = ["Progress", "Runner", "verify"]
+__all__ = ["Progress", "Runner", "labelled", "verify"]
 
 Progress = Callable[[str], None]
 """Called with a line of text when a pass begins."""
+
+
+def labelled(progress: Progress | None, label: str) -> Progress | None:
+    """The same with a label before each line."""
+    return (lambda line: progress(f"{label}: {line}")) if progress is not None else None
 
 
 class Runner:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simoffload.hardware import Machine
+from simoffload.results.endurance import TierWear, tier_wear, wear_warnings
 from simoffload.results.reading import Reading, reading_sentences
 from simoffload.results.training import TrainingResult
-from simoffload.results.wear import TierWear, tier_wear, wear_warnings
-from simoffload.results.write_cache import cache_warnings
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import AHEAD
 from simoffload.simulation.checkpoint import checkpoint_times
@@ -31,15 +29,10 @@ def around_training(
 def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
     """What checkpoints cost a run whose step is known."""
     step, update = result.step_s, result.optimizer_s
-    if not step or update is None:
-        return result
-    if plan.saved is None:
+    if not step or update is None or plan.saved is None:
         return result
     checkpoints = plan.saved.after(step_time=step, update_time=min(update, step))
-    found = checkpoint_times(checkpoints, runner, result.write_caches)
-    assert found.outlook is not None
-    commit = checkpoints.commit_warning(found.outlook)
-    told = (*filter(None, [commit]), *cache_warnings(found.write_caches))
+    found, told = checkpoint_times(checkpoints, runner, result.write_caches)
     return replace(result, checkpoint=found, warnings=(*result.warnings, *told))
 
 
@@ -61,7 +54,7 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
         step_time=result.step_s,
         gradient_accumulation_steps=result.gradient_accumulation_steps,
         pause_time=_pause(result),
-        free_host_memory=_free(result, machine),
+        free_host_memory=_free(result),
         cores=machine.host.cpu_optimizer.cores.value,
         requests_per_second=served,
         background={use.link: use.size / result.step_s for use in step.links},
@@ -75,14 +68,13 @@ def _pause(result: TrainingResult) -> float:
     return update if update < step else 0.0
 
 
-def _free(result: TrainingResult, machine: Machine) -> int:
+def _free(result: TrainingResult) -> int | None:
     """[B] of each host's memory that training leaves to batches and page cache, at the fullest moment."""
     for use in result.capacity:
         if use.kind == "dram":
             ahead = sum(term.size for term in use.terms if term.name == AHEAD)
             return max(0, use.headroom + ahead)
-    dram = machine.tiers["dram"]
-    return dram.capacity - dram.reserved
+    return None
 
 
 def _starving(dataset: Dataset, reading: Reading) -> tuple[str, ...]:

@@ -302,9 +302,12 @@ class Strategy(BaseModel, ABC):
         and the keys of the workload that are ``changed``."""
         return ()
 
-    def allowing(self, _model: ModelShape, _tier: str, *, ranks: int) -> tuple[Edit, ...]:  # noqa: ARG002
-        """What must be set so that all its states may be on a tier, divided among so many ranks."""
-        return ()
+    def allowing(self, _model: ModelShape, _tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:  # noqa: ARG002
+        """What must be set so that all its states may be on a tier, divided among so many ranks.
+
+        Of several ways the first counts that is not refused.
+        """
+        return iter([()])
 
     def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[FasterSetting]:  # noqa: ARG002
         """What may make it faster and costs nothing.

@@ -136,7 +136,7 @@ class ZeroStrategy(Strategy):
         """Keys of ds_config that repeat the workload."""
         return released(self.ds_config, *changed)
 
-    def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> tuple[Edit, ...]:
+    def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:
         """Stage 3, swap buffers that hold the largest parameter, no mode that is bound to another tier."""
         settings, _ = fetch_settings(
             self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simoffload.exchange.files import replacing
-from simoffload.planning.calibration_errors import csv_text
+from simoffload.planning.confidence import csv_text
 from simoffload.validation.errors_table import error_rows
 from simoffload.validation.markdown import BEGIN, END, insert_tables, tables
 from simoffload.validation.measured import MeasuredRun, compare_measured

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from simoffload.calibration.compare import ComparedRun, errors
-from simoffload.planning.calibration_errors import CalibrationError, Work, place_of
+from simoffload.planning.confidence import CalibrationError, Work, place_of
 from simoffload.validation.measured import PARTS, MeasuredRun, counted
 
 __all__ = ["error_rows"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simoffload.planning.calibration_errors import (
+from simoffload.planning.confidence import (
     CalibrationError,
     calibration_errors,
     csv_text,

@@ -9,8 +9,7 @@ import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.planning import confidence as module
-from simoffload.planning.calibration_errors import CalibrationError
-from simoffload.planning.confidence import confidence, margin, tie
+from simoffload.planning.confidence import CalibrationError, confidence, margin, tie
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult

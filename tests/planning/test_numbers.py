@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.hardware import load_platform
-from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.numbers import Number, deciding_numbers, edits_of, numbers, scaled
+from simoffload.planning.numbers import Number, deciding_numbers, edit_of, numbers, scaled
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit
 
@@ -89,8 +88,8 @@ def test_storage_that_is_not_used_decides_nothing(bloom: LoadedScenario) -> None
 
 def test_a_change_is_added_to_those_of_the_scenario() -> None:
     scenario = load_scenario("ddn/bloom-176b", overrides=["profiles.ddn-ai400x2.read=45 GB/s"])
-    changes = {("pfs/ddn-ai400x2", "write"): "30 GB/s", ("host/dgx-a100-1tib", "deepspeed.hook"): "1 ms"}
-    other = Evaluator(scenario).edited(*edits_of(changes))
+    written = edit_of("pfs/ddn-ai400x2", "write", "30 GB/s")
+    other = scenario.edited(written, edit_of("host/dgx-a100-1tib", "deepspeed.hook", "1 ms"))
     target = other.machine.wiring.targets["ai400x2"]
     assert (target.read.rate, target.write.rate) == (45_000_000_000, 30_000_000_000)
     assert other.machine.host.deepspeed.hook.value == 1e-3

@@ -10,8 +10,7 @@ from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
 from simoffload.planning import uncertainty as module
 from simoffload.planning.confidence import confidence
-from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.numbers import Number, edits_of, scaled
+from simoffload.planning.numbers import Number, edit_of, scaled
 from simoffload.planning.sensitivity import Sensitivity, SensitivityRow, sensitivity
 from simoffload.planning.uncertainty import ASSUMED, uncertainty
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
@@ -37,7 +36,7 @@ def test_each_row_is_what_a_scenario_with_that_number_gives(
             one = scaled(row.number, factor)
             if time is not None:
                 assert one is not None
-                other = Evaluator(small).edited(*edits_of({(row.number.profile, row.number.key): one[0]}))
+                other = small.edited(edit_of(row.number.profile, row.number.key, one[0]))
                 assert simulate(other).compared_s == time
 
 

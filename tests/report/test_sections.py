@@ -24,11 +24,11 @@ from simoffload.results.checkpoint import (
     Outlook,
     SavedPart,
 )
+from simoffload.results.endurance import TierWear, Wear
 from simoffload.results.passes import LinkUse, PassResult, Share
 from simoffload.results.reading import Epoch, Reading
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.results.wear import TierWear, Wear
 from simoffload.workload import Dataset
 from tests.report.conftest import S, provenance
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from simoffload.planning import confidence as module
-from simoffload.planning.calibration_errors import CalibrationError
 from simoffload.planning.compare import Comparison
+from simoffload.planning.confidence import CalibrationError
 from simoffload.report.comparison import group_verdict, groups
 from simoffload.report.comparison_text import compare_text
 from simoffload.report.markdown import write_markdown

@@ -12,7 +12,7 @@ import pytest
 from simoffload.calibration.compare import ComparedPass, ComparedRun, Errors, errors
 from simoffload.calibration.records import RecordedRun
 from simoffload.errors import InputError
-from simoffload.planning.calibration_errors import calibration_errors, csv_text
+from simoffload.planning.confidence import calibration_errors, csv_text
 from simoffload.validation import __main__ as program
 from simoffload.validation.errors_table import error_rows
 from simoffload.validation.knobs import changed, knob_pairs

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import PlacementError
-from simoffload.hardware import Machine, Platform, Tier, list_profiles, load_profile
+from simoffload.hardware import Machine, Platform, Tier, list_profiles
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.storage import LEAST_DRIVES, Raid
-from simoffload.planning.advise.hardware import takes_drives
-from simoffload.planning.advise.options import gathered_words
+from simoffload.planning.advise.hardware import shipped, takes_drives
+from simoffload.planning.advise.options import placement_words
 from simoffload.planning.costs import CostList
-from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.placement import Placement
 from simoffload.units import format_bytes
@@ -47,14 +46,13 @@ class Dimension(NamedTuple):
     choices: tuple[Choice, ...]
 
 
-def dimensions(evaluator: Evaluator, name: str | None, costs: CostList) -> tuple[Dimension, ...]:
+def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[Dimension, ...]:
     """The catalogue for the work of a scenario on a platform; None is its own.
 
     Raises InputError for an unknown platform.
     """
     there = () if name is None else (Edit.at("platform", name),)
-    scenario = evaluator.scenario
-    platform = evaluator.shelf.platform(evaluator.possible(*there))
+    platform = scenario.platform(*there)
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     free = scenario.scenario.strategy.release_fixed_batch("batch_size")
     moved = (*there, *gpus) if there else ()
@@ -64,11 +62,13 @@ def dimensions(evaluator: Evaluator, name: str | None, costs: CostList) -> tuple
     has = host.memory_capacity.value
     most = host.memory_maximum.value if host.memory_maximum else math.inf
     sizes = list(dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY))
-    found.append(Dimension("memory", tuple(_memory(host.id, size, first=size == sizes[0]) for size in sizes)))
+    memory = (Choice("", ()), *(_memory(host.id, size) for size in sizes[1:]))
+    found.append(Dimension("memory", memory))
     work = scenario.scenario.workload
     if not isinstance(work, Checkpointing):
-        batches = [factor * work.batch_size for factor in _BATCH]
-        found.append(Dimension("batch", tuple(_batch(one, free, first=one == batches[0]) for one in batches)))
+        now, *batches = (factor * work.batch_size for factor in _BATCH)
+        larger = (Choice(f"batch {one}", (Edit.at("workload.batch_size", one), *free)) for one in batches)
+        found.append(Dimension("batch", (Choice(f"batch {now}", ()), *larger)))
     return tuple(found)
 
 
@@ -78,15 +78,9 @@ def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
     return *scenario.scenario.strategy.spread(gpus), *nodes
 
 
-def _memory(host: str, size: int, *, first: bool) -> Choice:
-    if first:
-        return Choice("", ())
+def _memory(host: str, size: int) -> Choice:
     changed = Edit(("profiles", f"host/{host}", "memory_capacity"), f"{size} B")
     return Choice(f"{format_bytes(size, binary=True)} of host memory", (changed,))
-
-
-def _batch(batch: int, free: tuple[Edit, ...], *, first: bool) -> Choice:
-    return Choice(f"batch {batch}", () if first else (Edit.at("workload.batch_size", batch), *free))
 
 
 def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Choice]:
@@ -99,8 +93,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
     ranks = scenario.scenario.strategy.ranks if own else len(platform.profile.gpus)
     machine = platform.machine()
     for tier in ("hbm", "dram", *platform.targets):
-        what = "checkpoints" if isinstance(scenario.scenario.workload, Checkpointing) else "weights"
-        words = f"{what} on {tier}{gathered_words(scenario, tier, ranks=ranks)}"
+        words = placement_words(scenario, Placement(tier), ranks=ranks)
         with suppress(PlacementError):  # not a place of the strategy's
             yield Choice(words, _moved(scenario, tier, machine))
     where, through = _attached(platform)
@@ -127,9 +120,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
 def _arrays(costs: CostList) -> Iterator[Raid]:
     """Arrays of drives that are sold; of those that differ in the number of drives alone the first."""
     seen = set()
-    for one in list_profiles("raid"):
-        array = load_profile("raid", one.id)
-        assert isinstance(array, Raid)
+    for array in shipped("raid", Raid):
         key = (array.level, array.drive, array.name.partition("(")[2])
         if costs.sold(f"drive/{array.drive}") and key not in seen:
             seen.add(key)

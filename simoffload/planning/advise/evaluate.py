@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,12 @@ from simoffload.documents import Edit
 from simoffload.documents.tree import Location
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise import hardware
-from simoffload.planning.advise.fitting import remedies
-from simoffload.planning.advise.options import Option
-from simoffload.planning.advise.workloads import settings, workloads
+from simoffload.planning.advise.options import Option, remedies, settings, workloads
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
-from simoffload.planning.evaluator import Evaluator
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress, simulate
+from simoffload.simulation import Progress, labelled, simulate
 
 __all__ = ["WORTH", "Advice", "Impossible", "Tried", "advise", "options_of"]
 
@@ -117,21 +114,21 @@ def advise(
     """
     known = load_costs() if costs is None else costs
     result = simulate(scenario, progress=progress)
-    now, evaluator = economics(scenario, result, known), Evaluator(scenario)
+    now = economics(scenario, result, known)
     tried: list[Tried] = []
     impossible: list[Impossible] = []
 
     def evaluate(option: Option) -> None:
-        found = _try(option, evaluator, progress)
-        if isinstance(found, Impossible):
-            impossible.append(found)
+        try:
+            changed, answer = _simulated(option, scenario, progress)
+        except (InputError, SimulationError) as error:
+            impossible.append(Impossible(option, _why(error)))
             return
-        changed, answer = found
         cost = economics(changed, answer, known)
         gain = result.unit_s / answer.unit_s if result.unit_s and answer.unit_s else None
         tried.append(Tried(option, changed, answer, cost, gain, _extra(now, cost) if option.priced else None))
 
-    for option in options_of(evaluator, result, known):
+    for option in options_of(scenario, result, known):
         evaluate(option)
     together = _together(tried)
     if together is not None:
@@ -170,36 +167,38 @@ def _unpriced(one: Economics) -> set[tuple[str, str, int]]:
     return {(item.key, item.words, item.number) for item in one.bill.items if item.total is None}
 
 
-def _try(
-    option: Option, evaluator: Evaluator, progress: Progress | None
-) -> tuple[LoadedScenario, SimulationResult] | Impossible:
+def _simulated(
+    option: Option, base: LoadedScenario, progress: Progress | None
+) -> tuple[LoadedScenario, SimulationResult]:
+    """Raises InputError where it is known that it cannot be, and where it does not fit."""
     if option.barred:
-        return Impossible(option, option.barred)
-    told: Callable[[str], None] | None = None
-    if progress is not None:
-        told = lambda line: progress(f"{option.key}: {line}")  # noqa: E731
-    try:
-        scenario, result = evaluator.simulated(*option.edits, progress=told)
-    except InputError as error:
-        return Impossible(option, "; ".join(problem.message for problem in error.problems))
-    except SimulationError as error:
-        return Impossible(option, str(error))
-    return (scenario, result) if result.fits else Impossible(option, "; ".join(result.advice))
+        raise InputError.at("", option.barred)
+    scenario = base.edited(*option.edits)
+    result = simulate(scenario, progress=labelled(progress, option.key))
+    if not result.fits:
+        raise InputError.at("", "; ".join(result.advice))
+    return scenario, result
 
 
-def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> tuple[Option, ...]:
+def _why(error: InputError | SimulationError) -> str:
+    if isinstance(error, InputError):
+        return "; ".join(problem.message for problem in error.problems)
+    return str(error)
+
+
+def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Option, ...]:
     """Everything that is tried, each key once, without what changes nothing."""
     found: dict[str, Option] = {}
-    for option in _options(evaluator, result, costs):
-        if evaluator.document(*option.edits).data != evaluator.scenario.document.data:
+    for option in _options(scenario, result, costs):
+        if scenario.changed(*option.edits).data != scenario.document.data:
             found.setdefault(option.key, option)
     if not result.fits:
-        found |= {option.key: option for option in remedies(evaluator.scenario)}
+        found |= {option.key: option for option in remedies(scenario)}
     return tuple(found.values())
 
 
-def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> Iterator[Option]:
-    scenario, platform = evaluator.scenario, evaluator.platform
+def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Iterator[Option]:
+    platform = scenario.platform()
     tiers = tuple(dict.fromkeys(_used(result)))
     stores = [tier for tier in tiers if tier in platform.targets]
     for tier in stores:
@@ -209,7 +208,7 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
     yield from hardware.places(scenario, tiers)
     yield from hardware.resident(scenario)
     yield from hardware.memory(scenario, tiers)
-    yield from hardware.cables(platform, scenario.document)
+    yield from hardware.cables(scenario)
     yield from hardware.processors(scenario)
     yield from workloads(scenario)
     yield from settings(scenario, storage=bool(stores), direct=_direct(scenario, tiers[0]))

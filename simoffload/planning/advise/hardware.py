@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from simoffload.documents import Document, Edit
+from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Platform, list_profiles, load_profile
-from simoffload.hardware.profiles import Nic, Pcie
+from simoffload.hardware.profiles import Nic, Pcie, Profile
 from simoffload.hardware.storage import Drive, Raid
 from simoffload.hardware.targets import Plug, Ports, Target, adapter_rate
-from simoffload.planning.advise.options import Option, gathered_words
+from simoffload.planning.advise.options import Option, placement_words
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
 from simoffload.strategies.placement import Placement
 from simoffload.units import format_bytes, format_rate
-from simoffload.workload import Checkpointing, Training
+from simoffload.workload import Training
 
 __all__ = [
     "cables",
@@ -28,9 +28,12 @@ __all__ = [
     "ports",
     "processors",
     "resident",
+    "shipped",
     "systems",
     "takes_drives",
 ]
+
+P = TypeVar("P", bound=Profile)
 
 _FASTER_DRIVES = 2
 _AS_MUCH = 1.05
@@ -42,15 +45,12 @@ _FASTER_THREAD = 1.25
 def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
     """What lies in one tier put into another one: weights, checkpoints, in training the optimizer, too."""
     strategy, machine = scenario.scenario.strategy, scenario.machine
-    what = "checkpoints" if isinstance(scenario.scenario.workload, Checkpointing) else "weights"
     for placement in _placements(scenario, tiers):
         try:
             edits = strategy.retarget(placement, machine)
         except PlacementError:
             continue
-        weights, optimizer = placement
-        words = f"{what} on {weights}" + (f", optimizer on {optimizer}" if optimizer else "")
-        words += gathered_words(scenario, weights, ranks=strategy.ranks)
+        words = placement_words(scenario, placement, ranks=strategy.ranks)
         yield Option(f"on-{placement}", words, "placement", edits)
 
 
@@ -114,7 +114,7 @@ def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Option]:
     array = target.array or _striped(target.drive.id)
     if array is not None:
         yield from _more(tier, target, where, array)
-    known = [one for one in _drives() if costs.sold(f"drive/{one.id}")]
+    known = [one for one in shipped("drive", Drive) if costs.sold(f"drive/{one.id}")]
     yield from _faster(platform, tier, target, where, known)
 
 
@@ -165,19 +165,18 @@ def _own_side(drive: Drive) -> Plug:
     return Plug(pcie, drive.pcie.lanes.value)
 
 
-def _drives() -> list[Drive]:
-    known = (load_profile("drive", one.id) for one in list_profiles("drive"))
-    return [one for one in known if isinstance(one, Drive)]
+def shipped(kind: str, model: type[P]) -> Iterator[P]:
+    """All shipped profiles of a kind, which are of a class."""
+    for one in list_profiles(kind):
+        profile = load_profile(kind, one.id)
+        assert isinstance(profile, model)
+        yield profile
 
 
 def _striped(drive: str, *, like: Raid | None = None) -> Raid | None:
     """A shipped array of such drives, of the level of another one, or RAID0."""
     level = like.level if like is not None else 0
-    for one in list_profiles("raid"):
-        profile = load_profile("raid", one.id)
-        if isinstance(profile, Raid) and (profile.drive, profile.level) == (drive, level):
-            return profile
-    return None
+    return next((one for one in shipped("raid", Raid) if (one.drive, one.level) == (drive, level)), None)
 
 
 def _array(tier: str, array: Raid, where: tuple[str, ...], number: int) -> tuple[Edit, ...]:
@@ -192,13 +191,9 @@ def systems(platform: Platform, tier: str) -> Iterator[Option]:
     target = platform.targets[tier]
     if target.kind == "pfs":
         number = target.systems + 1
+        words = f"{number} x {target.id} instead of {target.systems}"
         changed = (Edit(("profiles", f"pfs/{target.id}", "count"), number),)
-        yield Option(
-            f"{tier}-{number}-systems",
-            f"{number} x {target.id} instead of {target.systems}",
-            "hardware",
-            changed,
-        )
+        yield Option(f"{tier}-{number}-systems", words, "hardware", changed)
 
 
 def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Option]:
@@ -273,27 +268,21 @@ def _wired(platform: Platform, tier: str, **other: Any) -> dict[str, Any]:
 
 def _next_nic(now: Nic) -> Nic | None:
     """The next faster adapter of the same network."""
-    known = [load_profile("nic", one.id) for one in list_profiles("nic")]
-    ethernet = now.id.endswith("gbe")
-    faster = [
-        one
-        for one in known
-        if isinstance(one, Nic)
-        and one.id.endswith("gbe") == ethernet
-        and one.link_rate.value > now.link_rate.value
-    ]
+    same = [one for one in shipped("nic", Nic) if one.id.endswith("gbe") == now.id.endswith("gbe")]
+    faster = (one for one in same if one.link_rate.value > now.link_rate.value)
     return min(faster, key=lambda one: one.link_rate.value, default=None)
 
 
-def cables(platform: Platform, document: Document) -> Iterator[Option]:
+def cables(scenario: LoadedScenario) -> Iterator[Option]:
     """The next generation of PCIe in slots and switches, where the GPUs have it and their slots do not."""
+    platform = scenario.platform()
     own, now = platform.gpu.pcie, platform.gpu_plug.pcie
-    known = [load_profile("pcie", one.id) for one in list_profiles("pcie") if one.id.startswith("gen")]
-    later = [one for one in known if isinstance(one, Pcie) and now.is_slower(one) and not own.is_slower(one)]
+    known = [one for one in shipped("pcie", Pcie) if one.id.startswith("gen")]
+    later = [one for one in known if now.is_slower(one) and not own.is_slower(one)]
     if not now.id.startswith("gen") or not later:
         return
     following = min(later, key=lambda one: one.lane_rate.value)
-    before: dict[str, str] = (document.data.get("equipment") or {}).get("pcie") or {}
+    before: dict[str, str] = (scenario.document.data.get("equipment") or {}).get("pcie") or {}
     replaced = [key for key, other in before.items() if other == now.id] or [now.id]
     changed = tuple(Edit(("equipment", "pcie", key), following.id) for key in replaced)
     words = f"host and switches with {following.name} instead of {now.name}"

@@ -14,7 +14,6 @@ from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise.catalogue import Dimension, dimensions
 from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
-from simoffload.planning.evaluator import Evaluator
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.shelf import canonical
@@ -151,9 +150,9 @@ def search_catalogue(
     chooses; ``method`` decides otherwise. What is beyond ``budget`` is not simulated. Raises InputError for
     an unknown platform, or without the package optuna where it is needed.
     """
-    known, evaluator = load_costs() if costs is None else costs, Evaluator(scenario)
-    run = _Run(evaluator, known, budget, tuple(service), progress)
-    spaces = [dimensions(evaluator, platform, known) for platform in dict.fromkeys((None, *platforms))]
+    known = load_costs() if costs is None else costs
+    run = _Run(scenario, known, budget, tuple(service), progress)
+    spaces = [dimensions(scenario, platform, known) for platform in dict.fromkeys((None, *platforms))]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
     for space in spaces:
@@ -200,13 +199,13 @@ class _Run:
 
     def __init__(
         self,
-        evaluator: Evaluator,
+        scenario: LoadedScenario,
         costs: CostList,
         budget: float | None,
         service: tuple[ServiceLevel, ...],
         progress: Progress | None,
     ) -> None:
-        self._evaluator, self._costs = evaluator, costs
+        self._scenario, self._costs = scenario, costs
         self._budget, self._service, self._progress = budget, service, progress
         self._known: dict[str, Point | None] = {}
         self.missing: dict[str, None] = {}
@@ -219,7 +218,7 @@ class _Run:
         picked = [dimension.choices[index] for dimension, index in zip(space, choice, strict=True)]
         edits = tuple(one for option in picked for one in option.edits)
         self.combined += 1
-        key = canonical(self._evaluator.document(*edits).data)
+        key = canonical(self._scenario.changed(*edits).data)
         if key not in self._known:
             words = tuple(option.words for option in picked if option.words)
             self._known[key] = self._simulated(edits, words)
@@ -237,7 +236,7 @@ class _Run:
 
     def _simulated(self, edits: tuple[Edit, ...], words: tuple[str, ...]) -> Point | None:
         try:
-            scenario = self._evaluator.edited(*edits)
+            scenario = self._scenario.edited(*edits)
             capacity = fit(scenario)
             if not capacity.fits:
                 self.too_large += 1

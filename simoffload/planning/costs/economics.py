@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simoffload.planning.costs.bill import Bill, bill, used_parts
+from simoffload.planning.costs.bill import Bill, Replacement, bill, replacements, used_parts
 from simoffload.planning.costs.energy import Energy, energy
 from simoffload.planning.costs.lists import CostList, Figure, load_costs
-from simoffload.planning.costs.wear import Replacement, replacements
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -17,7 +16,6 @@ from simoffload.scenario import LoadedScenario
 
 __all__ = ["FORMULAS", "Economics", "economics"]
 
-_HOURS_A_YEAR = 8766.0
 _KWH = 3.6e6
 """[J]"""
 _MILLION = 1e6
@@ -78,17 +76,12 @@ class Economics:
         power = self.energy.missing if self.energy else ()
         return tuple(dict.fromkeys((*self.bill.missing, *(f"{key} (power)" for key in power))))
 
-    @property
-    def hours(self) -> float:
-        """Of work over which a purchase is written off."""
-        return _hours(self.costs)
-
     def metrics(self) -> dict[str, float | None]:
         """All metrics by name: see ``FORMULAS``."""
         pue, price = self.costs.assumption("pue").value, self.costs.assumption("electricity").value
         watts = self.energy.watts if self.energy else None
-        purchase = _scaled(self.purchase, 1 / self.hours)
-        electricity = _scaled(watts, pue * price / 1000)
+        purchase = _product(self.purchase, 1 / self.costs.hours)
+        electricity = _product(watts, pue * price / 1000)
         worn = sum(one.per_h for one in self.replacements)
         hourly = None if purchase is None or electricity is None else purchase + worn + electricity
         rent = self.rent.value * self.rented if self.rent else None
@@ -159,15 +152,6 @@ class Economics:
         }
 
 
-def _hours(costs: CostList) -> float:
-    lifetime, used = costs.assumption("lifetime"), costs.assumption("utilization")
-    return lifetime.value * _HOURS_A_YEAR * used.value
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
 def _product(*factors: float | None) -> float | None:
     result = 1.0
     for factor in factors:
@@ -184,7 +168,7 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
     bought = bill(scenario, result, known)
     return Economics(
         bill=bought,
-        replacements=replacements(result, bought, hours=_hours(known)),
+        replacements=replacements(result, bought, hours=known.hours),
         energy=energy(machine, result, used_parts(scenario, result), known),
         costs=known,
         platform=machine.platform,

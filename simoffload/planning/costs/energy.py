@@ -57,11 +57,6 @@ class Energy(NamedTuple):
         """[W] on average over the work."""
         return sum(draw.watts for draw in self.draws)
 
-    @property
-    def joules(self) -> float:
-        """[J] of the work."""
-        return self.watts * self.time_s
-
 
 def activity(result: SimulationResult) -> tuple[tuple[PassResult, float], ...]:
     """Passes that stand for the work, and the time [s] of each: a generation, a step, a checkpoint.

@@ -22,6 +22,7 @@ REFERENCE = "reference"
 _GB = float(1 << 30)
 """[B] of memory that is sold as one GB."""
 _TB = 1e12
+_HOURS_A_YEAR = 8766.0
 _OLD = 365
 """[d] after which a price is called old."""
 
@@ -103,6 +104,11 @@ class CostList:
         assert value is not None, f"the shipped list has {key}"
         return _figure(value, key)
 
+    @property
+    def hours(self) -> float:
+        """Of work over which a purchase is written off."""
+        return self.assumption("lifetime").value * _HOURS_A_YEAR * self.assumption("utilization").value
+
     def old(self, figures: Iterable[Figure]) -> tuple[str, ...]:
         """A sentence about prices older than a year, if there are any."""
         aged = sorted({f for f in figures if (self.today - f.date).days > _OLD}, key=lambda one: one.what)
@@ -167,21 +173,10 @@ def _check_complete(own: Entry) -> None:
 
 def _laid_over(mine: Costs, base: Costs) -> Costs:
     """What ``mine`` says, and what it leaves open as ``base`` has it, down to single figures."""
-    said = {
-        name: getattr(mine, name)
-        for name in ("electricity", "pue", "lifetime", "utilization", "flash_per_tb")
-    }
-    devices = dict(base.devices)
-    for key, one in mine.devices.items():
-        devices[key] = _overlaid(devices.get(key, DeviceCosts()), one)
-    return base.model_copy(
-        update={
-            **{name: value for name, value in said.items() if value is not None},
-            "currency": mine.currency or base.currency,
-            "memory": _overlaid(base.memory, mine.memory),
-            "devices": devices,
-        }
-    )
+    devices = {key: _overlaid(base.devices.get(key, DeviceCosts()), one) for key, one in mine.devices.items()}
+    both = {"devices": base.devices | devices, "memory": _overlaid(base.memory, mine.memory)}
+    merged: Costs = _overlaid(base, mine).model_copy(update=both)
+    return merged
 
 
 def _overlaid(below: Any, above: Any) -> Any:

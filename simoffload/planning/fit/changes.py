@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, islice, product
 
 from simoffload.errors import InputError
+from simoffload.planning.fit.evaluator import Evaluator
 from simoffload.planning.fit.kinds import (
     BOUGHT,
     KINDS,
@@ -18,7 +19,6 @@ from simoffload.planning.fit.kinds import (
     precision,
     settings,
 )
-from simoffload.planning.fit.variants import Variants
 from simoffload.results.capacity import Change, Remedies
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import memory_footprint
@@ -45,30 +45,30 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
     """The same, and what was tried."""
     if all(use.fits for use in memory_footprint(scenario)):
         return Remedies((), ())
-    variants = Variants(scenario)
-    found = [change for kind in KINDS for change in kind(variants)]
-    barred = tuple(variants.effort.barred)  # by the scenario as it is
+    evaluator = Evaluator(scenario)
+    found = [change for kind in KINDS for change in kind(evaluator)]
+    barred = tuple(evaluator.effort.barred)  # by the scenario as it is
     if all(change.kind in BOUGHT for change in found):  # what costs nothing is told beside it
-        found += [one for one in _of_several(variants) if not found or not _is_bought(one)]
-    lora = list(adapters(variants))
+        found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]
+    lora = list(adapters(evaluator))
     if not lora and all(_parts(change) for change in found):
-        steps = list(adapters_of(variants))
-        lora = list(islice(_pairs(variants, steps, KINDS, most=_LORA_PAIRS), 1))
+        steps = list(adapters_of(evaluator))
+        lora = list(islice(_pairs(evaluator, steps, KINDS, most=_LORA_PAIRS), 1))
         if not found and not lora:
-            both = product(steps[-1:], first_steps(variants))
-            lora = _first_of(_threes(variants, both, most=_LORA_THREES))
+            both = product(steps[-1:], first_steps(evaluator))
+            lora = _first_of(_threes(evaluator, both, most=_LORA_THREES))
     return Remedies(
-        (*sorted(found, key=_parts), *sorted(lora, key=_parts)), tuple(variants.effort.tried), barred
+        (*sorted(found, key=_parts), *sorted(lora, key=_parts)), tuple(evaluator.effort.tried), barred
     )
 
 
-def _of_several(variants: Variants) -> list[Change]:
+def _of_several(evaluator: Evaluator) -> list[Change]:
     """Pairs; threes where no pair is enough without buying something."""
-    steps = list(first_steps(variants))
-    pairs = _first_of(_pairs(variants, steps, KINDS[2:], most=_PAIRS))
+    steps = list(first_steps(evaluator))
+    pairs = _first_of(_pairs(evaluator, steps, KINDS[2:], most=_PAIRS))
     if not all(map(_is_bought, pairs)):
         return pairs
-    return [*pairs, *_first_of(_threes(variants, combinations(steps, 2), most=_THREES))]
+    return [*pairs, *_first_of(_threes(evaluator, combinations(steps, 2), most=_THREES))]
 
 
 def _is_bought(change: Change) -> bool:
@@ -85,19 +85,19 @@ def _first_of(found: Iterator[Change]) -> list[Change]:
 
 
 def _pairs(
-    variants: Variants, steps: Iterable[Move], kinds: Sequence[Kind], *, most: int
+    evaluator: Evaluator, steps: Iterable[Move], kinds: Sequence[Kind], *, most: int
 ) -> Iterator[Change]:
     """Changes that go as far as they can, each with the first that then is enough; ``most`` are planned."""
-    before = variants.effort.planned
+    before = evaluator.effort.planned
     for step in steps:
-        if variants.effort.planned - before >= most:
+        if evaluator.effort.planned - before >= most:
             return
-        alone = tuple(enough(variants, step))  # a setting that does more than the remedies say
+        alone = tuple(enough(evaluator, step))  # a setting that does more than the remedies say
         if alone:
             yield from alone
             continue
         try:
-            first = variants.changed_by(*step.edits)
+            first = evaluator.changed_by(*step.edits)
             second = next((change for kind in kinds for change in kind(first)), None)
         except InputError:  # not a step of this scenario
             continue
@@ -109,10 +109,10 @@ def _pairs(
             )
 
 
-def _threes(variants: Variants, both: Iterable[tuple[Move, Move]], *, most: int) -> Iterator[Change]:
+def _threes(evaluator: Evaluator, both: Iterable[tuple[Move, Move]], *, most: int) -> Iterator[Change]:
     """Two changes that go as far as they can, with the first setting or length that then is enough."""
     steps = (one.with_(other) for one, other in both if not _same_keys(one, other))
-    return _pairs(variants, steps, (settings, context, precision), most=most)
+    return _pairs(evaluator, steps, (settings, context, precision), most=most)
 
 
 def _same_keys(one: Move, other: Move) -> bool:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.planning.fit.search import largest_that_fits
-from simoffload.planning.fit.variants import Variants
+from simoffload.planning.fit.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario
 from simoffload.workload import Checkpointing, Inference
 
@@ -79,24 +78,18 @@ def largest(scenario: LoadedScenario) -> Largest:
         raise InputError([scenario.document.problem(("workload", "kind"), text)])
     plan = scenario.plan()
     target = f"{plan.target}+{plan.optimizer_target}" if plan.optimizer_target else plan.target
-    variants = Variants(scenario)
-    freed = scenario.scenario.strategy.release_fixed_batch("batch_size")
-    batch = _limit(
-        variants,
-        lambda count: (Edit(("workload", "batch_size"), count), *freed),
-        now=workload.batch_size,
-        most=_MOST_SEQUENCES,
-    )
+    evaluator = Evaluator(scenario)
+    batch = _limit(evaluator, evaluator.batch, now=workload.batch_size, most=_MOST_SEQUENCES)
     key = "prompt_length" if isinstance(workload, Inference) else "sequence_length"
     length: int = getattr(workload, key)
-    tokens = _limit(variants, lambda count: (Edit(("workload", key), count),), now=length, most=_MOST_TOKENS)
+    tokens = _limit(evaluator, lambda count: (Edit(("workload", key), count),), now=length, most=_MOST_TOKENS)
     layers = _limit(
-        variants,
-        lambda count: (variants.model("num_hidden_layers", count),),
+        evaluator,
+        lambda count: (evaluator.model("num_hidden_layers", count),),
         now=scenario.model.num_hidden_layers,
         most=_MOST_LAYERS,
     )
-    deepest = None if layers.most is None else variants.changed_by(*layers.edits).scenario.model
+    deepest = None if layers.most is None else evaluator.changed_by(*layers.edits).scenario.model
     return Largest(
         name=scenario.name,
         model=scenario.model.name,
@@ -111,8 +104,8 @@ def largest(scenario: LoadedScenario) -> Largest:
     )
 
 
-def _limit(variants: Variants, change: Callable[[int], tuple[Edit, ...]], *, now: int, most: int) -> Limit:
-    found = largest_that_fits(lambda count: variants.shortage(*change(count)), start=now, most=most)
+def _limit(evaluator: Evaluator, change: Callable[[int], tuple[Edit, ...]], *, now: int, most: int) -> Limit:
+    found = evaluator.largest(change, start=now, most=most)
     return Limit(now, found, most, () if found is None else change(found))
 
 

@@ -7,17 +7,14 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
+from simoffload.planning.fit.evaluator import Evaluator
 from simoffload.planning.fit.kinds import MOST_NODES, MOST_RANKS
-from simoffload.planning.fit.search import smallest_that_fits
-from simoffload.planning.fit.variants import Variants
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import tier_name
 from simoffload.strategies.training.memory.states import white_paper_rule
 from simoffload.workload import Checkpointing, Training
 
 __all__ = ["MachineCount", "MachinesNeeded", "machines_needed"]
-
-_ZERO = ("strategy", "ds_config", "zero_optimization")
 
 
 class MachineCount(NamedTuple):
@@ -66,10 +63,6 @@ class MachinesNeeded(NamedTuple):
             "by_rule": self.by_rule,
             "counts": [count._asdict() for count in self.counts],
         }
-
-
-_BUFFERS = (8, 16, 32, 64, 128)
-"""Numbers of swap buffers that are tried where DeepSpeed asks for more."""
 
 
 def machines_needed(scenario: LoadedScenario, *, tiers: Sequence[str] | None = None) -> MachinesNeeded:
@@ -129,38 +122,27 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
         return MachineCount(tier, None, "; ".join(one.message for one in error.problems))
     each = scenario.machine.gpus_per_node
     most = min(MOST_NODES, MOST_RANKS // each)
-    variants, strategy = Variants(moved), moved.scenario.strategy
+    evaluator, strategy = Evaluator(moved), moved.scenario.strategy
 
     def edits(nodes: int) -> tuple[Edit, ...]:
-        ranks = nodes * each
-        found = (*variants.spread(nodes, per_node=each), *strategy.allowing(moved.model, tier, ranks=ranks))
-        return _with_buffers(variants, found)
+        over = evaluator.spread(nodes, per_node=each)
+        ways = [(*over, *one) for one in strategy.allowing(moved.model, tier, ranks=nodes * each)]
+        return next((one for one in ways if evaluator.needs(*one) is not None), ways[0])
 
-    found = smallest_that_fits(lambda nodes: variants.shortage(*edits(nodes)), start=1, most=most)
+    found = evaluator.smallest(edits, start=1, most=most)
     if found is not None:
         return MachineCount(tier, found, "")
-    return MachineCount(tier, None, _why(variants, {nodes: edits(nodes) for nodes in (1, most)}))
+    return MachineCount(tier, None, _why(evaluator, {nodes: edits(nodes) for nodes in (1, most)}))
 
 
-def _why(variants: Variants, tried: Mapping[int, tuple[Edit, ...]]) -> str:
+def _why(evaluator: Evaluator, tried: Mapping[int, tuple[Edit, ...]]) -> str:
     """What is too small with most machines, or with one where more are refused; why more are refused."""
     told = []
     for nodes, edits in sorted(tried.items(), key=lambda one: -one[0]):
-        uses = variants.needs(*edits)
+        uses = evaluator.needs(*edits)
         if uses is not None:
             lacking = "; ".join(use.sentence() for use in uses if not use.fits)
             told.append(f"with {nodes:,} machine{'' if nodes == 1 else 's'} {lacking}")
             break
-        told.append(variants.refusal(*edits))
+        told.append(evaluator.refusal(*edits))
     return "; ".join(dict.fromkeys(told))
-
-
-def _with_buffers(variants: Variants, edits: tuple[Edit, ...]) -> tuple[Edit, ...]:
-    """The same with as many swap buffers as DeepSpeed asks for, where it refuses for want of them."""
-    if variants.needs(*edits) is not None or "buffer_count" not in variants.refusal(*edits):
-        return edits
-    for count in _BUFFERS:
-        more = (*edits, Edit((*_ZERO, "offload_param", "buffer_count"), count))
-        if variants.needs(*more) is not None:
-            return more
-    return edits

@@ -18,10 +18,10 @@ from simoffload.report.sections.structure import (
     seconds,
 )
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints, Outlook
+from simoffload.results.endurance import TierWear, duration
 from simoffload.results.reading import Epoch, Reading, reading_sentences
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.results.wear import TierWear, duration
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds
 from simoffload.workload import Dataset
 

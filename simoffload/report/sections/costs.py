@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from simoffload.planning.costs import FORMULAS, Costed, CostVerdict, Economics, Flip, verdicts
-from simoffload.planning.costs.flips import FIRST, SECOND
+from simoffload.planning.costs.break_even import FIRST, SECOND
 from simoffload.report.phrases import per_second, percent
 from simoffload.report.sections.structure import Datum, Entry, Section, Table, count
 from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.endurance import duration
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.results.wear import duration
 from simoffload.units import format_number, format_watts
 
 __all__ = ["COSTS", "costs", "costs_compared", "money"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.results.reading import Epoch, Limit, Reading
 from simoffload.simulation.data_loading.loader import Host, Step, loader_pace
@@ -81,11 +80,8 @@ def predict_reading(
     and with g gradient_accumulation_steps and L = W x prefetch_factor batches made ahead a step takes
 
         max(step_time, g T, pause_time + about (g - L) T)        (step_time + g T without workers).
-
-    Raises InputError for a tier that is no storage, more ranks than GPUs, or times and counts of nothing.
     """
     step = Step(step_time, gradient_accumulation_steps, pause_time)
-    _check(dataset, machine, ranks, batch_size, step)
     ways = storage_ways(
         dataset, machine, ranks=ranks, requests_per_second=requests_per_second, background=background
     )
@@ -109,26 +105,6 @@ def predict_reading(
         workers_needed=workers_needed,
         remaining=remaining,
     )
-
-
-def _check(dataset: Dataset, machine: Machine, ranks: int, batch: int, step: Step) -> None:
-    storage = tuple(machine.wiring.targets)
-    problems = []
-    if dataset.tier not in storage:
-        has = ", ".join(storage) or "none"
-        text = f'"{dataset.tier}" is no storage tier of {machine.platform} (has: {has}); name one of them'
-        problems.append(Problem("", None, None, "dataset.tier", text))
-    if not 1 <= ranks <= machine.gpus:
-        text = f"{ranks} ranks, but the machine has {machine.gpus} GPU(s)"
-        problems.append(Problem("", None, None, "ranks", text))
-    if batch < 1 or step.batches < 1:
-        text = f"{step.batches} batches of {batch} samples per step; give at least one of one"
-        problems.append(Problem("", None, None, "batch_size", text))
-    if not 0 <= step.pause_s < step.time_s:
-        text = f"a step of {step.time_s} s with a pause of {step.pause_s} s; the step must be longer"
-        problems.append(Problem("", None, None, "step_time", text))
-    if problems:
-        raise InputError(problems)
 
 
 def look_ahead_bytes(dataset: Dataset, machine: Machine, *, ranks: int, batch_size: int) -> int:

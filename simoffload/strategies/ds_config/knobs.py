@@ -119,10 +119,17 @@ def stages(settings: TrainingSettings) -> Iterator[Move]:
         yield Move("stage", f"ZeRO stage {stage}", (_edit("zero_optimization", "stage", stage),))
 
 
+_BUFFERS = (8, 16, 32, 64, 128)
+"""Numbers of swap buffers that are tried where DeepSpeed asks for more."""
+
+
 def allowing(
     config: DeepSpeedConfig, model: ModelShape, tier: str, *, ranks: int, buffer_size: int
-) -> tuple[Edit, ...]:
-    """What must be set so that DeepSpeed takes all states on a tier, divided among so many ranks."""
+) -> Iterator[tuple[Edit, ...]]:
+    """What must be set so that DeepSpeed takes all states on a tier, divided among so many ranks.
+
+    How many swap buffers it asks for is only known when it asks: more and more of them are other ways.
+    """
     found = []
     largest = -(-model.largest_parameter // ranks)
     if largest > buffer_size:
@@ -134,7 +141,9 @@ def allowing(
         found.append(_edit("zero_optimization", "zenflow", None))
     if zero.offload_optimizer is not None and zero.offload_optimizer.super_offload and tier != "dram":
         found.append(_edit("offload_optimizer", "super_offload", False))
-    return tuple(found)
+    yield tuple(found)
+    for count in _BUFFERS if tier not in {"hbm", "dram"} else ():
+        yield (*found, _edit("offload_param", "buffer_count", count))
 
 
 def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:

@@ -11,14 +11,12 @@ import pytest
 
 from simoffload.documents import Edit
 from simoffload.errors import WorkLimitError
-from simoffload.planning import evaluator
 from simoffload.planning.advise import WORTH, Advice, advise
 from simoffload.planning.advise.evaluate import Tried, _together
 from simoffload.planning.advise.files import SIGNATURE, recommended
 from simoffload.planning.advise.hardware import memory
 from simoffload.planning.advise.options import Option
 from simoffload.planning.costs import economics
-from simoffload.planning.evaluator import Evaluator
 from simoffload.report.sections.advice import GAINS, advised
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, load_scenario
@@ -139,7 +137,7 @@ def test_every_option_is_tried_once_and_changes_something(stored: Advice, hosted
         keys = [one.option.key for one in (*advice.tried, *advice.impossible)]
         assert len(keys) == len(set(keys))
         for one in (*advice.tried, *advice.impossible):
-            changed = Evaluator(advice.scenario).document(*one.option.edits)
+            changed = advice.scenario.changed(*one.option.edits)
             assert changed.data != advice.scenario.document.data, one.option.key
 
 
@@ -184,7 +182,7 @@ def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pyte
             raise WorkLimitError("stopped by engine.timeout (--timeout) before decode 1")
         return simulate(scenario, progress=progress)
 
-    monkeypatch.setattr(evaluator, "simulate", limited)
+    monkeypatch.setattr("simoffload.planning.advise.evaluate.simulate", limited)
     said: list[str] = []
     found = advise(loaded(STORAGE_BOUND), progress=said.append)
     assert {one.option.key: one.why for one in found.impossible} == {
@@ -204,13 +202,13 @@ def test_an_option_is_resolved_and_simulated_once(monkeypatch: pytest.MonkeyPatc
 
         return count
 
-    for name in ("resolve", "simulate"):
-        monkeypatch.setattr(evaluator, name, counting(name, getattr(evaluator, name)))
+    monkeypatch.setattr(LoadedScenario, "edited", counting("edited", LoadedScenario.edited))
+    monkeypatch.setattr("simoffload.planning.advise.evaluate.simulate", counting("simulate", simulate))
     found = advise(loaded(STORAGE_BOUND))
     made = [one for one in found.impossible if not one.option.barred]
-    together = counted["resolve"] - len(found.tried) - len(made)
+    together = counted["edited"] - len(found.tried) - len(made)
     assert together in (0, 1), "all settings at once, which are no advice if one alone gains more"
-    assert counted["simulate"] <= counted["resolve"]
+    assert counted["simulate"] <= 1 + counted["edited"]
     assert len(found.tried) > 10
 
 

@@ -15,7 +15,6 @@ from simoffload.planning.advise import Advice, Option, advise, hardware
 from simoffload.planning.advise.evaluate import options_of
 from simoffload.planning.bandwidth import storage_curve
 from simoffload.planning.costs import load_costs
-from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import fit, simulate
 
@@ -66,14 +65,14 @@ def scenario(folder: Path, text: str, *overrides: str) -> LoadedScenario:
 
 
 def options(loaded: LoadedScenario) -> dict[str, Option]:
-    found = options_of(Evaluator(loaded), fit(loaded), load_costs())
+    found = options_of(loaded, fit(loaded), load_costs())
     return {one.key: one for one in found}
 
 
 def reads(loaded: LoadedScenario, option: Option | None = None) -> float:
     """[B/s] that one host reads from the server, with an option or as it is."""
     if option is not None:
-        loaded = Evaluator(loaded).edited(*option.edits)
+        loaded = loaded.edited(*option.edits)
     machine = loaded.machine
     return min(
         float(machine.resources[at].capacity / share) for at, share in machine.storage_read("far", 0).hops
@@ -81,7 +80,7 @@ def reads(loaded: LoadedScenario, option: Option | None = None) -> float:
 
 
 def gain(loaded: LoadedScenario, option: Option) -> float:
-    changed = Evaluator(loaded).edited(*option.edits)
+    changed = loaded.edited(*option.edits)
     before, after = (simulate(one).step_time_s for one in (loaded, changed))
     assert before
     assert after
@@ -173,7 +172,7 @@ def test_a_generation_above_the_cards_own_is_never_proposed(tmp_path: Path, gpu:
     equipment = [f"equipment.accelerator={gpu}"]
     for _ in range(3):
         one = scenario(tmp_path, DESKTOP, *equipment)
-        found = list(hardware.cables(Evaluator(one).platform, one.document))
+        found = list(hardware.cables(one))
         if not found:
             break
         (option,) = found

@@ -14,7 +14,6 @@ from simoffload.planning.advise.catalogue import Choice, Dimension, dimensions
 from simoffload.planning.advise.evaluate import options_of
 from simoffload.planning.advise.purchases import Point
 from simoffload.planning.costs import load_costs
-from simoffload.planning.evaluator import Evaluator
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import simulate
@@ -187,7 +186,7 @@ def test_without_the_package_it_says_how_to_get_it(
 
 
 def test_the_shipped_catalogue_has_what_is_sold(scenario: LoadedScenario) -> None:
-    storage = dimensions(Evaluator(scenario), None, load_costs())[1]
+    storage = dimensions(scenario, None, load_costs())[1]
     words = [choice.words for choice in storage.choices]
     assert words[0] == "storage as it is"
     assert "RAID0 of 16 x solidigm-ps1010-7.68tb" in words
@@ -200,20 +199,20 @@ def test_memory_grows_to_what_the_board_takes() -> None:
     desktop = load_scenario(
         "ddn/bloom-7b1", overrides=["platform=rtx-4090-desktop", "strategy.ranks=1", "strategy.weights=dram"]
     )
-    memory = dimensions(Evaluator(desktop), None, load_costs())[2]
+    memory = dimensions(desktop, None, load_costs())[2]
     assert [choice.words for choice in memory.choices] == ["", "192 GiB of host memory"]
 
 
 def test_nothing_is_put_into_a_machine_that_is_only_rented() -> None:
     rented = load_scenario("deepnvme/llama-3-70b")
-    words = [choice.words for choice in dimensions(Evaluator(rented), None, load_costs())[1].choices]
+    words = [choice.words for choice in dimensions(rented, None, load_costs())[1].choices]
     assert not [word for word in words if "RAID" in word]
-    keys = [one.key for one in options_of(Evaluator(rented), simulate(rented), load_costs())]
+    keys = [one.key for one in options_of(rented, simulate(rented), load_costs())]
     assert not [key for key in keys if "drives" in key or "ps1010" in key]
 
 
 def test_checkpoints_are_bought_storage_and_no_memory() -> None:
     scenario = load_scenario("checkpoint/mlperf-8b")
-    words = [one.words for one in dimensions(Evaluator(scenario), None, load_costs())[1].choices]
+    words = [one.words for one in dimensions(scenario, None, load_costs())[1].choices]
     own = [f"checkpoints on {tier}" for tier in scenario.machine.wiring.targets]
     assert words[: 1 + len(own)] == ["storage as it is", *own], "neither in HBM nor in host memory"

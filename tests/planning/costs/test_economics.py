@@ -8,7 +8,7 @@ import pytest
 
 import simoffload as so
 from simoffload.planning.costs import Costed, CostList, Economics, economics, flips, load_costs, verdicts
-from simoffload.planning.costs.flips import FIRST, SECOND
+from simoffload.planning.costs.break_even import FIRST, SECOND
 from simoffload.results.result import SimulationResult
 from tests.planning.costs.conftest import TODAY
 
@@ -53,13 +53,15 @@ def test_costs_follow_from_the_bill_and_the_energy(costs: CostList) -> None:
     found, seconds = one.metrics(), result.metrics()["e2e_s"]
     assert one.energy is not None
     assert one.energy.time_s == seconds
-    assert one.hours == 8766 / 2  # a year, half used
+    assert one.costs.hours == 8766 / 2  # a year, half used
     per_h = 18328 / 4383 + one.energy.watts / 1000 * 2 * 0.1
     assert found["cost_per_h"] == pytest.approx(per_h)
     tokens = 48 * 2
     assert found["cost_per_million_tokens"] == pytest.approx(per_h * seconds / 3600 / tokens * 1e6)
     assert found["energy_per_token_j"] == pytest.approx(one.energy.watts * seconds / tokens)
-    assert found["kwh_per_million_tokens"] == pytest.approx(one.energy.joules * 2 / 3.6e6 / tokens * 1e6)
+    assert found["kwh_per_million_tokens"] == pytest.approx(
+        one.energy.watts * one.energy.time_s * 2 / 3.6e6 / tokens * 1e6
+    )
     assert found["rent_per_h"] == 2.0
     assert found["return_per_purchase"] == pytest.approx(tokens * 3600 / seconds / 18328 * 1000)
 
@@ -107,7 +109,7 @@ def test_at_the_price_of_a_flip_both_answers_cost_the_same(costs: CostList) -> N
             if one.purchase
         ]
         mine, other = (
-            (total / one.hours + (one.metrics()["electricity_per_h"] or 0) * electricity)
+            (total / one.costs.hours + (one.metrics()["electricity_per_h"] or 0) * electricity)
             * (one.energy.time_s if one.energy else 0)
             for total, one in zip(sums, (drive, memory), strict=True)
         )
@@ -167,7 +169,7 @@ def test_drives_that_wear_out_first_are_bought_again() -> None:
     assert worn.wear.days < 10
     (again,) = one.replacements
     price = drive.total or 0
-    assert again.per_h + price / one.hours == pytest.approx(price / (24 * worn.wear.days))
+    assert again.per_h + price / one.costs.hours == pytest.approx(price / (24 * worn.wear.days))
     found = one.metrics()
     parts = ("purchase_per_h", "replacement_per_h", "electricity_per_h")
     assert found["cost_per_h"] == pytest.approx(sum(found[part] or 0 for part in parts))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from simoffload.errors import InputError
 from simoffload.hardware import Machine, load_platform
 from simoffload.results.reading import reading_sentences
 from simoffload.simulation.data_loading import predict_reading
@@ -205,27 +204,6 @@ def test_sentences_tell_what_helps(small: Machine) -> None:
         "2 workers per rank would do",
         "from epoch 2 on the page cache (83.8 GiB per host) has 100 % of what is read; " + waitless,
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "key", "says"),
-    [
-        ({"tier": "dram"}, "dataset.tier", "has: disk, raid, nfs, pfs, far"),
-        ({"ranks": 5}, "ranks", "5 ranks, but the machine has 4"),
-        ({"batch_size": 0}, "batch_size", "0 samples"),
-        ({"step_time": 0.0}, "step_time", "0.0 s"),
-        ({"pause_time": 1.0}, "step_time", "pause of 1.0 s"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(small: Machine, changes: dict[str, Any], key: str, says: str) -> None:
-    arguments: dict[str, Any] = {"ranks": 1, "batch_size": 1, "step_time": 1.0}
-    data = dataset(**{name: changes[name] for name in changes if name == "tier"})
-    arguments |= {name: changes[name] for name in changes if name != "tier"}
-    with pytest.raises(InputError) as caught:
-        predict_reading(data, small, **arguments)
-    (problem,) = caught.value.problems
-    assert problem.key == key
-    assert says in problem.message
 
 
 @pytest.mark.parametrize(

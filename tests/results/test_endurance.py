@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from simoffload.hardware import list_profiles, load_profile
 from simoffload.hardware.storage import Drive, Endurance, Raid
-from simoffload.results.wear import TierWear, drive_share, phrase, wear
+from simoffload.results.endurance import TierWear, drive_share, phrase, wear
 
 GB, TB = 10**9, 10**12
 ORIGIN = {"origin": "spec", "source": "made up", "date": "2026-11-21"}
