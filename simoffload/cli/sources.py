@@ -142,14 +142,17 @@ def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedSc
 def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
     """The same work with another section ``strategy``, that of a file. Raises InputError.
 
-    It is called after the file; without ``ranks`` it has those of the scenario.
+    It is called after the file; without ``ranks`` it uses as many GPUs as that of the scenario.
     """
     from simoffload.documents import Edit, edited, inserted, read_document
     from simoffload.scenario import resolve
+    from simoffload.scenario.loaded import other_work
 
     strategy = read_document(Path(file))
-    if "ranks" not in strategy.data:
-        strategy = edited(strategy, [Edit(("ranks",), scenario.scenario.strategy.ranks)])
     name = f"{scenario.name}, {Path(file).stem}"[:_LONGEST_NAME]
     document = edited(inserted(scenario.document, "strategy", strategy), [Edit(("name",), name)])
-    return replace(resolve(document, shelf=scenario.shelf), remarks=scenario.remarks)
+    before, found = scenario.scenario.strategy, resolve(document, shelf=scenario.shelf)
+    after = found.scenario.strategy
+    if "ranks" not in strategy.data and after.gpus != before.gpus:
+        found = resolve(edited(document, after.spread(before.gpus)), shelf=scenario.shelf)
+    return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -203,6 +203,10 @@ class SimulationResult(ABC):
         return {
             name: value for name, value in found.items() if value is not None or name not in self.optional
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: no planner, as machines and price lists stay where they are."""
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"planner": None}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; bytes and seconds are numbers.

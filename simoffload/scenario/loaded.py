@@ -18,7 +18,7 @@ from simoffload.scenario.shelf import Shelf
 from simoffload.scenario.tiers import RESIDENT, placement_of
 from simoffload.strategies import Plan, Strategy, strategy_for
 
-__all__ = ["LoadedScenario"]
+__all__ = ["LoadedScenario", "other_work"]
 
 T = TypeVar("T")
 
@@ -189,6 +189,21 @@ def _kind_changed(before: Strategy, after: Strategy) -> tuple[str, ...]:
     if before.kind == after.kind:
         return ()
     text = f"strategy.kind is {after.kind} here, not {before.kind}: every GPU holds a whole copy, and nothing"
-    return (
-        f"{text} else that the strategy says counts; compare --strategy FILE does that with any strategy",
-    )
+    text = f"{text} else that the strategy says counts; compare --strategy FILE does that with any strategy"
+    return text, *other_work(before, after)
+
+
+def other_work(before: Strategy, after: Strategy) -> tuple[str, ...]:
+    """What makes the work of another strategy other work, on as many GPUs."""
+    told = []
+    if before.trains != after.trains:
+        told.append(f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}: other work")
+    if before.gpus == after.gpus and before.replicas != after.replicas:
+        now, then = _batches(after.replicas), _batches(before.replicas)
+        told.append(f"{after.gpus} GPUs work on {now} here, on {then} before: another amount of work")
+    return tuple(told)
+
+
+def _batches(batches: int) -> str:
+    """ "one batch", "2 batches side by side"."""
+    return "one batch" if batches == 1 else f"{batches} batches side by side"

@@ -9,7 +9,8 @@ from importlib.metadata import version
 from typing import Any
 
 from simoffload import __version__
-from simoffload.errors import InputError
+from simoffload.documents import quoted
+from simoffload.errors import InputError, SimulationError
 from simoffload.results.capacity import MemoryTerm, Moment, TierUse, peak_uses
 from simoffload.results.result import Provenance
 from simoffload.scenario import LoadedScenario
@@ -49,7 +50,16 @@ def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[Moment, ...]:
         held = {(term.tier, term.name) for term in (*stages[-1].terms, *always)}
         more = [term for term in saved.memory if (term.tier, term.name) not in held]
         stages = (*stages, Moment("checkpoint", (*stages[-1].terms, *more)))
+    _check_tiers(scenario, stages)
     return tuple(stage._replace(terms=(*stage.terms, *always)) for stage in stages)
+
+
+def _check_tiers(scenario: LoadedScenario, stages: tuple[Moment, ...]) -> None:
+    """Raise SimulationError for memory on a tier that the machine does not have: it would not be counted."""
+    tiers, kind = scenario.machine.tiers, scenario.scenario.strategy.kind
+    for term in (term for stage in stages for term in stage.terms if term.tier not in tiers):
+        text = f"strategy {kind}: its memory term {quoted(term.name)} is on a tier {quoted(term.tier)}"
+        raise SimulationError(f"{text}, which {scenario.machine.platform} lacks (has: {', '.join(tiers)})")
 
 
 def _data_terms(scenario: LoadedScenario, dataset: Dataset) -> list[MemoryTerm]:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -275,7 +275,7 @@ class Strategy(BaseModel, ABC):
     def resident(self) -> tuple[Edit, ...]:
         """The edit that replaces it by whole copies in each GPU. Raises PlacementError where none stand for
         the same work."""
-        return (Edit(("strategy",), {"kind": "resident", "ranks": self.ranks}),)
+        return (Edit(("strategy",), {"kind": "resident", "ranks": self.gpus}),)
 
     def moves(self, _plan: Plan) -> Iterator[tuple[Move, ...]]:
         """For each tier, the smaller ones first, what puts more of its states there; one after the other."""
@@ -294,8 +294,15 @@ class Strategy(BaseModel, ABC):
         return iter(())
 
     def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Edits that let it use so many GPUs."""
+        """Edits that let it use so many GPUs; none where its number of ranks is a Literal."""
+        if get_origin(type(self).model_fields["ranks"].annotation) is Literal:
+            return ()
         return (Edit(("strategy", "ranks"), gpus), *self.release_fixed_batch())
+
+    @property
+    def trains(self) -> str:
+        """What training changes: all weights, or adapters."""
+        return "all weights"
 
     def release_fixed_batch(self, *_changed: str) -> tuple[Edit, ...]:
         """Edits that leave to the workload what its own configuration repeats of it: the batch of all GPUs,

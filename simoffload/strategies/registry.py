@@ -22,8 +22,9 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
 
     Of a kind of workload the first that is registered is taken where a scenario names none. Also a decorator.
     A class that is defined anew, as by running a cell of a notebook again, takes the place of the old one.
-    Raises ValueError where another strategy has its kind, or its kind is no Literal with a default.
+    Raises ValueError where another strategy has its kind, or where it lacks or misnames what all have.
     """
+    _check_complete(strategy)
     kind = strategy.model_fields["kind"].default
     if get_args(strategy.model_fields["kind"].annotation) != (kind,):
         raise ValueError(f'{strategy.__qualname__}: write kind as kind: Literal["name"] = "name"')
@@ -32,6 +33,22 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
         raise ValueError(f"the strategy {kind} is known already, as {known.__qualname__}")
     Strategy.registered[kind] = strategy
     return strategy
+
+
+def _check_complete(strategy: type[Strategy]) -> None:
+    name = strategy.__qualname__
+    missing = sorted(getattr(strategy, "__abstractmethods__", ()))
+    if not hasattr(strategy, "serves"):
+        missing.append("serves")
+    if missing:
+        raise ValueError(f"{name} lacks {', '.join(missing)}; see Strategy in strategies/base.py")
+    work = get_args(WorkloadKind)
+    if not strategy.serves <= set(work):
+        raise ValueError(
+            f"{name}.serves: kinds of workload are {', '.join(work)}, got {set(strategy.serves)}"
+        )
+    if strange := strategy.tier_keys.keys() - strategy.model_fields.keys():
+        raise ValueError(f"{name}.tier_keys: it has no field {', '.join(sorted(strange))}")
 
 
 def registered_outside() -> tuple[type[Strategy], ...]:

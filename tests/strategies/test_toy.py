@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -169,6 +170,54 @@ def test_a_kind_has_one_strategy() -> None:
         register(Other)
     with pytest.raises(ValueError, match="write kind as kind: Literal"):
         register(Unnamed)
+
+
+def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
+    class Half(Strategy):
+        kind: Literal["half"] = "half"
+
+    class Strange(Streamed):
+        serves: ClassVar = frozenset({"cooking"})
+        kind: Literal["strange"] = "strange"  # type: ignore[assignment]
+
+    class Keyless(Streamed):
+        tier_keys: ClassVar = {"disk": "storage"}
+        kind: Literal["keyless"] = "keyless"  # type: ignore[assignment]
+
+    with pytest.raises(ValueError, match="Half lacks placements, places, plan, retarget, serves"):
+        register(Half)
+    with pytest.raises(ValueError, match="kinds of workload are inference, training, checkpoint"):
+        register(Strange)
+    with pytest.raises(ValueError, match="it has no field disk"):
+        register(Keyless)
+
+
+def test_memory_on_a_tier_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not be counted, and everything would fit."""
+    terms = (MemoryTerm("disk", "weights", 1 << 50),)
+    monkeypatch.setattr(StreamedPlan, "moments", property(lambda _: (Moment("", terms),)))
+    with pytest.raises(
+        so.SimulationError, match='strategy streamed: .* "weights" is on a tier "disk", which'
+    ):
+        so.simulate(so.load_scenario("s.yaml"))
+
+
+def test_a_program_that_defines_it_itself_is_told_that_workers_cannot_import_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Streamed, "__module__", "__main__")
+    words = ("sweep", "s.yaml", "--axis", "workload.batch_size=1,2", "-o", "s.csv", "--workers", "2")
+    assert main(words) == 2
+    assert (
+        "Streamed: defined in the program that runs, which workers cannot import" in capsys.readouterr().err
+    )
+
+
+def test_a_result_can_be_sent_elsewhere() -> None:
+    result = so.simulate(so.load_scenario("s.yaml"))
+    sent = pickle.loads(pickle.dumps(result))
+    assert sent == result
+    assert (sent.metrics(), sent.costs) == (result.metrics(), None)
 
 
 def test_without_registration_it_is_no_strategy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,3 +203,21 @@ def test_more_layers_on_the_cpu_take_longer_and_less_of_the_gpu() -> None:
 def test_a_pipeline_of_another_length_is_refused() -> None:
     with pytest.raises(so.InputError, match=r"strategy\.piped\.ranks|strategy\.ranks"):
         so.load_scenario("s.yaml", overrides=["strategy.ranks=3"])
+
+
+def test_another_strategy_uses_as_many_gpus_and_says_what_is_other_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("whole.yaml").write_text("kind: resident\n")
+    Path("piped.yaml").write_text("kind: piped\n")
+    assert main(("compare", "s.yaml", "--strategy", "whole.yaml", "--json")) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    assert [one["ranks"] for one in rows] == [2, 2]
+    assert "2 GPUs work on 2 batches side by side here, on one batch before" in " ".join(rows[1]["warnings"])
+    four = SCENARIO.replace("kind: piped, cpu_layers: 4", "kind: zero_inference, ranks: 4, weights: dram")
+    Path("four.yaml").write_text(four)
+    assert (
+        main(("compare", "four.yaml", "--strategy", "piped.yaml", "--strategy", "whole.yaml", "--json")) == 0
+    )
+    rows = json.loads(capsys.readouterr().out)["results"]
+    assert [one["gpus"] for one in rows] == [4, 2, 4], "two stages are two"

@@ -110,6 +110,11 @@ def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
 # -- less work ------------------------------------------------------------------------------------
 
 
+def _each(evaluator: Evaluator) -> str:
+    """What a batch is of, where every GPU has its own."""
+    return " on each GPU" if evaluator.strategy.replicas == evaluator.strategy.gpus else ""
+
+
 def batch(evaluator: Evaluator) -> Iterator[Change]:
     """The largest batch that fits; in training also as many sequences a step in more micro-steps."""
     workload = evaluator.workload
@@ -120,12 +125,14 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
     found = evaluator.largest(evaluator.batch, start=now, most=now)
     if found is None:
         return
-    yield from enough(evaluator, Move("batch", f"batch {now} → {found} on each GPU", evaluator.batch(found)))
+    yield from enough(
+        evaluator, Move("batch", f"batch {now} → {found}{_each(evaluator)}", evaluator.batch(found))
+    )
     if isinstance(workload, Training):
         part = max(count for count in range(1, found + 1) if now % count == 0)
         before = workload.gradient_accumulation_steps
         times = before * now // part
-        words = f"batch {now} → {part} on each GPU, {before} → {times} micro-steps in a step"
+        words = f"batch {now} → {part}{_each(evaluator)}, {before} → {times} micro-steps in a step"
         key = "gradient_accumulation_steps"
         more = Edit(("workload", key), times)
         freed = evaluator.strategy.release_fixed_batch("batch_size", key)
@@ -190,7 +197,7 @@ def gpus(evaluator: Evaluator) -> Iterator[Change]:
     most = min(MOST_RANKS, evaluator.scenario.machine.gpus)
     evaluator.trying(*([f"up to {most} GPUs"] if most > now else []))
     found = evaluator.smallest(steps, start=now, most=most)
-    if found is not None:
+    if found is not None and found > now:
         yield from enough(evaluator, Move("gpus", f"{now} → {found} GPUs", steps(found)))
 
 
@@ -205,7 +212,7 @@ def machines(evaluator: Evaluator) -> Iterator[Change]:
         return  # no network between hosts, or settings that do not go with more ranks
     evaluator.trying("more machines")
     found = evaluator.smallest(steps, start=now, most=min(MOST_NODES, MOST_RANKS // each))
-    if found is not None:
+    if found is not None and found > now:
         words = f"{now} → {found:,} machines, {used} → {found * each:,} GPUs"
         yield from enough(evaluator, Move("machines", words, steps(found)))
 
@@ -299,4 +306,4 @@ def first_steps(evaluator: Evaluator) -> Iterator[Move]:
     moves = [step for step in every if not last or last[0].words in step.words]
     yield from sorted(moves, key=lambda step: len(step.edits))
     if not isinstance(workload, Checkpointing) and workload.batch_size > 1:
-        yield Move("batch", f"batch {workload.batch_size} → 1 on each GPU", evaluator.batch(1))
+        yield Move("batch", f"batch {workload.batch_size} → 1{_each(evaluator)}", evaluator.batch(1))

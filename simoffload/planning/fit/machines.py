@@ -11,6 +11,7 @@ from simoffload.planning.fit.evaluator import Evaluator
 from simoffload.planning.fit.kinds import MOST_NODES, MOST_RANKS
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import tier_name
+from simoffload.strategies.placement import Placement
 from simoffload.strategies.training.memory.states import white_paper_rule
 from simoffload.workload import Checkpointing, Training
 
@@ -117,22 +118,34 @@ def _states(scenario: LoadedScenario) -> int:
 def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
     """By trying: a need that is divided falls with the number of machines."""
     try:
-        moved = scenario.on(f"{tier}+{tier}" if isinstance(scenario.scenario.workload, Training) else tier)
+        moved = scenario.edited(
+            *scenario.scenario.strategy.retarget(_wholly(scenario, tier), scenario.machine)
+        )
     except PlacementError as error:
         return MachineCount(tier, None, "; ".join(one.message for one in error.problems))
     each = scenario.machine.gpus_per_node
     most = min(MOST_NODES, MOST_RANKS // each)
     evaluator, strategy = Evaluator(moved), moved.scenario.strategy
 
-    def edits(nodes: int) -> tuple[Edit, ...]:
+    def with_nodes(nodes: int) -> tuple[Edit, ...]:
         over = evaluator.spread(nodes, per_node=each)
         ways = [(*over, *one) for one in strategy.allowing(moved.model, tier, ranks=nodes * each)]
         return next((one for one in ways if evaluator.needs(*one) is not None), ways[0])
 
-    found = evaluator.smallest(edits, start=1, most=most)
+    found = evaluator.smallest(with_nodes, start=1, most=most)
     if found is not None:
         return MachineCount(tier, found, "")
-    return MachineCount(tier, None, _why(evaluator, {nodes: edits(nodes) for nodes in (1, most)}))
+    return MachineCount(tier, None, _why(evaluator, {nodes: with_nodes(nodes) for nodes in (1, most)}))
+
+
+def _wholly(scenario: LoadedScenario, tier: str) -> Placement:
+    """As much as the strategy can have on a tier: weights and optimizer, or the one that may be there."""
+    whole = Placement(tier, tier if isinstance(scenario.scenario.workload, Training) else None)
+    listed = scenario.scenario.strategy.placements(scenario.machine)
+    if whole.optimizer is None or whole in listed:
+        return whole
+    partly = (one for one in listed if tier in one and set(one) <= {tier, "hbm", "dram"})
+    return next(partly, whole)
 
 
 def _why(evaluator: Evaluator, tried: Mapping[int, tuple[Edit, ...]]) -> str:

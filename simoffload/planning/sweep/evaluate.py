@@ -57,6 +57,17 @@ _local = threading.local()
 """The setting of the job that a thread works on; a shelf is not for several threads."""
 
 
+def check_workers_can_import() -> None:
+    """Raise InputError for strategies and families of the program that runs: workers have no such module."""
+    outside = (*families.registered_outside(), *registry.registered_outside())
+    here = [one.__qualname__ for one in outside if one.__module__ == "__main__"]
+    if here:
+        text = f"{', '.join(here)}: defined in the program that runs, which workers cannot import; move it"
+        raise InputError.at(
+            "--workers", f"{text} into a module of its own and import that, or take --workers 1"
+        )
+
+
 def job_of(sweep: Sweep) -> Job:
     """Pack a sweep with the content of all files that its points were found to need."""
     grid = sweep.grid

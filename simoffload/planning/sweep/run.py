@@ -11,7 +11,7 @@ from typing import NamedTuple
 from simoffload.documents import exists
 from simoffload.errors import InputError, Problem
 from simoffload.planning.sweep.definition import Sweep
-from simoffload.planning.sweep.evaluate import Job, Task, job_of, tasks_of
+from simoffload.planning.sweep.evaluate import Job, Task, check_workers_can_import, job_of, tasks_of
 from simoffload.planning.sweep.journal import Journal, Row, SweepId
 from simoffload.planning.sweep.points import Points
 from simoffload.planning.sweep.table import Table, check_format, write_table
@@ -153,6 +153,8 @@ def _results(
 ) -> Generator[list[Row], None, None]:
     if not tasks:
         return
+    if cluster is not None or count > 1:
+        check_workers_can_import()
     if cluster is not None:
         from simoffload.planning.sweep.cluster import run_on_cluster
 

@@ -81,6 +81,11 @@ class ZeroTraining(ZeroStrategy):
         section = super().written(key)
         return None if section is not None and section.device == "none" else section
 
+    @property
+    def trains(self) -> str:
+        """Adapters, with LoRA."""
+        return "all weights" if self.lora is None else "adapters"
+
     def resident(self) -> tuple[Edit, ...]:
         """Whole copies without ZeRO. Raises PlacementError where it trains adapters alone."""
         if self.lora is not None:
