@@ -34,14 +34,14 @@ FIRST_INTRA_OP = (0, 16, 4)
 """Since then ``aio.thread_count`` is called ``intra_op_parallelism`` (DeepSpeed's commit c9da489)."""
 
 
-_STAGE_3 = (
-    "prefetch_bucket_size",
-    "param_persistence_threshold",
-    "model_persistence_threshold",
-    "max_live_parameters",
-    "max_reuse_distance",
-)
-"""Settings that ds_config calls ``stage3_…``."""
+_STAGE_3 = {
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "model_persistence_threshold": "stage3_model_persistence_threshold",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+}
+"""What ds_config calls the settings of stage 3."""
 _ALIGNED = 1024
 """[B] to which each aio thread's part of a file is padded (``AIO_ALIGNED_BYTES``, swap_tensor/utils.py)."""
 
@@ -109,7 +109,7 @@ class OffloadSettings(NamedTuple):
     def config(self) -> dict[str, dict[str, Any]]:
         """What ds_config would say, by the section."""
         threads = "intra_op_parallelism" if self.version >= FIRST_INTRA_OP else "thread_count"
-        stage_3 = {f"stage3_{name}": value for name, value in values(self, *_STAGE_3).items()}
+        stage_3 = {key: getattr(self, name) for name, key in _STAGE_3.items()}
         return {
             "zero_optimization": {"overlap_comm": self.overlap_comm, **stage_3},
             "offload_param": values(self, "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
@@ -211,7 +211,7 @@ def fetch_settings(
     settings = OffloadSettings(
         version=number,
         device=offload.device,
-        **{name: pick(zero, f"stage3_{name}") for name in _STAGE_3},
+        **{name: pick(zero, key) for name, key in _STAGE_3.items()},
         overlap_comm=zero.overlap_comm is not False,
         pin_memory=pin,
         buffer_count=offload.buffer_count,
