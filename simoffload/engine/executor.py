@@ -27,7 +27,7 @@ from simoffload.results.timeline import How, Timeline
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import find_contention
 from simoffload.schedule.checks import check_schedule
-from simoffload.schedule.program import Step
+from simoffload.schedule.ir import Step
 
 __all__ = ["Executor", "execute"]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import Contention, transfer_time
-from simoffload.schedule.program import Need, Step, compile_streams
+from simoffload.schedule.ir import Need, Step, compile_streams
 
 __all__ = ["NOTHING", "Action", "Lane", "Stretch", "make_lanes"]
 

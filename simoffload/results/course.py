@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simoffload.results.timeline import Piece, Repeat, Timeline, Track
 from simoffload.schedule import Schedule
-from simoffload.schedule.program import Need, Step
+from simoffload.schedule.ir import Need, Step
 
 __all__ = ["longer"]
 

@@ -16,7 +16,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from simoffload.schedule import Op, Schedule
-from simoffload.schedule.program import Step, steps_of
+from simoffload.schedule.ir import Step, steps_of
 
 __all__ = ["Columns", "How", "Interval", "Jump", "PassWork", "Piece", "Repeat", "Timeline", "Track"]
 

@@ -97,7 +97,7 @@ class Facts:
     """What is known of a run without its times."""
 
     spread_bound: float | None = None
-    """[tokens/s] see ``spread``; None unless every GPU gathers the weights from the HBM of all."""
+    """[tokens/s] (``resident.spread_bound``); None unless all GPUs gather weights from the HBM of all."""
     forward_flops: float = 0.0
     """[FLOP] of the forward passes of one step on one GPU."""
     backward_flops: float = 0.0

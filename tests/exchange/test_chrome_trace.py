@@ -16,7 +16,7 @@ from simoffload.engine import execute
 from simoffload.exchange.chrome_trace import write_trace
 from simoffload.results.timeline import Timeline, Track
 from simoffload.schedule import Block, Dependency, Device, Link, Op, Program, Route, Schedule
-from simoffload.schedule.program import steps_of
+from simoffload.schedule.ir import steps_of
 
 MS = 10**9  # [ps]
 LAYERS = 5

@@ -40,7 +40,7 @@ def readers() -> str:
     """The source of everything that reads settings."""
     package = Path(simoffload.__file__).parent
     rooms = [package / "strategies", package / "cli"]
-    declared = {"sections.py", "known_keys.py"}
+    declared = {"sections.py", "unread.py"}
     return "\n".join(
         path.read_text() for room in rooms for path in room.rglob("*.py") if path.name not in declared
     )

@@ -25,6 +25,7 @@ __all__ = [
     "fetch_settings",
     "parse_version",
     "resolve_settings",
+    "values",
 ]
 
 LATEST = "0.19.8"
@@ -33,6 +34,14 @@ FIRST_INTRA_OP = (0, 16, 4)
 """Since then ``aio.thread_count`` is called ``intra_op_parallelism`` (DeepSpeed's commit c9da489)."""
 
 
+_STAGE_3 = {
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "model_persistence_threshold": "stage3_model_persistence_threshold",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+}
+"""What ds_config calls the settings of stage 3."""
 _ALIGNED = 1024
 """[B] to which each aio thread's part of a file is padded (``AIO_ALIGNED_BYTES``, swap_tensor/utils.py)."""
 
@@ -100,24 +109,12 @@ class OffloadSettings(NamedTuple):
     def config(self) -> dict[str, dict[str, Any]]:
         """What ds_config would say, by the section."""
         threads = "intra_op_parallelism" if self.version >= FIRST_INTRA_OP else "thread_count"
+        stage_3 = {key: getattr(self, name) for name, key in _STAGE_3.items()}
         return {
-            "zero_optimization": {
-                "overlap_comm": self.overlap_comm,
-                "stage3_prefetch_bucket_size": self.prefetch_bucket_size,
-                "stage3_param_persistence_threshold": self.param_persistence_threshold,
-                "stage3_model_persistence_threshold": self.model_persistence_threshold,
-                "stage3_max_live_parameters": self.max_live_parameters,
-                "stage3_max_reuse_distance": self.max_reuse_distance,
-            },
-            "offload_param": {
-                "pin_memory": self.pin_memory,
-                "buffer_count": self.buffer_count,
-                "buffer_size": self.buffer_size,
-                "max_in_cpu": self.max_in_cpu,
-            },
+            "zero_optimization": {"overlap_comm": self.overlap_comm, **stage_3},
+            "offload_param": values(self, "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
             "aio": {
-                "block_size": self.block_size,
-                "queue_depth": self.queue_depth,
+                **values(self, "block_size", "queue_depth"),
                 threads: self.threads,
                 "use_gds": self.use_gds,
             },
@@ -131,6 +128,11 @@ class OffloadSettings(NamedTuple):
     def aligned(self, size: int) -> int:
         """[B] that a file or swap buffer of ``size`` takes: whole units of every aio thread."""
         return -(-size // self.alignment) * self.alignment
+
+
+def values(settings: NamedTuple, *names: str) -> dict[str, Any]:
+    """Those of the settings that ds_config calls by the same names."""
+    return {name: getattr(settings, name) for name in names}
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -209,11 +211,7 @@ def fetch_settings(
     settings = OffloadSettings(
         version=number,
         device=offload.device,
-        prefetch_bucket_size=pick(zero, "stage3_prefetch_bucket_size"),
-        max_live_parameters=pick(zero, "stage3_max_live_parameters"),
-        max_reuse_distance=pick(zero, "stage3_max_reuse_distance"),
-        param_persistence_threshold=pick(zero, "stage3_param_persistence_threshold"),
-        model_persistence_threshold=pick(zero, "stage3_model_persistence_threshold"),
+        **{name: pick(zero, key) for name, key in _STAGE_3.items()},
         overlap_comm=zero.overlap_comm is not False,
         pin_memory=pin,
         buffer_count=offload.buffer_count,

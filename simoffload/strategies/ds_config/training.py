@@ -11,6 +11,7 @@ from simoffload.strategies.ds_config.parameters import (
     OffloadSettings,
     fetch_settings,
     parse_version,
+    values,
 )
 from simoffload.strategies.ds_config.sections import (
     DeepSpeedConfig,
@@ -99,23 +100,16 @@ class TrainingSettings(NamedTuple):
     @property
     def config(self) -> dict[str, dict[str, Any]]:
         """What ds_config would say, by the section."""
-        fetching, zenflow = self.params.config, self.zenflow
+        fetching = self.params.config
+        buckets = values(self, "reduce_bucket_size", "allgather_bucket_size", "sub_group_size")
+        zero = fetching["zero_optimization"] | {"overlap_comm": self.overlap_comm, **buckets}
         return fetching | {
-            "zero_optimization": fetching["zero_optimization"]
-            | {
-                "overlap_comm": self.overlap_comm,
-                "reduce_bucket_size": self.reduce_bucket_size,
-                "allgather_bucket_size": self.allgather_bucket_size,
-                "sub_group_size": self.sub_group_size,
-            },
-            "offload_optimizer": {
-                "pin_memory": self.pin_memory,
-                "buffer_count": self.buffer_count,
-                "pipeline_read": self.pipeline_read,
-                "pipeline_write": self.pipeline_write,
-            },
-            "activation_checkpointing": {"cpu_checkpointing": self.cpu_checkpointing},
-            "zenflow": {"overlap_step": zenflow.overlap_step, "offload": zenflow.offload} if zenflow else {},
+            "zero_optimization": zero,
+            "offload_optimizer": values(
+                self, "pin_memory", "buffer_count", "pipeline_read", "pipeline_write"
+            ),
+            "activation_checkpointing": values(self, "cpu_checkpointing"),
+            "zenflow": values(self.zenflow, "overlap_step", "offload") if self.zenflow else {},
         }
 
 
