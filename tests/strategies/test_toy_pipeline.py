@@ -12,6 +12,7 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
+from simoffload.cli.sources import with_strategy
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
@@ -205,19 +206,14 @@ def test_a_pipeline_of_another_length_is_refused() -> None:
         so.load_scenario("s.yaml", overrides=["strategy.ranks=3"])
 
 
-def test_another_strategy_uses_as_many_gpus_and_says_what_is_other_work(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_another_strategy_uses_as_many_gpus_and_says_what_is_other_work() -> None:
     Path("whole.yaml").write_text("kind: resident\n")
     Path("piped.yaml").write_text("kind: piped\n")
-    assert main(("compare", "s.yaml", "--strategy", "whole.yaml", "--json")) == 0
-    rows = json.loads(capsys.readouterr().out)["results"]
-    assert [one["ranks"] for one in rows] == [2, 2]
-    assert "2 GPUs work on 2 batches side by side here, on one batch before" in " ".join(rows[1]["warnings"])
     four = SCENARIO.replace("kind: piped, cpu_layers: 4", "kind: zero_inference, ranks: 4, weights: dram")
     Path("four.yaml").write_text(four)
-    assert (
-        main(("compare", "four.yaml", "--strategy", "piped.yaml", "--strategy", "whole.yaml", "--json")) == 0
-    )
-    rows = json.loads(capsys.readouterr().out)["results"]
-    assert [one["gpus"] for one in rows] == [4, 2, 4], "two stages are two"
+    piped, zero = so.load_scenario("s.yaml"), so.load_scenario("four.yaml")
+    moved = [with_strategy(one, file) for one in (piped, zero) for file in ("whole.yaml", "piped.yaml")]
+    assert [one.scenario.strategy.gpus for one in moved] == [2, 2, 4, 2], "two stages are two"
+    told = "2 GPUs work on 2 batches side by side here, on one batch before: another amount of work"
+    assert [told in one.warnings for one in moved] == [True, False, False, False]
+    assert told in piped.on("resident").warnings

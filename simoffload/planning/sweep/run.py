@@ -108,6 +108,8 @@ def run_sweep(
     """
     check_files(outputs, resume=resume, overwrite=overwrite)
     count, unique = workers or usable_cores(), points.unique
+    if cluster is not None or count > 1:
+        check_workers_can_import()
     identity = SweepId(points.sweep_hash, len(points))
     path = journal_of(outputs[0])
     journal = (
@@ -153,8 +155,6 @@ def _results(
 ) -> Generator[list[Row], None, None]:
     if not tasks:
         return
-    if cluster is not None or count > 1:
-        check_workers_can_import()
     if cluster is not None:
         from simoffload.planning.sweep.cluster import run_on_cluster
 
