@@ -146,6 +146,7 @@ def _tier(machine: Machine, result: SimulationResult) -> str | None:
 
 
 def _causes(tier: str) -> tuple[str, str]:
+    """As routes of reads and writes are called (CONTRIBUTING.md)."""
     return f"{tier} read", f"{tier} write"
 
 

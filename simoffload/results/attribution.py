@@ -9,6 +9,7 @@ the same operation some periods earlier, whole rounds are counted and not walked
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from simoffload.results.timeline import Timeline, Track
@@ -179,6 +180,8 @@ class Attribution(NamedTuple):
     """[ps] in all, by stream, on the rank that has most to do on it."""
     exposed_links: dict[str, int]
     """[ps] on the deciding chain that transfers over each link took."""
+    on_gpus: int
+    """[ps] that GPUs work, of all ranks together."""
 
 
 _Kind = tuple[str, int, int]
@@ -210,15 +213,21 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
         if route >= 0:
             for link, _ in schedule.routes[route].hops[timeline.ranks_by_class[number][0]]:
                 exposed_links[schedule.links[link].name] += duration
-    busy, busy_streams = _busy(timeline, exposed, exposed_streams)
+    by_cause, by_stream = _work(timeline)
+    groups = _groups(schedule)
+    on_gpus = sum(
+        len(ranks) * sum(time for cause, time in mine.items() if groups[cause] == "GPU")
+        for ranks, mine in zip(timeline.ranks_by_class, by_cause, strict=True)
+    )
     return Attribution(
         sum(totals.values()),
         _largest_first(exposed),
-        _largest_first(busy),
-        _groups(schedule),
+        _largest_first(_most(exposed, by_cause)),
+        groups,
         dict(exposed_streams),
-        dict(busy_streams),
+        dict(_most(exposed_streams, by_stream, order=labels)),
         dict(exposed_links),
+        on_gpus,
     )
 
 
@@ -238,24 +247,20 @@ def _on_chain(timeline: Timeline, last: Place | None) -> dict[tuple[_Kind, int],
     return totals
 
 
-def _busy(
-    timeline: Timeline, exposed: Counter[str], exposed_streams: Counter[str]
-) -> tuple[Counter[str], Counter[str]]:
-    """Work by cause and by stream on the rank that has most of it; at least what was exposed.
+def _most(
+    exposed: Counter[str], by_rank: Sequence[Counter[str]], *, order: Sequence[str] = ()
+) -> Counter[str]:
+    """Work on the rank that has most of it; at least what was exposed.
 
     Before a collective the deciding chain goes through the rank that came last, so that it can hold more of
     a cause than any single rank.
     """
-    by_cause, by_stream = _work(timeline)
-    busy, busy_streams = Counter(exposed), Counter(exposed_streams)
-    for own in by_stream:
-        for stream in timeline.schedule.labels:
-            if stream in own:
-                busy_streams[stream] = max(busy_streams[stream], own[stream])
-    for mine in by_cause:
-        for cause, total in mine.items():
-            busy[cause] = max(busy[cause], total)
-    return busy, busy_streams
+    most = Counter(exposed)
+    for mine in by_rank:
+        for name in order or mine:
+            if name in mine:
+                most[name] = max(most[name], mine[name])
+    return most
 
 
 def _work(timeline: Timeline) -> tuple[list[Counter[str]], list[Counter[str]]]:

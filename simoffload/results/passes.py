@@ -147,6 +147,8 @@ class PassResult(NamedTuple):
     """Of the deciding rank, in the schedule's order."""
     unfinished_s: float = 0.0
     """[s] that other streams go on after the stream with which the pass ends."""
+    gpus_s: float = 0.0
+    """[s] that GPUs work, of all ranks together."""
 
     @property
     def time_s(self) -> float:
@@ -202,6 +204,7 @@ def summarize_pass(
             for name, busy in attribution.busy_streams.items()
         ),
         unfinished_s=seconds(timeline.makespan - end),
+        gpus_s=seconds(attribution.on_gpus),
     )
 
 
@@ -324,6 +327,7 @@ def combined(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassRes
         links=_sum_links(weighted),
         bounds=_sums((key, value * count) for one, count in weighted for key, value in one.bounds.items()),
         streams=_sum_streams(weighted),
+        gpus_s=sum(one.gpus_s * count for one, count in weighted),
     )
 
 

@@ -99,12 +99,13 @@ def _busy(part: Part, one: PassResult, machine: Machine, result: SimulationResul
     if not one.time_s:
         return 0.0
     if part.kind == "accelerator":
-        return min(1.0, _share(one, "GPU")) * result.gpus / machine.gpus
+        return min(1.0, one.gpus_s / one.time_s / machine.gpus)
     if part.kind == "host":
         whole = sum(share.busy_s for share in one.shares if share.cause in _ALL_CORES) / one.time_s
         threads = (_share(one, "host") - whole) * machine.ranks_per_node(result.ranks)
         cores = threads / machine.host.cpu_optimizer.cores.value
-        return min(1.0, cores + whole) * machine.nodes_of(result.gpus) / machine.nodes
+        linked = sum(use.size / (use.capacity * one.time_s) for use in one.links if use.unit == "core-ns")
+        return min(1.0, min(1.0, cores + whole) * machine.nodes_of(result.gpus) / machine.nodes + linked)
     used = {use.link: use.size / (use.capacity * one.time_s) for use in one.links}
     loads = [min(1.0, sum(used.get(link, 0.0) for link in links)) for links in part.links]
     return sum(loads) / len(loads)
