@@ -66,18 +66,9 @@ class Resident(Strategy):
         size = int(OffloadParamSection().buffer_size)
         if not plan.optimizer_target:
             before = (Edit.at("strategy.kind", "zero_inference"),)
-            return inference_moves(
-                plan.model, plan.machine, ranks=self.ranks, buffer_size=size, before=before
-            )
-        return training_moves(
-            plan.model,
-            plan.machine,
-            Placement(plan.target, plan.optimizer_target),
-            tuple(self.stages(plan)),
-            ranks=self.ranks,
-            buffer_size=size,
-            before=_ZERO_TRAINING,
-        )
+            return inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+        above = tuple(self.stages(plan))
+        return training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
 
     def stages(self, plan: Plan) -> Iterator[Move]:
         """Stages of ZeRO, of training."""

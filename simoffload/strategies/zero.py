@@ -18,7 +18,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
 from simoffload.strategies.actions import Tensor
-from simoffload.strategies.base import FasterSetting, Move, Strategy
+from simoffload.strategies.base import FasterSetting, Move, Plan, Strategy
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.knobs import allowing, faster_settings, released
 from simoffload.strategies.ds_config.parameters import fetch_settings
@@ -229,30 +229,24 @@ def gathered(tier: str, *, ranks: int) -> str:
 
 
 def inference_moves(
-    model: ModelShape, machine: Machine, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
+    plan: Plan, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
 ) -> Iterator[tuple[Move, ...]]:
     """Weights on each tier, the smaller ones first; ``before`` are edits that come before all others."""
-    for tier in _smaller_first(machine):
+    for tier in _smaller_first(plan.machine):
         words = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
-        weights = _weights(tier, model, ranks=ranks, buffer_size=buffer_size)
+        weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
         yield (Move("tier", words, (*before, *weights)),)
 
 
 def training_moves(
-    model: ModelShape,
-    machine: Machine,
-    now: Placement,
-    stages: tuple[Move, ...],
-    *,
-    ranks: int,
-    buffer_size: int,
-    before: tuple[Edit, ...] = (),
+    plan: Plan, stages: tuple[Move, ...], *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
 ) -> Iterator[tuple[Move, ...]]:
     """Optimizer, weights, both on each tier; as they are partitioned, and in the ``stages`` above."""
+    machine, now = plan.machine, Placement(plan.target, plan.optimizer_target)
     dram = next((one for one in machine.tiers.values() if one.kind == "dram"), None)
 
     def weights_on(tier: Tier) -> tuple[Edit, ...]:
-        return _weights(tier, model, ranks=ranks, buffer_size=buffer_size)
+        return _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
 
     for tier in _smaller_first(machine):
         name = tier.name

@@ -83,7 +83,7 @@ class ZeroInference(ZeroStrategy):
         """Weights on every tier."""
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
-        return inference_moves(plan.model, plan.machine, ranks=self.ranks, buffer_size=size)
+        return inference_moves(plan, ranks=self.ranks, buffer_size=size)
 
     def filled(self, model: ModelShape) -> tuple[Edit, ...]:
         """Weights in host memory unless ds_config says where; swap buffers of the largest parameter."""

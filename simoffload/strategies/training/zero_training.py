@@ -29,7 +29,7 @@ from simoffload.strategies.ds_config.training import (
     batch_problems,
     resolve_training,
 )
-from simoffload.strategies.placement import Placement, refused
+from simoffload.strategies.placement import refused
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
 from simoffload.strategies.zero import (
@@ -131,14 +131,8 @@ class ZeroTraining(ZeroStrategy):
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
         """Weights, optimizer and both on every tier, also in higher stages."""
         assert isinstance(plan, ZeroTrainingPlan)
-        return training_moves(
-            plan.model,
-            plan.machine,
-            Placement(plan.target, plan.optimizer_target),
-            tuple(self.stages(plan)),
-            ranks=self.ranks,
-            buffer_size=plan.settings.params.buffer_size,
-        )
+        size = plan.settings.params.buffer_size
+        return training_moves(plan, tuple(self.stages(plan)), ranks=self.ranks, buffer_size=size)
 
     def stages(self, plan: Plan) -> Iterator[Move]:
         """Higher stages of ZeRO."""

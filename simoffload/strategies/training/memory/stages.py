@@ -25,15 +25,7 @@ from simoffload.strategies.training.memory.states import TrainingMemory, moment_
 from simoffload.strategies.training.state import TrainingState
 from simoffload.workload import Training
 
-__all__ = [
-    "INITIALISATION",
-    "MICRO_STEP",
-    "OPTIMIZER_STEP",
-    "host_initialisation",
-    "host_micro_step",
-    "host_optimizer_step",
-    "training_moments",
-]
+__all__ = ["INITIALISATION", "MICRO_STEP", "OPTIMIZER_STEP", "training_moments"]
 
 INITIALISATION = "initialisation"
 MICRO_STEP = "forward and backward"
@@ -54,10 +46,10 @@ def training_moments(
     begun, steady = tuple(_storage(memory, started=False)), tuple(_storage(memory, started=True))
     return (
         Moment(
-            INITIALISATION, (*gpu_initialisation(memory), *host_initialisation(memory), *begun), once=True
+            INITIALISATION, (*gpu_initialisation(memory), *_host_initialisation(memory), *begun), once=True
         ),
-        Moment(MICRO_STEP, (*gpu_micro_step(memory), *host_micro_step(memory), *steady)),
-        Moment(OPTIMIZER_STEP, (*gpu_optimizer_step(memory), *host_optimizer_step(memory), *steady)),
+        Moment(MICRO_STEP, (*gpu_micro_step(memory), *_host_micro_step(memory), *steady)),
+        Moment(OPTIMIZER_STEP, (*gpu_optimizer_step(memory), *_host_optimizer_step(memory), *steady)),
     )
 
 
@@ -99,14 +91,12 @@ _COPY_IN_16_BIT = (0, 17, 0)
 _CACHED = "page-locked memory that PyTorch keeps after start-up"
 
 
-def host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """At the end of DeepSpeed's start, or, below stage 3, while every process holds the whole model.
 
     Stage 3 is assumed to make the model under ``zero.Init``; a checkpoint read meanwhile is not counted.
     """
-    ledger = _ledger(memory)
-    _weights(memory, ledger)
-    _optimizer(memory, ledger, moments=False)
+    ledger = _states(memory, moments=False)
     _transient(memory, ledger)
     if memory.stage == 3:
         return ledger.terms()
@@ -118,11 +108,9 @@ def host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     return max(before.terms(), ledger.terms(), key=lambda terms: sum(term.size for term in terms))
 
 
-def host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """Forward and backward of the steady state."""
-    ledger = _ledger(memory)
-    _weights(memory, ledger)
-    _optimizer(memory, ledger, moments=True)
+    ledger = _states(memory, moments=True)
     ledger.add(
         "checkpoints",
         memory.activations.on_host,
@@ -131,11 +119,9 @@ def host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     return ledger.terms()
 
 
-def host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
+def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     """The step: beside the states, casts and, in the first step, moments that are not yet on storage."""
-    ledger = _ledger(memory)
-    _weights(memory, ledger)
-    _optimizer(memory, ledger, moments=True)
+    ledger = _states(memory, moments=True)
     updated = [group.numel for group in (*memory.state.in_memory, *memory.state.on_storage)]
     if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
         # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
@@ -143,6 +129,14 @@ def host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
     swapped = max((group.numel for group in memory.state.on_storage), default=0)
     ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
     return ledger.terms()
+
+
+def _states(memory: TrainingMemory, *, moments: bool) -> _Ledger:
+    """What is there at every stage; ``moments`` come with the first step."""
+    ledger = _ledger(memory)
+    _weights(memory, ledger)
+    _optimizer(memory, ledger, moments=moments)
+    return ledger
 
 
 def _ledger(memory: TrainingMemory) -> _Ledger:
