@@ -215,12 +215,17 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
                 exposed_links[schedule.links[link].name] += duration
     by_cause, by_stream = _work(timeline)
     groups = _groups(schedule)
+    end = sum(totals.values())
     on_gpus = sum(
-        len(ranks) * sum(time for cause, time in mine.items() if groups[cause] == "GPU")
+        len(ranks)
+        * min(
+            end * _gpus_of(schedule, ranks[0]),
+            sum(time for cause, time in mine.items() if groups[cause] == "GPU"),
+        )
         for ranks, mine in zip(timeline.ranks_by_class, by_cause, strict=True)
     )
     return Attribution(
-        sum(totals.values()),
+        end,
         _largest_first(exposed),
         _largest_first(_most(exposed, by_cause)),
         groups,
@@ -229,6 +234,12 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
         dict(exposed_links),
         on_gpus,
     )
+
+
+def _gpus_of(schedule: Schedule, rank: int) -> int:
+    """GPUs of a process, none of which works for longer than the pass lasts."""
+    streams = next(part.streams for part in schedule.parts if rank in part.ranks)
+    return len({on for on in map(schedule.device_of, streams) if on.kind == "GPU"})
 
 
 def _groups(schedule: Schedule) -> dict[str, Group]:
