@@ -246,6 +246,7 @@ MOST_MODULES = 80
         "superoffload/qwen3-14b",
         "zenflow/llama-2-7b",
         "zero-infinity/gpt2-50b",
+        "fsdp/llama-3.1-8b",
         "checkpoint/llama-3.1-8b-training",
     ],
 )
@@ -265,12 +266,20 @@ def test_a_simulation_passes_few_modules(scenario: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "scenario",
-    ["ddn/bloom-7b1", "xinnor/llama-1b", "checkpoint/mlperf-8b", "checkpoint/llama-3.1-8b-training"],
+    ("scenario", "fits"),
+    [
+        ("ddn/bloom-7b1", True),
+        ("xinnor/llama-1b", True),
+        ("fsdp/llama-3.1-8b", True),
+        ("checkpoint/mlperf-8b", True),
+        ("checkpoint/llama-3.1-8b-training", True),
+        ("ddn/bloom-176b strategy.weights=hbm", False),
+    ],
 )
-def test_a_simulation_plans_once(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_plans_once(scenario: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading comes before, reporting after; nothing on the way goes back to the strategy."""
-    loaded, planned = simoffload.load_scenario(scenario), []
+    name, *overrides = scenario.split()
+    loaded, planned = simoffload.load_scenario(name, overrides=overrides), []
     kind = type(loaded.scenario.strategy)
     plan = kind.plan
 
@@ -279,5 +288,5 @@ def test_a_simulation_plans_once(scenario: str, monkeypatch: pytest.MonkeyPatch)
         return plan(self, *about)
 
     monkeypatch.setattr(kind, "plan", counted)
-    assert simoffload.simulate(loaded).to_dict()["fits"]
+    assert simoffload.simulate(loaded).fits is fits
     assert len(planned) == 1

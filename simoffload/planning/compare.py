@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,10 +241,12 @@ def _is_own(platform: str, scenario: LoadedScenario) -> bool:
 
 
 def _from_root(platform: str, scenario: LoadedScenario) -> str:
-    """A path as the scenario's file would have it, where that may refer to it."""
+    """A path as the scenario's file would have it, where that may refer to it; else whole, so that it is no
+    path of the scenario's."""
+    if not is_path(platform):
+        return platform
     root, path = resolved(scenario.document.root or Path()), resolved(platform)
-    inside = is_path(platform) and path.is_relative_to(root)
-    return path.relative_to(root).as_posix() if inside else platform
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 def _moved(scenario: LoadedScenario, platform: str, tier: str) -> LoadedScenario:
@@ -261,7 +263,8 @@ def _moved(scenario: LoadedScenario, platform: str, tier: str) -> LoadedScenario
     try:
         return there.on(tier)
     except PlacementError as error:
-        return Misplaced(**vars(there), target=tier, problems=error.problems)
+        kept = {one.name: getattr(there, one.name) for one in fields(there)}
+        return Misplaced(**kept, target=tier, problems=error.problems)
 
 
 def compare(

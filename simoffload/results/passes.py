@@ -259,14 +259,18 @@ def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
 
 
 def _fixed(timeline: Timeline) -> Counter[str]:
-    """[ps] that each kind of transfer spends on one rank before bytes move."""
+    """[ps] that each kind of transfer spends before bytes move, on a rank of the program where it is most."""
     schedule = timeline.schedule
-    fixed: Counter[str] = Counter()
+    owners = schedule.owners
+    fixed = {program.name: Counter[str]() for program in owners}
     for block in schedule.blocks:
         for op in block.ops:
             if op.route >= 0:
-                fixed[schedule.routes[op.route].name] += op.fixed * block.repeat
-    return fixed
+                fixed[owners[op.stream].name][schedule.routes[op.route].name] += op.fixed * block.repeat
+    most: Counter[str] = Counter()
+    for each in fixed.values():
+        most |= each
+    return most
 
 
 def _links(timeline: Timeline, attribution: Attribution) -> tuple[LinkUse, ...]:

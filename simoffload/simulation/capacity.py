@@ -10,7 +10,7 @@ from typing import Any
 
 from simoffload import __version__
 from simoffload.documents import quoted
-from simoffload.errors import InputError, SimulationError
+from simoffload.errors import SimulationError
 from simoffload.results.capacity import MemoryTerm, Moment, TierUse, peak_uses
 from simoffload.results.result import Provenance
 from simoffload.scenario import LoadedScenario
@@ -128,29 +128,23 @@ def _versions() -> Mapping[str, str]:
 
 def _advice(scenario: LoadedScenario, plan: Plan, uses: tuple[TierUse, ...]) -> tuple[str, ...]:
     """For each tier that is too small: by how much, and what to do about its largest part."""
-    return tuple(f"{use.sentence()}; {_remedy(scenario, plan, use)}" for use in uses if not use.fits)
+    return tuple(f"{use.sentence()}; {_remedy(scenario, plan, use, uses)}" for use in uses if not use.fits)
 
 
-def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse) -> str:
+def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse, uses: tuple[TierUse, ...]) -> str:
+    """What is known without planning anew: ``remedies`` of the result are tried."""
     largest = max(use.terms, key=lambda term: term.size)
     if largest.remedy:
         return f"{largest.remedy} (largest part: {largest.name})"
     least, what = plan.movable
+    held = {one.tier: one.needed for one in uses}
     for tier in sorted(scenario.machine.tiers.values(), key=lambda tier: tier.capacity):
-        if tier.kind == "hbm" or tier.name == plan.target or tier.capacity < least:
+        if tier.kind == "hbm" or tier.name == plan.target:
             continue
-        if _fits_on(scenario, tier.name):
+        if tier.capacity - held.get(tier.name, tier.reserved) >= least:
             size = format_bytes(tier.capacity, binary=tier.kind == "dram")
             return f"smallest tier that holds the {what}: {tier.name} ({size})"
     return "no other tier of this platform is large enough"
-
-
-def _fits_on(scenario: LoadedScenario, tier: str) -> bool:
-    try:
-        uses = peak_uses(scenario.on(tier).plan().moments, scenario.machine.tiers)
-    except InputError:
-        return False
-    return all(use.fits for use in uses)
 
 
 def _context_warning(scenario: LoadedScenario) -> tuple[str, ...]:

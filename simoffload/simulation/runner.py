@@ -48,6 +48,8 @@ class Runner:
         done: dict[str, Earlier] = {}
         results: dict[str, PassResult] = {}
         open_ = list(phases)
+        if len({one.name for one in phases}) < len(phases):
+            raise SimulationError(f"phases of one name: {', '.join(one.name for one in phases)}")
         while open_:
             phase = next((one for one in open_ if done.keys() >= set(one.depends_on)), None)
             if phase is None:

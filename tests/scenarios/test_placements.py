@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simoffload.cli.sources import find_profile
 from simoffload.documents import parse_json
 from simoffload.errors import InputError, PlacementError
 from simoffload.planning.compare import Misplaced, compare, on_targets
 from simoffload.report.comparison_text import compare_text
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import simulate
 from simoffload.strategies.placement import Placement
 
@@ -152,3 +154,19 @@ def test_what_no_machine_has_is_no_placement(target: str) -> None:
     with pytest.raises(InputError, match="no tier") as caught:
         scenario("fsdp").on(target)
     assert not isinstance(caught.value, PlacementError)
+
+
+def test_a_platform_file_of_the_same_name_elsewhere_is_not_the_scenarios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path of the command line starts from where one is, that of a scenario from its file."""
+    for folder, name in (("mine", "dgx-a100"), ("here", "dgx-h100")):
+        (tmp_path / folder / "machines").mkdir(parents=True)
+        text = find_profile(f"platform/{name}").document.path
+        (tmp_path / folder / "machines" / "p.yaml").write_text(Path(text).read_text())
+    own = {"name": "own", "model": "opt-125m", "platform": "./machines/p.yaml"}
+    data = own | {"workload": INFERENCE, "strategy": {"weights": "cpu"}}
+    (tmp_path / "mine" / "s.json").write_text(json.dumps(data))
+    monkeypatch.chdir(tmp_path / "here")
+    found = on_targets(load_scenario(tmp_path / "mine" / "s.json"), ["./machines/p.yaml:hbm", ":dram"])
+    assert [one.machine.platform for one in found.values()] == ["dgx-h100", "dgx-a100"]

@@ -27,7 +27,7 @@ from simoffload.strategies.base import Move, Plan, Strategy
 from simoffload.strategies.memory import activations_of, pinned_rounding
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.timing import TrainingTiming, ranks_beyond
+from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming, ranks_beyond
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
@@ -210,7 +210,9 @@ class FsdpPlan(StepWork):
         """What each tier must hold in a micro-step and in the optimizer's step (an estimate)."""
         states, host = self._states, self._host
         adam = "temporaries of AdamW"
-        size = 2 * self.knobs.shard_element * max(self.units.slices) * self._sharing
+        size = self.knobs.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
+        if self.strategy.cpu_offload:  # of one tensor after the other
+            size = TORCH_ADAM_NEW * self.knobs.shard_element * max(self.units.slices) * self._sharing
         return (
             Moment(MICRO_STEP, (*states, *self._gpu, *host)),
             Moment(OPTIMIZER_STEP, (*states, self._context, *host, MemoryTerm(self.target, adam, size))),
