@@ -12,7 +12,7 @@ from simoffload.documents import exists
 from simoffload.errors import InputError, Problem
 from simoffload.planning.sweep.definition import Sweep
 from simoffload.planning.sweep.evaluate import Job, Task, job_of, tasks_of
-from simoffload.planning.sweep.journal import Journal, Row, SweepId
+from simoffload.planning.sweep.journal import Journal, Row, SweepId, beside
 from simoffload.planning.sweep.points import Points
 from simoffload.planning.sweep.table import Table, check_format, write_table
 from simoffload.planning.sweep.workers import run_here, run_in_processes
@@ -67,7 +67,7 @@ def journal_of(output: Path) -> Path:
 def check_files(outputs: Sequence[Path], *, resume: bool = False, overwrite: bool = False) -> None:
     """Raise InputError unless the files can be written and nothing is lost by it."""
     journal = journal_of(outputs[0])
-    for path in (*outputs, journal):
+    for path in (*outputs, journal, beside(journal)):
         exists(path)  # refuses names that are too long
     for path in outputs:
         check_format(path)
@@ -115,7 +115,7 @@ def run_sweep(
         if resume
         else Journal.created(path, identity)
     )
-    with contextlib.closing(journal), _removed_if_empty(journal):
+    with _removed_if_empty(journal), contextlib.closing(journal):
         resumed = len(journal)
         left = [point for point in unique if point not in journal.done]
         left.sort(key=lambda point: sweep.grid.neighbourhood(points.combination[point]))
