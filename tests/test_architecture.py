@@ -252,3 +252,22 @@ def test_a_simulation_passes_few_modules(scenario: str, most: int) -> None:
     assert [name for name in passed if name.startswith("simoffload.planning")] == [
         "simoffload.planning.answers"
     ]
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    ["ddn/bloom-7b1", "xinnor/llama-1b", "checkpoint/mlperf-8b", "checkpoint/llama-3.1-8b-training"],
+)
+def test_a_simulation_plans_once(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading comes before, reporting after; nothing on the way goes back to the strategy."""
+    loaded, planned = simoffload.load_scenario(scenario), []
+    kind = type(loaded.scenario.strategy)
+    plan = kind.plan
+
+    def counted(self: Strategy, *about: object) -> Plan:
+        planned.append(about)
+        return plan(self, *about)
+
+    monkeypatch.setattr(kind, "plan", counted)
+    assert simoffload.simulate(loaded).to_dict()["fits"]
+    assert len(planned) == 1
