@@ -17,7 +17,8 @@ import pytest
 
 from simoffload.planning.sweep import Grid, Sweep, find_points, run_sweep
 from simoffload.planning.sweep.evaluate import Task, job_of
-from simoffload.planning.sweep.workers import run_in_processes
+from simoffload.planning.sweep.pool import run_tasks
+from simoffload.planning.sweep.workers import local_processes
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
 from tests.planning.conftest import Define, Process, finished, simulated
@@ -122,7 +123,8 @@ def wait_for_rows(process: subprocess.Popen[str], journal: Path, count: int) -> 
 
 
 def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    of_threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for path in of_threads for word in path.read_text().split()]
 
 
 def test_a_worker_that_is_killed_costs_only_its_chunk(
@@ -188,7 +190,8 @@ def test_a_point_that_ends_every_worker_is_a_row(
     axis = sweep.grid.axes[0]._replace(values=(good, Poison(good), good))
     poisoned = Sweep(Grid(sweep.grid.base, (axis,)), (), (), sweep.shelf)
     tasks = [Task(((0, 0), (1, 1), (2, 2)))]
-    rows = [row for rows in run_in_processes(job_of(poisoned), tasks, count=1) for row in rows]
+    with local_processes(1) as pool:
+        rows = [row for rows in run_tasks(pool, job_of(poisoned), tasks) for row in rows]
     by_point = {row.point: row for row in rows}
     assert sorted(row.point for row in rows) == [0, 1, 2]
     assert by_point[1].error is not None
