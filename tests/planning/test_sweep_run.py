@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from simoffload.errors import SimulationError
 from simoffload.planning.sweep import Grid, Sweep, find_points, run_sweep
 from simoffload.planning.sweep.evaluate import Task, job_of
 from simoffload.planning.sweep.pool import run_tasks
@@ -165,6 +166,22 @@ def test_a_worker_leaves_when_its_parent_is_gone() -> None:
     code = "from simoffload.planning.sweep.workers import work; work()"
     worker = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=False, timeout=60)
     assert worker.returncode == 0
+
+
+def test_a_call_runs_in_a_worker_and_what_it_fails_with_is_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with local_processes(1) as pool:
+        first, second = (pool.submit(os.getpid).result() for _ in range(2))
+        assert first == second != os.getpid()
+        with pytest.raises(SimulationError, match=r"^a worker failed: ZeroDivisionError: "):
+            pool.submit(divmod, 1, 0).result()
+        assert pool.submit(os.getpid).result() == first
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    message = r"^worker processes cannot start \(exit status 1\)$"
+    with local_processes(1) as pool, pytest.raises(SimulationError, match=message):
+        pool.submit(os.getpid).result()
+    assert capfd.readouterr() == ("", "")
 
 
 POISON = """

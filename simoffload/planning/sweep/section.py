@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     PlainValidator,
     WithJsonSchema,
     model_validator,
@@ -65,7 +66,9 @@ class _Section(BaseModel):
 
 def _one_of(*keys: str) -> ConfigDict:
     """One of the keys is given, and null is as good as not given."""
-    given = [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]
+    given: list[JsonValue] = [
+        {"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys
+    ]
     return ConfigDict(json_schema_extra={"oneOf": given})
 
 
