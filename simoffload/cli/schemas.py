@@ -32,15 +32,15 @@ def print_schema(arguments: Namespace, console: Console) -> Exit:
 
 def schema_of(kind: str) -> dict[str, Any]:
     """The schema of a kind in ``SCHEMAS``."""
-    from simoffload.documents.json_schema import DIALECT, json_schema
+    from simoffload.documents.json_schema import json_schema
 
     title = f"simoffload: {SCHEMAS[kind]}"
     if kind == "scenario":
         return _scenario(title)
     if kind == "sweep":
-        from simoffload.planning.sweep.json_schema import SWEEP_SCHEMA
+        from simoffload.planning.sweep.section import SweepSection
 
-        return {"$schema": DIALECT, "title": title, **SWEEP_SCHEMA}
+        return json_schema(SweepSection, title=title)
     if kind == "ds_config":
         from simoffload.strategies.ds_config import DeepSpeedConfig
 
@@ -59,13 +59,17 @@ def _scenario(title: str) -> dict[str, Any]:
     what they stand for, kinds that are left out, the section sweep."""
     from simoffload.documents.json_schema import json_schema
     from simoffload.models.families import FAMILIES
-    from simoffload.planning.sweep.json_schema import SWEEP_SCHEMA
+    from simoffload.planning.sweep.section import SweepSection
     from simoffload.scenario.schema import Scenario
 
     schema = json_schema(Scenario, title=title)
     known, sections = schema["$defs"], schema["properties"]
     sections["model"] = {"anyOf": [{"type": "string"}, sections["model"]]}
-    sections["sweep"] = SWEEP_SCHEMA
+    sweep = json_schema(SweepSection, title="")
+    known |= sweep["$defs"]
+    sections["sweep"] = {
+        key: sweep[key] for key in ("type", "description", "properties", "additionalProperties")
+    }
     for section in ("workload", "strategy"):
         sections[section]["anyOf"] = sections[section].pop("oneOf")  # without a kind several may fit
     for name in ("ZeroInference", "ZeroTraining"):

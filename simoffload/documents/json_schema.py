@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -28,28 +30,49 @@ _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "ex
 def json_schema(kind: Any, *, title: str) -> dict[str, Any]:
     """The schema of a model, or of a union of models."""
     schema = TypeAdapter(kind).json_schema(schema_generator=_Described)
-    named = {name: _name(name, part) for name, part in schema.get("$defs", {}).items()}
-    found: dict[str, Any] = _tidied(schema, _unique(named))
-    return {"$schema": DIALECT, "title": title, **found}
+    return {"$schema": DIALECT, "title": title, **_named(schema)}
 
 
 class _Described(GenerateJsonSchema):
-    """Pydantic's schema with the docstrings of the fields, and defaults as a document would write them."""
+    """Pydantic's schema with the docstrings of the fields, defaults as a document would write them, and
+    without what means nothing to a person."""
+
+    def generate_inner(self, schema: Any) -> JsonSchemaValue:
+        """Leave out what pydantic adds for programs."""
+        part = super().generate_inner(schema)
+        part.pop("discriminator", None)
+        if part.get("default", "") is None:
+            del part["default"]
+        for limit, keyword in _LIMITS.items():
+            if limit in part:
+                value = part.pop(limit)
+                part |= {keyword: value} if part.get("type") in {"integer", "number"} else {}
+        return part
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
+        """Return False: a title would be the key in other letters."""
+        return False
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        told = super().model_schema(schema)
+        part = super().model_schema(schema)
+        part.pop("title")
+        if "description" in part:
+            part["description"] = _plain(part["description"])
         model: type[BaseModel] = schema["cls"]
         texts, defaults = _texts(model), model.model_construct().model_dump(mode="json", warnings=False)
         for name, field in model.model_fields.items():
-            key = field.alias or name
-            one = told["properties"][key]
+            one = part["properties"][field.alias or name]
             if name in texts:
                 one["description"] = texts[name]
-            if isinstance(defaults.get(name), dict):
-                one.pop("default", None)  # the keys of the section have their own
-            elif not field.is_required():
+            one.pop("default", None)
+            # The keys of a section have their own.
+            if (
+                not field.is_required()
+                and defaults[name] is not None
+                and not isinstance(defaults[name], dict)
+            ):
                 one["default"] = defaults[name]
-        return told
+        return part
 
 
 @cache
@@ -97,48 +120,17 @@ def _plain(text: str) -> str:
     return " ".join(text.replace("``", "`").split())
 
 
-def _name(name: str, part: dict[str, Any]) -> str:
-    """What to call a model; one with a parameter after what its value is."""
-    generic, annotated, _ = name.partition("_Annotated_")
-    if not annotated:
-        return name
-    value = part["properties"]["value"]
-    kind = value["type"] if _is_noise(value) else value["title"]
-    return f"{generic.rpartition('__')[2]}{kind.title().replace(' ', '')}"
-
-
-def _unique(names: dict[str, str]) -> dict[str, str]:
-    """The names, numbered where several are equal."""
-    seen: dict[str, int] = {}
-    for name, chosen in names.items():
-        seen[chosen] = seen.get(chosen, 0) + 1
-        names[name] = chosen if seen[chosen] == 1 else f"{chosen}{seen[chosen]}"
-    return names
-
-
-def _tidied(node: Any, names: dict[str, str]) -> Any:
-    """A schema without what says nothing to a person, its models under their names."""
-    if isinstance(node, list):
-        return [_tidied(one, names) for one in node]
-    if not isinstance(node, dict):
-        return node
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        if key == "$defs":
-            found[key] = {names[name]: _tidied(part, names) for name, part in value.items()}
-        elif key == "$ref":
-            found[key] = f"#/$defs/{names[value.removeprefix('#/$defs/')]}"
-        elif key == "description":
-            found[key] = _plain(value) if isinstance(value, str) else _tidied(value, names)
-        elif key in _LIMITS:
-            found |= {_LIMITS[key]: value} if node.get("type") in {"integer", "number"} else {}
-        elif key == "title" and isinstance(value, str):
-            found |= {} if _is_noise(node) else {key: value}
-        elif key != "discriminator" and not (key == "default" and value is None):
-            found[key] = _tidied(value, names)
-    return found
-
-
-def _is_noise(node: dict[str, Any]) -> bool:
-    """Whether the title of a node is one that pydantic made of a name."""
-    return "properties" in node or node["title"].istitle()
+def _named(schema: JsonSchemaValue) -> JsonSchemaValue:
+    """A schema in which a generic model is called after what its value is, with a number from the second."""
+    text, counts = json.dumps(schema), Counter[str]()
+    for name, part in schema.get("$defs", {}).items():
+        generic, annotated, _ = name.partition("_Annotated_")
+        if annotated:
+            value = part["properties"]["value"]
+            kind = str(value.get("title", value["type"])).title().replace(" ", "")
+            new = f"{generic.rpartition('__')[2]}{kind}"
+            counts[new] += 1
+            new += str(counts[new]) if counts[new] > 1 else ""
+            text = text.replace(f'/{name}"', f'/{new}"').replace(f'"{name}":', f'"{new}":')
+    named: JsonSchemaValue = json.loads(text)
+    return named

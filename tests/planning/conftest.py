@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,14 @@ def finished(process: subprocess.Popen[str]) -> tuple[str, str]:
     return out, err
 
 
-def simulated(journal: Path) -> list[str]:
-    """The rows of a journal, each of which ended with a line."""
-    return [line for line in journal.read_text().split("\n")[1:-1] if line] if journal.exists() else []
+def simulated(journal: Path) -> list[int]:
+    """The points in a journal, also while another process has it open and writes it."""
+    while journal.exists():
+        try:
+            with closing(sqlite3.connect(f"file:{journal}?mode=ro&immutable=1", uri=True)) as database:
+                if not database.execute("SELECT * FROM sqlite_master WHERE name = 'rows'").fetchall():
+                    return []
+                return [point for (point,) in database.execute("SELECT point FROM rows")]
+        except sqlite3.DatabaseError:  # a transaction is being written
+            time.sleep(0.001)
+    return []

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sqlite3
+import subprocess
+import sys
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simoffload.errors import InputError
-from simoffload.planning.sweep.journal import Journal, Row, SweepId, _line
+from simoffload.planning.sweep.journal import Journal, Row, SweepId, beside
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
 
@@ -27,14 +35,24 @@ SIMULATED = {
 }
 TOO_LARGE = {**dict.fromkeys(SIMULATED), "fits": False, "extrapolates": False}
 ROWS = [
-    Row.of({"point": 0, **SIMULATED}),
-    Row.of({"point": 4, "error": "a \u00e9 \U0001f600"}),
-    Row.of({"point": 7, **TOO_LARGE, "metrics": dict.fromkeys(TrainingResult.formulas)}),
+    Row(point=0, **SIMULATED),
+    Row(point=4, error="a \u00e9 \U0001f600"),
+    Row(point=7, **{**TOO_LARGE, "metrics": dict.fromkeys(TrainingResult.formulas)}),
 ]
+DAMAGED = "the journal is damaged: "
 
 
 def resumed(path: Path, sweep: SweepId = SWEEP) -> Journal:
     return Journal.resumed(path, sweep, expected=frozenset(range(9)))
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        resumed(path).close()
+    (problem,) = caught.value.problems
+    assert problem.path == str(path)
+    assert len(problem.message) < 300
+    return problem.message
 
 
 @pytest.fixture
@@ -47,78 +65,100 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+def execute(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
+
+
 def test_what_was_added_is_there(path: Path) -> None:
     journal = resumed(path)
     assert [journal.row(row.point) for row in ROWS] == ROWS
     assert [point for point in range(9) if point in journal.done] == [0, 4, 7]
+    with pytest.raises(KeyError):
+        journal.row(1)
     journal.close()
+    assert not beside(path).exists()
 
 
-def test_cut_at_any_byte_it_keeps_every_whole_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda _file: None)  # many seconds in all, and of no matter here
-    content = path.read_bytes()
-    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
-    assert len(ends) == 4
-    for length in range(len(content) + 1):
-        path.write_bytes(content[:length])
-        journal = resumed(path)
-        whole = sum(end <= length for end in ends)
-        assert len(journal) == max(0, whole - 1)
-        for row in ROWS:
-            if row.point not in journal.done:
-                journal.append([row])
-        journal.close()
-        assert path.read_bytes() == content, f"cut after {length} bytes"
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_come_back_as_they_were(number: float) -> None:
+    row = Row(point=1, **{**SIMULATED, "metrics": dict.fromkeys(METRICS, number)})
+    again = Row.model_validate_json(row.plain())
+    assert again == row
+    assert json.loads(row.plain())["metrics"] == row.metrics
 
 
-@pytest.mark.parametrize("garbage", [b"\0" * 40, b"\n", b'{"crc":"00000000","data":{}}\n', b"x\n"])
-def test_what_follows_a_damaged_line_is_done_again(path: Path, garbage: bytes) -> None:
-    content = path.read_bytes()
-    lines = content.splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], garbage, *lines[2:]]))
+WRITER = """
+import os, sys
+from pathlib import Path
+from simoffload.planning.sweep.journal import Journal, Row, SweepId
+
+journal = Journal.created(Path(sys.argv[1]), SweepId(*eval(sys.argv[2])))
+for point in range(9):
+    journal.append([Row(point=point, error="x" * 5000)])
+    print(point, flush=True)
+    if point == 5:
+        journal._database.execute("BEGIN EXCLUSIVE")
+        journal._database.execute("PRAGMA cache_spill = 1")
+        journal._database.execute("UPDATE rows SET data = 'half'")
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_process_that_is_killed_within_a_chunk_loses_that_chunk_alone(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv.journal"
+    words = [sys.executable, "-c", WRITER, str(path), repr(tuple(SWEEP))]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == -9
     journal = resumed(path)
-    assert len(journal) == 1
-    journal.append(ROWS[1:])
-    journal.close()
-    assert path.read_bytes() == content
-
-
-def test_a_flipped_bit_is_noticed(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[content.index(b"0.625")] ^= 1
-    path.write_bytes(bytes(content))
-    journal = resumed(path)
-    assert len(journal) == 0
+    assert len(journal) == len(ended.stdout.split()) == 6
+    assert journal.row(5).error == "x" * 5000
     journal.close()
 
 
 def test_a_point_counts_once(path: Path) -> None:
-    before = path.read_bytes()
     journal = resumed(path)
-    journal.append([Row(point=4, error="again")])
+    journal.append([Row(point=4, error="again"), Row(point=5, error="new")])
+    assert (journal.row(4), len(journal)) == (ROWS[1], 4)
     journal.close()
-    assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"index,fits\n0,true\n", "is no journal of a sweep"),
-        (b"some notes", "is no journal of a sweep"),
-        (b"{}\n", "is no journal of a sweep"),
-    ],
-)
-def test_other_files_are_left_alone(path: Path, content: bytes, message: str) -> None:
+@pytest.mark.parametrize("content", [b"index,fits\n0,true\n", b"some notes", b"{}\n", b"\0" * 9000])
+def test_other_files_are_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        resumed(path)
+    assert "is no journal of a sweep" in refusal(path)
     assert path.read_bytes() == content
+
+
+def test_another_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.db"
+    execute(path, "CREATE TABLE sweep (notes TEXT)", "INSERT INTO sweep VALUES ('dear')")
+    assert "is no journal of a sweep" in refusal(path)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT * FROM sweep").fetchall() == [("dear",)]
+
+
+@pytest.mark.parametrize("content", [b"", b"some notes", b"\0" * 9000])
+def test_what_is_there_is_replaced_when_that_is_asked_for(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    journal = Journal.created(path, SWEEP)
+    assert len(journal) == 0
+    journal.close()
+    assert len(resumed(path)) == 0
+
+
+def test_a_journal_is_replaced_by_another(path: Path) -> None:
+    Journal.created(path, SWEEP._replace(points=8)).close()
+    with pytest.raises(InputError, match="is of another sweep"):
+        resumed(path)
 
 
 def test_the_journal_of_another_sweep_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = path.read_bytes()
-    with pytest.raises(InputError, match="is of another sweep"):
-        resumed(path, SWEEP._replace(sweep_hash="cd" * 32))
+    for other in (SWEEP._replace(sweep_hash="cd" * 32), SWEEP._replace(points=8)):
+        with pytest.raises(InputError, match="is of another sweep"):
+            resumed(path, other)
     monkeypatch.setattr("simoffload.planning.sweep.journal.__version__", "9.9")
     with pytest.raises(InputError, match=r"was written by simoffload .*, and this is 9\.9"):
         resumed(path)
@@ -127,10 +167,35 @@ def test_the_journal_of_another_sweep_is_refused(path: Path, monkeypatch: pytest
 
 def test_two_processes_cannot_write_it_at_once(path: Path) -> None:
     first = resumed(path)
-    with pytest.raises(InputError, match="another sweep is writing it at this moment"):
-        resumed(path)
+    for opened in (resumed, lambda it: Journal.created(it, SWEEP)):
+        with pytest.raises(InputError, match="another sweep is writing it at this moment"):
+            opened(path)
+    first.append([Row(point=1, error="still mine")])
     first.close()
-    resumed(path).close()
+    again = resumed(path)
+    assert len(again) == 4
+    again.close()
+
+
+def test_a_file_without_its_end_is_damaged(path: Path) -> None:
+    """Whoever cuts a file off, it is not the sweep: chunks are added whole."""
+    content = path.read_bytes()
+    for length in (len(content) - 1, len(content) - 4096, 4096 + 100):
+        path.write_bytes(content[:length])
+        assert refusal(path).startswith(DAMAGED)
+        assert path.read_bytes() == content[:length]
+
+
+def test_no_flipped_bit_of_a_row_goes_unnoticed(path: Path) -> None:
+    content = path.read_bytes()
+    (text,) = (row.plain().encode() for row in ROWS[:1])
+    start = content.index(text)
+    for place in range(start, start + len(text), 7):
+        changed = bytearray(content)
+        changed[place] ^= 4
+        path.write_bytes(bytes(changed))
+        assert refusal(path).startswith(DAMAGED)
+        assert path.read_bytes() == bytes(changed)
 
 
 GOOD = {"point": 8, **SIMULATED}
@@ -163,26 +228,55 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("data", NONSENSE.values(), ids=NONSENSE)
-def test_a_whole_line_that_says_nonsense_is_told_and_nothing_is_overwritten(path: Path, data: object) -> None:
-    with path.open("ab") as file:
-        file.write(_line(data))
+def test_a_row_that_says_nonsense_is_told_and_nothing_is_overwritten(path: Path, data: object) -> None:
+    text = json.dumps(data)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("INSERT INTO rows VALUES (?, ?, ?)", (8, zlib.crc32(text.encode()), text))
     before = path.read_bytes()
-    with pytest.raises(InputError, match="the journal is damaged: this line holds") as caught:
-        resumed(path)
-    (problem,) = caught.value.problems
-    assert (problem.path, problem.line) == (str(path), 5)
-    assert len(problem.message) < 200
+    assert refusal(path).startswith(f"{DAMAGED}what it holds of point 8 ")
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"point": 1e999}', b'{"point": NaN}', b"9" * 5000])
-def test_a_whole_line_that_is_no_json_is_told(path: Path, body: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(b'{"crc":"%08x","data":%b}\n' % (zlib.crc32(body), body))
-    with pytest.raises(InputError, match="the journal is damaged: this line holds no result of a point"):
-        resumed(path)
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"point": 1e999}', '{"point": NaN}', "9" * 5000])
+def test_a_row_that_is_no_json_is_told(path: Path, text: str) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("INSERT INTO rows VALUES (?, ?, ?)", (8, zlib.crc32(text.encode()), text))
+    assert "what it holds of point 8 is no result" in refusal(path)
 
 
-def test_a_header_with_another_number_of_points_is_of_another_sweep(path: Path) -> None:
-    with pytest.raises(InputError, match="is of another sweep"):
-        resumed(path, SWEEP._replace(points=8))
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE rows SET point = 5 WHERE point = 4",
+        "UPDATE rows SET crc = crc + 1 WHERE point = 4",
+        "UPDATE rows SET data = 17 WHERE point = 4",
+        "UPDATE rows SET data = x'00' WHERE point = 4",
+        "DROP TABLE rows",
+    ],
+)
+def test_what_others_write_into_it_is_told(path: Path, statement: str) -> None:
+    execute(path, statement)
+    assert refusal(path).startswith(DAMAGED)
+
+
+def test_a_full_disk_is_told_as_one(path: Path) -> None:
+    journal = resumed(path)
+    journal._database.execute("PRAGMA max_page_count = 3")
+    with pytest.raises(OSError, match="full") as caught:
+        journal.append([Row(point=1, error="x" * 50_000)])
+    assert caught.value.errno == 28
+    assert len(journal) == 3
+    journal.close()
+    again = resumed(path)
+    assert len(again) == 3, "the chunk was taken back whole"
+    again.close()
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        path = tmp_path / "nowhere" / "r.csv.journal"
+    else:
+        tmp_path.chmod(0o500)
+        path = tmp_path / "r.csv.journal"
+    with pytest.raises(InputError, match="cannot be written"):
+        Journal.created(path, SWEEP)

@@ -103,7 +103,7 @@ def test_each_simulated_by_itself_has_the_row_of_the_first(document: Document) -
     alone: Points = replace(points, first=points.combination)
     rows = [run_task(job_of(sweep), task)[0] for task in tasks_of(alone, numbers, size=1)]
     for number, first in enumerate(points.first):
-        assert replace(rows[number], point=first) == rows[first]
+        assert rows[number].model_copy(update={"point": first}) == rows[first]
 
 
 def test_neighbours_differ_in_their_workload_only(document: Document) -> None:

@@ -99,9 +99,9 @@ def test_an_axis_reaches_into_a_ds_config_file(tmp_path: Path) -> None:
     ("text", "options", "place", "message"),
     [
         ("", {}, "small.yaml", "nothing to vary"),
-        ("sweep: 3\n", {}, "small.yaml:10:8: sweep", "must be a mapping with axes"),
+        ("sweep: 3\n", {}, "small.yaml:10:8: sweep", "must be a mapping, got 3"),
         ("sweep: {axis: {}}\n", {}, "small.yaml:10:9: sweep.axis", 'did you mean "axes"?'),
-        ("sweep: {axes: [1]}\n", {}, "small.yaml:10:15: sweep.axes", "must be a mapping of paths to values"),
+        ("sweep: {axes: [1]}\n", {}, "small.yaml:10:15: sweep.axes", "must be a mapping, got a list of 1"),
         (
             "sweep: {axes: {workload.batch: {choices: [1]}}}\n",
             {},
@@ -109,7 +109,8 @@ def test_an_axis_reaches_into_a_ds_config_file(tmp_path: Path) -> None:
             'did you mean "batch_size"?',
         ),
         ("sweep: {axes: {model.a.b: {choices: [1]}}}\n", {}, "small.yaml:10:", "this is a single value"),
-        ("sweep: {constraints: 3}\n", {"axes": ["nodes=1"]}, "small.yaml:10:22", "must be a list of texts"),
+        ("sweep: {axes: {nodes: [1]}}\n", {}, "small.yaml:10:23: sweep.axes.nodes", "write {choices: [1, 2,"),
+        ("sweep: {constraints: 3}\n", {"axes": ["nodes=1"]}, "small.yaml:10:22", "must be a list, got 3"),
         ("", {"axes": ["workload.batch=1,2"]}, "--axis: workload.batch", 'did you mean "batch_size"?'),
         ("", {"axes": ["workload.batch_size=0,-1"]}, "--axis: workload.batch_size", "at least 1, got 0"),
         ("", {"axes": ["profiles.hdr201.achieved=1 GB/s"]}, "--axis: profiles.hdr201.achieved", '"hdr200"?'),

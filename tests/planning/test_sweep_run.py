@@ -10,15 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simoffload.errors import SimulationError
 from simoffload.planning.sweep import Grid, Sweep, find_points, run_sweep
 from simoffload.planning.sweep.evaluate import Task, job_of
-from simoffload.planning.sweep.workers import run_in_processes
+from simoffload.planning.sweep.pool import run_tasks
+from simoffload.planning.sweep.workers import local_processes
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
 from tests.planning.conftest import Define, Process, finished, simulated
@@ -112,8 +113,7 @@ def test_killed_ten_times_at_random_moments_it_ends_as_if_it_had_not_been(
     assert any(0 < count < 32 for count in seen), "no kill came in the middle"
     finished(start(*words, "-o", "killed.csv", "--resume"))
     assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
-    points = Counter(json.loads(line)["data"]["point"] for line in simulated(journal))
-    assert points == Counter(range(32))
+    assert sorted(simulated(journal)) == list(range(32))
 
 
 def wait_for_rows(process: subprocess.Popen[str], journal: Path, count: int) -> None:
@@ -124,7 +124,8 @@ def wait_for_rows(process: subprocess.Popen[str], journal: Path, count: int) -> 
 
 
 def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    of_threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for path in of_threads for word in path.read_text().split()]
 
 
 def test_a_worker_that_is_killed_costs_only_its_chunk(
@@ -167,6 +168,22 @@ def test_a_worker_leaves_when_its_parent_is_gone() -> None:
     assert worker.returncode == 0
 
 
+def test_a_call_runs_in_a_worker_and_what_it_fails_with_is_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with local_processes(1) as pool:
+        first, second = (pool.submit(os.getpid).result() for _ in range(2))
+        assert first == second != os.getpid()
+        with pytest.raises(SimulationError, match=r"^a worker failed: ZeroDivisionError: "):
+            pool.submit(divmod, 1, 0).result()
+        assert pool.submit(os.getpid).result() == first
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    message = r"^worker processes cannot start \(exit status 1\)$"
+    with local_processes(1) as pool, pytest.raises(SimulationError, match=message):
+        pool.submit(os.getpid).result()
+    assert capfd.readouterr() == ("", "")
+
+
 POISON = """
 import os, signal
 
@@ -190,7 +207,8 @@ def test_a_point_that_ends_every_worker_is_a_row(
     axis = sweep.grid.axes[0]._replace(values=(good, Poison(good), good))
     poisoned = Sweep(Grid(sweep.grid.base, (axis,)), (), (), sweep.shelf)
     tasks = [Task(((0, 0), (1, 1), (2, 2)))]
-    rows = [row for rows in run_in_processes(job_of(poisoned), tasks, count=1) for row in rows]
+    with local_processes(1) as pool:
+        rows = [row for rows in run_tasks(pool, job_of(poisoned), tasks) for row in rows]
     by_point = {row.point: row for row in rows}
     assert sorted(row.point for row in rows) == [0, 1, 2]
     assert by_point[1].error is not None

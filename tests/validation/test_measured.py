@@ -1,11 +1,13 @@
-"""Recorded runs beside predictions: which errors count, the tables and the plots."""
+"""Recorded runs beside predictions: which errors count, the tables and the figures."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +17,11 @@ from simoffload.errors import InputError
 from simoffload.planning.confidence import calibration_errors, csv_text
 from simoffload.validation import __main__ as program
 from simoffload.validation.errors_table import error_rows
+from simoffload.validation.figures import captions, passes
 from simoffload.validation.knobs import changed, knob_pairs
 from simoffload.validation.markdown import BEGIN, END
 from simoffload.validation.measured import BARS, MeasuredRun, Verdict, compare_measured, counted, verdicts
 from simoffload.validation.measured_tables import MEASURED_BEGIN, MEASURED_END, measured_tables
-from simoffload.validation.plots import plots, scatter, timeline
-from simoffload.validation.svg import Axis, Drawing, linear_ticks, log_ticks
 from tests.calibration.recorded import ds_config, fsdp, inference, trace, training, write
 
 
@@ -73,7 +74,7 @@ def test_every_file_of_runs_is_found_and_the_first_pass_is_left_out(runs: tuple[
 
 def test_an_empty_folder_is_no_error(tmp_path: Path) -> None:
     assert compare_measured(tmp_path) == ()
-    assert list(plots(())) == []
+    assert captions(()) == []
     assert measured_tables((), ()) == "No recorded runs lie in `simoffload/validation/measured/`.\n"
 
 
@@ -236,47 +237,42 @@ def _prefill(compared: ComparedRun) -> ComparedPass:
     return compared.passes[0]._replace(name="prefill")
 
 
-# -- plots --------------------------------------------------------------------------------------
+# -- figures ------------------------------------------------------------------------------------
 
 
-def test_plots_are_svg_and_always_the_same(runs: tuple[MeasuredRun, ...]) -> None:
-    first, second = list(plots(runs)), list(plots(runs))
-    assert first == second
-    assert [name for name, _, _ in first] == [
-        "measured-scatter.svg",
-        "timeline-1-gpu.svg",
-        "timeline-2-gpus.svg",
-    ]
-    for _, _, text in first:
+def test_the_figures_that_a_page_names(runs: tuple[MeasuredRun, ...]) -> None:
+    names, texts = zip(*captions(runs), strict=True)
+    assert names == ("measured-scatter.svg", "timeline-1-gpu.svg", "timeline-2-gpus.svg")
+    assert "plain, 1 GPU(s), holdout set, machine box-2" in texts[1]
+
+
+@pytest.fixture(scope="module")
+def drawing(repository: Path) -> dict[str, Any]:
+    """What docs/figures.py defines."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    return runpy.run_path(str(repository / "docs" / "figures.py"))
+
+
+def test_figures_are_svg_and_always_the_same(
+    drawing: dict[str, Any], runs: tuple[MeasuredRun, ...], tmp_path: Path
+) -> None:
+    first = [path.read_text() for path in drawing["draw"](runs, tmp_path)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name for name, _ in captions(runs)]
+    assert [path.read_text() for path in drawing["draw"](runs, tmp_path)] == first
+    for text in first:
         assert ET.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
-    assert "plain, 1 GPU(s), holdout set, machine box-2" in first[1][1]
+    assert "plain, 1 GPU(s), holdout set, machine box-2" in first[1]
 
 
-def test_every_point_is_drawn(runs: tuple[MeasuredRun, ...]) -> None:
-    rows = [run for run in runs if not run.host_thread_only]
-    root = ET.fromstring(scatter(rows))
-    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
-    told = [title for title in titles if title and ", decode: " in title]
-    assert len(told) == 4
-    assert sum(", prefill: " in (title or "") for title in titles) == 4
-
-
-def test_names_are_escaped(runs: tuple[MeasuredRun, ...]) -> None:
-    layers = next(run.compared.layers for run in runs if run.compared.layers)
-    text = timeline(layers, title="a < b & 'c' \"d\"")
-    assert "a &lt; b &amp;" in text
-    ET.fromstring(text)
-
-
-def test_axes_and_ticks() -> None:
-    assert log_ticks(3, 120) == [5, 10, 20, 50, 100]
-    assert linear_ticks(0, 31) == [0, 10, 20, 30]
-    assert linear_ticks(-2, 2, about=4) == [-2, -1, 0, 1, 2]
-    assert Axis(10, 1000, 0, 200, log=True)(100) == pytest.approx(100)
-    assert Axis(0, 10, 100, 0)(2.5) == 75
-    drawing = Drawing(10, 20, title="t")
-    drawing.line((0, -0.001), (1 / 3, 2.5), color="#000")
-    assert "points='0,0 0.33,2.5'" in str(drawing)
+def test_every_point_is_drawn(drawing: dict[str, Any], runs: tuple[MeasuredRun, ...]) -> None:
+    points = list(passes(runs))
+    (axes,) = drawing["scatter"](points).axes
+    drawn = {dots.get_label(): len(dots.get_offsets()) for dots in axes.collections}
+    assert drawn["bytes over bandwidth"] == len(points)
+    both = ("held out", "in view")
+    assert sum(drawn[f"decode step, {part}"] for part in both) == 4
+    assert sum(drawn[f"prefill, {part}"] for part in both) == 4
+    assert sum(drawn[f"training, {part}"] for part in both) == len(points) - 8
 
 
 # -- the page -----------------------------------------------------------------------------------
@@ -284,7 +280,7 @@ def test_axes_and_ticks() -> None:
 PAGE = f"top\n{MEASURED_BEGIN}\nstale\n{MEASURED_END}\n{BEGIN}\nkept\n{END}\n"
 
 
-def test_the_page_gets_tables_and_plots(
+def test_the_page_gets_tables(
     runs: tuple[MeasuredRun, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "compare_measured", lambda **_: runs)
@@ -298,9 +294,7 @@ def test_the_page_gets_tables_and_plots(
     assert "stale" not in text
     assert text.startswith(f"top\n{MEASURED_BEGIN}\n\n### Errors\n")
     assert text.endswith(f"{MEASURED_END}\n{BEGIN}\nkept\n{END}\n")
-    images = sorted(path.name for path in (tmp_path / "images").iterdir())
-    assert images == ["measured-scatter.svg", "timeline-1-gpu.svg", "timeline-2-gpus.svg"]
-    assert all(f"](images/{name})" in text for name in images)
+    assert all(f"![{about}](images/{name})" in text for name, about in captions(runs))
 
 
 def test_only_published_figures_when_some_are_named(

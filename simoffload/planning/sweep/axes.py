@@ -7,18 +7,18 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from simoffload.documents import Document
+from simoffload.documents import Document, validate
 from simoffload.documents.overrides import parse_path
 from simoffload.documents.tree import Location, key_path
 from simoffload.documents.yaml_reader import read_yaml
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.ranges import expand
+from simoffload.planning.sweep.section import AxisSection
 
 __all__ = ["Axis", "axes_of", "parse_axis", "same_names"]
 
 AXIS_OPTION = "--axis"
 _RANGE = re.compile(r"\s*range\s*\((.*)\)\s*", re.DOTALL)
-_FORMS = "write {choices: [1, 2, 4]} or {range: {min: 1, max: 8, step: 1}}"
 
 
 class Axis(NamedTuple):
@@ -50,7 +50,10 @@ class _Place(NamedTuple):
         return self._replace(location=(*self.location, *keys))
 
     def problem(self, message: str) -> Problem:
-        problem = self.document.problem(self.location, message)
+        return self.as_shown(self.document.problem(self.location, message))
+
+    def as_shown(self, problem: Problem) -> Problem:
+        """A problem without a place in a file where there is none."""
         if self.document.path != AXIS_OPTION:
             return problem
         path = str(self.location[0])
@@ -60,13 +63,12 @@ class _Place(NamedTuple):
         return InputError((self.problem(message),))
 
 
-def axes_of(document: Document, location: Location, node: Any, *, most: int) -> Iterator[Axis]:
-    """The axes of a mapping ``path: {choices | range}`` in a document. Raises InputError."""
-    place = _Place(document, location)
-    if not isinstance(node, dict):
-        raise place.error(f"must be a mapping of paths to values; {_FORMS}")
-    for path, spec in node.items():
-        yield _axis(path, spec, place.at(path), most)
+def axes_of(
+    document: Document, location: Location, axes: dict[str, AxisSection], *, most: int
+) -> Iterator[Axis]:
+    """The axes of a mapping at a location of a document. Raises InputError."""
+    for path, spec in axes.items():
+        yield _axis(path, spec, _Place(document, (*location, path)), most)
 
 
 def parse_axis(text: str, *, most: int) -> Axis:
@@ -91,37 +93,36 @@ def parse_axis(text: str, *, most: int) -> Axis:
         tree = read_yaml(values, name=AXIS_OPTION)
     except InputError as error:
         raise InputError(one._replace(line=None, column=None, key=path) for one in error.problems) from None
-    spec = {"choices": tree.data} if isinstance(tree.data, list) else tree.data
+    data = {"choices": tree.data} if isinstance(tree.data, list) else tree.data
     prefix = (path, "choices") if isinstance(tree.data, list) else (path,)
     marks = {(*prefix, *location): mark for location, mark in tree.marks.items()}
-    return _axis(path, spec, _Place(Document(AXIS_OPTION, {path: spec}, None, marks), (path,)), most)
+    place = _Place(Document(AXIS_OPTION, {path: data}, None, marks), (path,))
+    try:
+        spec = validate(place.document, AxisSection, at=(path,))
+    except InputError as error:
+        raise InputError(map(place.as_shown, error.problems)) from None
+    return _axis(path, spec, place, most)
 
 
-def _axis(path: str, spec: Any, place: _Place, most: int) -> Axis:
+def _axis(path: str, spec: AxisSection, place: _Place, most: int) -> Axis:
     try:
         location = parse_path(path)
     except InputError as error:
         raise place.error(error.problems[0].message) from None
-    if not isinstance(spec, dict):
-        raise place.error(f"must be a mapping; {_FORMS}")
-    unknown = [key for key in spec if key not in ("choices", "range", "name")]
-    if unknown:
-        raise place.at(unknown[0]).error(f"unknown key of an axis; {_FORMS}")
-    if ("choices" in spec) == ("range" in spec):
-        raise place.error(f"give either choices or range; {_FORMS}")
-    name = spec.get("name", key_path(location))
-    if not isinstance(name, str) or ("name" in spec and not name.isidentifier()):
-        raise place.at("name").error("must be a word of letters, digits and _, which constraints can use")
-    if "choices" in spec:
-        values, texts = _choices(spec["choices"], place.at("choices"), most)
+    name = spec.name or key_path(location)
+    if spec.range is None:
+        values, texts = _choices(spec.choices or [], place.at("choices"), most)
     else:
-        values, texts = _range(spec["range"], place.at("range"), most)
+
+        def complain(key: str, message: str) -> InputError:
+            return place.at("range", key).error(message)
+
+        values = expand(spec.range, complain, most=most)
+        texts = tuple(map(str, values))
     return Axis(name, location, values, texts, place.problem(""))
 
 
-def _choices(values: Any, place: _Place, most: int) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    if not isinstance(values, list) or not values:
-        raise place.error("must be a list of at least one value")
+def _choices(values: list[Any], place: _Place, most: int) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     if len(values) > most:
         raise place.error(f"{len(values):,} values are more than the {most:,} that a sweep may have")
     written = (place.document.written((*place.location, i)) for i in range(len(values)))
@@ -132,17 +133,6 @@ def _text(value: Any, written: str | None) -> str:
     if isinstance(value, str):
         return value
     return written if written is not None else json.dumps(value, ensure_ascii=False)
-
-
-def _range(spec: Any, place: _Place, most: int) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    if not isinstance(spec, dict):
-        raise place.error("must be a mapping such as {min: 1, max: 8, step: 1}")
-
-    def complain(key: str, message: str) -> InputError:
-        return (place.at(key) if key else place).error(message)
-
-    values = expand(spec, complain, most=most)
-    return values, tuple(map(str, values))
 
 
 def same_names(axes: Sequence[Axis]) -> str | None:

@@ -1,7 +1,7 @@
 """Conditions on points, such as ``workload.batch_size * strategy.ranks <= 256``.
 
-A condition is read by Python's parser and interpreted here: numbers, text, names, arithmetic, comparison,
-``and``, ``or``, ``not`` and ``in``, and nothing else.
+A condition is an expression of Python with numbers, text, names, arithmetic, comparison, ``and``, ``or``,
+``not`` and ``in``, and nothing else; simpleeval evaluates it.
 
 Products and quotients of quantities are quantities of another kind. What is added, subtracted, compared,
 sought in a list or divided for its remainder must be of one kind, whatever the values; numbers alone
@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from simpleeval import EvalWithCompoundTypes
 
 from simoffload.errors import shortened
 from simoffload.units import (
@@ -30,25 +33,12 @@ __all__ = ["Choice", "ConstraintError", "Term", "compile_constraint", "operand"]
 Choice = tuple[int, ...]
 """A point: which of its values each axis has."""
 Term = Callable[[Choice], Any]
-"""What a part of a condition is at a point."""
+"""What a name in a condition is at a point."""
 Find = Callable[[str], Term]
-"""What a name stands for; KeyError if for nothing."""
+"""What a name stands for. Raises ConstraintError if it stands for nothing."""
 
 _LONGEST = 500
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+_UNREADABLE = "cannot be read; write e.g. workload.batch_size * strategy.ranks <= 256"
 _Kind = tuple[int, ...]
 """Of a quantity the powers of byte, second, FLOP and watt in its unit."""
 _COUNT: _Kind = (0, 0, 0, 0)
@@ -60,10 +50,8 @@ _PARSERS: tuple[tuple[Callable[[str], float], str, _Kind], ...] = (
     (parse_flops, "FLOP count", (0, 0, 1, 0)),
     (parse_watts, "power", (0, 0, 0, 1)),
 )
+_Action = Callable[[Any, Any], Any]
 _NAMES = {_COUNT: "count", **{kind: name for _, name, kind in _PARSERS}}
-_VERBS = {operator.add: "adds", operator.sub: "subtracts", operator.mod: "takes the remainder of"}
-_SIGNS = {operator.mul: 1, operator.truediv: -1, operator.floordiv: -1}
-"""What becomes of the powers of the second operand."""
 
 
 class ConstraintError(ValueError):
@@ -74,41 +62,29 @@ class KindError(ConstraintError):
     """Quantities that do not go together, whatever their values."""
 
 
-class _Quantity(float):
-    """A number of SI units that knows what it measures."""
+@dataclass(frozen=True, slots=True)
+class _Quantity:
+    """A number of SI units."""
 
-    kind: _Kind
+    number: float
+    kind: _Kind = _COUNT
+    is_bare: bool = False
+    """Whether it is made of numbers alone."""
 
-
-def _quantity(number: float, kind: _Kind) -> float:
-    """A number of that kind; a plain one for counts."""
-    if kind == _COUNT:
-        return number
-    quantity = _Quantity(number)
-    quantity.kind = kind
-    return quantity
-
-
-def _kind(value: Any) -> _Kind:
-    return value.kind if isinstance(value, _Quantity) else _COUNT
-
-
-def _called(kind: _Kind) -> str:
-    """What a kind is called: "size", or its unit where it has no name."""
-    units = zip(("B", "s", "FLOP", "W"), kind, strict=True)
-    told = " ".join(f"{unit}^{power}" for unit, power in units if power)
-    return f"a {_NAMES[kind]}" if kind in _NAMES else f"a quantity in {told}"
+    def __bool__(self) -> bool:
+        return self.number != 0
 
 
 def operand(value: Any) -> Any:
-    """A value as conditions see it: text with a unit becomes a number of SI units."""
-    if not isinstance(value, str):
-        return value
-    for parse, _, kind in _PARSERS:
-        try:
-            return _quantity(parse(value), kind)
-        except ValueError:
-            continue
+    """A value as conditions see it: numbers, and text with a unit, are quantities."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _Quantity(value)
+    if isinstance(value, str):
+        for parse, _, kind in _PARSERS:
+            try:
+                return _Quantity(parse(value), kind)
+            except ValueError:
+                continue
     return value
 
 
@@ -120,162 +96,176 @@ def compile_constraint(text: str, find: Find, *, first: Choice | None = None) ->
     """
     if len(text) > _LONGEST:
         raise ConstraintError(f"longer than {_LONGEST} characters; split it into several")
+    reader = _Reader(find)
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(tree, ast.Compare | ast.BoolOp | ast.UnaryOp) or (
-            isinstance(tree, ast.UnaryOp) and not isinstance(tree.op, ast.Not)
-        ):
+        is_negation = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
+        if not is_negation and not isinstance(tree, ast.Compare | ast.BoolOp):
             raise ConstraintError("is no condition; compare something, e.g. workload.batch_size <= 64")
-        reader = _Reader(find)
-        term = reader.term(tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, ConstraintError):
-            raise
-        raise ConstraintError(
-            "cannot be read; write e.g. workload.batch_size * strategy.ranks <= 256"
-        ) from None
+        tree = reader.visit(tree)
+    except ConstraintError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ConstraintError(_UNREADABLE) from None
+    evaluator = EvalWithCompoundTypes(operators=_OPERATORS, functions={})
 
-    if first is not None:
-        for part in reader.parts:
-            try:
-                part(first)
-            except KindError:
-                raise
-            except (ArithmeticError, ConstraintError):
-                continue  # it may be decided at other points, or need not be
-
-    def holds(choice: Choice) -> bool:
+    def value(node: ast.expr, choice: Choice) -> bool:
+        evaluator.names = {name: term(choice) for name, term in reader.terms.items()}
         try:
-            return bool(term(choice))
+            return bool(evaluator.eval(text, previously_parsed=node))
         except ZeroDivisionError:
             raise ConstraintError("divides by zero") from None
         except OverflowError:
             raise ConstraintError("has a number that is too large") from None
+        except RecursionError:
+            raise ConstraintError(_UNREADABLE) from None
 
-    return holds
+    for part in reader.parts if first is not None else ():
+        try:
+            value(part, first or ())
+        except KindError:
+            raise
+        except ConstraintError:
+            continue  # it may be decided at other points, or need not be
+    return lambda choice: value(tree, choice)
 
 
-class _Reader:
-    """From syntax to functions."""
+class _Reader(ast.NodeTransformer):
+    """Refuses what is no part of conditions, and writes the rest as simpleeval reads it: a path as one name,
+    constants as quantities."""
 
     def __init__(self, find: Find) -> None:
         self._find = find
-        self.parts: list[Term] = []
-        """What is added and compared, those parts included that ``and`` and ``or`` may leave out."""
+        self.terms: dict[str, Term] = {}
+        """What the names stand for."""
+        self.parts: list[ast.expr] = []
+        """What is added and compared, two by two, also what ``and`` and ``or`` may leave out."""
 
-    def term(self, node: ast.expr) -> Term:
-        """What a part of the condition is at a point."""
-        found = self._term(node)
-        if isinstance(node, ast.BinOp | ast.Compare):
-            self.parts.append(found)
-        return found
-
-    def _term(self, node: ast.expr) -> Term:
-        match node:
-            case ast.Constant(value=value) if isinstance(value, bool | int | float | str):
-                constant = operand(value)
-                return lambda _choice: constant
-            case ast.Name() | ast.Attribute() | ast.Subscript():
-                return self._named(node)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                return _arithmetic(_ARITHMETIC[type(op)], self._side(left), self._side(right))
-            case ast.UnaryOp(op=ast.Not(), operand=inner):
-                negated = self.term(inner)
-                return lambda choice: not negated(choice)
-            case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return _arithmetic(operator.mul, _Side(lambda _choice: -1, True), self._side(inner))
-            case ast.BoolOp(op=op, values=parts):
-                terms, every = [self.term(part) for part in parts], isinstance(op, ast.And)
-                decide = all if every else any
-                return lambda choice: decide(term(choice) for term in terms)
-            case ast.Compare(left=left, ops=ops, comparators=others):
-                return self._comparison(left, ops, others)
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Read the parts of an operation; whatever else comes here is refused."""
+        if type(getattr(node, "op", node)) in {ast.And, ast.Or, *_OPERATORS}:
+            if isinstance(node, ast.BinOp):
+                self.parts.append(node)
+            return super().generic_visit(node)
         raise ConstraintError(f'"{shortened(ast.unparse(node))}" is not possible in a condition')
 
-    def _named(self, node: ast.expr) -> Term:
-        text = ast.unparse(node).replace("'", '"')
-        return self._find(text)
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """Make text a value, and a number a bare quantity."""
+        value: Any = node.value
+        if isinstance(value, bool | str):
+            return ast.Constant(operand(value))
+        if isinstance(value, int | float):
+            value = _Quantity(value, is_bare=True)
+            return ast.Constant(value)
+        return self.generic_visit(node)
 
-    def _comparison(self, left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> Term:
-        sides: list[list[_Side]] = []
-        for op, node in zip((None, *ops), (left, *others), strict=True):
-            listed = node.elts if isinstance(node, ast.Tuple | ast.List) else None
-            among = isinstance(op, ast.In | ast.NotIn)
-            inside = among and node is not others[-1]
-            if inside or among != (listed is not None) or isinstance(op, ast.Is | ast.IsNot):
-                raise ConstraintError(f'"{shortened(ast.unparse(node))}": write "x in (1, 2)" or "x == 1"')
-            sides.append([self._side(one) for one in ([node] if listed is None else listed)])
+    def visit_Name(self, node: ast.expr) -> ast.AST:
+        """Find what a name or a path stands for."""
+        name = ast.unparse(node).replace("'", '"')
+        self.terms[name] = self._find(name)
+        return ast.Name(name, ast.Load())
 
-        def holds(choice: Choice) -> bool:
-            found = [[(one.term(choice), one.is_bare) for one in side] for side in sides]
-            links = [
-                _link(op, left[0], others) for op, left, others in zip(ops, found, found[1:], strict=False)
-            ]
-            return all(links)
+    visit_Attribute = visit_Subscript = visit_Name  # noqa: N815
 
-        return holds
-
-    def _side(self, node: ast.expr) -> _Side:
-        parts = [one for one in ast.walk(node) if isinstance(one, ast.Constant | ast.Name)]
-        return _Side(
-            self.term(node),
-            is_bare=all(isinstance(one, ast.Constant) and not isinstance(one.value, str) for one in parts),
-        )
-
-
-_Found = tuple[Any, bool]
-"""A value, and whether it is bare."""
-
-
-class _Side(NamedTuple):
-    """One of two parts that are added or compared."""
-
-    term: Term
-    is_bare: bool
-    """Whether it is made of numbers alone."""
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Read all sides; lists stand behind ``in`` only."""
+        sides = (node.left, *node.comparators)
+        for left, op, right in zip(sides, node.ops, node.comparators, strict=False):
+            is_listed = isinstance(op, ast.In | ast.NotIn)
+            if type(op) not in _OPERATORS or _is_list(left) or _is_list(right) != is_listed:
+                wrong = shortened(ast.unparse(left if _is_list(left) else right))
+                raise ConstraintError(f'"{wrong}": write "x in (1, 2)" or "x == 1"')
+        read = [
+            ast.Tuple([self.visit(one) for one in side.elts]) if _is_list(side) else self.visit(side)
+            for side in sides
+        ]
+        links = zip(read, node.ops, read[1:], strict=False)
+        self.parts += [ast.Compare(left, [op], [right]) for left, op, right in links]
+        return ast.Compare(read[0], node.ops, read[1:])
 
 
-def _arithmetic(action: Callable[[Any, Any], Any], left: _Side, right: _Side) -> Term:
-    def value(choice: Choice) -> Any:
-        pair = left.term(choice), right.term(choice)
-        for one in pair:
-            if isinstance(one, bool) or not isinstance(one, int | float):
-                raise ConstraintError(f'"{shortened(str(one))}" is no number')
-        if action in _VERBS:
-            kind = _common_kind(_VERBS[action], pair, (left.is_bare, right.is_bare))
-        else:
-            powers = zip(*map(_kind, pair), strict=True)
-            kind = tuple(one + _SIGNS[action] * two for one, two in powers)
-        return _quantity(action(*pair), kind)
+def _is_list(node: ast.expr) -> TypeGuard[ast.Tuple | ast.List]:
+    return isinstance(node, ast.Tuple | ast.List)
+
+
+# ---- operations ----
+
+
+def _numbers(pair: tuple[Any, Any], message: str = "") -> tuple[_Quantity, _Quantity]:
+    for one in pair:
+        if not isinstance(one, _Quantity):
+            raise ConstraintError(f'"{shortened(str(one))}" is no number{message}')
+    return pair
+
+
+def _common_kind(verb: str, left: _Quantity, right: _Quantity) -> _Kind:
+    """The kind of two numbers that are both of it. Raises KindError."""
+    if left.kind == right.kind or (right.is_bare and right.kind == _COUNT):
+        return left.kind
+    if left.is_bare and left.kind == _COUNT:
+        return right.kind
+    kinds = f"{_called(left.kind)} and {_called(right.kind)}"
+    raise KindError(f"{verb} quantities of different kinds: {kinds}")
+
+
+def _called(kind: _Kind) -> str:
+    """What a kind is called: "a size", or its unit where it has no name."""
+    units = zip(("B", "s", "FLOP", "W"), kind, strict=True)
+    powers = " ".join(f"{unit}^{power}" for unit, power in units if power)
+    return f"a {_NAMES[kind]}" if kind in _NAMES else f"a quantity in {powers}"
+
+
+def _arithmetic(action: _Action, *, verb: str = "", sign: int = 0) -> _Action:
+    """An operation on quantities of one kind, of which the verb is for messages, or else one that adds the
+    powers of the second unit, with a sign, to those of the first."""
+
+    def value(*pair: Any) -> _Quantity:
+        left, right = _numbers(pair)
+        kind = tuple(one + sign * two for one, two in zip(left.kind, right.kind, strict=True))
+        if verb:
+            kind = _common_kind(verb, left, right)
+        return _Quantity(action(left.number, right.number), kind, left.is_bare and right.is_bare)
 
     return value
 
 
-def _common_kind(verb: str, pair: tuple[Any, Any], bare: tuple[bool, bool]) -> _Kind:
-    """The kind of two numbers that are both of it. Raises KindError."""
-    mine, other = map(_kind, pair)
-    if mine == other or (bare[1] and other == _COUNT):
-        return mine
-    if bare[0] and mine == _COUNT:
-        return other
-    raise KindError(f"{verb} quantities of different kinds: {_called(mine)} and {_called(other)}")
+def _order(action: _Action) -> _Action:
+    def value(*pair: Any) -> bool:
+        left, right = _numbers(pair, ", so it is neither more nor less")
+        _common_kind("compares", left, right)
+        return bool(action(left.number, right.number))
 
-
-def _link(op: ast.cmpop, left: _Found, right: list[_Found]) -> bool:
-    """Whether it is so for the left value and the right one, or those of a list: all are looked at."""
-    compare = _ORDER.get(type(op), _equal)
-    held = [_compare(compare, *zip(left, one, strict=True)) for one in right]
-    return any(held) != isinstance(op, ast.NotIn | ast.NotEq)
-
-
-def _compare(compare: Callable[[Any, Any], bool], pair: tuple[Any, Any], bare: tuple[bool, bool]) -> bool:
-    for one in pair:
-        if compare is not _equal and (isinstance(one, bool) or not isinstance(one, int | float)):
-            raise ConstraintError(f'"{shortened(str(one))}" is no number, so it is neither more nor less')
-    if all(isinstance(one, int | float) for one in pair):
-        _common_kind("compares", pair, bare)
-    return compare(*pair)
+    return value
 
 
 def _equal(left: Any, right: Any) -> bool:
-    return bool(left == right and isinstance(left, bool) == isinstance(right, bool))
+    if isinstance(left, _Quantity) and isinstance(right, _Quantity):
+        _common_kind("compares", left, right)
+        return left.number == right.number
+    return bool(left == right)
+
+
+def _among(value: Any, values: Sequence[Any]) -> bool:
+    found = [_equal(value, one) for one in values]  # also those that cannot be compared are found
+    return any(found)
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: _arithmetic(operator.add, verb="adds"),
+    ast.Sub: _arithmetic(operator.sub, verb="subtracts"),
+    ast.Mod: _arithmetic(operator.mod, verb="takes the remainder of"),
+    ast.Mult: _arithmetic(operator.mul, sign=1),
+    ast.Div: _arithmetic(operator.truediv, sign=-1),
+    ast.FloorDiv: _arithmetic(operator.floordiv, sign=-1),
+    ast.USub: lambda one: _OPERATORS[ast.Mult](_Quantity(-1, is_bare=True), one),
+    ast.Not: operator.not_,
+    ast.Lt: _order(operator.lt),
+    ast.LtE: _order(operator.le),
+    ast.Gt: _order(operator.gt),
+    ast.GtE: _order(operator.ge),
+    ast.Eq: _equal,
+    ast.NotEq: lambda left, right: not _equal(left, right),
+    ast.In: _among,
+    ast.NotIn: lambda value, values: not _among(value, values),
+}
+"""What simpleeval is to do for each operation; there are no others."""

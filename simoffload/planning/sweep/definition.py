@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simoffload import __version__
-from simoffload.documents import Document, Edit, edited, quoted, suggest, without
+from simoffload.documents import Document, Edit, edited, quoted, suggest, validate, without
 from simoffload.documents.tree import Location, key_path
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.axes import Axis, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
+from simoffload.planning.sweep.section import SweepSection
 from simoffload.scenario import Shelf
 from simoffload.scenario.loading import SWEEP, completed, resolve
 
@@ -24,7 +25,6 @@ _TRIED = 64
 RESERVED = frozenset({"index", *METRICS, *AFTER})
 """Names of columns that are no axes."""
 MOST_POINTS = 1_000_000
-_SECTION = ("axes", "constraints")
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,9 @@ def define_sweep(
     An axis of the command line takes the place of one of the section with the same path. Raises InputError
     for a section or an axis with something wrong in it, and for more than ``most`` combinations.
     """
-    section = document.data.get(SWEEP)
-    written = _section_of(document, section)
-    found = {
-        axis.location: axis for axis in axes_of(document, (SWEEP, "axes"), written.get("axes", {}), most=most)
-    }
+    has_section = document.data.get(SWEEP) is not None
+    section = validate(document, SweepSection, at=(SWEEP,)) if has_section else SweepSection()
+    found = {axis.location: axis for axis in axes_of(document, (SWEEP, "axes"), section.axes, most=most)}
     own = [parse_axis(text, most=most) for text in axes]
     _refuse_twice(own)
     found |= {axis.location: axis for axis in own}
@@ -142,28 +140,8 @@ def define_sweep(
     shelf = Shelf()
     grid = replace(grid, base=_with_config(grid, shelf))
     _check_paths(grid, shelf)
-    texts = (*_constraints_of(document, written), *constraints)
+    texts = (*section.constraints, *constraints)
     return Sweep(grid, texts, tuple(_constraint(text, grid) for text in texts), shelf)
-
-
-def _section_of(document: Document, section: Any) -> dict[str, Any]:
-    if section is None:
-        return {}
-    if not isinstance(section, dict):
-        raise InputError((document.problem((SWEEP,), "must be a mapping with axes"),))
-    for key in section:
-        if key not in _SECTION:
-            text = f"unknown field{suggest(key, _SECTION)} (known here: {', '.join(_SECTION)})"
-            raise InputError((document.problem((SWEEP, key), text, at_key=True),))
-    return section
-
-
-def _constraints_of(document: Document, section: dict[str, Any]) -> tuple[str, ...]:
-    written = section.get("constraints", [])
-    if not isinstance(written, list) or not all(isinstance(one, str) for one in written):
-        text = 'must be a list of texts such as "workload.batch_size * strategy.ranks <= 256"'
-        raise InputError((document.problem((SWEEP, "constraints"), text),))
-    return tuple(written)
 
 
 def _base_of(document: Document, varied: tuple[Location, ...]) -> Document:

@@ -105,10 +105,10 @@ def run_task(job: Job, task: Task) -> list[Row]:
     return rows
 
 
-def rest_of(task: Task, rows: Sequence[Row]) -> Task | None:
-    """The points that a worker did not reach."""
+def rest_of(task: Task, rows: Sequence[Row]) -> list[Task]:
+    """A task of the points that a worker did not reach; none if it reached all."""
     left = task.points[len(rows) :]
-    return Task(left) if left else None
+    return [Task(left)] if left else []
 
 
 def _row(number: int, combination: int, setting: _Setting) -> Row:

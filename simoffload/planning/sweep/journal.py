@@ -1,23 +1,23 @@
 """The journal of a sweep: what is done, in a file that survives the end of the process at any moment.
 
-JSON Lines: a header that says of which sweep, then a line for each simulated point. Every line carries a
-checksum. Lines are only ever added, a chunk at a time, followed by fsync. What the end of the process (or of
-the machine) left unfinished is cut off when the file is opened again, and its points are simulated again.
+A SQLite database with a line that says of which sweep it is, and a row for each simulated point. Rows are
+added a chunk at a time, each chunk in a transaction of its own; what the end of the process (or of the
+machine) left unfinished SQLite takes back when the file is opened again, and its points are simulated again.
+SQLite has no checksums of what it stores, so every row has one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
-import json
-import math
-import os
+import sqlite3
 import zlib
-from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, NamedTuple, Self, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simoffload import __version__
 from simoffload.errors import InputError, Problem, shortened
@@ -25,9 +25,15 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
 
-__all__ = ["AFTER", "METRICS", "Journal", "Row", "SweepId"]
+__all__ = ["AFTER", "METRICS", "Journal", "Row", "SweepId", "beside"]
 
-SCHEMA = "simoffload/sweep-journal/1"
+SCHEMA = "simoffload/sweep-journal/2"
+_TABLES = (
+    "CREATE TABLE sweep (schema TEXT, version TEXT, hash TEXT, points INTEGER)",
+    "CREATE TABLE rows (point INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data TEXT NOT NULL)",
+)
+_MOST_POINT = 2**63 - 1
+"""The largest whole number that SQLite keeps."""
 
 
 class SweepId(NamedTuple):
@@ -37,40 +43,17 @@ class SweepId(NamedTuple):
     points: int
 
 
-def _line(data: Any) -> bytes:
-    body = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    encoded = body.encode("utf-8", "surrogatepass")
-    return b'{"crc":"%08x","data":%b}\n' % (zlib.crc32(encoded), encoded)
-
-
-_ROW = 1024  # [B] most rows are shorter
-_HEAD = len(b'{"crc":"00000000","data":')
-
-
-def _is_whole(line: bytes) -> bool:
-    return line.endswith(b"}\n") and line[:_HEAD] == b'{"crc":"%08x","data":' % zlib.crc32(line[_HEAD:-2])
-
-
-def _parsed(line: bytes) -> Any:
-    """The data of a line; None if it is not whole, or none that is written here."""
-    if not _is_whole(line):
-        return None
-    try:
-        return json.loads(line[_HEAD:-2].decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError):
-        return None
-
-
 _RESULTS = (InferenceResult, TrainingResult, CheckpointResult)
 METRICS = frozenset(name for kind in _RESULTS for name in kind.formulas)
 """Names of the metrics of all kinds of results."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Row(BaseModel):
     """A simulated point: all that its result says, or else the error for which it has none."""
 
-    point: int
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    point: int = Field(ge=0, le=_MOST_POINT)
     metrics: dict[str, float | None] | None = None
     """All of one kind of result, by name."""
     decode_bound: float | None = None
@@ -83,78 +66,83 @@ class Row:
     warnings: str | None = None
     error: str | None = None
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for what no point of a sweep comes to."""
-        needed = ("point", "metrics", "fits", "extrapolates") if self.error is None else ("point", "error")
-        for name, kinds in _TYPES.items():
-            value = getattr(self, name)
-            if not _is_one_of(value, kinds) or (value is None and name in needed):
-                raise ValueError(f"{name} of another type")
-        if self.error is None and not _is_whole_result(self.metrics or {}):
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """Refuse what no point of a sweep comes to."""
+        if not all(value.isprintable() for _, value in self if isinstance(value, str)):
+            raise ValueError("text that cannot be printed")
+        said = self.model_fields_set - {"point"}
+        if self.error is not None:
+            if said != {"error"}:
+                raise ValueError("an error and a result")
+            return self
+        if said != type(self).model_fields.keys() - {"point", "error"} or self.metrics is None:
+            raise ValueError("not all that a result says")
+        names = self.metrics.keys()
+        if self.fits is None or self.extrapolates is None or not any(map(_has(names), _RESULTS)):
             raise ValueError("metrics that no result has")
+        return self
 
-    @classmethod
-    def of(cls, values: Any) -> Self:
-        """The row of which these are the plain values. Raises ValueError if no row has them."""
-        if not isinstance(values, dict) or values.keys() not in (_FAILED, _SIMULATED):
-            raise ValueError("other keys than a row has")
-        return cls(**values)
-
-    def plain(self) -> dict[str, Any]:
-        """What is written of it, which :meth:`of` reads."""
-        kept = _SIMULATED if self.error is None else _FAILED
-        return {name: getattr(self, name) for name in _TYPES if name in kept}
+    def plain(self) -> str:
+        """The row as JSON."""
+        return self.model_dump_json(exclude_unset=True)
 
 
-_TYPES = {
-    name: tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
+def _has(names: Any) -> Any:
+    """Whether these are the metrics of a kind of result, none missing and none more."""
+    return lambda kind: kind.formulas.keys() - kind.optional <= names <= kind.formulas.keys()
+
+
+def _kind(hint: Any) -> type:
+    """The type of what may also be None."""
+    options = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    kind: type = options[0]
+    return kind
+
+
+AFTER = {
+    name: _kind(hint)
     for name, hint in get_type_hints(Row).items()
+    if name in Row.model_fields and name not in ("point", "metrics")
 }
-_FAILED = frozenset({"point", "error"})
-_SIMULATED = frozenset(_TYPES) - {"error"}
-AFTER = {name: kinds[0] for name, kinds in _TYPES.items() if name not in ("point", "metrics")}
 """What stands behind the metrics of a row, and its type."""
 
 
-def _is_one_of(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether it has exactly one of those types; a number must be finite, text printable."""
-    fine = (
-        value.isprintable()
-        if isinstance(value, str)
-        else not isinstance(value, float) or math.isfinite(value)
-    )
-    return fine and type(value) in kinds
-
-
-def _is_whole_result(metrics: dict[str, float | None]) -> bool:
-    """Whether they are the metrics of a kind of result, none missing and none more."""
-    names = metrics.keys()
-    return all(_is_one_of(value, (float, type(None))) for value in metrics.values()) and any(
-        kind.formulas.keys() - kind.optional <= names <= kind.formulas.keys() for kind in _RESULTS
-    )
+def beside(path: Path) -> Path:
+    """The file that SQLite keeps beside a journal while it is open."""
+    return path.with_name(f"{path.name}-journal")
 
 
 class Journal:
     """An open journal, which no other process can open at the same time."""
 
-    def __init__(self, path: Path, file: BinaryIO, offsets: dict[int, int]) -> None:
+    def __init__(self, path: Path, database: sqlite3.Connection, done: set[int]) -> None:
         self.path = path
-        self._file = file
-        self._offsets = offsets
+        self._database = database
+        self._done = done
 
     @classmethod
     def created(cls, path: Path, sweep: SweepId) -> Self:
-        """Begin a journal; one that is there is emptied. Raises InputError if it is in use."""
-        return cls._begun(path, _opened(path), sweep)
+        """Begin a journal; one that is there is replaced. Raises InputError if it is in use."""
+        try:
+            database = _opened(path)
+            known = _names(database)
+        except _UnreadableError:
+            path.unlink()
+            beside(path).unlink(missing_ok=True)
+            database, known = _opened(path), []
+        with _told(path), _transaction(database):
+            for name in known:
+                database.execute(f"DROP TABLE {name}")
+        return cls._begun(path, database, sweep)
 
     @classmethod
-    def _begun(cls, path: Path, file: BinaryIO, sweep: SweepId) -> Self:
-        file.truncate(0)
-        file.seek(0)
-        journal = cls(path, file, {})
-        journal._add([_header(sweep)])
-        _sync_folder(path)
-        return journal
+    def _begun(cls, path: Path, database: sqlite3.Connection, sweep: SweepId) -> Self:
+        with _told(path), _transaction(database):
+            for table in _TABLES:
+                database.execute(table)
+            database.execute("INSERT INTO sweep VALUES (?, ?, ?, ?)", (SCHEMA, __version__, *sweep))
+        return cls(path, database, set())
 
     @classmethod
     def resumed(cls, path: Path, sweep: SweepId, *, expected: Container[int]) -> Self:
@@ -162,125 +150,158 @@ class Journal:
 
         Raises InputError for a journal of another sweep, one that is damaged, and one that is in use.
         """
-        file = _opened(path)
         try:
-            first = file.readline()
-            if _header(sweep).startswith(first) and not first.endswith(b"\n"):
-                return cls._begun(path, file, sweep)  # empty, or ended within its first line
-            _check_header(path, _parsed(first), sweep)
-            return cls(path, file, _read(path, file, expected))
-        except BaseException:
-            file.close()
-            raise
+            database = _opened(path)
+            try:
+                if not _names(database):
+                    return cls._begun(path, database, sweep)
+                _check_sweep(path, database, sweep)
+                return cls(path, database, _read(path, database, expected))
+            except BaseException:
+                database.close()
+                raise
+        except _UnreadableError as error:
+            raise _refusal(path, str(error)) from None
 
     @property
     def done(self) -> Container[int]:
         """The points that are in it."""
-        return self._offsets.keys()
+        return self._done
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._done)
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add the rows of a chunk; when this returns, they survive."""
-        lines, points, place = [], {}, self._file.seek(0, os.SEEK_END)
-        for row in rows:
-            if row.point in self._offsets or row.point in points:
-                continue  # a chunk that was given up as lost came back after all
-            points[row.point] = place
-            lines.append(_line(row.plain()))
-            place += len(lines[-1])
-        self._add(lines)
-        self._offsets |= points
+        # A chunk that was given up as lost may come back after all.
+        fresh = {row.point: row.plain() for row in rows if row.point not in self._done}
+        with _told(self.path), _transaction(self._database):
+            written = ((point, zlib.crc32(text.encode()), text) for point, text in fresh.items())
+            self._database.executemany("INSERT INTO rows VALUES (?, ?, ?)", written)
+        self._done |= fresh.keys()
 
     def row(self, point: int) -> Row:
         """What is known of a point; KeyError if nothing is."""
-        place, length = self._offsets[point], _ROW
-        while (end := (line := os.pread(self._file.fileno(), length, place)).find(b"\n")) < 0:
-            if len(line) < length:
-                raise OSError(errno.EIO, "the journal was changed while it was in use", str(self.path))
-            length *= 4
-        return Row.of(_parsed(line[: end + 1]))
-
-    def _add(self, lines: list[bytes]) -> None:
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(b"".join(lines))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if point not in self._done:
+            raise KeyError(point)
+        with _told(self.path):
+            (text,) = self._database.execute("SELECT data FROM rows WHERE point = ?", (point,)).fetchone()
+        return Row.model_validate_json(text)
 
     def close(self) -> None:
         """Let others open it."""
-        self._file.close()
+        self._database.close()
 
 
-def _opened(path: Path) -> BinaryIO:
+class _UnreadableError(Exception):
+    """A file that is no database of a journal."""
+
+
+_NO_JOURNAL = "is no journal of a sweep that this version knows"
+_DAMAGED = "the journal is damaged: {}; start anew with --overwrite"
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """A database that nobody else can open until it is closed.
+
+    Raises InputError if it is in use or cannot be written, _UnreadableError if it is none.
+    """
+    database = None
     try:
-        path.touch()
-        file = path.open("r+b")
-    except OSError as error:
-        raise _refusal(path, f"cannot be written: {error.strerror or error}") from None
+        database = sqlite3.connect(path, isolation_level=None, timeout=0)
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        database.execute("PRAGMA synchronous = EXTRA")  # the file's name survives, too
+        with _transaction(database):
+            pass
+    except sqlite3.Error as error:
+        if database is not None:
+            database.close()
+        match error.sqlite_errorcode:
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                raise _refusal(path, "another sweep is writing it at this moment") from None
+            case sqlite3.SQLITE_NOTADB:
+                raise _UnreadableError(_NO_JOURNAL) from None
+            case sqlite3.SQLITE_CORRUPT:
+                raise _UnreadableError(_DAMAGED.format(error)) from None
+        raise _refusal(path, f"cannot be written: {error}") from None
+    return database
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN EXCLUSIVE")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise _refusal(path, "another sweep is writing it at this moment") from None
-    except OSError:  # a filesystem without locks
-        pass
-    return file
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            database.execute("ROLLBACK")
+        raise
 
 
-def _header(sweep: SweepId) -> bytes:
-    return _line(
-        {"schema": SCHEMA, "version": __version__, "sweep": sweep.sweep_hash, "points": sweep.points}
-    )
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What SQLite says of the disk as the operating system would."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        number = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
+        raise OSError(number, str(error), str(path)) from None
 
 
-def _check_header(path: Path, header: Any, sweep: SweepId) -> None:
-    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-        raise _refusal(path, "is no journal of a sweep that this version knows")
+def _names(database: sqlite3.Connection) -> list[str]:
+    """Names of its tables."""
+    try:
+        found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise _UnreadableError(_DAMAGED.format(error)) from None
+    return [name for (name,) in found]
+
+
+def _check_sweep(path: Path, database: sqlite3.Connection, sweep: SweepId) -> None:
+    try:
+        ((schema, version, *known),) = database.execute("SELECT * FROM sweep").fetchall()
+    except (sqlite3.DatabaseError, ValueError):
+        raise _UnreadableError(_NO_JOURNAL) from None
+    if schema != SCHEMA:
+        raise _UnreadableError(_NO_JOURNAL)
     anew = "start anew with --overwrite, or name another output file"
-    if header.get("version") != __version__:
-        other = shortened(str(header.get("version")))
-        text = f"was written by simoffload {other}, and this is {__version__}; {anew}"
-        raise _refusal(path, text)
-    if (header.get("sweep"), header.get("points")) != sweep:
+    if version != __version__:
+        other = shortened(str(version))
+        raise _refusal(path, f"was written by simoffload {other}, and this is {__version__}; {anew}")
+    if tuple(known) != sweep:
         text = f"is of another sweep (the scenario, an axis, a constraint or a profile differs); {anew}"
         raise _refusal(path, text)
 
 
-def _read(path: Path, file: BinaryIO, expected: Container[int]) -> dict[int, int]:
-    """Where the row of each point is; the first line that is not whole is cut off with all that follows."""
-    offsets: dict[int, int] = {}
-    place = file.tell()
-    for number, line in enumerate(file, start=2):
-        if not _is_whole(line):
-            break
-        try:
-            point = Row.of(_parsed(line)).point
-        except ValueError as error:
-            raise _damaged(path, number, f"holds no result of a point ({error})") from None
-        if point not in expected or point in offsets:
-            raise _damaged(path, number, f"holds point {shortened(str(point))} where it cannot be")
-        offsets[point] = place
-        place += len(line)
-    file.truncate(place)
-    os.fsync(file.fileno())
-    return offsets
+def _read(path: Path, database: sqlite3.Connection, expected: Container[int]) -> set[int]:
+    """The points that it holds. Raises InputError for a file that does not hold what was written."""
+    try:
+        ((said, *_),) = database.execute("PRAGMA integrity_check(1)").fetchall()
+        if said != "ok":
+            raise _refusal(path, _DAMAGED.format(shortened(str(said))))
+        done = set()
+        for point, crc, text in database.execute("SELECT point, crc, data FROM rows"):
+            why = _nonsense(point, crc, text, expected)
+            if why:
+                which = shortened(str(point))
+                raise _refusal(path, _DAMAGED.format(f"what it holds of point {which} {why}"))
+            done.add(point)
+    except sqlite3.DatabaseError as error:
+        raise _refusal(path, _DAMAGED.format(error)) from None
+    return done
 
 
-def _damaged(path: Path, line: int, what: str) -> InputError:
-    message = f"the journal is damaged: this line {what}; start anew with --overwrite"
-    return InputError((Problem(str(path), line, None, "", message),))
-
-
-def _sync_folder(path: Path) -> None:
-    """Make the file's name survive, too."""
-    with contextlib.suppress(OSError):
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+def _nonsense(point: Any, crc: Any, text: Any, expected: Container[int]) -> str:
+    """Why a row cannot be one that was written here; empty if it can."""
+    if not isinstance(text, str) or zlib.crc32(text.encode("utf-8", "surrogatepass")) != crc:
+        return "was changed"
+    try:
+        row = Row.model_validate_json(text)
+    except ValidationError as error:
+        return f"is no result ({error.errors()[0]['msg']})"
+    return "" if row.point == point and point in expected else "is of no point of this sweep"
 
 
 def _refusal(path: Path, message: str) -> InputError:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from simoffload.documents import exists
 from simoffload.errors import InputError, Problem
 from simoffload.planning.sweep.definition import Sweep
-from simoffload.planning.sweep.evaluate import Job, Task, check_workers_can_import, job_of, tasks_of
-from simoffload.planning.sweep.journal import Journal, Row, SweepId
+from simoffload.planning.sweep.evaluate import check_workers_can_import, job_of, tasks_of
+from simoffload.planning.sweep.journal import Journal, SweepId, beside
 from simoffload.planning.sweep.points import Points
+from simoffload.planning.sweep.pool import THIS_PROCESS, Pool, run_tasks
 from simoffload.planning.sweep.table import Table, check_format, write_table
-from simoffload.planning.sweep.workers import run_here, run_in_processes
+from simoffload.planning.sweep.workers import local_processes
 
 __all__ = ["Counts", "Progress", "Summary", "check_files", "journal_of", "run_sweep", "usable_cores"]
 
@@ -67,7 +68,7 @@ def journal_of(output: Path) -> Path:
 def check_files(outputs: Sequence[Path], *, resume: bool = False, overwrite: bool = False) -> None:
     """Raise InputError unless the files can be written and nothing is lost by it."""
     journal = journal_of(outputs[0])
-    for path in (*outputs, journal):
+    for path in (*outputs, journal, beside(journal)):
         exists(path)  # refuses names that are too long
     for path in outputs:
         check_format(path)
@@ -117,7 +118,7 @@ def run_sweep(
         if resume
         else Journal.created(path, identity)
     )
-    with contextlib.closing(journal), _removed_if_empty(journal):
+    with _removed_if_empty(journal), contextlib.closing(journal):
         resumed = len(journal)
         left = [point for point in unique if point not in journal.done]
         left.sort(key=lambda point: sweep.grid.neighbourhood(points.combination[point]))
@@ -126,8 +127,8 @@ def run_sweep(
         counts = Counts(len(unique), resumed, resumed)
         if progress is not None:
             progress(counts)
-        with contextlib.closing(_results(job_of(sweep), tasks, cluster, count)) as results:
-            for rows in results:
+        with _pool(cluster, min(count, len(tasks))) as pool:
+            for rows in run_tasks(pool, job_of(sweep), tasks):
                 journal.append(rows)
                 failed = counts.failed + sum(row.error is not None for row in rows)
                 counts = counts._replace(done=len(journal), failed=failed)
@@ -150,19 +151,19 @@ def _removed_if_empty(journal: Journal) -> Iterator[None]:
         raise
 
 
-def _results(
-    job: Job, tasks: list[Task], cluster: str | None, count: int
-) -> Generator[list[Row], None, None]:
-    if not tasks:
-        return
-    if cluster is not None:
-        from simoffload.planning.sweep.cluster import run_on_cluster
+@contextlib.contextmanager
+def _pool(cluster: str | None, count: int) -> Iterator[Pool]:
+    """Yield the workers that a sweep was given, as many as it has use for."""
+    if cluster is not None and count:  # nothing to do needs no cluster
+        from simoffload.planning.sweep.cluster import cluster_workers
 
-        yield from run_on_cluster(job, tasks, address=cluster, count=count)
-    elif count == 1 or len(tasks) == 1:
-        yield from run_here(job, tasks)
+        with cluster_workers(cluster, count=count) as pool:
+            yield pool
+    elif count > 1:
+        with local_processes(count) as pool:
+            yield pool
     else:
-        yield from run_in_processes(job, tasks, count=count)
+        yield THIS_PROCESS
 
 
 def _summary(table: Table, resumed: int, outputs: tuple[Path, ...]) -> Summary:
