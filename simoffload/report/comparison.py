@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import margin, tie
+from simoffload.report.formatting import percent, uncapitalized
+from simoffload.report.from_result import headline
 from simoffload.report.kinds import words
-from simoffload.report.phrases import percent, uncapitalized
-from simoffload.report.summary import headline
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_number, format_seconds
 
@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 
-_SHORT = 8
-"""Characters of a baseline's name for which there is room in a narrow table."""
+_SHORT, _LONG = 8, 16
+"""Characters of a baseline's name for which there is room in a head, of a narrow table and of another."""
 
 
 _APART = 0.05
@@ -103,7 +103,7 @@ class Group(NamedTuple):
     @property
     def against(self) -> str:
         """The baseline for the head of a column; empty if there is none, or none short enough."""
-        return "" if self.narrow and len(self.baseline) > _SHORT else self.baseline
+        return "" if len(self.baseline) > (_SHORT if self.narrow else _LONG) else self.baseline
 
 
 def groups(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simoffload.report.phrases import percent
+from simoffload.report.formatting import percent
 from simoffload.results.capacity import TierUse
 from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.units import format_bytes

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from simoffload.report.comparison import group_verdict, groups
-from simoffload.report.comparison_text import compare_text
+from simoffload.report.html import write_comparison, write_report
 from simoffload.report.kinds import words
-from simoffload.report.page import write_comparison, write_report
 from simoffload.report.sections.around_training import around_training
-from simoffload.report.text import result_text
 from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.checkpoint import (
     CheckpointPhase,
@@ -30,7 +28,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.results.wear import TierWear, Wear
 from simoffload.workload import Dataset
-from tests.report.conftest import S, provenance
+from tests.report.conftest import S, compare_text, provenance, result_text
 
 GB, TB, HOUR = 10**9, 10**12, 3600.0
 

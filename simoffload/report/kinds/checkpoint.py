@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simoffload.errors import printable
+from simoffload.report.formatting import percent, plural
 from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of
-from simoffload.report.phrases import percent, plural
 from simoffload.results.checkpoint import CheckpointPhase, CheckpointResult
 from simoffload.units import format_bytes, format_rate, format_seconds
 
 __all__ = ["checkpoint"]
 
-_LEGEND = (
-    f"saved = {CheckpointResult.formulas['save_s']}; stall = time that training stands still; "
-    "ratio: of times until saved"
-)
+_LEGEND = "ratio: of times until saved"
 _CONTENTS = {
     "zero": "ZeRO checkpoint",
     "sharded": "sharded checkpoint",

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from simoffload.errors import printable
+from simoffload.report.formatting import per_second, plural
 from simoffload.report.kinds.words import Cell, Place, Shown, Words, batch_of, metrics_of, weights_of
-from simoffload.report.phrases import per_second, plural
 from simoffload.results.inference import InferenceResult
 from simoffload.units import format_seconds
 
 __all__ = ["inference"]
 
-_BOUND = "bound = fraction of the speed of light that a step reaches"
-_TOKENS = f"tokens/s = {InferenceResult.formulas['tokens_per_s']}; "
-_LEGEND = (
-    f"TPOT = time per output token of a sequence, the mean decode step; {_TOKENS}ratio: of TPOT; {_BOUND}"
-)
+_BOUND = "share of the bound: fraction of the speed of light that a step reaches"
+_LEGEND = f"ratio: of TPOT, the time per output token of a sequence; {_BOUND}"
 _LEGEND_OF_ONE = (
     "one token is made, so that there is no time per output token; "
-    f"{_TOKENS}ratio: of the time to first token; {_BOUND}"
+    f"ratio: of TTFT, the time to first token; {_BOUND}"
 )
 
 _GATHERED = "of which every GPU gathers every layer for every token (ZeRO-3)"

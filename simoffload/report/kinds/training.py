@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from simoffload.errors import printable
+from simoffload.report.formatting import per_second, plural
 from simoffload.report.kinds.words import Cell, Place, Shown, Words, batch_of, metrics_of, weights_of
-from simoffload.report.phrases import per_second, plural
 from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.units import format_number, format_seconds
 
 __all__ = ["training"]
 
-_LEGEND = (
-    "step = forward + backward + optimizer step; "
-    f"tokens/s = {TrainingResult.formulas['tokens_per_s']}; ratio: of times per token"
-)
+_LEGEND = "ratio: of times per token"
 _PARTS = ("forward_s", "backward_s", "optimizer_s")
 
 

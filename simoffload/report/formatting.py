@@ -30,6 +30,7 @@ __all__ = [
     "percent",
     "place",
     "plural",
+    "sentence",
     "uncapitalized",
     "worked",
 ]
@@ -56,6 +57,11 @@ def percent(fraction: float) -> str:
 def plural(count: int, noun: str) -> str:
     """ "1 GPU", "8 GPUs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def sentence(text: str) -> str:
+    """Text with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def uncapitalized(text: str) -> str:
