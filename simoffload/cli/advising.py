@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
 from simoffload.cli.folder import (
+    DOCUMENT,
     MARKDOWN,
     RECOMMENDED,
     REPORT,
@@ -168,6 +169,7 @@ def _files(document: ReportDocument, data: Any, recommended: Mapping[str, bytes]
         RESULT: json_writer(data),
         REPORT: partial(write_html, document),
         MARKDOWN: partial(write_markdown, document),
+        DOCUMENT: json_writer(document.to_dict()),
         TABLE: partial(write_long_table, document),
         **{name: content_writer(content) for name, content in recommended.items()},
     }

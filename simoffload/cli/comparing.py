@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.cli.cases import cases, refusal
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
-from simoffload.cli.folder import MARKDOWN, REPORT, RESULT, TABLE, OutputFolder, Writer, json_writer
+from simoffload.cli.folder import DOCUMENT, MARKDOWN, REPORT, RESULT, TABLE, OutputFolder, Writer, json_writer
 from simoffload.limits import keep, limited, now_doing
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def _files(comparison: Comparison, document: ReportDocument) -> dict[str, Writer
         RESULT: json_writer(comparison.to_dict()),
         REPORT: partial(write_html, document),
         MARKDOWN: partial(write_markdown, document),
+        DOCUMENT: json_writer(document.to_dict()),
         TABLE: partial(write_csv, columns=columns, rows=rows),
     }
 

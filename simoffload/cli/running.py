@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
 from simoffload.cli.folder import (
+    DOCUMENT,
     MARKDOWN,
     REPORT,
     RESULT,
@@ -66,7 +67,7 @@ def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console)
     from simoffload.planning.answers import simulate
     from simoffload.planning.costs import load_costs
     from simoffload.report.from_result import result_document
-    from simoffload.report.kinds import words
+    from simoffload.report.presentation import presentation
     from simoffload.report.terminal import terminal_text
 
     prices = load_costs(arguments.costs)
@@ -80,11 +81,11 @@ def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console)
         )
         data = result.to_dict()
     now_doing("reporting")
-    shown = words(result).shown
+    shown = presentation(result).shown
     document = result_document(result, command=arguments.line)
     written = folder.write(_files(result, data, document, trace=arguments.trace)) if folder else ()
     text = terminal_text(document, color=console.color, width=console.width)
-    return _Answer(text, data, result, written, shown, words(result).whole)
+    return _Answer(text, data, result, written, shown, presentation(result).whole)
 
 
 def _files(
@@ -92,17 +93,18 @@ def _files(
 ) -> dict[str, Writer]:
     from simoffload.exchange.chrome_trace import write_trace
     from simoffload.report.html import write_html
-    from simoffload.report.kinds import words
     from simoffload.report.long_table import write_long_table
     from simoffload.report.markdown import write_markdown
+    from simoffload.report.presentation import presentation
 
     files: dict[str, Writer] = {
         RESULT: json_writer(data),
         REPORT: partial(write_html, document),
         MARKDOWN: partial(write_markdown, document),
+        DOCUMENT: json_writer(document.to_dict()),
         TABLE: partial(write_long_table, document),
     }
-    shown = words(result).shown
+    shown = presentation(result).shown
     if trace and shown is not None:
         files[TRACE] = partial(write_trace, result.timelines[shown.name])
     return files

@@ -2,6 +2,6 @@
 several forms.
 
 ``from_result``, ``from_comparison``, ``from_advice`` and ``from_fit`` build it of what ``sections`` says of
-each subject; ``terminal``, ``markdown``, ``html`` and ``long_table`` render it. ``kinds`` holds what differs
-between inference, training and checkpoints, ``charts`` and its neighbours what is drawn.
+each subject; ``terminal``, ``markdown``, ``html`` and ``long_table`` render it. ``presentation`` holds what
+differs between inference, training and checkpoints, ``charts`` and its neighbours what is drawn.
 """

@@ -7,7 +7,6 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from simoffload.report.formatting import alike, counted, group_bounds, percent, uncapitalized
-from simoffload.report.kinds import words
 from simoffload.report.plotting import (
     BLACK,
     BLUE,
@@ -36,6 +35,7 @@ from simoffload.report.plotting import (
     points,
     rule,
 )
+from simoffload.report.presentation import presentation
 from simoffload.report.training_tables import moments, times
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
@@ -66,7 +66,7 @@ _CHANGES = {
     "workload": ("more work at a time", ORANGE, "x"),
     "setting": ("settings", PURPLE, "."),
 }
-"""Words, colour and pattern of each kind of change."""
+"""Presentation, colour and pattern of each kind of change."""
 
 
 def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
@@ -239,7 +239,7 @@ def tornado(found: Sensitivity, *, most: int) -> Figure:
         FRAME + LEGEND + ROW * len(rows),
         barmode="overlay",
         showlegend=True,
-        xaxis=axis(f"change of the {uncapitalized(words(found.result).compared)}", tickformat="+.1%"),
+        xaxis=axis(f"change of the {uncapitalized(presentation(found.result).compared)}", tickformat="+.1%"),
         yaxis=names_axis([f"{row.number.key}, {row.number.profile}" for row in rows]),
         shapes=[rule(0, color=BLACK)],
     )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.report.comparison import Group, Row
 from simoffload.report.formatting import uncapitalized
-from simoffload.report.kinds import words
 from simoffload.report.plotting import (
     BLACK,
     CYCLE,
@@ -30,6 +29,7 @@ from simoffload.report.plotting import (
     points,
     short,
 )
+from simoffload.report.presentation import presentation
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.units import format_number, format_seconds
@@ -134,7 +134,7 @@ def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list
 
 
 def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Properties]:
-    """Words where a bar is missing."""
+    """Presentation where a bar is missing."""
     below = {"y": 0, "yref": "paper", "yanchor": "bottom", "textangle": 0 if len(at) <= _FLAT else -90}
     return [
         note(
@@ -222,7 +222,7 @@ def _both(group: Group, label: str) -> str:
 
 def _general(cause: str, result: SimulationResult) -> str:
     """ "raid read" as "storage read", where raid is what holds weights or optimizer."""
-    for place in words(result).places:
+    for place in presentation(result).places:
         if cause.startswith(f"{place.tier} "):
             return f"storage{cause.removeprefix(place.tier)}"
     return cause

@@ -8,10 +8,11 @@ folds up, no listings of sections but those it is asked to copy from, and charts
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import printable
-from simoffload.report.formatting import alike, counted, percent
+from simoffload.report.formatting import alike, counted, per_second, percent
 from simoffload.results.capacity import TierUse
 from simoffload.units import format_bytes, format_rate, format_seconds
 
@@ -32,9 +33,12 @@ __all__ = [
     "fraction",
     "held",
     "named_alike",
+    "rate",
     "seconds",
     "shown",
 ]
+
+_SCHEMA = "simoffload/report/1"
 
 
 class Datum(NamedTuple):
@@ -78,6 +82,14 @@ class Table(NamedTuple):
     def texts(self) -> tuple[tuple[str, ...], ...]:
         """The rows as text that is safe to print."""
         return tuple(tuple(map(shown, row)) for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table as plain values: text, and a number in its unit where a cell has one."""
+        return {
+            "caption": self.caption,
+            "columns": list(self.head),
+            "rows": [[_plain_cell(cell) for cell in row] for row in self.rows],
+        }
 
     def without_empty_columns(self) -> Table:
         """The table without columns in which no row has anything; the first one always stays."""
@@ -123,6 +135,16 @@ class Section(NamedTuple):
     notes_on_terminal: bool = False
     """A terminal shows the notes, too, as the tables mean nothing without them."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """The section as plain values, without its charts."""
+        return {
+            "title": self.title,
+            "sentences": list(self.sentences),
+            "tables": [table.to_dict() for table in self.tables],
+            "notes": list(self.notes),
+            "listings": [one._asdict() for one in self.listings],
+        }
+
 
 class ReportDocument(NamedTuple):
     """Everything that is told, in the order of reading."""
@@ -144,33 +166,23 @@ class ReportDocument(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """The document as plain values; charts are left out, since their numbers are in the tables."""
         return {
+            "schema": _SCHEMA,
             "title": list(self.title),
             "fits": self.fits,
             "verdicts": list(self.verdicts),
             "warnings": list(self.warnings),
-            "sections": [_plain(one) for one in (*self.sections, *self.background)],
+            "sections": [one.to_dict() for one in (*self.sections, *self.background)],
             "each": [{"label": label, **one.to_dict()} for label, one in self.each],
         }
 
 
-def _plain(section: Section) -> dict[str, Any]:
-    tables = [
-        {
-            "caption": table.caption,
-            "columns": list(table.head),
-            "rows": [
-                [cell if isinstance(cell, str) else cell._asdict() for cell in row] for row in table.rows
-            ],
-        }
-        for table in section.tables
-    ]
-    return {
-        "title": section.title,
-        "sentences": list(section.sentences),
-        "tables": tables,
-        "notes": list(section.notes),
-        "listings": [one._asdict() for one in section.listings],
-    }
+def _plain_cell(cell: Entry) -> str | dict[str, Any]:
+    if isinstance(cell, str):
+        return cell
+    plain = cell._asdict()
+    if cell.value is not None and not isfinite(cell.value):
+        plain["value"] = None  # JSON has no word for it
+    return {key: value for key, value in plain.items() if value not in ("", None)}
 
 
 def shown(cell: Entry) -> str:
@@ -196,6 +208,11 @@ def held(size: int, use: TierUse) -> Datum:
 def byte_rate(rate: float) -> Datum:
     """A rate [B/s]."""
     return Datum(format_rate(rate), rate, "B/s")
+
+
+def rate(value: float | None) -> Entry:
+    """How many each second; empty for None."""
+    return "" if value is None else Datum(per_second(value, ""), value, "1/s")
 
 
 def fraction(value: float) -> Datum:

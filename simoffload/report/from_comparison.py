@@ -24,7 +24,7 @@ from simoffload.report.comparison import (
 from simoffload.report.document import Chart, Datum, Entry, ReportDocument, Section, Table, fraction, held
 from simoffload.report.formatting import largest, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
-from simoffload.report.kinds import words
+from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import inputs, limits, scenario, versions
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.causes import CAUSES
@@ -114,7 +114,7 @@ def _legend(found: Sequence[Group]) -> Iterator[str]:
     """What the columns are."""
     timed = [row.result for group in found for row in group.rows if row.result.step]
     if timed:
-        told = words(timed[0])
+        told = presentation(timed[0])
         yield from (f"{name} = {timed[0].formulas[name]}" for name in told.formulas)
         yield told.legend
     if any(group.throughput_apart for group in found):
@@ -131,7 +131,7 @@ def _legend(found: Sequence[Group]) -> Iterator[str]:
 
 def _table(group: Group, *, alone: bool) -> Table:
     heads, names = keys(group)
-    cells = [cell.short for cell in words(group.rows[0].result).cells]
+    cells = presentation(group.rows[0].result).cells
     ratio = f"vs {group.against}" if group.against else "ratio"
     answer = "bottleneck" if any(row.result.step for row in group.rows) else "answer"
     head = (*heads, *cells, ratio, "throughput", "published", answer, "share of the bound")
@@ -150,8 +150,7 @@ def _table(group: Group, *, alone: bool) -> Table:
 def _row(group: Group, row: Row) -> Iterator[Entry]:
     """Times, ratios, and what most of the time goes to or why there is none."""
     result, step = row.result, row.result.step
-    for cell in words(result).cells:
-        yield Datum(cell.value, cell.number) if cell.value else ""
+    yield from presentation(result).cells.values()
     yield Datum(row.ratio_text, row.ratio) if row.ratio_text else ""
     yield Datum(row.throughput_text, row.throughput) if group.throughput_apart and row.throughput_text else ""
     ratio = row.published.ratio if row.published else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from simoffload.report.document import ReportDocument, Section
 from simoffload.report.formatting import percent, place, worked
-from simoffload.report.kinds import Place, words
+from simoffload.report.presentation import Place, presentation
 from simoffload.report.sections import background as origin
 from simoffload.report.sections.around_training import around_training, storage
 from simoffload.report.sections.capacity import capacity
@@ -43,12 +43,12 @@ def result_document(result: SimulationResult, *, command: str = "", bars: int = 
 
 def headline(result: SimulationResult) -> tuple[str, ...]:
     """Model and work in a few words each."""
-    return result.model, result.dtype, *words(result).work, result.platform
+    return result.model, result.dtype, *presentation(result).work, result.platform
 
 
 def verdict(result: SimulationResult) -> str:
     """The answer in one sentence."""
-    told = words(result)
+    told = presentation(result)
     how = f", {told.how}" if told.how else ""
     where = f"on {result.platform} with {_places(told.places)}{how}"
     if result.refused:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -128,3 +130,30 @@ def test_units_are_in_the_names_of_metrics(kind: type[SimulationResult]) -> None
     assert unit_of("restore_bytes_per_s") == "B/s"
     assert unit_of("checkpoint_bytes") == "B"
     assert unit_of("per_token_s") == "s"
+
+
+def test_as_json_it_has_every_section_and_number(make_result: Make) -> None:
+    document = result_document(make_result(warnings=("careful",)), command="simoffload run small.yaml")
+    told = json.loads(json.dumps(document.to_dict(), allow_nan=False))
+    assert told["schema"] == "simoffload/report/1"
+    assert (told["fits"], told["warnings"]) == (True, ["careful"])
+    sections = {one["title"]: one for one in told["sections"]}
+    assert list(sections) == [one.title for one in (*document.sections, *document.background)]
+    (table,) = sections["Capacity"]["tables"]
+    cell = table["rows"][0][table["columns"].index("needed")]
+    assert cell == {"text": "4 GiB", "value": 4 << 30, "unit": "B"}
+    assert sections["Scenario"]["listings"][0] == {
+        "caption": "Command",
+        "text": "simoffload run small.yaml",
+    }
+
+
+def test_endless_amounts_have_no_number_in_json() -> None:
+    endless = Table("", ("a",), ((Datum("unknown", math.inf, "USD"),),), (0,))
+    assert endless.to_dict()["rows"] == [[{"text": "unknown", "unit": "USD"}]]
+
+
+def test_of_several_results_json_has_each(make_result: Make) -> None:
+    told = comparison_document([make_result(), make_result(target="dram")]).to_dict()
+    assert [one["label"] for one in told["each"]] == ["bloom-7b1, raid", "bloom-7b1, dram"]
+    assert told["each"][1]["verdicts"][0].startswith("bloom-7b1 runs on dgx-a100 with its weights in DRAM")

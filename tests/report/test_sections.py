@@ -12,7 +12,7 @@ import pytest
 
 from simoffload.report.comparison import group_verdict, groups
 from simoffload.report.html import write_comparison, write_report
-from simoffload.report.kinds import words
+from simoffload.report.presentation import presentation
 from simoffload.report.sections.around_training import around_training
 from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.checkpoint import (
@@ -213,6 +213,6 @@ def test_results_side_by_side(tmp_path: Path) -> None:
 
 
 def test_metrics_shown_have_formulas() -> None:
-    told = words(checkpoint())
+    told = presentation(checkpoint())
     assert [metric.key for metric in told.metrics] == list(CheckpointResult.formulas)
     assert set(told.formulas) <= set(CheckpointResult.formulas)

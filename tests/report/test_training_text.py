@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from simoffload.report.kinds import words
+from simoffload.report.presentation import presentation
 from simoffload.report.sections.around_training import storage
 from simoffload.report.training_tables import causes_by_phase, moments
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
@@ -158,7 +158,7 @@ def test_one_place_is_said_once(make_training: Make) -> None:
 
 def test_no_accumulation_is_not_mentioned(make_training: Make) -> None:
     result = make_training(gradient_accumulation_steps=1, sequence_length=1)
-    assert words(result).work == ("batch 4 × 4 GPUs", "1 token")
+    assert presentation(result).work == ("batch 4 × 4 GPUs", "1 token")
 
 
 def test_causes_add_up_within_each_phase(make_training: Make) -> None:

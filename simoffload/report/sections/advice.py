@@ -12,7 +12,7 @@ from simoffload.planning.confidence import margin
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Section, Table, seconds
 from simoffload.report.formatting import held_back, largest, per_second, percent, plural
-from simoffload.report.kinds import words
+from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import settings
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.explanation import bandwidth_section
@@ -64,7 +64,7 @@ def _what_fits(advice: Advice) -> str:
 
 def _took(result: SimulationResult) -> str:
     """ "A step takes 1.2 s", "TPOT is 1.2 s"."""
-    what, time = words(result).step, format_seconds(result.step_time_s or 0.0)
+    what, time = presentation(result).step, format_seconds(result.step_time_s or 0.0)
     return f"{what} is {time}" if what.isupper() else f"A {what} takes {time}"
 
 
@@ -150,7 +150,15 @@ def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> Tab
                 largest(one.result.step) + held_back(one.result.step) if one.result.step is not None else "",
             )
         )
-    head = ("change", "", "gain", "cost", f"per 1000 {currency}", words(base).step, "then the bottleneck")
+    head = (
+        "change",
+        "",
+        "gain",
+        "cost",
+        f"per 1000 {currency}",
+        presentation(base).step,
+        "then the bottleneck",
+    )
     return Table("", head, tuple(rows), (2, 3, 4, 5))
 
 
@@ -183,7 +191,7 @@ def searched(search: Search, *, budget: float | None, service: Sequence[ServiceL
         text = "combinations with it are within no budget and not in the table"
         told.append(f"no price is known of {', '.join(search.missing)}: {text}")
     rows = tuple(_point(point, search) for point in search.front)
-    step = words(search.points[0].result).step if search.points else "step"
+    step = presentation(search.points[0].result).step if search.points else "step"
     head = ("purchase", "units/s", step, "of 1M tokens", "what")
     table = Table("No other purchase is both cheaper and faster", head, rows, (0, 1, 2, 3), keys=1)
     drawn = (Chart("throughput over purchase", partial(charts.front, search)),) if rows else ()

@@ -7,10 +7,11 @@ from functools import partial
 
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Section, Table, held
-from simoffload.report.training_tables import estimates, moments
+from simoffload.report.training_tables import moments
 from simoffload.results.capacity import TierUse
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.units import format_bytes
 
 __all__ = ["CAPACITY", "capacity"]
 
@@ -78,5 +79,10 @@ def _at_a_moment(use: TierUse) -> Datum:
 
 
 def _estimates(result: TrainingResult) -> tuple[Table, ...]:
-    rows = estimates(result)
-    return (Table("What others' rules say", ("rule", "memory", "formula"), rows, ()),) if rows else ()
+    """What others' rules say of the memory; nothing where there are none."""
+    rows = []
+    for one in result.estimates:
+        sizes = ((one.per_gpu, "per GPU"), (one.per_host, "per host"), (one.total, "in all"))
+        told = ", ".join(f"{format_bytes(size, binary=True)} {scope}" for size, scope in sizes if size)
+        rows.append((one.name, told, one.formula))
+    return (Table("What others' rules say", ("rule", "memory", "formula"), tuple(rows), ()),) if rows else ()

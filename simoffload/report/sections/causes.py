@@ -17,7 +17,7 @@ from simoffload.report.document import (
     seconds,
 )
 from simoffload.report.formatting import bottleneck, bound, capacity, carried, group_bounds, group_links
-from simoffload.report.kinds import words
+from simoffload.report.presentation import presentation
 from simoffload.report.training_tables import PhaseShares, causes_by_phase, phase_names, times
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
@@ -44,7 +44,7 @@ _NO_FASTER = (
 
 def causes(result: SimulationResult, step: PassResult) -> Section:
     """The causes of the step that stands for the run, then of everything else that was simulated."""
-    told = words(result)
+    told = presentation(result)
     tables = _of_training(result, step) if isinstance(result, TrainingResult) else _of_passes(result, step)
     largest = f"largest part: {bottleneck(step, told.called)}"
     table, *folded = tables
@@ -112,7 +112,7 @@ def bounds(result: SimulationResult, step: PassResult) -> Section:
         (named_alike(names), seconds(time), fraction(time / step.time_s))
         for names, time in group_bounds(step)
     )
-    head = ("resource", "at least", f"of the {words(result).whole}")
+    head = ("resource", "at least", f"of the {presentation(result).whole}")
     table = Table("", head, rows, (1, 2), folded="All bounds")
     chart = Chart("bounds and simulated time", partial(charts.bounds, step, most=_MOST_BOUNDS))
     return Section(BOUND, (bound(step),), (table,), (_NO_FASTER,), charts=(chart,))
@@ -141,7 +141,7 @@ def links(result: SimulationResult, step: PassResult) -> Section:
                 *full,
             )
         )
-    whole = f"of the {words(result).whole}"
+    whole = f"of the {presentation(result).whole}"
     head = ("link", "moved", "capacity", "mean while busy", "busy", whole, "filled to capacity")
     numbers = tuple(range(1, len(head)))
     table = Table(step.name, head, tuple(rows), numbers, page_columns=(3, 4), most=_MOST_LINKS)

@@ -12,7 +12,7 @@ from simoffload.planning.uncertainty import ASSUMED, Doubt, Uncertainty
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Section, Table, byte_rate
 from simoffload.report.formatting import percent, uncapitalized
-from simoffload.report.kinds import words
+from simoffload.report.presentation import presentation
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_number, format_seconds
 
@@ -58,7 +58,7 @@ def bandwidth_section(curve: StorageCurve | None) -> Section:
 
 def _hangs_on(found: Sensitivity) -> Section:
     few = min(TOP, len(found.rows))
-    time = uncapitalized(words(found.result).compared)
+    time = uncapitalized(presentation(found.result).compared)
     told = (
         f"{time} with inputs {percent(found.change)} lower and higher: {few} of {len(found.rows)} that "
         f"matter; {found.without_effect} change nothing, {found.left_out} are not used"
@@ -87,7 +87,7 @@ def _changes(row: SensitivityRow, time: float) -> tuple[str, str]:
 def _range(found: Uncertainty, result: SimulationResult) -> Section:
     assumed = ", ".join(f"{share * 100:.0f} % for {origin}" for origin, share in ASSUMED.items())
     model, inputs = percent(found.confidence.relative_error), percent(found.of_inputs)
-    time = uncapitalized(words(result).compared)
+    time = uncapitalized(presentation(result).compared)
     ends = f"{time} {format_seconds(found.low)} to {format_seconds(found.high)}"
     told = f"{ends} (±{percent(found.relative)}: the model ±{model}, the inputs ±{inputs}, taking {assumed})"
     rows = tuple(map(_doubt, found.largest))

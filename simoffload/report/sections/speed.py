@@ -7,7 +7,7 @@ from functools import partial
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Section, Table, fraction, seconds
 from simoffload.report.formatting import largest
-from simoffload.report.kinds import words
+from simoffload.report.presentation import presentation
 from simoffload.report.training_tables import several, times
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -25,7 +25,7 @@ def unit_of(metric: str) -> str:
 
 def speed(result: SimulationResult) -> Section:
     """All metrics that have a value, and how each is computed."""
-    told = words(result)
+    told = presentation(result)
     values = result.metrics()
     shares = any(metric.share for metric in told.metrics)
     rows: list[tuple[Entry, ...]] = []

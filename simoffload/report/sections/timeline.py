@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from simoffload.report.document import Chart, Entry, Section, Table, byte_count, count, seconds
-from simoffload.report.kinds import words
+from simoffload.report.presentation import presentation
 from simoffload.report.timeline_chart import DrawnOperation, TimelineWindow, schedule, windows
 from simoffload.results.result import SimulationResult
 
@@ -17,7 +17,7 @@ _LONGEST = 15
 
 def timeline(result: SimulationResult, *, bars: int) -> Section:
     """The pass that stands for the run, or whichever was recorded; ``bars`` operations at most are drawn."""
-    told = words(result)
+    told = presentation(result)
     name = told.shown.name if told.shown else ""
     name = name if name in result.timelines else next(iter(result.timelines), "")
     found = windows(result.timelines[name], most=bars // 2, called=told.parts) if name else ()
