@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from simoffload.report.formatting import alike, counted, group_bounds, percent, uncapitalized
+from simoffload.report.formatting import counted, group_bounds, group_name, percent, uncapitalized
 from simoffload.report.plotting import (
     BLACK,
     BLUE,
@@ -90,7 +90,7 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
                 f"{name} (pinned)" if pinned else name,
                 y=[y for y, _, _ in parts],
                 x=[term.size / use.capacity for _, use, term in parts],
-                told=[f"{plain(term.name)}: {counted(term.size, use)}" for _, use, term in parts],
+                hover=[f"{plain(term.name)}: {counted(term.size, use)}" for _, use, term in parts],
                 color=CYCLE[by_size.index(name) % len(CYCLE)],
                 marker={"pattern": {"shape": "/" if pinned else "", "solidity": 0.15, "fillmode": "overlay"}},
             )
@@ -124,14 +124,14 @@ def causes(step: PassResult) -> Figure:
     hidden = [max(0.0, share.busy_s - share.exposed_s) for share in step.shares]
     faint = {"opacity": 0.45, "pattern": {"shape": "/", "solidity": 0.5, "bgcolor": "#ffffff"}}
 
-    def told(times: Sequence[float], how: str) -> list[str]:
+    def hover(times: Sequence[float], how: str) -> list[str]:
         pairs = zip(step.shares, times, strict=True)
         return [f"{plain(share.cause)}: {format_seconds(time)} {how}" for share, time in pairs]
 
     return figure(
         [
-            bars("exposed", y=rows, x=exposed, told=told(exposed, "exposed"), color=colours),
-            bars("hidden", y=rows, x=hidden, told=told(hidden, "hidden"), color=colours, marker=faint),
+            bars("exposed", y=rows, x=exposed, hover=hover(exposed, "exposed"), color=colours),
+            bars("hidden", y=rows, x=hidden, hover=hover(hidden, "hidden"), color=colours, marker=faint),
         ],
         FRAME + ROW * len(step.shares),
         barmode="stack",
@@ -144,7 +144,7 @@ def causes(step: PassResult) -> Figure:
 def bounds(step: PassResult, *, most: int) -> Figure:
     """The largest bounds, and the time that the step took as a line."""
     largest = group_bounds(step)[:most]
-    told = [f"{format_seconds(time)}, {percent(time / step.time_s)}" for _, time in largest]
+    hover = [f"{format_seconds(time)}, {percent(time / step.time_s)}" for _, time in largest]
     text = f"simulated {format_seconds(step.time_s)}"
     simulated = note(text, x=step.time_s, y=1, yref="paper", yanchor="bottom", font={"color": VERMILION})
     return figure(
@@ -153,15 +153,15 @@ def bounds(step: PassResult, *, most: int) -> Figure:
                 "bound",
                 y=range(len(largest)),
                 x=[time for _, time in largest],
-                told=told,
+                hover=hover,
                 color=SKY,
-                text=told,
+                text=hover,
                 textposition="auto",
             )
         ],
         FRAME + ROW * len(largest),
         xaxis=axis("time [s]", range=[0, 1.12 * step.time_s]),
-        yaxis=names_axis([alike(names) for names, _ in largest]),
+        yaxis=names_axis([group_name(names) for names, _ in largest]),
         shapes=[rule(step.time_s, color=VERMILION, width=3)],
         annotations=[simulated],
     )
@@ -187,8 +187,8 @@ def phases(result: TrainingResult) -> Figure:
         for share in phase.result.shares:
             exposed = float(phase.times) * share.exposed_s
             if exposed:
-                told = f"{plain(share.cause)}: {format_seconds(exposed)}, {percent(exposed / phase.time_s)}"
-                parts.append(CauseBar(y, share.cause, exposed, told))
+                hover = f"{plain(share.cause)}: {format_seconds(exposed)}, {percent(exposed / phase.time_s)}"
+                parts.append(CauseBar(y, share.cause, exposed, hover))
     data = by_cause(parts)
     shares = [percent(phase.time_s / (result.step_s or 1.0)) for phase in result.phases]
     ends = [
@@ -256,7 +256,7 @@ def bandwidth(curve: StorageCurve) -> Figure:
             "this platform",
             x=[own.rate / _GIGA],
             y=[own.throughput],
-            told=[f"{format_rate(own.rate)}: {format_number(own.throughput)} {curve.unit}s/s"],
+            hover=[f"{format_rate(own.rate)}: {format_number(own.throughput)} {curve.unit}s/s"],
             mode="markers+text",
             text=["this platform"],
             textposition="bottom right",
@@ -276,8 +276,8 @@ def bandwidth(curve: StorageCurve) -> Figure:
 
 def _line(name: str, x: Sequence[float], y: Sequence[float], color: str, *, dash: str) -> Scatter:
     values = zip(x, y, strict=True)
-    told = [f"{name}, {format_rate(rate * _GIGA)}: {format_number(value)}" for rate, value in values]
-    return points(name, x=x, y=y, told=told, mode="lines+markers", line={"color": color, "dash": dash})
+    hover = [f"{name}, {format_rate(rate * _GIGA)}: {format_number(value)}" for rate, value in values]
+    return points(name, x=x, y=y, hover=hover, mode="lines+markers", line={"color": color, "dash": dash})
 
 
 # ---- advice ----
@@ -329,7 +329,7 @@ def _marks(
         name,
         x=[point.purchase for point in found],
         y=[point.rate for point in found],
-        told=[plain(", ".join(point.words) or "as it is") for point in found],
+        hover=[plain(", ".join(point.words) or "as it is") for point in found],
         mode=mode,
         marker={"color": color, "symbol": symbol, "size": size},
     )

@@ -123,14 +123,14 @@ def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list
         base = next((row.result.compared_s for row in group.rows if row.label == group.baseline), None)
         for row in group.rows:
             if row.published is not None and base is not None:
-                told = f"published: {format_number(row.published.ratio)} × {plain(group.baseline)}"
-                found.append((at[cluster, row.label], row.published.ratio * base * 1e3, told))
+                hover = f"published: {format_number(row.published.ratio)} × {plain(group.baseline)}"
+                found.append((at[cluster, row.label], row.published.ratio * base * 1e3, hover))
     if not found:
         return []
-    x, y, told_each = zip(*found, strict=True)
+    x, y, hovers = zip(*found, strict=True)
     marker = {"symbol": "diamond-open", "size": 11, "color": BLACK, "line": {"width": 2}}
     name = "published ratio × simulated baseline"
-    return [points(name, x=x, y=y, told=told_each, showlegend=True, marker=marker)]
+    return [points(name, x=x, y=y, hover=hovers, showlegend=True, marker=marker)]
 
 
 def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Properties]:
@@ -193,7 +193,7 @@ def phases_compared(groups: Sequence[Group]) -> Figure:
                 name,
                 y=range(len(rows)),
                 x=times,
-                told=[f"{plain(name)}: {format_seconds(time)}" for time in times],
+                hover=[f"{plain(name)}: {format_seconds(time)}" for time in times],
                 color=CYCLE[number % len(CYCLE)],
                 **labelled(name, len(rows)),
             )

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import printable
-from simoffload.report.formatting import alike, counted, per_second, percent
+from simoffload.report.formatting import counted, group_name, per_second, percent
 from simoffload.results.capacity import TierUse
 from simoffload.units import format_bytes, format_rate, format_seconds
 
@@ -31,8 +31,8 @@ __all__ = [
     "byte_rate",
     "count",
     "fraction",
+    "group_cell",
     "held",
-    "named_alike",
     "rate",
     "seconds",
     "shown",
@@ -225,6 +225,6 @@ def count(number: int) -> Datum:
     return Datum(str(number), number)
 
 
-def named_alike(names: tuple[str, ...]) -> Datum:
+def group_cell(names: tuple[str, ...]) -> Datum:
     """The first of several names that are alike, and how many there are."""
-    return Datum(alike(names), name=", ".join(names))
+    return Datum(group_name(names), name=", ".join(names))

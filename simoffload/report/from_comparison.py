@@ -114,9 +114,9 @@ def _legend(found: Sequence[Group]) -> Iterator[str]:
     """What the columns are."""
     timed = [row.result for group in found for row in group.rows if row.result.step]
     if timed:
-        told = presentation(timed[0])
-        yield from (f"{name} = {timed[0].formulas[name]}" for name in told.formulas)
-        yield told.legend
+        wording = presentation(timed[0])
+        yield from (f"{name} = {timed[0].formulas[name]}" for name in wording.formulas)
+        yield wording.legend
     if any(group.throughput_apart for group in found):
         yield "throughput: ratio of tokens/s"
     if any(row.published for group in found for row in group.rows):

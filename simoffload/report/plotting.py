@@ -148,7 +148,7 @@ def names_axis(names: Sequence[str]) -> Properties:
 
 
 def bars(
-    name: str, *, y: Sequence[int], x: Sequence[float], told: Sequence[str], color: Any, **more: Any
+    name: str, *, y: Sequence[int], x: Sequence[float], hover: Sequence[str], color: Any, **more: Any
 ) -> Bar:
     """Horizontal bars, with what hovering over each tells."""
     from plotly.graph_objects import Bar
@@ -159,7 +159,7 @@ def bars(
         name=plain(name),
         y=list(y),
         x=list(x),
-        hovertext=list(told),
+        hovertext=list(hover),
         hoverinfo="text",
         marker=marker,
         **more,
@@ -171,7 +171,7 @@ def points(
     *,
     x: Sequence[float],
     y: Sequence[float],
-    told: Sequence[str],
+    hover: Sequence[str],
     mode: str = "markers",
     **more: Any,
 ) -> Scatter:
@@ -182,7 +182,7 @@ def points(
         name=plain(name),
         x=list(x),
         y=list(y),
-        hovertext=list(told),
+        hovertext=list(hover),
         hoverinfo="text",
         mode=mode,
         **more,
@@ -195,7 +195,7 @@ def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, s
         name,
         y=[y for y, _, _ in marks],
         x=[x for _, x, _ in marks],
-        told=[told for _, _, told in marks],
+        hover=[hover for _, _, hover in marks],
         color=color,
         marker={"pattern": {"shape": shape, "solidity": 0.3}},
         width=_BAR,
@@ -209,7 +209,7 @@ class CauseBar(NamedTuple):
     """Row of the bar."""
     cause: str
     length: float
-    told: str
+    hover: str
     """What hovering over it tells."""
 
 
@@ -237,7 +237,7 @@ def by_cause(parts: Sequence[CauseBar]) -> list[Bar]:
                 cause,
                 y=[part.y for part in mine],
                 x=[part.length for part in mine],
-                told=[part.told for part in mine],
+                hover=[part.hover for part in mine],
                 color=cause_colour(cause),
                 **labelled(cause, len(mine)),
             )

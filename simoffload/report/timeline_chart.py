@@ -192,7 +192,7 @@ def schedule(window: TimelineWindow) -> Figure:
                 words,
                 y=[streams.index(bar.stream) for bar in mine],
                 x=[round(bar.duration_s * scale, 6) for bar in mine],
-                told=[_told(bar) for bar in mine],
+                hover=[_hover(bar) for bar in mine],
                 color=color,
                 base=[round(bar.start_s * scale, 6) for bar in mine],
                 marker={"opacity": [1 if bar.own else 0.4 for bar in mine]},
@@ -218,7 +218,7 @@ def schedule(window: TimelineWindow) -> Figure:
     )
 
 
-def _told(bar: DrawnOperation) -> str:
+def _hover(bar: DrawnOperation) -> str:
     """What hovering shows."""
     lines = [
         plain(bar.label),

@@ -29,8 +29,7 @@ def test_result_and_page(program, tmp_path: Path) -> None:
     assert (out / "report.md").read_text().startswith("# bloom-560m · float16")
     assert (
         "wrote new/out/result.json, new/out/report.html, new/out/report.md, new/out/report.json, "
-        "new/out/table.csv"
-        in answer.err
+        "new/out/table.csv" in answer.err
     )
 
 

@@ -13,7 +13,7 @@ from simoffload.report.document import (
     Section,
     Table,
     fraction,
-    named_alike,
+    group_cell,
     seconds,
 )
 from simoffload.report.formatting import bottleneck, bound, capacity, carried, group_bounds, group_links
@@ -109,8 +109,7 @@ def _by_cause(
 def bounds(result: SimulationResult, step: PassResult) -> Section:
     """The fastest that each resource allows."""
     rows = tuple(
-        (named_alike(names), seconds(time), fraction(time / step.time_s))
-        for names, time in group_bounds(step)
+        (group_cell(names), seconds(time), fraction(time / step.time_s)) for names, time in group_bounds(step)
     )
     head = ("resource", "at least", f"of the {presentation(result).whole}")
     table = Table("", head, rows, (1, 2), folded="All bounds")
@@ -133,7 +132,7 @@ def links(result: SimulationResult, step: PassResult) -> Section:
         full: tuple[Datum, ...] = tuple(shares)
         rows.append(
             (
-                named_alike(names),
+                group_cell(names),
                 moved,
                 Datum(capacity(use), use.capacity, f"{use.unit}/s"),
                 mean,

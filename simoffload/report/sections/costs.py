@@ -216,9 +216,9 @@ def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
     return (Section(COSTS, (*told, *warnings), (shown,), tuple(notes)),)
 
 
-def _compared(one: Costed, alike: Sequence[Costed]) -> tuple[Entry, ...]:
+def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
     metrics, currency = one.economics.metrics(), one.economics.costs.currency
-    best = max((other.economics.metrics()["return_per_purchase"] or 0.0 for other in alike), default=0.0)
+    best = max((other.economics.metrics()["return_per_purchase"] or 0.0 for other in peers), default=0.0)
     mine = metrics["return_per_purchase"]
     kwh = metrics["kwh_per_million_tokens"]
     return (

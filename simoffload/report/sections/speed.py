@@ -25,17 +25,17 @@ def unit_of(metric: str) -> str:
 
 def speed(result: SimulationResult) -> Section:
     """All metrics that have a value, and how each is computed."""
-    told = presentation(result)
+    wording = presentation(result)
     values = result.metrics()
-    shares = any(metric.share for metric in told.metrics)
+    shares = any(metric.share for metric in wording.metrics)
     rows: list[tuple[Entry, ...]] = []
-    for key, name, text, share in told.metrics:
+    for key, name, text, share in wording.metrics:
         value = Datum(text, values[key], unit_of(key))
         of_step = [share] if shares else []
         rows.append((Datum(name, name=key), value, *of_step, f"{key} = {result.formulas[key]}"))
     head = ("metric", "value", *(["share"] if shares else []), "how it is computed")
     table = Table("", head, tuple(rows), tuple(range(1, len(head) - 1)))
-    return Section("Speed", tables=(table,), notes=(told.note,) if told.note else ())
+    return Section("Speed", tables=(table,), notes=(wording.note,) if wording.note else ())
 
 
 def phases(result: TrainingResult) -> Section:

@@ -17,14 +17,14 @@ _LONGEST = 15
 
 def timeline(result: SimulationResult, *, bars: int) -> Section:
     """The pass that stands for the run, or whichever was recorded; ``bars`` operations at most are drawn."""
-    told = presentation(result)
-    name = told.shown.name if told.shown else ""
+    wording = presentation(result)
+    name = wording.shown.name if wording.shown else ""
     name = name if name in result.timelines else next(iter(result.timelines), "")
-    found = windows(result.timelines[name], most=bars // 2, called=told.parts) if name else ()
+    found = windows(result.timelines[name], most=bars // 2, called=wording.parts) if name else ()
     if not found:
         return Section("Timeline", ("no timeline was recorded",), page_only=True)
-    notes = [f"One row is one stream of {found[0].ranks}. Paler: operations of neighbouring {told.parts}."]
-    if told.parts == "layers":
+    notes = [f"One row is one stream of {found[0].ranks}. Paler: operations of neighbouring {wording.parts}."]
+    if wording.parts == "layers":
         notes.append("A repetition spans several layers where prefetching takes as many to come round.")
     notes += [
         f"{one.title}: the {one.omitted} shortest operations are left out." for one in found if one.omitted
@@ -32,7 +32,7 @@ def timeline(result: SimulationResult, *, bars: int) -> Section:
     captions = [f"{one.title} ({name}, {one.ranks})" for one in found]
     return Section(
         "Timeline",
-        tables=tuple(_work(one, told.parts, each) for one, each in zip(found, captions, strict=True)),
+        tables=tuple(_work(one, wording.parts, each) for one, each in zip(found, captions, strict=True)),
         notes=tuple(notes),
         charts=tuple(
             Chart(f"{one.title}: operations by stream", partial(schedule, one), caption)
