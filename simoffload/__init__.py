@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simoffload.planning.fit.machines import machines_needed
     from simoffload.planning.sensitivity import sensitivity
     from simoffload.planning.uncertainty import uncertainty
-    from simoffload.report.page import write_comparison, write_report
+    from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
     from simoffload.results.inference import InferenceResult
     from simoffload.results.result import SimulationResult
@@ -111,8 +111,8 @@ _HOME = {
     "smallest_changes": "simoffload.planning.fit.changes",
     "storage_curve": "simoffload.planning.bandwidth",
     "uncertainty": "simoffload.planning.uncertainty",
-    "write_comparison": "simoffload.report.page",
-    "write_report": "simoffload.report.page",
+    "write_comparison": "simoffload.report.html",
+    "write_report": "simoffload.report.html",
     "write_trace": "simoffload.exchange.chrome_trace",
 }
 

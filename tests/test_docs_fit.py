@@ -19,7 +19,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def test_commands_print_what_is_shown(command: str, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(shlex.split(command))
     assert capsys.readouterr().out == output
-    assert status == (3 if "\nVerdict   bloom-mod-2 does not fit" in output else 0)
+    assert status == (3 if "\nVerdict: bloom-mod-2 does not fit" in output else 0)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["changes", "machines", "largest"])

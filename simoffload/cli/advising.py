@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
 from simoffload.cli.folder import (
+    DOCUMENT,
     MARKDOWN,
     RECOMMENDED,
     REPORT,
@@ -29,8 +30,7 @@ from simoffload.limits import keep, limited, now_doing
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search, ServiceLevel
     from simoffload.planning.bandwidth import StorageCurve
-    from simoffload.report.chart import Figure
-    from simoffload.report.story import Story
+    from simoffload.report.document import ReportDocument
     from simoffload.scenario import LoadedScenario
 
 __all__ = ["advise"]
@@ -91,27 +91,25 @@ class _Report(NamedTuple):
 
 @limited
 def _reported(answer: _Found, folder: OutputFolder | None, arguments: Namespace, console: Console) -> _Report:
-    from simoffload.report.advice_page import advice_figures, advice_story, advice_text
-    from simoffload.report.sections.advice import advised, searched
+    from simoffload.report.from_advice import advice_document
+    from simoffload.report.terminal import terminal_text
 
     advice, curve, found, service = answer
     keep(advice.scenario.scenario.engine.limits)
     now_doing("reporting")
-    more = advised(advice, curve)
-    if found is not None:
-        more = (*searched(found, budget=arguments.budget, service=service), *more)
-    story = advice_story(advice, more, search=found, command=arguments.line)
+    document = advice_document(
+        advice, curve, found, budget=arguments.budget, service=service, command=arguments.line
+    )
     data = advice.to_dict() | {
         "storage": curve.to_dict() if curve else None,
         "search": found.to_dict() if found else None,
     }
     written: tuple[Path, ...] = ()
     if folder:
-        figures = advice_figures(advice, curve, found)
         recommended = _recommended(advice, found)
         data[RECOMMENDED] = {name: digest(content) for name, content in recommended.items()}
-        written = folder.write(_files(advice, story, figures, data, recommended))
-    return _Report(advice_text(story, color=console.color, width=console.width), data, written)
+        written = folder.write(_files(document, data, recommended))
+    return _Report(terminal_text(document, color=console.color, width=console.width), data, written)
 
 
 def _curve(advice: Advice, console: Console, progress: Progress) -> StorageCurve | None:
@@ -162,29 +160,24 @@ def _recommended(advice: Advice, found: Search | None) -> dict[str, bytes]:
     return {f"{RECOMMENDED}/{name}": content for name, content in (texts | own).items()}
 
 
-def _files(
-    advice: Advice,
-    story: Story,
-    figures: Mapping[str, tuple[Figure, str]],
-    data: Any,
-    recommended: Mapping[str, bytes],
-) -> dict[str, Writer]:
+def _files(document: ReportDocument, data: Any, recommended: Mapping[str, bytes]) -> dict[str, Writer]:
+    from simoffload.report.html import write_html
     from simoffload.report.long_table import write_long_table
     from simoffload.report.markdown import write_markdown
-    from simoffload.report.page import write_advice
 
     return {
         RESULT: json_writer(data),
-        REPORT: partial(write_advice, story, advice.result, figures=figures),
-        MARKDOWN: partial(write_markdown, story),
-        TABLE: partial(write_long_table, story),
+        REPORT: partial(write_html, document),
+        MARKDOWN: partial(write_markdown, document),
+        DOCUMENT: json_writer(document.to_dict()),
+        TABLE: partial(write_long_table, document),
         **{name: content_writer(content) for name, content in recommended.items()},
     }
 
 
 def _shown(written: Sequence[Path]) -> list[str]:
     """Names of the files; the recommended ones as their folder."""
-    from simoffload.report.phrases import plural
+    from simoffload.report.formatting import plural
 
     top = written[0].parent
     plain = [str(path) for path in written if path.parent == top]

@@ -42,7 +42,7 @@ standard input or, for run, fit and compare, the name of a model (simoffload mod
 """
 _SET = "replace or add a value of the scenario, as workload.batch_size=8; may be repeated"
 _JSON = "print one JSON document on standard output, errors too"
-_WRITTEN = "result.json, report.html, report.md and table.csv"
+_WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
 _TARGETS = "where the weights go: tiers of the platform; platform:tier for it and those after it on another"
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.cli.cases import cases, refusal
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
-from simoffload.cli.folder import MARKDOWN, REPORT, RESULT, TABLE, OutputFolder, Writer, json_writer
+from simoffload.cli.folder import DOCUMENT, MARKDOWN, REPORT, RESULT, TABLE, OutputFolder, Writer, json_writer
 from simoffload.limits import keep, limited, now_doing
 
 if TYPE_CHECKING:
     from simoffload.planning.compare import Comparison
     from simoffload.report.comparison import Published
+    from simoffload.report.document import ReportDocument
     from simoffload.results.result import SimulationResult
     from simoffload.scenario import LoadedScenario
 
@@ -62,19 +63,17 @@ def _reported(
     arguments: Namespace,
     console: Console,
 ) -> _Report:
-    from simoffload.report.comparison_text import compare_text
+    from simoffload.report.from_comparison import comparison_document
+    from simoffload.report.terminal import terminal_text
 
     keep(next(iter(compared.values())).scenario.engine.limits)
     now_doing("reporting")
     told = _told(comparison, compared)
-    text = compare_text(
-        told.results,
-        published=told.published,
-        baseline=told.baseline,
-        color=console.color,
-        width=console.width,
+    document = comparison_document(
+        told.results, published=told.published, baseline=told.baseline, command=arguments.line
     )
-    written = folder.write(_files(comparison, told, command=arguments.line)) if folder else ()
+    written = folder.write(_files(comparison, document)) if folder else ()
+    text = terminal_text(document, color=console.color, width=console.width)
     return _Report(text, comparison.to_dict(), written)
 
 
@@ -101,21 +100,17 @@ def _told(comparison: Comparison, cases: dict[str, LoadedScenario]) -> _Told:
     return _Told(tuple(comparison.results.values()), baseline, published)
 
 
-def _files(comparison: Comparison, told: _Told, *, command: str) -> dict[str, Writer]:
+def _files(comparison: Comparison, document: ReportDocument) -> dict[str, Writer]:
     from simoffload.exchange.csv_rows import write_csv
-    from simoffload.report.comparison import groups
+    from simoffload.report.html import write_html
     from simoffload.report.markdown import write_markdown
-    from simoffload.report.page import write_comparison
-    from simoffload.report.story import story_of_several
 
-    results, baseline, published = told
-    found = groups(results, published=published, baseline=baseline)
     columns, rows = comparison.table()
-    page = partial(write_comparison, results, published=published, baseline=baseline, command=command)
     return {
         RESULT: json_writer(comparison.to_dict()),
-        REPORT: page,
-        MARKDOWN: partial(write_markdown, story_of_several(found, command=command)),
+        REPORT: partial(write_html, document),
+        MARKDOWN: partial(write_markdown, document),
+        DOCUMENT: json_writer(document.to_dict()),
         TABLE: partial(write_csv, columns=columns, rows=rows),
     }
 

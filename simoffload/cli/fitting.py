@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from simoffload.cli.cases import cases
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
-from simoffload.errors import InputError, WorkLimitError, printable
+from simoffload.errors import InputError, WorkLimitError
 from simoffload.limits import keep, limited
 
 if TYPE_CHECKING:
+    from simoffload.report.document import ReportDocument
     from simoffload.scenario import LoadedScenario
 
 __all__ = ["fit"]
@@ -48,26 +49,31 @@ def _answer(arguments: Namespace, targets: tuple[str, ...] | None, console: Cons
     return _one(scenario, console)
 
 
+def _text(document: ReportDocument, console: Console) -> str:
+    from simoffload.report.terminal import terminal_text
+
+    return terminal_text(document, color=console.color, width=console.width)
+
+
 @limited
 def _one(scenario: LoadedScenario, console: Console) -> _Answer:
     from simoffload.planning.answers import fit
-    from simoffload.report.text import result_text
+    from simoffload.report.from_result import result_document
 
     with Progress(console) as progress:
         progress("what would make it fit")
         result = fit(scenario)
         data = result.to_dict()
-    text = result_text(result, color=console.color, width=console.width)
-    return _Answer(text, data, result.fits)
+    return _Answer(_text(result_document(result), console), data, result.fits)
 
 
 def _several(found: dict[str, LoadedScenario], console: Console) -> _Answer:
     from simoffload.planning.compare import compare_fit
-    from simoffload.report.comparison_text import compare_text
+    from simoffload.report.from_comparison import comparison_document
 
     comparison = compare_fit(found)
     results = tuple(comparison.results.values())
-    text = limited(compare_text)(results, color=console.color, width=console.width)
+    text = limited(_text)(comparison_document(results), console)
     return _Answer(text, comparison.to_dict(), comparison.fits)
 
 
@@ -77,11 +83,14 @@ class _Each(NamedTuple, Generic[T]):
     answers: list[T]
     stopped: dict[str, str]
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why some have no answer."""
+        return [f"{label}: {why}" for label, why in self.stopped.items()]
+
     def told(self, name: str, text: str, rows: list[dict[str, Any]], *, fits: bool) -> _Answer:
         """The answers under ``name``, and what was stopped."""
-        reasons = (f"{printable(label)}: {printable(why)}" for label, why in self.stopped.items())
-        data = {"schema": _SCHEMA, name: rows, "stopped": self.stopped}
-        return _Answer("\n".join((text.rstrip("\n"), *reasons)), data, fits)
+        return _Answer(text, {"schema": _SCHEMA, name: rows, "stopped": self.stopped}, fits)
 
 
 def _each(
@@ -106,7 +115,7 @@ def _each(
 def _machines(found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, console: Console) -> _Answer:
     """``tiers`` are those to offload to."""
     from simoffload.planning.fit import MachinesNeeded, machines_needed
-    from simoffload.report.fit_text import machines_text
+    from simoffload.report.from_fit import machines_document
 
     def needed(scenario: LoadedScenario) -> MachinesNeeded:
         keep(scenario.scenario.engine.limits)
@@ -117,20 +126,20 @@ def _machines(found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, c
             raise InputError(named) from None
 
     each = _each(found, needed, console)
-    text = machines_text(each.answers, color=console.color, width=console.width)
+    text = _text(machines_document(each.answers, stopped=each.reasons), console)
     fits = any(count.machines for one in each.answers for count in one.counts)
     return each.told("machines", text, [one.to_dict() for one in each.answers], fits=fits)
 
 
 def _largest(found: dict[str, LoadedScenario], console: Console) -> _Answer:
     from simoffload.planning.fit import Largest, largest
-    from simoffload.report.fit_text import largest_text
+    from simoffload.report.from_fit import largest_document
 
     def held(scenario: LoadedScenario) -> Largest:
         keep(scenario.scenario.engine.limits)
         return largest(scenario)
 
     each = _each(found, held, console)
-    text = largest_text(each.answers, color=console.color, width=console.width)
+    text = _text(largest_document(each.answers, stopped=each.reasons), console)
     fits = any(limit.most for one in each.answers for limit in (one.batch, one.context, one.layers))
     return each.told("largest", text, [one.to_dict() for one in each.answers], fits=fits)

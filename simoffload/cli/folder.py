@@ -14,6 +14,7 @@ from typing import Any, Self
 from simoffload.errors import InputError, Problem
 
 __all__ = [
+    "DOCUMENT",
     "MARKDOWN",
     "RECOMMENDED",
     "REPORT",
@@ -30,11 +31,12 @@ __all__ = [
 Writer = Callable[[Path], object]
 """Writes one file to the given path."""
 
-RESULT, REPORT, MARKDOWN, TABLE = "result.json", "report.html", "report.md", "table.csv"
+RESULT, TABLE = "result.json", "table.csv"
+REPORT, MARKDOWN, DOCUMENT = "report.html", "report.md", "report.json"
 TRACE = "trace.json"
 RECOMMENDED = "recommended"
 """A folder in it; of its files those are ours whose names and contents our result.json has under this key."""
-_OURS = {RESULT, REPORT, MARKDOWN, TABLE, TRACE}
+_OURS = {RESULT, REPORT, MARKDOWN, DOCUMENT, TABLE, TRACE}
 _SIGNATURE = b'"schema": "simoffload/'  # near the beginning of every result.json that we write
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.cli.console import Console, Progress
 from simoffload.cli.exits import Exit
 from simoffload.cli.folder import (
+    DOCUMENT,
     MARKDOWN,
     REPORT,
     RESULT,
@@ -26,6 +27,7 @@ from simoffload.limits import limited, now_doing
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from simoffload.report.document import ReportDocument
     from simoffload.results.passes import PassResult
     from simoffload.results.result import SimulationResult
 
@@ -64,8 +66,9 @@ def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console)
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
     from simoffload.planning.answers import simulate
     from simoffload.planning.costs import load_costs
-    from simoffload.report.kinds import words
-    from simoffload.report.text import result_text
+    from simoffload.report.from_result import result_document
+    from simoffload.report.presentation import presentation
+    from simoffload.report.terminal import terminal_text
 
     prices = load_costs(arguments.costs)
     with Progress(console) as progress:
@@ -78,32 +81,30 @@ def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console)
         )
         data = result.to_dict()
     now_doing("reporting")
-    shown = words(result).shown
-    written = folder.write(_files(result, data, arguments, shown)) if folder else ()
-    text = result_text(result, color=console.color, width=console.width)
-    return _Answer(text, data, result, written, shown, words(result).whole)
+    shown = presentation(result).shown
+    document = result_document(result, command=arguments.line)
+    written = folder.write(_files(result, data, document, trace=arguments.trace)) if folder else ()
+    text = terminal_text(document, color=console.color, width=console.width)
+    return _Answer(text, data, result, written, shown, presentation(result).whole)
 
 
 def _files(
-    result: SimulationResult,
-    data: Mapping[str, Any],
-    arguments: Namespace,
-    shown: PassResult | None,
+    result: SimulationResult, data: Mapping[str, Any], document: ReportDocument, *, trace: bool
 ) -> dict[str, Writer]:
     from simoffload.exchange.chrome_trace import write_trace
+    from simoffload.report.html import write_html
     from simoffload.report.long_table import write_long_table
     from simoffload.report.markdown import write_markdown
-    from simoffload.report.page import write_report
-    from simoffload.report.story import story_of
+    from simoffload.report.presentation import presentation
 
-    story = story_of(result, command=arguments.line)
     files: dict[str, Writer] = {
         RESULT: json_writer(data),
-        REPORT: partial(write_report, result, command=arguments.line),
-        MARKDOWN: lambda path: write_markdown(story, path),
-        TABLE: lambda path: write_long_table(story, path),
+        REPORT: partial(write_html, document),
+        MARKDOWN: partial(write_markdown, document),
+        DOCUMENT: json_writer(document.to_dict()),
+        TABLE: partial(write_long_table, document),
     }
-    if arguments.trace and shown is not None:
-        timeline = result.timelines[shown.name]
-        files[TRACE] = lambda path: write_trace(timeline, path)
+    shown = presentation(result).shown
+    if trace and shown is not None:
+        files[TRACE] = partial(write_trace, result.timelines[shown.name])
     return files

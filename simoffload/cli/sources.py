@@ -113,7 +113,7 @@ def _is_model(source: str) -> bool:
 def _of_model(
     model: str, overrides: Sequence[str], targets: Sequence[str], console: Console
 ) -> LoadedScenario:
-    from simoffload.report.phrases import plural
+    from simoffload.report.formatting import plural
     from simoffload.scenario import default_scenario
     from simoffload.workload import Inference
 

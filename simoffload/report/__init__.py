@@ -1,4 +1,7 @@
-"""What a person reads of results: ``sections`` says what is told, subject by subject, and ``story`` in which
-order; ``page`` (HTML that needs nothing else), ``markdown``, ``long_table``, ``text`` and ``comparison_text``
-(terminal) show it. ``kinds`` holds what is said differently of inference and of training.
+"""Reports for people: one :class:`~simoffload.report.document.ReportDocument`, built once and rendered in
+several forms.
+
+``from_result``, ``from_comparison``, ``from_advice`` and ``from_fit`` build it of what ``sections`` says of
+each subject; ``terminal``, ``markdown``, ``html`` and ``long_table`` render it. ``presentation`` holds what
+differs between inference, training and checkpoints, ``charts`` and its neighbours what is drawn.
 """

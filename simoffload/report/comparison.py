@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import margin, tie
-from simoffload.report.kinds import words
-from simoffload.report.phrases import percent, uncapitalized
-from simoffload.report.summary import headline
+from simoffload.report.formatting import percent, uncapitalized
+from simoffload.report.from_result import headline
+from simoffload.report.presentation import presentation
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_number, format_seconds
 
@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 
-_SHORT = 8
-"""Characters of a baseline's name for which there is room in a narrow table."""
+_SHORT, _LONG = 8, 16
+"""Characters of a baseline's name for which there is room in a head, of a narrow table and of another."""
 
 
 _APART = 0.05
@@ -93,17 +93,17 @@ class Group(NamedTuple):
     @property
     def compared(self) -> str:
         """The time by which the rows are compared, as it begins a sentence."""
-        return words(self.rows[0].result).compared
+        return presentation(self.rows[0].result).compared
 
     @property
     def narrow(self) -> bool:
         """Whether a table has room for little else, as more than the weights can be elsewhere."""
-        return len(words(self.rows[0].result).places) > 1
+        return len(presentation(self.rows[0].result).places) > 1
 
     @property
     def against(self) -> str:
         """The baseline for the head of a column; empty if there is none, or none short enough."""
-        return "" if self.narrow and len(self.baseline) > _SHORT else self.baseline
+        return "" if len(self.baseline) > (_SHORT if self.narrow else _LONG) else self.baseline
 
 
 def groups(
@@ -121,7 +121,7 @@ def groups(
     """
     alike: dict[tuple[str, str], list[SimulationResult]] = {}
     for result in results:
-        alike.setdefault((words(result).kind, result.model), []).append(result)
+        alike.setdefault((presentation(result).kind, result.model), []).append(result)
     if baseline is not None and not any(baseline in _names(result) for result in results):
         known = ", ".join(dict.fromkeys(name for result in results for name in _names(result)[1:]))
         raise ValueError(f"no result is called {baseline!r} (there are: {known})")
@@ -136,7 +136,7 @@ def groups(
 
 def exact_name(result: SimulationResult) -> str:
     """ "scenario@target": the name that says most of the names by which ``groups`` knows a result."""
-    return words(result).exact
+    return presentation(result).exact
 
 
 def _names(result: SimulationResult) -> tuple[str, str, str]:
@@ -180,7 +180,7 @@ def _tie_within(result: SimulationResult, reference: SimulationResult | None) ->
 def _labels(results: Sequence[SimulationResult]) -> list[str]:
     """The shortest names that tell the results apart."""
     labels: list[str] = []
-    for names in zip(*(words(result).labels for result in results), strict=True):
+    for names in zip(*(presentation(result).labels for result in results), strict=True):
         labels = list(names)
         if len(set(labels)) == len(labels):
             return labels
@@ -193,7 +193,7 @@ def keys(group: Group) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     Where only the weights can be elsewhere the label says it; where more can, each has a column, and the
     scenario has one if it is needed.
     """
-    told = [words(row.result) for row in group.rows]
+    told = [presentation(row.result) for row in group.rows]
     heads = tuple(place.what for place in told[0].places)
     if len(heads) == 1:
         return heads, tuple((row.label,) for row in group.rows)

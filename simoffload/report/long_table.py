@@ -1,4 +1,4 @@
-"""All numbers of a story, one a row, as CSV: for spreadsheets and programs."""
+"""All numbers of a report document, one a row, as CSV: for spreadsheets and programs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from simoffload.exchange.csv_rows import write_csv
-from simoffload.report.sections import Datum, Section
-from simoffload.report.story import Story
+from simoffload.report.document import Datum, ReportDocument, Section
 
 __all__ = ["COLUMNS", "write_long_table"]
 
 COLUMNS = ("section", "table", "row", "column", "value", "unit")
 
 
-def write_long_table(story: Story, path: str | Path) -> None:
+def write_long_table(document: ReportDocument, path: str | Path) -> None:
     """Write every number of the tables [SI units]. Raises InputError if the file cannot be written."""
-    write_csv(path, COLUMNS, _rows(story.findings))
+    write_csv(path, COLUMNS, _rows(document.sections))
 
 
 def _rows(sections: Sequence[Section]) -> Iterator[tuple[str | float, ...]]:

@@ -1,4 +1,4 @@
-"""A story as Markdown, to paste where people discuss it (https://github.github.com/gfm/).
+"""A report document as Markdown, to paste where people discuss it (https://github.github.com/gfm/).
 
 Whatever comes from files is text: nothing in it makes links, pictures, tags or tables.
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
-from simoffload.report.sections import Listing, Section, Table
-from simoffload.report.story import Story
+from simoffload.report.document import Listing, ReportDocument, Section, Table
+from simoffload.report.formatting import sentence
 
 __all__ = ["markdown", "write_markdown"]
 
@@ -23,29 +23,27 @@ _SPECIAL = re.compile(r"[\\`*\[\]|~$&<]|(?<!\w)_|_(?!\w)")
 _BLOCK = re.compile(r"^(\d*)([>#+=:.)-])")
 
 
-def write_markdown(story: Story, path: str | Path) -> None:
-    """Write a story as Markdown. Raises InputError if the file cannot be written."""
+def write_markdown(document: ReportDocument, path: str | Path) -> None:
+    """Write a document as Markdown. Raises InputError if the file cannot be written."""
     with replacing(path) as file:
-        file.write(markdown(story))
+        file.write(markdown(document))
 
 
-def markdown(story: Story) -> str:
-    """The story; what a page shows as pictures alone is left out."""
-    return "\n\n".join(_story(story, level=1)) + "\n"
+def markdown(document: ReportDocument) -> str:
+    """The document without its charts."""
+    return "\n\n".join((f"# {_text(' · '.join(document.title))}", *_document(document, level=1))) + "\n"
 
 
-def _story(story: Story, *, level: int) -> Iterator[str]:
-    if level == 1:
-        yield f"# {_text(' · '.join(story.headline))}"
-    yield from (f"**{_text(verdict)}**" for verdict in story.verdicts)
-    yield from (f"> **Warning:** {_text(warning)}" for warning in story.warnings)
-    yield from _sections(story.findings, level + 1)
-    if story.each:
+def _document(document: ReportDocument, *, level: int) -> Iterator[str]:
+    yield from (f"**{_text(verdict)}**" for verdict in document.verdicts)
+    yield from (f"> **Warning:** {_text(warning)}" for warning in document.warnings)
+    yield from _sections(document.sections, level + 1)
+    if document.each:
         yield f"{'#' * (level + 1)} Each result"
-    for label, one in story.each:
+    for label, one in document.each:
         yield f"{'#' * (level + 2)} {_text(label)}"
-        yield from _story(one, level=level + 2)
-    yield from _sections(story.background, level + 1)
+        yield from _document(one, level=level + 2)
+    yield from _sections(document.background, level + 1)
 
 
 def _sections(sections: Sequence[Section], level: int) -> Iterator[str]:
@@ -54,16 +52,12 @@ def _sections(sections: Sequence[Section], level: int) -> Iterator[str]:
             continue  # a chart of what is in other tables
         yield f"{'#' * level} {_text(section.title)}"
         if section.sentences:
-            yield _paragraph(" ".join(map(_sentence, section.sentences)))
+            yield _paragraph(" ".join(map(sentence, section.sentences)))
         for table in section.tables:
             yield from _table(table)
         yield from map(_paragraph, section.notes)
         for listing in section.listings:
             yield from _listing(listing)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _table(table: Table) -> Iterator[str]:

@@ -1,19 +1,16 @@
-"""The parts of a training step as tables, for terminal and page."""
+"""The stages of memory use and the phases of a step of training."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from simoffload.report.phrases import percent
 from simoffload.results.capacity import TierUse
 from simoffload.results.training import TimedPhase, TrainingResult
-from simoffload.units import format_bytes
 
 __all__ = [
     "MomentNeeds",
     "PhaseShares",
     "causes_by_phase",
-    "estimates",
     "moments",
     "phase_names",
     "several",
@@ -36,16 +33,6 @@ class PhaseShares(NamedTuple):
     exposed_s: tuple[float, ...]
     """[s] of one step in each of the phases of ``phase_names``."""
 
-    def told(self, names: tuple[str, ...]) -> str:
-        """ "backward 67 %, forward 33 %"; the name alone where it is one phase; empty where nothing."""
-        total = sum(self.exposed_s)
-        parts = sorted(zip(self.exposed_s, names, strict=True), key=lambda part: -part[0])
-        return ", ".join(
-            name if exposed == total else f"{name} {percent(exposed / total)}"
-            for exposed, name in parts
-            if exposed
-        )
-
 
 def moments(result: TrainingResult) -> tuple[MomentNeeds, ...]:
     """Every stage with every tier that holds something at any of them."""
@@ -58,16 +45,6 @@ def moments(result: TrainingResult) -> tuple[MomentNeeds, ...]:
         empty = {tier: use._replace(needed=0, terms=()) for tier, use in known.items()}
         told.append(MomentNeeds(name, tuple(held.get(tier, empty[tier]) for tier in known)))
     return tuple(told)
-
-
-def estimates(result: TrainingResult) -> tuple[tuple[str, str, str], ...]:
-    """(whose, how much, formula) of what others' rules say of the memory."""
-    rows = []
-    for one in result.estimates:
-        sizes = ((one.per_gpu, "per GPU"), (one.per_host, "per host"), (one.total, "in all"))
-        told = ", ".join(f"{format_bytes(size, binary=True)} {scope}" for size, scope in sizes if size)
-        rows.append((one.name, told, one.formula))
-    return tuple(rows)
 
 
 def phase_names(result: TrainingResult) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def test_page_and_markdown_show_capacity_and_costs_side_by_side(program, tmp_pat
     program("compare", "small.yaml", "--on", "dram,raid", "--costs", "own.yaml", "--output-dir", "out", *FAST)
     for name in ("report.html", "report.md"):
         text = (tmp_path / "out" / name).read_text()
-        for words in ("Capacity", "filled", "Cost and energy", "87,660 USD", "most of the time"):
+        for words in ("Capacity", "filled", "Cost and energy", "87,660 USD", "bottleneck"):
             assert words in text, (name, words)
 
 

@@ -12,7 +12,7 @@ from simoffload.cli.folder import OutputFolder
 from simoffload.errors import InputError
 from simoffload.exchange.files import replacing
 
-WRITTEN = ["report.html", "report.md", "result.json", "table.csv"]
+WRITTEN = ["report.html", "report.json", "report.md", "result.json", "table.csv"]
 FAST = ("--set", "workload.output_length=1")
 
 
@@ -28,15 +28,15 @@ def test_result_and_page(program, tmp_path: Path) -> None:
     assert (out / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert (out / "report.md").read_text().startswith("# bloom-560m · float16")
     assert (
-        "wrote new/out/result.json, new/out/report.html, new/out/report.md, new/out/table.csv" in answer.err
+        "wrote new/out/result.json, new/out/report.html, new/out/report.md, new/out/report.json, "
+        "new/out/table.csv" in answer.err
     )
 
 
 def test_trace(program, tmp_path: Path) -> None:
     answer = program("run", "small.yaml", "--output-dir", "out", "--trace", *FAST)
-    assert answer.out.splitlines()[-1] == (
-        "wrote out/result.json, out/report.html, out/report.md, out/table.csv, out/trace.json"
-    )
+    pages = "out/report.html, out/report.md, out/report.json"
+    assert answer.out.splitlines()[-1] == f"wrote out/result.json, {pages}, out/table.csv, out/trace.json"
     assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import simoffload as so
+from simoffload.report.from_result import result_document
 from simoffload.report.markdown import write_markdown
-from simoffload.report.story import story_of
-from simoffload.report.text import result_text
+from tests.report.conftest import result_text
 
 TOO_LARGE = ("--set", "model=bloom-176b", "--set", "strategy.weights=gpu")
 
@@ -54,7 +54,7 @@ def test_python_gives_what_the_command_line_gives(program, overrides: tuple[str,
     result = so.simulate(scenario, keep_timelines=True)
     so.write_report(result, "report.html", command=line)
     assert Path("report.html").read_text() == Path("out/report.html").read_text()
-    write_markdown(story_of(result, command=line), "report.md")
+    write_markdown(result_document(result, command=line), "report.md")
     assert Path("report.md").read_text() == Path("out/report.md").read_text()
 
 
@@ -100,7 +100,7 @@ def test_what_does_not_fit_has_no_times(program) -> None:
 
 
 def test_every_answer_says_how_sure_it_is(program) -> None:
-    assert "How sure  ±" in program("run", "small.yaml").out
+    assert "\nHow sure\n  ±" in program("run", "small.yaml").out
     sure = json.loads(program("run", "small.yaml", "--json").out)["confidence"]
     assert sure["known"] is True
     assert 0 < sure["relative_error"] < 0.2
@@ -110,7 +110,8 @@ def test_every_answer_says_how_sure_it_is(program) -> None:
 def test_explain_says_why_in_every_form(program) -> None:
     answer = program("run", "small.yaml", "--explain", "--output-dir", "out")
     assert answer.status == 0
-    assert [name for name in ("Bandwidth ", "Hangs on ", "How sure ") if f"\n{name}" not in answer.out] == []
+    titles = ("Storage bandwidth and throughput", "What the result hangs on", "How sure")
+    assert [name for name in titles if f"\n{name}\n" not in answer.out] == []
     data = json.loads(Path("out/result.json").read_text(), parse_constant=pytest.fail)["explanation"]
     assert data["sensitivity"]["rows"][0]["swing"] > 0
     assert data["uncertainty"]["low_s"] < data["uncertainty"]["unit_s"] < data["uncertainty"]["high_s"]

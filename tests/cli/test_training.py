@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_a_step_is_told(program) -> None:
     assert "with its weights in HBM and its optimizer in DRAM: a step of 6 sequences" in " ".join(
         answer.out.split()
     )
-    assert [next(line for line in lines if line.startswith(name)) for name in ("Speed", "Phases", "Why")]
+    assert [next(line for line in lines if line.startswith(name)) for name in ("Speed", "Phases", "Where")]
 
 
 def test_metrics_agree_with_each_other(program) -> None:
@@ -75,6 +76,6 @@ def test_a_baseline_is_found_among_optimizers(program, tmp_path: Path) -> None:
     changed = ("--set", "name=tuning")
     answer = program("compare", "tuning.yaml", "raid.yaml", *changed, "--baseline", "tuning (raid.yaml)")
     assert answer.status == 0, answer.err
-    rows = [line.split() for line in answer.out.splitlines() if line.startswith("hbm")]
+    rows = [line.split() for line in answer.out.splitlines() if re.match("  hbm +(?:raid|dram) +.*×", line)]
     assert [row[1] for row in rows if "1×" in row] == ["raid"]
     assert len(rows) == 2

@@ -12,11 +12,10 @@ from simoffload.documents import parse_json
 from simoffload.planning.advise import advise
 from simoffload.planning.compare import compare_scenarios
 from simoffload.planning.sweep import define_sweep, find_points, run_sweep
-from simoffload.report.comparison_text import compare_text
 from simoffload.report.sections.advice import advice_verdict
-from simoffload.report.text import result_text
 from simoffload.scenario import resolve
 from simoffload.simulation import simulate
+from tests.report.conftest import compare_text, result_text
 
 SLOW_ADAPTERS = {"profiles": {"hdr200": {"achieved": "500 MB/s"}}}
 INFERENCE = {"batch_size": 2, "prompt_length": 8, "output_length": 3}
@@ -64,8 +63,8 @@ def test_adapters_that_hold_a_filesystem_back_are_named_by_all() -> None:
     loaded = resolve(document("the filesystem's adapters"))
     result = simulate(loaded)
     assert (result.bottleneck, result.limit) == ("ai400x2 read", "ib0 in")
-    assert ", held back by ib0 in; " in " ".join(result_text(result).split())
-    assert "\nheld back: ai400x2 read by ib0 in\n" in compare_text([result])
+    assert ", held back by ib0 in decode 1: " in " ".join(result_text(result).split())
+    assert "\n  ai400x2 read is held back by ib0 in\n" in compare_text([result])
     assert "most of it ai400x2 read, held back by ib0 in: " in advice_verdict(advise(loaded))
     faster = resolve(document("the filesystem"))
     assert simulate(faster).limit != "ib0 in"

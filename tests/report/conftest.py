@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,12 +11,14 @@ import plotly.graph_objects as go
 import pytest
 
 from simoffload.engine import execute
-from simoffload.report.chart import Figure
+from simoffload.report.from_comparison import comparison_document
+from simoffload.report.from_result import result_document
+from simoffload.report.terminal import terminal_text
 from simoffload.results.attribution import Group
 from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import LinkUse, PassResult, Share, summarize_pass
-from simoffload.results.result import Provenance
+from simoffload.results.result import Provenance, SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
@@ -36,10 +38,21 @@ EVIL = '"><img src=x onerror="document.title=1"></script><script>document.title=
 """A name that no page may take for more than text."""
 
 
-def checked(figure: Figure) -> Figure:
-    """The figure, after plotly has looked at every property and value."""
-    go.Figure(figure)
-    return figure
+def checked(figure: go.Figure) -> dict[str, Any]:
+    """The figure as plotly.js reads it."""
+    return figure.to_plotly_json()
+
+
+def result_text(result: SimulationResult, *, color: bool = False, width: int = 100) -> str:
+    """What a terminal shows of one result."""
+    return terminal_text(result_document(result), color=color, width=width)
+
+
+def compare_text(
+    results: Sequence[SimulationResult], *, color: bool = False, width: int = 100, **options: Any
+) -> str:
+    """What a terminal shows of several results."""
+    return terminal_text(comparison_document(results, **options), color=color, width=width)
 
 
 def small_schedule(

@@ -12,12 +12,13 @@ import pytest
 from simoffload.planning.advise import Advice, Search, advise, parse_service, purchases, search_catalogue
 from simoffload.planning.advise.files import recommended
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
-from simoffload.report.advice_figures import front, gains
-from simoffload.report.advice_page import advice_figures, advice_story, advice_text
+from simoffload.report.charts import front, gains
+from simoffload.report.document import ReportDocument
+from simoffload.report.from_advice import advice_document
+from simoffload.report.html import write_html
 from simoffload.report.markdown import write_markdown
-from simoffload.report.page import write_advice
 from simoffload.report.sections.advice import advice_verdict, advised, searched
-from simoffload.report.story import Story
+from simoffload.report.terminal import terminal_text
 from simoffload.results.inference import InferenceResult
 from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, loaded
 from tests.report.conftest import EVIL, checked
@@ -43,17 +44,17 @@ def search() -> Search:
         return search_catalogue(loaded(STORAGE_BOUND), budget=250_000)
 
 
-def story(advice: Advice, curve: StorageCurve | None, search: Search) -> Story:
+def document(advice: Advice, curve: StorageCurve | None, search: Search) -> ReportDocument:
     level = parse_service("ttft=2s", InferenceResult)
-    found = (*searched(search, budget=250_000, service=[level]), *advised(advice, curve))
-    return advice_story(advice, found, command="simoffload advise s.yaml")
+    command = "simoffload advise s.yaml"
+    return advice_document(advice, curve, search, budget=250_000, service=[level], command=command)
 
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_terminal_shows_every_number_whole(
     advice: Advice, curve: StorageCurve, search: Search, width: int
 ) -> None:
-    text = advice_text(story(advice, curve, search), color=False, width=width)
+    text = terminal_text(document(advice, curve, search), width=width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     (drives,) = (line for line in lines if line.strip().startswith("4 x Solidigm") and " buy " in line)
@@ -116,7 +117,7 @@ def test_what_has_no_price_is_in_no_chart(search: Search) -> None:
         for one in search.points
     ]
     unpriced = replace(search, points=tuple(dear), best=dear[0], missing=("host/mine",))
-    json.dumps(front(unpriced), allow_nan=False)
+    json.dumps(checked(front(unpriced)), allow_nan=False)
     (section,) = searched(unpriced, budget=None, service=())
     assert "for an unknown price" in section.sentences[1]
     assert section.sentences[-1].startswith("no price is known of host/mine: ")
@@ -134,11 +135,11 @@ def evil(advice: Advice, curve: StorageCurve, search: Search, tmp_path: Path) ->
     mine = replace(advice, result=replace(advice.result, name=EVIL, model=EVIL), tried=tried)
     looked = replace(search, points=points, best=points[0], currency=EVIL, missing=(EVIL,))
     storage = replace(curve, tier=EVIL, held_back=EVIL)
-    told = story(mine, storage, looked)
+    told = document(mine, storage, looked)
     path = tmp_path / "report.html"
-    write_advice(told, mine.result, path, figures=advice_figures(mine, storage, looked))
+    write_html(told, path)
     write_markdown(told, tmp_path / "report.md")
-    assert "\x1b" not in advice_text(told, color=False, width=100)
+    assert "\x1b" not in terminal_text(told)
     return path
 
 
@@ -156,8 +157,8 @@ def test_a_page_loads_nothing_and_names_stay_text(evil: Path) -> None:
 def test_a_page_and_markdown_say_the_same(
     advice: Advice, curve: StorageCurve, search: Search, tmp_path: Path
 ) -> None:
-    told = story(advice, curve, search)
-    write_advice(told, advice.result, tmp_path / "a.html", figures=advice_figures(advice, curve, search))
+    told = document(advice, curve, search)
+    write_html(told, tmp_path / "a.html")
     write_markdown(told, tmp_path / "a.md")
     page, text = Page(tmp_path / "a.html").text, (tmp_path / "a.md").read_text()
     for words in ("What helps", "Most for the money", "What does not help", "Settings to paste", "1.32×"):

@@ -15,9 +15,8 @@ import pytest
 
 from simoffload.planning.advise import advise
 from simoffload.planning.bandwidth import storage_curve
-from simoffload.report.advice_page import advice_figures, advice_story
-from simoffload.report.page import write_advice, write_comparison, write_report
-from simoffload.report.sections.advice import advised
+from simoffload.report.from_advice import advice_document
+from simoffload.report.html import write_comparison, write_html, write_report
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
@@ -151,8 +150,7 @@ def test_advice_draws_its_charts_and_runs_no_names(
     tried = tuple(replace(one, option=one.option._replace(words=EVIL)) for one in advice.tried)
     advice = replace(advice, tried=tried)
     path = tmp_path / "report.html"
-    story = advice_story(advice, advised(advice, curve), command=EVIL)
-    write_advice(story, advice.result, path, figures=advice_figures(advice, curve, None))
+    write_html(advice_document(advice, curve, command=EVIL), path)
     page, said = browse(path)
     assert said == ""
     assert page.count('data-drawn="yes"') == page.count("data-figure=") == 5

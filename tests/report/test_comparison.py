@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from simoffload.report.comparison import Published, group_verdict, groups, warnings
-from simoffload.report.comparison_figures import causes_compared
+from simoffload.report.comparison_charts import causes_compared
 from simoffload.results.result import SimulationResult
+from tests.report.conftest import checked
 
 Make = Callable[..., SimulationResult]
 
@@ -82,7 +83,7 @@ def test_a_warning_is_said_once(make_result: Make) -> None:
 
 
 def test_causes_are_told_by_more_than_a_colour(make_result: Make) -> None:
-    figure = causes_compared(groups([make_result(), make_result(target="dram")]))
+    figure = checked(causes_compared(groups([make_result(), make_result(target="dram")])))
     assert [(trace["name"], trace["text"]) for trace in figure["data"]] == [
         ("raid read", ["raid read"]),
         ("storage read", ["storage read"]),

@@ -13,32 +13,34 @@ from simoffload.planning.explanation import Explanation
 from simoffload.planning.numbers import Number
 from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
 from simoffload.planning.uncertainty import uncertainty
-from simoffload.report.explanation_figures import bandwidth, tornado
-from simoffload.report.page import write_report
-from simoffload.report.sections import findings
-from simoffload.report.sections.explanation import TOP, explained, figures_of
-from simoffload.report.text import result_text
+from simoffload.report.charts import bandwidth, tornado
+from simoffload.report.from_result import findings
+from simoffload.report.html import write_report
+from simoffload.report.sections.explanation import STORAGE, TOP, explained
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
-from tests.report.conftest import EVIL, GB, checked
+from tests.report.conftest import EVIL, GB, checked, result_text
 from tests.report.test_page import Page
 
 Make = Callable[..., InferenceResult]
 
 TOLD = """\
-Bandwidth the storage (raid) reads 25 GB/s
-          it is the bottleneck below 40 GB/s
-          from 80 GB/s on, faster storage gains less than 2 % (2.5 times the throughput at most)
-          storage  tokens/s  no schedule beats
-          13 GB/s         2                2.5
-          25 GB/s         4                  5  this platform
-          50 GB/s         7                  8
-Hangs on  time per output token (TPOT) with inputs 10 % lower and higher: 3 of 3 that matter; 5
-            change nothing, 7 are not used
-          input    lower  higher  elasticity  origin    of
-          read    +8.0 %  -7.0 %       -0.75  spec      drive/pm1733
-          hook            +1.5 %       +0.15  estimate  host/box
-          launch          +0.5 %       +0.05  estimate  host/box
+Storage bandwidth and throughput
+  the storage (raid) reads 25 GB/s
+  it is the bottleneck below 40 GB/s
+  from 80 GB/s on, faster storage gains less than 2 % (2.5 times the throughput at most)
+  storage  tokens/s  no schedule beats
+  13 GB/s         2                2.5
+  25 GB/s         4                  5  this platform
+  50 GB/s         7                  8
+
+What the result hangs on
+  time per output token (TPOT) with inputs 10 % lower and higher: 3 of 3 that matter; 5 change
+    nothing, 7 are not used
+  input    lower  higher  elasticity  origin    of
+  read    +8.0 %  -7.0 %       -0.75  spec      drive/pm1733
+  hook            +1.5 %       +0.15  estimate  host/box
+  launch          +0.5 %       +0.05  estimate  host/box
 """
 
 
@@ -97,7 +99,7 @@ def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
 ) -> None:
     text = result_text(make_result(planner=Explaining(explanation)))
     assert TOLD in text
-    assert text.index("How sure") < text.index("Bandwidth") < text.index("Hangs on") < text.index("Range")
+    assert text.index("How sure") < text.index(STORAGE) < text.index("hangs on") < text.index("Range")
 
 
 def test_the_range_has_its_largest_doubts(explanation: Explanation) -> None:
@@ -126,7 +128,7 @@ def test_no_storage_is_a_sentence(explanation: Explanation) -> None:
     bandwidth_told = explained(there)[0]
     assert bandwidth_told.sentences == ("weights and optimizer are in memory: no storage decides anything",)
     assert bandwidth_told.tables == ()
-    assert [title for title in figures_of(there) if title.startswith("Storage")] == []
+    assert bandwidth_told.charts == ()
 
 
 def test_a_bottleneck_that_stays_says_what_holds_it_back(explanation: Explanation) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from simoffload.report.chart import plain
+from simoffload.report.charts import bounds, capacity, causes
 from simoffload.report.comparison import Published, groups
-from simoffload.report.comparison_figures import causes_compared, times_compared
-from simoffload.report.figures import bounds, capacity, causes, schedule
-from simoffload.report.window import windows
+from simoffload.report.comparison_charts import causes_compared, times_compared
+from simoffload.report.plotting import plain
+from simoffload.report.timeline_chart import schedule, windows
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline

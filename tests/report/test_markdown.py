@@ -1,4 +1,4 @@
-"""A story as Markdown: the words of the page, in its order, and names that stay text."""
+"""A document as Markdown: the words of the page, in its order, and names that stay text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from simoffload.documents import parse_yaml
-from simoffload.report.comparison import Published, groups
+from simoffload.report.comparison import Published
+from simoffload.report.document import Listing, ReportDocument, Section, Table
+from simoffload.report.from_comparison import comparison_document
+from simoffload.report.from_result import result_document
+from simoffload.report.html import write_comparison, write_report
 from simoffload.report.markdown import markdown
-from simoffload.report.page import write_comparison, write_report
-from simoffload.report.sections import Listing, Section, Table
-from simoffload.report.story import Story, story_of, story_of_several
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from tests.report.conftest import EVIL
@@ -24,7 +25,7 @@ def heads(text: str, level: int = 2) -> list[str]:
 
 
 def test_the_answer_comes_first(make_result: Make) -> None:
-    text = markdown(story_of(make_result(warnings=("careful",)), command="simoffload run small.yaml"))
+    text = markdown(result_document(make_result(warnings=("careful",)), command="simoffload run small.yaml"))
     lines = text.split("\n\n")
     assert lines[0] == "# bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100"
     assert lines[1].startswith("**bloom-7b1 runs on dgx-a100 with its weights on raid: TTFT 2.5 s, ")
@@ -33,10 +34,10 @@ def test_the_answer_comes_first(make_result: Make) -> None:
 
 
 def test_tables_are_aligned_as_on_the_page(make_result: Make) -> None:
-    text = markdown(story_of(make_result()))
+    text = markdown(result_document(make_result()))
     assert (
         "**decode 1: 2 s, 1 new token per sequence, context 33**\n\n"
-        "| cause | exposed | of the pass | busy in all | held back by |\n"
+        "| cause | exposed | share | busy | held back by |\n"
         "|---|---:|---:|---:|---|\n"
         "| raid read | 1.62 s | 81 % | 1.8 s | raid |\n"
     ) in text
@@ -44,7 +45,7 @@ def test_tables_are_aligned_as_on_the_page(make_result: Make) -> None:
 
 def test_the_scenario_can_be_run_again(make_result: Make) -> None:
     result = make_result()
-    (block,) = re.findall("```\n(.*?)```", markdown(story_of(result)), re.DOTALL)
+    (block,) = re.findall("```\n(.*?)```", markdown(result_document(result)), re.DOTALL)
     assert parse_yaml(block, name="report").data == result.provenance.scenario
 
 
@@ -54,13 +55,13 @@ def test_it_has_the_sections_of_the_page(
     result = make_training()
     write_report(result, tmp_path / "page.html")
     page = re.findall("<h2>(.*?)</h2>", (tmp_path / "page.html").read_text())
-    assert heads(markdown(story_of(result))) == [title for title in page if title != "Timeline"]
+    assert heads(markdown(result_document(result))) == page
 
 
 def test_results_side_by_side(make_result: Make, make_refusal: Make, tmp_path: Path) -> None:
     results = [make_result(target="dram"), make_result(time_s=4.0), make_refusal(target="hbm")]
-    found = groups(results, published={"raid": Published(1.8, "white paper, figure 3")})
-    text = markdown(story_of_several(found, command="simoffload compare"))
+    published = {"raid": Published(1.8, "white paper, figure 3")}
+    text = markdown(comparison_document(results, published=published, command="simoffload compare"))
     assert heads(text) == [
         "Side by side",
         "Capacity",
@@ -70,9 +71,9 @@ def test_results_side_by_side(make_result: Make, make_refusal: Make, tmp_path: P
         "Limits",
     ]
     assert heads(text, 3) == ["bloom-7b1, dram", "bloom-7b1, raid", "bloom-7b1, hbm"]
-    assert "| raid | 5 s | 4.03 s | 1.93 | 2× | 1.8× | raid read 81 %, held back by raid | 74 % |" in text
-    assert "| hbm |  |  |  |  |  | does not fit: raid needs 14 GB in all, has 10 GB" in text
-    assert "Published for bloom-7b1, raid: white paper, figure 3" in text
+    assert "| raid | 5 s | 4.03 s | 1.93 | 2× | 1.8× | raid read 81 % | 74 % |" in text
+    assert "| hbm |  |  |  |  |  | does not fit |  |" in text
+    assert "published for bloom-7b1, raid: white paper, figure 3" in text
     write_comparison(results, tmp_path / "page.html")
     page = re.findall("<h2>(.*?)</h2>", (tmp_path / "page.html").read_text())
     assert [title for title in page if title in heads(text)] == [
@@ -84,12 +85,12 @@ def test_results_side_by_side(make_result: Make, make_refusal: Make, tmp_path: P
 
 
 def told(*sections: Section) -> str:
-    return markdown(Story(("small",), True, (), (), sections, ()))
+    return markdown(ReportDocument(("small",), True, (), (), sections))
 
 
 def test_names_stay_text() -> None:
     table = Table(EVIL, (EVIL, "x|y"), ((EVIL, "[a](http://b) `c` *d* _e_ $f$ ~g~"),), ())
-    text = told(Section(EVIL, "", (EVIL,), (table,), (EVIL,)))
+    text = told(Section(EVIL, (EVIL,), (table,), (EVIL,)))
     assert "<" not in text
     assert "\u202e" not in text, "shown as an escape"
     assert r"| \[a\](http://b) \`c\` \*d\* \_e\_ \$f\$ \~g\~ |" in text
@@ -97,16 +98,16 @@ def test_names_stay_text() -> None:
 
 
 def test_names_of_metrics_stay_readable() -> None:
-    assert "Tokens_per_s rises." in told(Section("Speed", "", ("tokens_per_s rises",)))
+    assert "Tokens_per_s rises." in told(Section("Speed", ("tokens_per_s rises",)))
 
 
 def test_the_beginning_of_a_line_makes_no_list_or_heading() -> None:
     notes = ("# one", "- two", "1. three", "> four", "    five", "=====")
     listing = (Listing("", "x"),)
-    lines = told(Section("Notes", "", notes=notes, listings=listing)).strip().split("\n\n")[2:-1]
+    lines = told(Section("Notes", notes=notes, listings=listing)).strip().split("\n\n")[2:-1]
     assert lines == [r"\# one", r"\- two", r"1\. three", r"\> four", "five", r"\====="]
 
 
 def test_a_listing_cannot_end_its_fence() -> None:
-    text = told(Section("Scenario", "", listings=(Listing("", "name: x\n````\n# not a heading"),)))
+    text = told(Section("Scenario", listings=(Listing("", "name: x\n````\n# not a heading"),)))
     assert text.endswith("`````\nname: x\n````\n# not a heading\n`````\n")

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from simoffload.report.comparison import group_verdict, groups
-from simoffload.report.comparison_text import compare_text
-from simoffload.report.kinds import words
-from simoffload.report.page import write_comparison, write_report
+from simoffload.report.html import write_comparison, write_report
+from simoffload.report.presentation import presentation
 from simoffload.report.sections.around_training import around_training
-from simoffload.report.text import result_text
 from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.checkpoint import (
     CheckpointPhase,
@@ -30,7 +28,7 @@ from simoffload.results.reading import Epoch, Reading
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.workload import Dataset
-from tests.report.conftest import S, provenance
+from tests.report.conftest import S, compare_text, provenance, result_text
 
 GB, TB, HOUR = 10**9, 10**12, 3600.0
 
@@ -215,6 +213,6 @@ def test_results_side_by_side(tmp_path: Path) -> None:
 
 
 def test_metrics_shown_have_formulas() -> None:
-    told = words(checkpoint())
+    told = presentation(checkpoint())
     assert [metric.key for metric in told.metrics] == list(CheckpointResult.formulas)
     assert set(told.formulas) <= set(CheckpointResult.formulas)

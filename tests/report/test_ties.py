@@ -12,11 +12,11 @@ from simoffload.planning import confidence as module
 from simoffload.planning.compare import Comparison
 from simoffload.planning.confidence import CalibrationError
 from simoffload.report.comparison import group_verdict, groups
-from simoffload.report.comparison_text import compare_text
+from simoffload.report.from_comparison import comparison_document
+from simoffload.report.html import write_comparison
 from simoffload.report.markdown import write_markdown
-from simoffload.report.page import write_comparison
-from simoffload.report.story import story_of_several
 from simoffload.results.result import SimulationResult
+from tests.report.conftest import compare_text
 
 Make = Callable[..., SimulationResult]
 
@@ -81,7 +81,8 @@ def test_a_terminal_marks_ties_and_says_the_rule_once(near: list[SimulationResul
 
 def test_no_rule_where_there_is_no_tie(make_result: Make) -> None:
     text = compare_text([make_result(target="raid"), make_result(target="dram", time_s=4)])
-    assert "tie" not in text
+    assert "× tie" not in text
+    assert "tie:" not in text
 
 
 def test_margins_that_differ_are_a_range(make_result: Make) -> None:
@@ -95,7 +96,7 @@ def test_margins_that_differ_are_a_range(make_result: Make) -> None:
 
 def test_page_and_markdown_mark_them_too(near: list[SimulationResult], tmp_path: Path) -> None:
     write_comparison(near, tmp_path / "page.html")
-    write_markdown(story_of_several(groups(near)), tmp_path / "page.md")
+    write_markdown(comparison_document(near), tmp_path / "page.md")
     for text in ((tmp_path / name).read_text() for name in ("page.html", "page.md")):
         assert "1.04× tie" in text
         assert RULE in text

@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 
 import pytest
 
 from simoffload.planning.compare import Comparison
 from simoffload.report.comparison import exact_name, groups, keys
-from simoffload.report.comparison_text import compare_text
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from tests.report.conftest import compare_text
 
 Make = Callable[..., TrainingResult]
 MakeAny = Callable[..., SimulationResult]
 
 COMPARISON = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
-weights  optimizer  step  forward  backward  opt. step  tokens/s  vs hbm+raid  bottleneck
-hbm      raid       40 s      8 s      13 s       19 s     3,277           1×  raid write 24 %
-dram     dram       21 s      8 s      13 s        0 s     6,242       0.525×  host to GPU 45 %
-raid     raid       does not fit: raid needs 100 GB in all, has 90 GB; use more drives
-held back: raid write by raid; host to GPU by gpu.pcie
-step = forward + backward + optimizer step; tokens/s = batch_size x sequence_length x
-gradient_accumulation_steps x replicas / step_s; ratio: of times per token
+Verdict: llama-2-7b, time per token: dram+dram 160 us (0.525×), hbm+raid 305 us; does not fit:
+  raid+raid.
+
+Side by side
+  raid+raid does not fit: raid needs 100 GB in all, has 90 GB; use more drives
+  raid write is held back by raid
+  host to GPU is held back by gpu.pcie
+  weights  optimizer  step  forward  backward  opt. step  tokens/s  vs hbm+raid  bottleneck
+  hbm      raid       40 s      8 s      13 s       19 s     3,277           1×  raid write 24 %
+  dram     dram       21 s      8 s      13 s        0 s     6,242       0.525×  host to GPU 45 %
+  raid     raid                                                                  does not fit
+  step_s = forward_s + backward_s + optimizer_s: one optimizer step
+  optimizer_s = from the end of the last backward pass to the end of the step
+  tokens_per_s = batch_size x sequence_length x gradient_accumulation_steps x replicas / step_s
+  per_token_s = 1 / tokens_per_s
+  ratio: of times per token
+
+Inputs and their origin
+  numbers from profiles: 1 measured, 1 spec, 1 estimate
 """
 
 
@@ -47,17 +60,19 @@ def test_a_comparison_in_full(make_training: Make, without_update: Make, make_tr
 def test_a_long_baseline_is_not_in_the_head(make_training: Make, without_update: Make) -> None:
     long = make_training(target="ai400x2", optimizer_target="ai400x2")
     text = compare_text([long, without_update(optimizer_target="dram")])
-    assert "tokens/s   ratio  bottleneck" in text.splitlines()[1]
+    assert re.search(r"tokens/s +ratio  bottleneck\n", text)
 
 
 def test_kinds_have_tables_of_their_own(make_training: Make, make_result: MakeAny) -> None:
     results = [make_training(), make_result(model="llama-2-7b"), make_training(target="dram")]
     text = compare_text(results)
-    first, second = text.split("\n\n")
+    _, first, second, *_ = text.split("\n\n")
+    assert first.startswith("Side by side: training\n")
     assert "opt. step" in first
     assert "TTFT" not in first
+    assert second.startswith("Side by side: inference\n")
     assert "TTFT" in second
-    assert "opt. step" not in second.split("step = ")[0]
+    assert "opt. step" not in second
     found = groups(results)
     assert [(group.kind, group.title, len(group.rows)) for group in found] == [
         ("training", "llama-2-7b, training", 2),

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from simoffload.report.chart import BLUE, Figure, cause_colour
+from simoffload.report.charts import memory, phases
 from simoffload.report.comparison import groups
-from simoffload.report.comparison_figures import causes_compared, phases_compared
-from simoffload.report.training_figures import memory, phases
+from simoffload.report.comparison_charts import causes_compared, phases_compared
+from simoffload.report.plotting import BLUE, cause_colour
 from simoffload.results.training import TrainingResult
 from tests.report.conftest import checked
 
 Make = Callable[..., TrainingResult]
 
 
-def stacked(figure: Figure) -> list[float]:
+def stacked(figure: dict[str, Any]) -> list[float]:
     """Lengths of the bars of each row together."""
     rows: dict[int, float] = {}
     for trace in figure["data"]:

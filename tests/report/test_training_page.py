@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.report.page import write_comparison, write_report
+from simoffload.report.html import write_comparison, write_report
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import StorageTraffic, TrainingResult
@@ -45,7 +45,7 @@ def test_the_page_reads_without_scripts(single: str) -> None:
         "backward passes 13 s 32 % backward_s = backward passes of all micro-steps",
         "backward 3 × 3 s 9 s 22 % GPU compute 60 %",
         "Largest part: raid write takes 24 % of the step, held back by raid.",
-        "cause exposed of the step in forward in backward in optimizer busy in all held back by",
+        "cause exposed share in forward in backward in optimizer busy held back by",
         "host to GPU 9.5 s 24 % 6 s 3.5 s 19 s gpu.pcie",
         "last backward: 4 s each, 1 × in a step",
         "50 % of the speed of light (20 s, set by raid)",
@@ -103,10 +103,10 @@ def test_a_comparison_of_training(make_training: Make, make_training_refusal: Ma
     page = text_of(path.read_text())
     for words in (
         "time per token: hbm+dram 160 us (0.525×), hbm+raid 305 us; does not fit: raid+raid.",
-        "weights optimizer step forward backward optimizer step tokens/s × hbm+raid most of the time",
+        "weights optimizer step forward backward opt. step tokens/s vs hbm+raid bottleneck",
         "hbm raid 40 s 8 s 13 s 19 s 3,277 1× raid write 24 %",
         "hbm dram 21 s 8 s 13 s 0 s 6,242 0.525× host to GPU 45 %",
-        "raid raid does not fit: raid needs 100 GB",
+        "Raid+raid does not fit: raid needs 100 GB",
         "optimizer_s = from the end of the last backward pass",
         "result tier needed has filled counted hbm+raid hbm 30 GiB 40 GiB 75 % per GPU fits",
         "Phases of a step Where the time goes",
@@ -135,7 +135,7 @@ def test_inference_and_training_share_no_table_or_chart(
     times = [figure["layout"]["xaxis"]["ticktext"] for figure in figures_of(page)[:4:3]]
     assert times == [["hbm+raid", "dram+raid"], ["raid"]]
     tables = re.findall("<table>.*?</table>", page, re.DOTALL)[:2]
-    assert ["time to first token" in table for table in tables] == [False, True]
+    assert ["TTFT" in table for table in tables] == [False, True]
     assert ["backward" in table for table in tables] == [True, False]
 
 

@@ -14,8 +14,8 @@ import simoffload
 from simoffload.errors import InputError
 from simoffload.planning.advise import advise
 from simoffload.planning.advise.files import recommended
+from simoffload.report.from_result import result_document
 from simoffload.report.markdown import write_markdown
-from simoffload.report.story import story_of
 from simoffload.scenario import (
     LoadedScenario,
     default_scenario,
@@ -299,7 +299,7 @@ def test_results_and_reports_carry_the_complete_file(tmp_path: Path) -> None:
     result = simulate(default_scenario("opt-1.3b", "dgx-a100", overrides=SHORT))
     config = result.to_dict()["provenance"]["exports"][FILE]
     assert config["zero_optimization"]["offload_param"]["device"] == "cpu"
-    write_markdown(story_of(result), tmp_path / "report.md")
+    write_markdown(result_document(result), tmp_path / "report.md")
     text = (tmp_path / "report.md").read_text()
     assert json.dumps(config, indent=2) in text
     assert "DeepSpeed 0.19.8, 8 ranks" in text

@@ -12,13 +12,12 @@ from simoffload.planning.advise.hardware import places
 from simoffload.planning.answers import fit, simulate
 from simoffload.planning.compare import compare
 from simoffload.planning.costs import Costed, economics
-from simoffload.report.comparison_text import compare_text
+from simoffload.report.from_result import result_document
+from simoffload.report.html import write_report
 from simoffload.report.markdown import write_markdown
-from simoffload.report.page import write_report
 from simoffload.report.sections.costs import costs, costs_compared
-from simoffload.report.story import story_of
-from simoffload.report.text import result_text
 from simoffload.scenario import LoadedScenario, resolve
+from tests.report.conftest import compare_text, result_text
 
 GATHERS = "each of 4 GPUs gathers every layer over the links between GPUs for every token"
 
@@ -90,7 +89,7 @@ def test_it_is_said_wherever_the_answer_is(tmp_path) -> None:
     assert result.to_dict()["warnings"] == list(result.warnings)
     assert any(GATHERS in one for one in fit(loaded).warnings)
     write_report(result, tmp_path / "report.html")
-    write_markdown(story_of(result), tmp_path / "report.md")
+    write_markdown(result_document(result), tmp_path / "report.md")
     for name in ("report.html", "report.md"):
         assert GATHERS in (tmp_path / name).read_text()
 

@@ -12,13 +12,13 @@ from simoffload import write_report
 from simoffload.documents import parse_json
 from simoffload.errors import InputError
 from simoffload.hardware import load_profile
-from simoffload.report.text import result_text
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
 from simoffload.results.write_cache import CachedWrites
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.shipped import shipped_folder
 from simoffload.simulation import simulate
+from tests.report.conftest import result_text
 
 GB = 10**9
 DRIVE = "samsung-980-pro-2tb"

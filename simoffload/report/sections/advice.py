@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from simoffload.planning.advise import WORTH, Advice, Point, Search, ServiceLevel, Tried
 from simoffload.planning.bandwidth import StorageCurve
 from simoffload.planning.confidence import margin
-from simoffload.report.kinds import words
-from simoffload.report.phrases import held_back, largest, per_second, percent, plural
+from simoffload.report import charts
+from simoffload.report.document import Chart, Datum, Entry, Section, Table, seconds
+from simoffload.report.formatting import held_back, largest, per_second, percent, plural
+from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import settings
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.explanation import bandwidth_section
-from simoffload.report.sections.structure import Datum, Entry, Section, Table, seconds
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_number, format_seconds
 
-__all__ = ["FRONT", "GAINS", "advice_verdict", "advised", "purchase_verdict", "searched", "what_next"]
+__all__ = ["GAINS", "advice_verdict", "advised", "purchase_verdict", "searched", "what_next"]
 
 GAINS = "What helps"
 FRONT = "Purchases worth considering"
@@ -27,6 +29,8 @@ _FEW = 5
 """Changes that are told beside a result."""
 _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 """Columns of the tables of changes that a terminal has no room for beside the others."""
+_MOST_BARS = 15
+"""Gains that are drawn."""
 _MOST_WHYS = 3
 """Reasons for refusals that are told."""
 _KINDS = {"hardware": "buy", "placement": "move", "workload": "work", "setting": "set"}
@@ -60,7 +64,7 @@ def _what_fits(advice: Advice) -> str:
 
 def _took(result: SimulationResult) -> str:
     """ "A step takes 1.2 s", "TPOT is 1.2 s"."""
-    what, time = words(result).step, format_seconds(result.step_time_s or 0.0)
+    what, time = presentation(result).step, format_seconds(result.step_time_s or 0.0)
     return f"{what} is {time}" if what.isupper() else f"A {what} takes {time}"
 
 
@@ -81,21 +85,23 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[Section, ...]:
         "gain = time per unit of work as it is over that with the change, each simulated by itself",
         f"per 1000 {currency} = (gain - 1) / cost x 1000",
     )
-    aside = _FOR_MONEY if advice.result.fits else _FOR_SPACE
-    sections = [Section(GAINS, "Helps", _doubt(advice), (table._replace(aside=aside),), notes)]
+    table = table._replace(page_columns=_FOR_MONEY if advice.result.fits else _FOR_SPACE)
+    timed = [one for one in helping if one.gain is not None][:_MOST_BARS]
+    drawn = (Chart("gain of each change", partial(charts.gains, timed)),) if timed else ()
+    sections = [Section(GAINS, _doubt(advice), (table,), notes, charts=drawn)]
     if helping[_MOST:]:
         more = _table(helping[_MOST:], currency, advice.result)._replace(folded="Smaller gains")
-        sections.append(Section("Smaller gains", "", tables=(more,)))
+        sections.append(Section("Smaller gains", tables=(more,), page_only=True))
     if advice.by_cost:
-        paid = _table(advice.by_cost[:_MOST], currency, advice.result)._replace(aside=_FOR_SPEED)
-        sections.append(Section("Most for the money", "For money", tables=(paid,)))
+        paid = _table(advice.by_cost[:_MOST], currency, advice.result)._replace(page_columns=_FOR_SPEED)
+        sections.append(Section("Most for the money", tables=(paid,)))
     told = [f"{one.option.words} ({_times(one.gain)})" for one in advice.tried if (one.gain or WORTH) < WORTH]
     if told:
-        sections.append(Section("What does not help", "Does not", (_first(told),)))
+        sections.append(Section("What does not help", (_first(told),)))
     if advice.impossible:
         rows = tuple((one.option.words, one.why) for one in advice.impossible)
         table = Table("", ("change", "why not"), rows, (), folded=plural(len(rows), "change"))
-        sections.append(Section("What is impossible", "", tables=(table,)))
+        sections.append(Section("What is impossible", tables=(table,), page_only=True))
     sections += _settings(advice)
     if curve is not None or (advice.result.fits and not _stored(advice)):
         sections.append(bandwidth_section(curve))
@@ -106,7 +112,7 @@ def what_next(advice: Advice) -> Section:
     """The few changes that gain most; ``advise`` tells all of them."""
     table = _table(advice.helping[:_FEW], advice.economics.costs.currency, advice.result)
     told = "simoffload advise tells all changes that were tried and writes them as scenarios"
-    return Section("What next", "Next", (told,), (table,) if table.rows else ())
+    return Section("What next", (told,), (table,) if table.rows else ())
 
 
 def _stored(advice: Advice) -> bool:
@@ -144,7 +150,15 @@ def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> Tab
                 largest(one.result.step) + held_back(one.result.step) if one.result.step is not None else "",
             )
         )
-    head = ("change", "", "gain", "cost", f"per 1000 {currency}", words(base).step, "then most of the time")
+    head = (
+        "change",
+        "",
+        "gain",
+        "cost",
+        f"per 1000 {currency}",
+        presentation(base).step,
+        "then the bottleneck",
+    )
     return Table("", head, tuple(rows), (2, 3, 4, 5))
 
 
@@ -177,10 +191,11 @@ def searched(search: Search, *, budget: float | None, service: Sequence[ServiceL
         text = "combinations with it are within no budget and not in the table"
         told.append(f"no price is known of {', '.join(search.missing)}: {text}")
     rows = tuple(_point(point, search) for point in search.front)
-    step = words(search.points[0].result).step if search.points else "step"
+    step = presentation(search.points[0].result).step if search.points else "step"
     head = ("purchase", "units/s", step, "of 1M tokens", "what")
     table = Table("No other purchase is both cheaper and faster", head, rows, (0, 1, 2, 3), keys=1)
-    return (Section(FRONT, "Purchases", tuple(told), (table,) if rows else ()),)
+    drawn = (Chart("throughput over purchase", partial(charts.front, search)),) if rows else ()
+    return (Section(FRONT, tuple(told), (table,) if rows else (), charts=drawn),)
 
 
 def _looked(search: Search, budget: float | None, service: Sequence[ServiceLevel]) -> str:

@@ -1,12 +1,11 @@
-"""Checkpoints, data and wear of drives."""
+"""What training moves to and from storage: in a step, for checkpoints and data; and the wear of drives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from simoffload.errors import printable
-from simoffload.report.phrases import largest, percent, plural
-from simoffload.report.sections.structure import (
+from simoffload.report.document import (
     Datum,
     Entry,
     Section,
@@ -17,6 +16,7 @@ from simoffload.report.sections.structure import (
     fraction,
     seconds,
 )
+from simoffload.report.formatting import largest, percent, plural
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints, Outlook
 from simoffload.results.endurance import TierWear, duration
 from simoffload.results.reading import Epoch, Reading, reading_sentences
@@ -25,7 +25,7 @@ from simoffload.results.training import TrainingResult
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds
 from simoffload.workload import Dataset
 
-__all__ = ["around_training"]
+__all__ = ["around_training", "storage"]
 
 _FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
 
@@ -40,6 +40,30 @@ def around_training(result: SimulationResult) -> tuple[Section, ...]:
     if isinstance(result, TrainingResult | CheckpointResult) and result.wear:
         found.append(_wear(result.wear))
     return tuple(found)
+
+
+# -- steps ---------------------------------------------------------------------------------------
+
+
+def storage(result: TrainingResult) -> Section:
+    """Bytes of one step, on all ranks and for each parameter of the model; write caches and requests."""
+    rows: list[tuple[Entry, ...]] = []
+    for one in result.traffic:
+        each = (size / result.parameters for size in (one.read, one.written))
+        per_parameter = (Datum(f"{format_number(size)} B", size, "B") for size in each)
+        rows.append((one.tier, byte_count(one.read), byte_count(one.written), *per_parameter))
+    if not rows:
+        return Section("Storage", ("a step moves nothing to or from storage",), page_only=True)
+    head = ("tier", "read", "written", "read per parameter", "written per parameter")
+    table = Table("One step, all ranks", head, tuple(rows), (1, 2, 3, 4))
+    # What exceeds a cache is among the warnings.
+    caches = [one.sentence for one in result.write_caches if not one.exceeded]
+    requests = [
+        f"{one.tier}: from the start to the end of the first step a rank reads {one.read:,} and writes "
+        f"{one.written:,} whole requests of {format_bytes(one.block, binary=True)}"
+        for one in result.requests
+    ]
+    return Section("Storage", (*caches, *requests), (table,))
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
@@ -63,7 +87,7 @@ def _checkpoint(one: Checkpoints) -> Section:
         ),
         (1, 2, 3),
     )
-    return Section("Checkpoint", "Saving", tuple(told), (parts, *_phases(one)))
+    return Section("Checkpoint", tuple(told), (parts, *_phases(one)))
 
 
 def _cost(one: Checkpoints, outlook: Outlook) -> list[str]:
@@ -110,7 +134,7 @@ def _phases(one: Checkpoints) -> tuple[Table, ...]:
     rows += [(restored.name, "restore", restored) for restored in one.restoring]
     table = Table(
         "Phases of saving and restoring",
-        ("phase", "", "time", "largest part"),
+        ("phase", "", "time", "bottleneck"),
         tuple((name, when, seconds(each.time_s), largest(each)) for name, when, each in rows),
         (2,),
     )
@@ -134,7 +158,7 @@ def _data(dataset: Dataset, reading: Reading) -> Section:
         tuple(_epoch(epoch) for epoch in reading.epochs),
         (1, 2, 3, 4, 5),
     )
-    return Section("Data", "Data", told, (table,))
+    return Section("Data", told, (table,))
 
 
 def _epoch(epoch: Epoch) -> tuple[Entry, ...]:
@@ -169,4 +193,4 @@ def _wear(found: Sequence[TierWear]) -> Section:
             )
         )
     head = ("tier", "drives", "written", "a day", "each a day (drive writes)", "rated", "used up in")
-    return Section("Wear of drives", "Wear", (), (Table("", head, tuple(rows), (1, 2, 3, 4, 5, 6)),))
+    return Section("Wear of drives", tables=(Table("", head, tuple(rows), (1, 2, 3, 4, 5, 6)),))

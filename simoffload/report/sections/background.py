@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from simoffload.exchange.scenario_file import pasteable, scenario_text
-from simoffload.report.phrases import LIMITS, origins, plural
-from simoffload.report.sections.structure import Listing, Section, Table
+from simoffload.report.document import Listing, Section, Table
+from simoffload.report.formatting import LIMITS, origins, plural
 from simoffload.results.result import Provenance
 from simoffload.strategies.ds_config import LATEST
 
@@ -25,15 +25,15 @@ def inputs(numbers: Sequence[tuple[str, str, str, str, str, str]], counts: Mappi
     """(profile, key, value, origin, source, date) of every number used, and how many of each origin."""
     head = ("profile", "key", "value", "origin", "source", "date")
     folded = f"All {len(numbers)} numbers" if len(numbers) > _MOST_AT_ONCE else ""
-    table = Table("", head, tuple(numbers), (), keys=2, folded=folded)
+    table = Table("", head, tuple(numbers), (), keys=2, folded=folded, page_only=True)
     told = f"numbers from profiles: {origins(counts) or 'none'}"
-    return Section("Inputs and their origin", "", (told,), (table,) if numbers else ())
+    return Section("Inputs and their origin", (told,), (table,) if numbers else ())
 
 
 def scenario(tree: Mapping[str, Any], command: str = "") -> Section:
     """The scenario as a file, and the command that was given."""
     listings = [Listing("Command", command)] if command else []
-    return Section("Scenario", "", listings=(*listings, Listing("", scenario_text(tree))))
+    return Section("Scenario", listings=(*listings, Listing("", scenario_text(tree))), page_only=True)
 
 
 def settings(origins: Provenance, *told: str, title: str = "Settings") -> tuple[Section, ...]:
@@ -42,7 +42,8 @@ def settings(origins: Provenance, *told: str, title: str = "Settings") -> tuple[
     if not listings:
         return ()
     notes = (_MOUNTED,) if any('"nvme_path": "/mnt/' in listing.text for listing in listings) else ()
-    return (Section(title, "", (*told, _beside(origins.scenario)), (), notes, listings),)
+    sentences = (*told, _beside(origins.scenario))
+    return (Section(title, sentences, notes=notes, listings=listings, page_only=True),)
 
 
 def _beside(tree: Mapping[str, Any]) -> str:
@@ -60,9 +61,9 @@ def versions(
     table = Table("", ("kind", "profile", "sha256"), tuple(profiles), (), keys=2)
     told = ", ".join(f"{name} {version}" for name, version in found)
     listings = (Listing("Command", command),) if command else ()
-    return Section("Versions and profiles", "", tables=(table,), notes=(told,), listings=listings)
+    return Section("Versions and profiles", tables=(table,), notes=(told,), listings=listings, page_only=True)
 
 
 def limits() -> Section:
     """What must not be concluded."""
-    return Section("Limits", "", (LIMITS,))
+    return Section("Limits", (LIMITS,), page_only=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
-from simoffload.report.sections.structure import Datum, Entry, Section, Table, held
-from simoffload.report.training_tables import estimates, moments
+from simoffload.report import charts
+from simoffload.report.document import Chart, Datum, Entry, Section, Table, held
+from simoffload.report.training_tables import moments
 from simoffload.results.capacity import TierUse
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.units import format_bytes
 
 __all__ = ["CAPACITY", "capacity"]
 
@@ -24,7 +27,14 @@ def capacity(result: SimulationResult) -> Section:
     tables = [_peaks(result.capacity)]
     if isinstance(result, TrainingResult):
         tables += [*_moments(result), *_estimates(result)]
-    return Section(CAPACITY, "", tables=tuple(tables), notes=(_UNITS,))
+    return Section(CAPACITY, tables=tuple(tables), notes=(_UNITS,), charts=(_chart(result),))
+
+
+def _chart(result: SimulationResult) -> Chart:
+    """Each tier at its peak, or at every moment where there are several."""
+    if isinstance(result, TrainingResult) and len(result.moments) > 1:
+        return Chart("what each tier must hold at each moment", partial(charts.memory, result))
+    return Chart("what each tier must hold", partial(charts.capacity, result.capacity))
 
 
 def _peaks(uses: Iterable[TierUse]) -> Table:
@@ -43,7 +53,7 @@ def _peaks(uses: Iterable[TierUse]) -> Table:
     head: tuple[str, ...] = ("tier", "part", "needed", "has", "free", "counted", "", "at its peak")
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
-    return Table("", head, tuple(rows), (2, 3, 4), keys=2, refused=tuple(refused))
+    return Table("", head, tuple(rows), (2, 3, 4), keys=2, refused=tuple(refused), grouped=True)
 
 
 def _moments(result: TrainingResult) -> tuple[Table, ...]:
@@ -53,7 +63,14 @@ def _moments(result: TrainingResult) -> tuple[Table, ...]:
         return ()
     head = ("moment", *(f"{use.tier} {use.scope}" for use in found[0].uses))
     rows: list[tuple[Entry, ...]] = [(each.name, *map(_at_a_moment, each.uses)) for each in found]
-    return (Table("Needed at each moment", head, tuple(rows), tuple(range(1, len(head)))),)
+    fits = [all(use.fits for use in each.uses) for each in found]
+    if any(use.passing for use in result.capacity):
+        steady = [held(use.steady, use) for use in result.capacity]
+        rows.append(("from the second step on", *steady))
+        fits.append(all(use.steady <= use.capacity for use in result.capacity))
+    refused = tuple(number for number, fit in enumerate(fits) if not fit)
+    numbers = tuple(range(1, len(head)))
+    return (Table("Needed at each moment", head, tuple(rows), numbers, refused=refused),)
 
 
 def _at_a_moment(use: TierUse) -> Datum:
@@ -62,5 +79,10 @@ def _at_a_moment(use: TierUse) -> Datum:
 
 
 def _estimates(result: TrainingResult) -> tuple[Table, ...]:
-    rows = estimates(result)
-    return (Table("What others' rules say", ("rule", "memory", "formula"), rows, ()),) if rows else ()
+    """What others' rules say of the memory; nothing where there are none."""
+    rows = []
+    for one in result.estimates:
+        sizes = ((one.per_gpu, "per GPU"), (one.per_host, "per host"), (one.total, "in all"))
+        told = ", ".join(f"{format_bytes(size, binary=True)} {scope}" for size, scope in sizes if size)
+        rows.append((one.name, told, one.formula))
+    return (Table("What others' rules say", ("rule", "memory", "formula"), tuple(rows), ()),) if rows else ()

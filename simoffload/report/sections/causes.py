@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from simoffload.report.kinds import words
-from simoffload.report.phrases import bottleneck, bound, capacity, carried, group_bounds, group_links
-from simoffload.report.sections.groups import groups
-from simoffload.report.sections.structure import (
+from simoffload.report import charts
+from simoffload.report.document import (
+    Chart,
     Datum,
     Entry,
     Section,
     Table,
     fraction,
-    named_alike,
+    group_cell,
     seconds,
 )
+from simoffload.report.formatting import bottleneck, bound, capacity, carried, group_bounds, group_links
+from simoffload.report.presentation import presentation
 from simoffload.report.training_tables import PhaseShares, causes_by_phase, phase_names, times
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
@@ -30,18 +32,33 @@ _EXPOSED = (
     "Exposed: on the chain of operations that determined the time; these add up to it. "
     "What is busy beyond that is hidden (hatched in the chart): done meanwhile."
 )
+_MOST_BOUNDS = 8
+"""Bounds that are drawn."""
+_MOST_LINKS = 8
+"""Links that a terminal shows."""
 _NO_FASTER = (
-    "no schedule is faster than its slowest part: the bytes of each link over its bandwidth, and what the "
-    "GPU and the host thread have to do one after the other"
+    "No schedule is faster than its slowest part: the bytes of each link over its bandwidth, and what the "
+    "GPU and the host thread have to do one after the other."
 )
 
 
 def causes(result: SimulationResult, step: PassResult) -> Section:
     """The causes of the step that stands for the run, then of everything else that was simulated."""
-    told = words(result)
+    told = presentation(result)
     tables = _of_training(result, step) if isinstance(result, TrainingResult) else _of_passes(result, step)
     largest = f"largest part: {bottleneck(step, told.called)}"
-    return Section(CAUSES, "", (largest,), (groups(step), *tables), (_EXPOSED,))
+    table, *folded = tables
+    chart = Chart("time by cause", partial(charts.causes, step))
+    return Section(CAUSES, (largest,), (table, _groups(step), *folded), (_EXPOSED,), charts=(chart,))
+
+
+def _groups(step: PassResult) -> Table:
+    """The causes of a step put together by what works: the GPU, the host, transfers, storage."""
+    rows: tuple[tuple[Entry, ...], ...] = tuple(
+        (one.group, seconds(one.exposed_s), fraction(one.exposed_s / step.time_s), seconds(one.hidden_s))
+        for one in step.groups
+    )
+    return Table("By what works", ("in all", "exposed", "share", "hidden"), rows, (1, 2, 3))
 
 
 def _of_passes(result: SimulationResult, step: PassResult) -> tuple[Table, ...]:
@@ -85,20 +102,19 @@ def _by_cause(
         rows.append(
             (share.cause, seconds(share.exposed_s), whole, *parts, seconds(share.busy_s), share.limit)
         )
-    of_which = "of the step" if phases else "of the pass"
-    head = ("cause", "exposed", of_which, *(f"in {name}" for name in phases), "busy in all", "held back by")
+    head = ("cause", "exposed", "share", *(f"in {name}" for name in phases), "busy", "held back by")
     return Table(caption, head, tuple(rows), tuple(range(1, len(head) - 1)), folded=folded)
 
 
 def bounds(result: SimulationResult, step: PassResult) -> Section:
     """The fastest that each resource allows."""
     rows = tuple(
-        (named_alike(names), seconds(time), fraction(time / step.time_s))
-        for names, time in group_bounds(step)
+        (group_cell(names), seconds(time), fraction(time / step.time_s)) for names, time in group_bounds(step)
     )
-    head = ("resource", "at least", f"of the {words(result).whole}")
+    head = ("resource", "at least", f"of the {presentation(result).whole}")
     table = Table("", head, rows, (1, 2), folded="All bounds")
-    return Section(BOUND, "", (bound(step), _NO_FASTER), (table,))
+    chart = Chart("bounds and simulated time", partial(charts.bounds, step, most=_MOST_BOUNDS))
+    return Section(BOUND, (bound(step),), (table,), (_NO_FASTER,), charts=(chart,))
 
 
 def links(result: SimulationResult, step: PassResult) -> Section:
@@ -116,7 +132,7 @@ def links(result: SimulationResult, step: PassResult) -> Section:
         full: tuple[Datum, ...] = tuple(shares)
         rows.append(
             (
-                named_alike(names),
+                group_cell(names),
                 moved,
                 Datum(capacity(use), use.capacity, f"{use.unit}/s"),
                 mean,
@@ -124,6 +140,8 @@ def links(result: SimulationResult, step: PassResult) -> Section:
                 *full,
             )
         )
-    whole = f"of the {words(result).whole}"
+    whole = f"of the {presentation(result).whole}"
     head = ("link", "moved", "capacity", "mean while busy", "busy", whole, "filled to capacity")
-    return Section("Links", "", tables=(Table(step.name, head, tuple(rows), tuple(range(1, len(head)))),))
+    numbers = tuple(range(1, len(head)))
+    table = Table(step.name, head, tuple(rows), numbers, page_columns=(3, 4), most=_MOST_LINKS)
+    return Section("Links", tables=(table,))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from simoffload.planning.costs import FORMULAS, Costed, CostVerdict, Economics, Flip, verdicts
 from simoffload.planning.costs.break_even import FIRST, SECOND
-from simoffload.report.phrases import per_second, percent
-from simoffload.report.sections.structure import Datum, Entry, Section, Table, count
+from simoffload.report.document import Datum, Entry, Section, Table, count
+from simoffload.report.formatting import per_second, percent
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.endurance import duration
 from simoffload.results.inference import InferenceResult
@@ -48,12 +48,12 @@ def _joules(value: float | None) -> Entry:
 
 def costs(result: SimulationResult, one: Economics) -> tuple[Section, ...]:
     """What is told of one result; the lines of the bill and of the power are not for a terminal."""
-    told = Section(COSTS, "Cost", tuple(_sentences(result, one)))
+    told = Section(COSTS, tuple(_sentences(result, one)))
     details = Section(
         "Bill, power and prices",
-        "",
         tables=(_metrics(one), _bill(one), _power(one), _figures(one)),
         notes=("Prices and powers come from lists, which a list of your own can change: --costs FILE.",),
+        page_only=True,
     )
     return told, details
 
@@ -189,7 +189,7 @@ def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
     cost the same."""
     rows = tuple(_compared(one, [other for other in found if other.work == one.work]) for one in found)
     head = ("result", "purchase", "cost/1M", "return", "worn out", "power", "J/token", "kWh/1M", "rented/1M")
-    shown = _without_empty(Table("", head, rows, (1, 2, 3, 5, 6, 7, 8)))
+    shown = Table("", head, rows, (1, 2, 3, 5, 6, 7, 8)).without_empty_columns()
     if len(shown.head) == 1:
         return ()
     notes = [
@@ -213,12 +213,12 @@ def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
     for one in found:
         more = _spread(one.result, one.economics, one.economics.metrics())
         told += [f"{one.label}: {text}" for text in more]
-    return (Section(COSTS, "Cost", (*told, *warnings), (shown,), tuple(notes)),)
+    return (Section(COSTS, (*told, *warnings), (shown,), tuple(notes)),)
 
 
-def _compared(one: Costed, alike: Sequence[Costed]) -> tuple[Entry, ...]:
+def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
     metrics, currency = one.economics.metrics(), one.economics.costs.currency
-    best = max((other.economics.metrics()["return_per_purchase"] or 0.0 for other in alike), default=0.0)
+    best = max((other.economics.metrics()["return_per_purchase"] or 0.0 for other in peers), default=0.0)
     mine = metrics["return_per_purchase"]
     kwh = metrics["kwh_per_million_tokens"]
     return (
@@ -245,16 +245,6 @@ def _wear(result: SimulationResult) -> str:
     """Of the drives that steps or checkpoints write to; inference writes nothing."""
     found = result.wear if isinstance(result, TrainingResult | CheckpointResult) else ()
     return ", ".join(f"{one.tier}: {duration(one.wear.years)}" for one in found if one.wear.years is not None)
-
-
-def _without_empty(table: Table) -> Table:
-    """The table without columns in which nothing stands."""
-    kept = [i for i in range(len(table.head)) if i == 0 or any(row[i] != "" for row in table.rows)]
-    return table._replace(
-        head=tuple(table.head[i] for i in kept),
-        rows=tuple(tuple(row[i] for i in kept) for row in table.rows),
-        numbers=tuple(new for new, old in enumerate(kept) if old in table.numbers),
-    )
 
 
 def _verdict(one: CostVerdict, currency: str) -> list[str]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
-from simoffload.errors import printable
 from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
 from simoffload.planning.confidence import confidence
 from simoffload.planning.explanation import Explanation
 from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
 from simoffload.planning.uncertainty import ASSUMED, Doubt, Uncertainty
-from simoffload.report.chart import Figure
-from simoffload.report.explanation_figures import bandwidth, tornado
-from simoffload.report.kinds import words
-from simoffload.report.phrases import percent, uncapitalized
-from simoffload.report.sections.structure import Datum, Entry, Section, Table, byte_rate
+from simoffload.report import charts
+from simoffload.report.document import Chart, Datum, Entry, Section, Table, byte_rate
+from simoffload.report.formatting import percent, uncapitalized
+from simoffload.report.presentation import presentation
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_number, format_seconds
 
-__all__ = ["STORAGE", "TOP", "bandwidth_section", "explained", "figures_of", "how_sure"]
+__all__ = ["STORAGE", "TOP", "bandwidth_section", "explained", "how_sure"]
 
 TOP = 10
 """Inputs that are told."""
@@ -28,7 +26,7 @@ STORAGE = "Storage bandwidth and throughput"
 
 def how_sure(result: SimulationResult) -> Section:
     """The error on real runs that stands for a result with times."""
-    return Section("How sure", "How sure", (confidence(result).sentence,))
+    return Section("How sure", (confidence(result).sentence,))
 
 
 def explained(explanation: Explanation) -> tuple[Section, ...]:
@@ -40,21 +38,10 @@ def explained(explanation: Explanation) -> tuple[Section, ...]:
     )
 
 
-def figures_of(explanation: Explanation) -> Mapping[str, tuple[Figure, str]]:
-    """Charts and what they show, by the title of the section that they belong to."""
-    found = {}
-    if explanation.sensitivity.rows:
-        told = "change of the time with each input lower and higher"
-        found[_HANGS_ON] = tornado(explanation.sensitivity, most=TOP), told
-    if explanation.storage:
-        found[STORAGE] = bandwidth(explanation.storage), "throughput over the rate of the storage"
-    return found
-
-
 def bandwidth_section(curve: StorageCurve | None) -> Section:
     """Throughput over the rate of the storage, and how fast is fast enough."""
     if curve is None:
-        return Section(STORAGE, "Bandwidth", (NO_STORAGE,))
+        return Section(STORAGE, (NO_STORAGE,))
     head = ("storage", f"{curve.unit}s/s", "no schedule beats", "")
     rows: tuple[tuple[Entry, ...], ...] = tuple(
         (
@@ -65,14 +52,13 @@ def bandwidth_section(curve: StorageCurve | None) -> Section:
         )
         for point in curve.points
     )
-    return Section(
-        STORAGE, "Bandwidth", tuple(map(printable, curve.sentences)), (Table("", head, rows, (1, 2)),)
-    )
+    chart = Chart("throughput over the rate of the storage", partial(charts.bandwidth, curve))
+    return Section(STORAGE, curve.sentences, (Table("", head, rows, (0, 1, 2)),), charts=(chart,))
 
 
 def _hangs_on(found: Sensitivity) -> Section:
     few = min(TOP, len(found.rows))
-    time = uncapitalized(words(found.result).compared)
+    time = uncapitalized(presentation(found.result).compared)
     told = (
         f"{time} with inputs {percent(found.change)} lower and higher: {few} of {len(found.rows)} that "
         f"matter; {found.without_effect} change nothing, {found.left_out} are not used"
@@ -88,7 +74,9 @@ def _hangs_on(found: Sensitivity) -> Section:
         for row in found.rows[:TOP]
     )
     head = ("input", "lower", "higher", "elasticity", "origin", "of")
-    return Section(_HANGS_ON, "Hangs on", (told,), (Table("", head, rows, (1, 2, 3)),))
+    label = "change of the time with each input lower and higher"
+    drawn = (Chart(label, partial(charts.tornado, found, most=TOP)),) if rows else ()
+    return Section(_HANGS_ON, (told,), (Table("", head, rows, (1, 2, 3)),), charts=drawn)
 
 
 def _changes(row: SensitivityRow, time: float) -> tuple[str, str]:
@@ -99,12 +87,12 @@ def _changes(row: SensitivityRow, time: float) -> tuple[str, str]:
 def _range(found: Uncertainty, result: SimulationResult) -> Section:
     assumed = ", ".join(f"{share * 100:.0f} % for {origin}" for origin, share in ASSUMED.items())
     model, inputs = percent(found.confidence.relative_error), percent(found.of_inputs)
-    time = uncapitalized(words(result).compared)
+    time = uncapitalized(presentation(result).compared)
     ends = f"{time} {format_seconds(found.low)} to {format_seconds(found.high)}"
     told = f"{ends} (±{percent(found.relative)}: the model ±{model}, the inputs ±{inputs}, taking {assumed})"
     rows = tuple(map(_doubt, found.largest))
     table = Table("Largest doubts", ("input", "moves the time by", "origin", "of"), rows, (1,))
-    return Section("Range, with the doubt about inputs", "Range", (told,), (table,))
+    return Section("Range, with the doubt about inputs", (told,), (table,))
 
 
 def _doubt(one: Doubt) -> tuple[str, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from simoffload.report.kinds import words
-from simoffload.report.phrases import largest
-from simoffload.report.sections.structure import Datum, Entry, Section, Table, fraction, seconds
-from simoffload.report.training_tables import times
+from functools import partial
+
+from simoffload.report import charts
+from simoffload.report.document import Chart, Datum, Entry, Section, Table, fraction, seconds
+from simoffload.report.formatting import largest
+from simoffload.report.presentation import presentation
+from simoffload.report.training_tables import several, times
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 
@@ -22,21 +25,21 @@ def unit_of(metric: str) -> str:
 
 def speed(result: SimulationResult) -> Section:
     """All metrics that have a value, and how each is computed."""
-    told = words(result)
+    wording = presentation(result)
     values = result.metrics()
-    shares = any(metric.share for metric in told.metrics)
+    shares = any(metric.share for metric in wording.metrics)
     rows: list[tuple[Entry, ...]] = []
-    for key, name, text, share in told.metrics:
+    for key, name, text, share in wording.metrics:
         value = Datum(text, values[key], unit_of(key))
         of_step = [share] if shares else []
         rows.append((Datum(name, name=key), value, *of_step, f"{key} = {result.formulas[key]}"))
-    head = ("metric", "value", *(["of the step"] if shares else []), "how it is computed")
+    head = ("metric", "value", *(["share"] if shares else []), "how it is computed")
     table = Table("", head, tuple(rows), tuple(range(1, len(head) - 1)))
-    return Section("Speed", "", tables=(table,), notes=(told.note,) if told.note else ())
+    return Section("Speed", tables=(table,), notes=(wording.note,) if wording.note else ())
 
 
 def phases(result: TrainingResult) -> Section:
-    """What a step is made up of."""
+    """What a step is made up of; a terminal shows it where that is not one of each phase."""
     step = result.step_s or 0.0
     rows = tuple(
         (
@@ -49,5 +52,11 @@ def phases(result: TrainingResult) -> Section:
         )
         for phase in result.phases
     )
-    head = ("phase", "in a step", "each", "in all", "of the step", "most of the time")
-    return Section(PHASES, "", tables=(Table("", head, rows, (1, 2, 3, 4)),))
+    head = ("phase", "in a step", "each", "in all", "share", "bottleneck")
+    chart = Chart("time of each phase", partial(charts.phases, result))
+    return Section(
+        PHASES,
+        tables=(Table("", head, rows, (1, 2, 3, 4)),),
+        charts=(chart,),
+        page_only=not several(result),
+    )

@@ -9,11 +9,10 @@ import pytest
 from simoffload.planning.advise import advise
 from simoffload.planning.compare import compare, compare_scenarios
 from simoffload.planning.costs import Costed, economics
-from simoffload.report.comparison_text import compare_text
 from simoffload.report.sections.costs import costs, costs_compared
-from simoffload.report.text import result_text
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
+from tests.report.conftest import compare_text, result_text
 
 SMALL = ("model=bloom-560m", "workload.output_length=2")
 IDLE = (

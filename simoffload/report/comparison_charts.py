@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import floor, log10
+from typing import TYPE_CHECKING, Any
 
-from simoffload.report.chart import (
+from simoffload.report.comparison import Group, Row
+from simoffload.report.formatting import uncapitalized
+from simoffload.report.plotting import (
     BLACK,
     CYCLE,
     FRAME,
@@ -13,23 +16,26 @@ from simoffload.report.chart import (
     ROOM_FOR_NAMES,
     ROW,
     VERMILION,
-    Figure,
-    Part,
+    CauseBar,
+    Properties,
     axis,
     bars,
     by_cause,
+    figure,
     labelled,
-    layout,
     names_axis,
+    note,
     plain,
+    points,
     short,
 )
-from simoffload.report.comparison import Group, Row
-from simoffload.report.kinds import words
-from simoffload.report.phrases import uncapitalized
+from simoffload.report.presentation import presentation
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.units import format_number, format_seconds
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Bar, Figure, Scatter
 
 __all__ = ["causes_compared", "phases_compared", "times_compared"]
 
@@ -49,94 +55,94 @@ def times_compared(groups: Sequence[Group]) -> Figure:
         for cluster in range(len(groups))
         for number, label in enumerate(labels)
     }
-    data = [_times(label, groups, at) for label in labels]
-    for number, trace in enumerate(data):
-        trace |= {"width": 0.92 * width, "marker": {"color": CYCLE[number % len(CYCLE)]}}
+    data = [
+        _times(
+            label,
+            groups,
+            at,
+            width=0.92 * width,
+            marker={"color": CYCLE[number % len(CYCLE)]},
+            showlegend=len(groups) > 1,
+        )
+        for number, label in enumerate(labels)
+    ]
     if len(groups) == 1:
         names = {at[0, label]: short(label) for label in labels}
     else:
         names = {float(cluster): short(group.title) for cluster, group in enumerate(groups)}
     marks = _marks(groups, at)
-    times = [time for trace in (*data, marks) for time in trace["y"]]
-    return {
-        "data": [trace | {"showlegend": len(groups) > 1} for trace in data] + ([marks] if marks["x"] else []),
-        "layout": layout(
-            380,
-            barmode="overlay",
-            xaxis=axis(
-                showgrid=False,
-                zeroline=False,
-                range=[-0.5, len(groups) - 0.5],
-                tickvals=list(names),
-                ticktext=list(names.values()),
-            ),
-            yaxis=axis(
-                f"{uncapitalized(groups[0].compared)} [ms]",
-                type="log",
-                dtick=1,
-                exponentformat="none",
-                range=[floor(log10(min(times) / 2)), log10(max(times) * 2)],
-            ),
-            annotations=_refused(groups, at),
+    times = [time for trace in (*data, *marks) for time in trace.y]
+    return figure(
+        [*data, *marks],
+        380,
+        barmode="overlay",
+        xaxis=axis(
+            showgrid=False,
+            zeroline=False,
+            range=[-0.5, len(groups) - 0.5],
+            tickvals=list(names),
+            ticktext=list(names.values()),
         ),
-    }
+        yaxis=axis(
+            f"{uncapitalized(groups[0].compared)} [ms]",
+            type="log",
+            dtick=1,
+            exponentformat="none",
+            range=[floor(log10(min(times) / 2)), log10(max(times) * 2)],
+        ),
+        annotations=_refused(groups, at),
+    )
 
 
-def _times(label: str, groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> Figure:
-    points = [
+def _times(label: str, groups: Sequence[Group], at: Mapping[tuple[int, str], float], **more: Any) -> Bar:
+    from plotly.graph_objects import Bar
+
+    found = [
         (at[cluster, label], row.result.compared_s)
         for cluster, group in enumerate(groups)
         for row in group.rows
         if row.label == label and row.result.compared_s is not None
     ]
-    return {
-        "type": "bar",
-        "name": plain(label),
-        "x": [x for x, _ in points],
-        "y": [time * 1e3 for _, time in points],
-        "text": [format_seconds(time) for _, time in points],
-        "textposition": "inside",
-        "insidetextanchor": "start",
-        "hovertext": [f"{plain(label)}: {format_seconds(time)}" for _, time in points],
-        "hoverinfo": "text",
-    }
+    return Bar(
+        name=plain(label),
+        x=[x for x, _ in found],
+        y=[time * 1e3 for _, time in found],
+        text=[format_seconds(time) for _, time in found],
+        textposition="inside",
+        insidetextanchor="start",
+        hovertext=[f"{plain(label)}: {format_seconds(time)}" for _, time in found],
+        hoverinfo="text",
+        **more,
+    )
 
 
-def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> Figure:
-    """Published ratios, as times of the simulated baseline."""
-    points = []
+def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Scatter]:
+    """Published ratios, as times of the simulated baseline; nothing where there are none."""
+    found = []
     for cluster, group in enumerate(groups):
         base = next((row.result.compared_s for row in group.rows if row.label == group.baseline), None)
         for row in group.rows:
             if row.published is not None and base is not None:
-                words = f"published: {format_number(row.published.ratio)} × {plain(group.baseline)}"
-                points.append((at[cluster, row.label], row.published.ratio * base * 1e3, words))
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "published ratio × simulated baseline",
-        "showlegend": True,
-        "x": [x for x, _, _ in points],
-        "y": [y for _, y, _ in points],
-        "hovertext": [words for _, _, words in points],
-        "hoverinfo": "text",
-        "marker": {"symbol": "diamond-open", "size": 11, "color": BLACK, "line": {"width": 2}},
-    }
+                hover = f"published: {format_number(row.published.ratio)} × {plain(group.baseline)}"
+                found.append((at[cluster, row.label], row.published.ratio * base * 1e3, hover))
+    if not found:
+        return []
+    x, y, hovers = zip(*found, strict=True)
+    marker = {"symbol": "diamond-open", "size": 11, "color": BLACK, "line": {"width": 2}}
+    name = "published ratio × simulated baseline"
+    return [points(name, x=x, y=y, hover=hovers, showlegend=True, marker=marker)]
 
 
-def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Figure]:
-    """Words where a bar is missing."""
+def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Properties]:
+    """Presentation where a bar is missing."""
+    below = {"y": 0, "yref": "paper", "yanchor": "bottom", "textangle": 0 if len(at) <= _FLAT else -90}
     return [
-        {
-            "x": at[cluster, row.label],
-            "y": 0,
-            "yref": "paper",
-            "yanchor": "bottom",
-            "text": "refused" if row.result.refused else "does not fit",
-            "textangle": 0 if len(at) <= _FLAT else -90,
-            "showarrow": False,
-            "font": {"color": VERMILION},
-        }
+        note(
+            "refused" if row.result.refused else "does not fit",
+            x=at[cluster, row.label],
+            font={"color": VERMILION},
+            **below,
+        )
         for cluster, group in enumerate(groups)
         for row in group.rows
         if not row.result.fits
@@ -148,7 +154,7 @@ def causes_compared(groups: Sequence[Group]) -> Figure:
     rows = [(group, row, row.result.step) for group in groups for row in group.rows if row.result.step]
     data = by_cause(
         [
-            Part(
+            CauseBar(
                 y,
                 _general(share.cause, row.result),
                 share.exposed_s / step.time_s,
@@ -159,17 +165,15 @@ def causes_compared(groups: Sequence[Group]) -> Figure:
             if share.exposed_s
         ]
     )
-    return {
-        "data": data,
-        "layout": layout(
-            FRAME + LEGEND * (1 if len(data) <= _ONE_LINE else -(-len(data) // 3)) + ROW * max(2, len(rows)),
-            barmode="stack",
-            showlegend=True,
-            uniformtext=ROOM_FOR_NAMES,
-            xaxis=axis("exposed time, as a fraction of the step", tickformat=".0%", range=[0, 1]),
-            yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
-        ),
-    }
+    return figure(
+        data,
+        FRAME + LEGEND * (1 if len(data) <= _ONE_LINE else -(-len(data) // 3)) + ROW * max(2, len(rows)),
+        barmode="stack",
+        showlegend=True,
+        uniformtext=ROOM_FOR_NAMES,
+        xaxis=axis("exposed time, as a fraction of the step", tickformat=".0%", range=[0, 1]),
+        yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
+    )
 
 
 def phases_compared(groups: Sequence[Group]) -> Figure:
@@ -189,25 +193,23 @@ def phases_compared(groups: Sequence[Group]) -> Figure:
                 name,
                 y=range(len(rows)),
                 x=times,
-                told=[f"{plain(name)}: {format_seconds(time)}" for time in times],
+                hover=[f"{plain(name)}: {format_seconds(time)}" for time in times],
                 color=CYCLE[number % len(CYCLE)],
                 **labelled(name, len(rows)),
             )
         )
-    return {
-        "data": data,
-        "layout": layout(
-            FRAME + LEGEND + ROW * max(2, len(rows)),
-            barmode="stack",
-            showlegend=True,
-            uniformtext=ROOM_FOR_NAMES,
-            xaxis=axis("time of one step [s]", rangemode="tozero"),
-            yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
-        ),
-    }
+    return figure(
+        data,
+        FRAME + LEGEND + ROW * max(2, len(rows)),
+        barmode="stack",
+        showlegend=True,
+        uniformtext=ROOM_FOR_NAMES,
+        xaxis=axis("time of one step [s]", rangemode="tozero"),
+        yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
+    )
 
 
-def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, Row]]) -> Figure:
+def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, Row]]) -> Properties:
     """Names of results, with their models where there are several."""
     return names_axis([row.label if len(groups) == 1 else _both(group, row.label) for group, row in rows])
 
@@ -220,7 +222,7 @@ def _both(group: Group, label: str) -> str:
 
 def _general(cause: str, result: SimulationResult) -> str:
     """ "raid read" as "storage read", where raid is what holds weights or optimizer."""
-    for place in words(result).places:
+    for place in presentation(result).places:
         if cause.startswith(f"{place.tier} "):
             return f"storage{cause.removeprefix(place.tier)}"
     return cause

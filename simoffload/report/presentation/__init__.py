@@ -1,21 +1,21 @@
-"""How results are told, one file for each kind of work."""
+"""What reports say differently of inference, training and checkpoints, one file for each."""
 
 from __future__ import annotations
 
-from simoffload.report.kinds.checkpoint import checkpoint
-from simoffload.report.kinds.inference import inference
-from simoffload.report.kinds.training import training
-from simoffload.report.kinds.words import Cell, Metric, Place, Words
+from simoffload.report.presentation.base import Metric, Place, Presentation
+from simoffload.report.presentation.checkpoint import checkpoint
+from simoffload.report.presentation.inference import inference
+from simoffload.report.presentation.training import training
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 
-__all__ = ["Cell", "Metric", "Place", "Words", "words"]
+__all__ = ["Metric", "Place", "Presentation", "presentation"]
 
 
-def words(result: SimulationResult) -> Words:
-    """The words for a result. Raises TypeError for a kind of work that has none."""
+def presentation(result: SimulationResult) -> Presentation:
+    """How a report presents a result. Raises TypeError for a kind of work that has none."""
     if isinstance(result, InferenceResult):
         return inference(result)
     if isinstance(result, TrainingResult):

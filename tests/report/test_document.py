@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from simoffload.report import comparison_sections, sections
-from simoffload.report.comparison import groups
-from simoffload.report.comparison_text import compare_text
+from simoffload.report import from_comparison, from_result
+from simoffload.report.document import Datum, Section, Table
+from simoffload.report.from_comparison import comparison_document
+from simoffload.report.from_result import result_document
+from simoffload.report.html import write_comparison, write_report
 from simoffload.report.long_table import COLUMNS, write_long_table
 from simoffload.report.markdown import markdown
-from simoffload.report.page import write_comparison, write_report
-from simoffload.report.sections import Datum, Section, Table
 from simoffload.report.sections.speed import unit_of
-from simoffload.report.story import story_of, story_of_several
-from simoffload.report.text import result_text
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from tests.report.conftest import compare_text, result_text
 
 Make = Callable[..., SimulationResult]
 
 COST = Section(
     "Cost and energy",
-    "Cost",
     ("a million tokens cost 12.5 credits",),
     (
         Table(
@@ -60,9 +60,12 @@ class Priced:
 def test_what_it_costs_is_told_everywhere(
     make_result: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sections, "costs", lambda _, one: (COST,) if one == "raid: 1 credit" else ())
+    monkeypatch.setattr(from_result, "costs", lambda _, one: (COST,) if one == "raid: 1 credit" else ())
     result = make_result(planner=Priced())
-    assert re.search(r"\nCost      a million tokens cost 12.5 credits\n +part +cost\n", result_text(result))
+    assert re.search(
+        r"\nCost and energy\n  a million tokens cost 12.5 credits\n  A million tokens\n  part +cost\n",
+        result_text(result),
+    )
     write_report(result, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     words = (
@@ -71,8 +74,8 @@ def test_what_it_costs_is_told_everywhere(
     assert words in flat(page)
     assert "Prices of 2026." in flat(page)
     assert '<td class="number" data-value="10.0">10 credits</td>' in page
-    assert "| hardware | 10 credits |" in markdown(story_of(result))
-    write_long_table(story_of(result), tmp_path / "table.csv")
+    assert "| hardware | 10 credits |" in markdown(result_document(result))
+    write_long_table(result_document(result), tmp_path / "table.csv")
     row = "Cost and energy,A million tokens,hardware,cost,10.0,credits\n"
     assert row in (tmp_path / "table.csv").read_text()
 
@@ -82,14 +85,14 @@ def test_and_beside_several_results(
 ) -> None:
     """Once for all of them, and not with each."""
     asked = []
-    monkeypatch.setattr(comparison_sections, "costs_compared", lambda found: asked.append(found) or (COST,))
+    monkeypatch.setattr(from_comparison, "costs_compared", lambda found: asked.append(found) or (COST,))
     results = [make_result(planner=Priced()), make_result(planner=Priced(), target="dram")]
-    assert "\nCost      a million" in compare_text(results)
+    assert "\nCost and energy\n  a million" in compare_text(results)
     assert [(one.label, one.economics) for one in asked[0]] == [
         ("raid", "raid: 1 credit"),
         ("dram", "dram: 1 credit"),
     ]
-    assert markdown(story_of_several(groups(results))).count("## Cost and energy") == 1
+    assert markdown(comparison_document(results)).count("## Cost and energy") == 1
     write_comparison(results, tmp_path / "page.html")
     heads = re.findall("<h2>(.*?)</h2>", (tmp_path / "page.html").read_text())
     assert heads.index("Capacity") < heads.index("Cost and energy") < heads.index("Each result")
@@ -98,12 +101,12 @@ def test_and_beside_several_results(
 def test_what_only_a_page_shows_stays_out_of_the_terminal(
     make_result: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sections, "costs", lambda *_: (COST._replace(short=""),))
+    monkeypatch.setattr(from_result, "costs", lambda *_: (COST._replace(page_only=True),))
     assert result_text(make_result(planner=Priced())) == result_text(make_result())
 
 
 def test_the_table_has_every_number_in_si_units(make_result: Make, tmp_path: Path) -> None:
-    write_long_table(story_of(make_result()), tmp_path / "table.csv")
+    write_long_table(result_document(make_result()), tmp_path / "table.csv")
     with (tmp_path / "table.csv").open(newline="") as file:
         head, *rows = csv.reader(file)
     assert tuple(head) == COLUMNS
@@ -127,3 +130,30 @@ def test_units_are_in_the_names_of_metrics(kind: type[SimulationResult]) -> None
     assert unit_of("restore_bytes_per_s") == "B/s"
     assert unit_of("checkpoint_bytes") == "B"
     assert unit_of("per_token_s") == "s"
+
+
+def test_as_json_it_has_every_section_and_number(make_result: Make) -> None:
+    document = result_document(make_result(warnings=("careful",)), command="simoffload run small.yaml")
+    told = json.loads(json.dumps(document.to_dict(), allow_nan=False))
+    assert told["schema"] == "simoffload/report/1"
+    assert (told["fits"], told["warnings"]) == (True, ["careful"])
+    sections = {one["title"]: one for one in told["sections"]}
+    assert list(sections) == [one.title for one in (*document.sections, *document.background)]
+    (table,) = sections["Capacity"]["tables"]
+    cell = table["rows"][0][table["columns"].index("needed")]
+    assert cell == {"text": "4 GiB", "value": 4 << 30, "unit": "B"}
+    assert sections["Scenario"]["listings"][0] == {
+        "caption": "Command",
+        "text": "simoffload run small.yaml",
+    }
+
+
+def test_endless_amounts_have_no_number_in_json() -> None:
+    endless = Table("", ("a",), ((Datum("unknown", math.inf, "USD"),),), (0,))
+    assert endless.to_dict()["rows"] == [[{"text": "unknown", "unit": "USD"}]]
+
+
+def test_of_several_results_json_has_each(make_result: Make) -> None:
+    told = comparison_document([make_result(), make_result(target="dram")]).to_dict()
+    assert [one["label"] for one in told["each"]] == ["bloom-7b1, raid", "bloom-7b1, dram"]
+    assert told["each"][1]["verdicts"][0].startswith("bloom-7b1 runs on dgx-a100 with its weights in DRAM")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Place, Shown, Words, metrics_of
-from simoffload.report.phrases import percent, plural
+from simoffload.report.document import Entry, byte_rate, seconds
+from simoffload.report.formatting import percent, plural
+from simoffload.report.presentation.base import Place, Presentation, Shown, metrics_of
 from simoffload.results.checkpoint import CheckpointPhase, CheckpointResult
 from simoffload.units import format_bytes, format_rate, format_seconds
 
 __all__ = ["checkpoint"]
 
-_LEGEND = (
-    f"saved = {CheckpointResult.formulas['save_s']}; stall = time that training stands still; "
-    "ratio: of times until saved"
-)
+_LEGEND = "ratio: of times until saved"
 _CONTENTS = {
     "zero": "ZeRO checkpoint",
     "sharded": "sharded checkpoint",
@@ -25,11 +21,11 @@ _CONTENTS = {
 _WRITERS = {"torch_save": "torch.save", "python": "Python's file", "fast": "FastPersist"}
 
 
-def checkpoint(result: CheckpointResult) -> Words:
+def checkpoint(result: CheckpointResult) -> Presentation:
     """Saving and restoring in words."""
     tier, name = printable(result.target), printable(result.name)
     longest = _longest(result)
-    return Words(
+    return Presentation(
         kind="checkpoint",
         verb="is saved",
         work=_work(result),
@@ -108,16 +104,12 @@ _SHOWN: Shown = {
 }
 
 
-def _cells(result: CheckpointResult) -> tuple[Cell, ...]:
+def _cells(result: CheckpointResult) -> dict[str, Entry]:
     metrics = result.metrics()
-
-    def told(short: str, head: str, key: str, show: Callable[[float], str]) -> Cell:
-        value = metrics[key]
-        return Cell(short, head, "" if value is None else show(value), value)
-
-    return (
-        told("saved", "until saved", "save_s", format_seconds),
-        told("rate", "rate", "bytes_per_s", _rate),
-        told("stall", "training stands still", "stall_s", format_seconds),
-        told("restored", "restoring", "restore_s", format_seconds),
-    )
+    speed = metrics["bytes_per_s"]
+    return {
+        "saved": seconds(metrics["save_s"]),
+        "rate": "" if speed is None else byte_rate(round(speed)),
+        "stall": seconds(metrics["stall_s"]),
+        "restored": seconds(metrics["restore_s"]),
+    }

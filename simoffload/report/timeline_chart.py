@@ -1,25 +1,67 @@
-"""Parts of a timeline small enough to draw: the first layers, and one layer in the middle."""
+"""The parts of a timeline that are small enough to draw: the first layers, and one in the middle."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import printable
+from simoffload.report.plotting import (
+    BLACK,
+    BLUE,
+    DARK_ORANGE,
+    DARK_PURPLE,
+    FRAME,
+    GREEN,
+    GREY,
+    LEGEND,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    axis,
+    bars,
+    figure,
+    names_axis,
+    plain,
+)
 from simoffload.results.timeline import Interval, Timeline
 from simoffload.schedule import Schedule
+from simoffload.units import format_bytes, format_seconds
 
-__all__ = ["Bar", "Window", "windows"]
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["DrawnOperation", "TimelineWindow", "schedule", "windows"]
 
 _FIRST = 3
 """Parts of the pass in the first window: what comes before the layers, and two layers."""
 
+_KINDS = {
+    "read": ("read from storage", VERMILION),
+    "write": ("write to storage", ORANGE),
+    "copy": ("copy to the GPU", BLUE),
+    "stage": ("copy to or in host memory", SKY),
+    "gather": ("all-gather", PURPLE),
+    "concat": ("copies on the GPU", SKY),
+    "reduce": ("gradients", DARK_PURPLE),
+    "compute": ("GPU compute", GREEN),
+    "update": ("optimizer on the GPU", DARK_ORANGE),
+    "cpu": ("optimizer on the CPU", BLACK),
+    "launch": ("kernel launch", GREY),
+    "hook": ("host thread", GREY),
+    "pages": ("new pages for copies", GREY),
+    "cached": ("entering the page cache", BLACK),
+    "checksum": ("crc32", PURPLE),
+}
+_STREAM = 40
+"""[px] of a stream in the chart."""
 _PICO = 1e-12
 _Part = tuple[int, int]  # block, iteration
 
 
-class Bar(NamedTuple):
+class DrawnOperation(NamedTuple):
     """One operation of the first rank of a program, rank 0 where there is only one."""
 
     stream: str
@@ -36,7 +78,7 @@ class Bar(NamedTuple):
     """Belongs to the layers that the window shows, not to neighbours that overlap them."""
 
 
-class Window(NamedTuple):
+class TimelineWindow(NamedTuple):
     """What the first rank of each program did between two moments of a pass."""
 
     title: str
@@ -45,12 +87,12 @@ class Window(NamedTuple):
     streams: tuple[str, ...]
     start_s: float
     end_s: float
-    bars: tuple[Bar, ...]
+    bars: tuple[DrawnOperation, ...]
     omitted: int
     """Operations left out because they are shorter than all that are drawn."""
 
 
-def windows(timeline: Timeline, *, most: int, called: str = "layers") -> tuple[Window, ...]:
+def windows(timeline: Timeline, *, most: int, called: str = "layers") -> tuple[TimelineWindow, ...]:
     """The first layers and, where the pass goes on after them, one layer from the middle; none if nothing
     was done. A window holds the ``most`` longest operations; ``called`` is what its blocks are."""
     if not len(timeline):
@@ -103,11 +145,11 @@ class _FirstRanks:
                 return self._timeline.start_of(block, iteration, position)
         return self._timeline.makespan
 
-    def window(self, title: str, shown: Sequence[_Part], *, start: int, end: int) -> Window:
+    def window(self, title: str, shown: Sequence[_Part], *, start: int, end: int) -> TimelineWindow:
         """Everything that happened between two moments [ps]."""
         inside = [one for rank in self._ranks for one in self._timeline.during(start, end, rank=rank)]
         longest = sorted(range(len(inside)), key=lambda index: inside[index].start - inside[index].end)
-        return Window(
+        return TimelineWindow(
             title=title,
             ranks=printable(", ".join(map(self._timeline.schedule.rank_label, self._ranks))),
             streams=tuple(map(printable, self._timeline.schedule.labels)),
@@ -121,9 +163,9 @@ class _FirstRanks:
         )
 
 
-def _bar(done: Interval, schedule: Schedule, shown: set[_Part]) -> Bar:
+def _bar(done: Interval, schedule: Schedule, shown: set[_Part]) -> DrawnOperation:
     op = done.op
-    return Bar(
+    return DrawnOperation(
         stream=printable(schedule.labels[op.stream]),
         kind=printable(op.kind),
         label=printable(op.label),
@@ -133,3 +175,56 @@ def _bar(done: Interval, schedule: Schedule, shown: set[_Part]) -> Bar:
         duration_s=(done.end - done.start) * _PICO,
         own=(done.block, done.iteration) in shown,
     )
+
+
+def schedule(window: TimelineWindow) -> Figure:
+    """Operations of the shown ranks over time, a row for each stream."""
+    length = window.end_s - window.start_s
+    unit, scale = ("s", 1.0) if length >= 2 else ("ms", 1e3) if length >= 2e-3 else ("us", 1e6)
+    used = {bar.stream for bar in window.bars}
+    streams = [stream for stream in window.streams if stream in used]
+    data = []
+    for kind in dict.fromkeys([*_KINDS, *(bar.kind for bar in window.bars)]):
+        mine = [bar for bar in window.bars if bar.kind == kind]
+        words, color = _KINDS.get(kind, (kind, BLACK))
+        if mine:
+            trace = bars(
+                words,
+                y=[streams.index(bar.stream) for bar in mine],
+                x=[round(bar.duration_s * scale, 6) for bar in mine],
+                hover=[_hover(bar) for bar in mine],
+                color=color,
+                base=[round(bar.start_s * scale, 6) for bar in mine],
+                marker={"opacity": [1 if bar.own else 0.4 for bar in mine]},
+            )
+            data.append(trace)
+    limits = [window.start_s * scale, window.end_s * scale]
+    return figure(
+        data,
+        FRAME + LEGEND + _STREAM * len(streams),
+        barmode="overlay",
+        bargap=0.15,
+        showlegend=True,
+        margin={"l": 10, "r": 50, "t": 24, "b": 44},
+        modebar={"orientation": "v"},
+        xaxis=axis(
+            f"time since the pass began [{unit}]",
+            range=limits,
+            fixedrange=False,
+            exponentformat="none",
+            separatethousands=True,
+        ),
+        yaxis=names_axis(streams),
+    )
+
+
+def _hover(bar: DrawnOperation) -> str:
+    """What hovering shows."""
+    lines = [
+        plain(bar.label),
+        plain(f"{bar.kind} on {bar.stream}"),
+        f"starts at {format_seconds(bar.start_s)}, takes {format_seconds(bar.duration_s)}",
+    ]
+    if bar.size:
+        lines.append(f"{format_bytes(bar.size)}, {plain(bar.route)}")
+    return "<br>".join(lines)

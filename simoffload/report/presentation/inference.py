@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Place, Shown, Words, batch_of, metrics_of, weights_of
-from simoffload.report.phrases import per_second, plural
+from simoffload.report.document import Entry, rate, seconds
+from simoffload.report.formatting import per_second, plural
+from simoffload.report.presentation.base import Place, Presentation, Shown, batch_of, metrics_of, weights_of
 from simoffload.results.inference import InferenceResult
 from simoffload.units import format_seconds
 
 __all__ = ["inference"]
 
-_BOUND = "bound = fraction of the speed of light that a step reaches"
-_TOKENS = f"tokens/s = {InferenceResult.formulas['tokens_per_s']}; "
-_LEGEND = (
-    f"TPOT = time per output token of a sequence, the mean decode step; {_TOKENS}ratio: of TPOT; {_BOUND}"
-)
+_BOUND = "share of the bound: fraction of the speed of light that a step reaches"
+_LEGEND = f"ratio: of TPOT, the time per output token of a sequence; {_BOUND}"
 _LEGEND_OF_ONE = (
     "one token is made, so that there is no time per output token; "
-    f"{_TOKENS}ratio: of the time to first token; {_BOUND}"
+    f"ratio: of TTFT, the time to first token; {_BOUND}"
 )
 
 _GATHERED = "of which every GPU gathers every layer for every token (ZeRO-3)"
 
 
-def inference(result: InferenceResult) -> Words:
+def inference(result: InferenceResult) -> Presentation:
     """Prefill and decode steps in words."""
     weights, several = weights_of(result), result.output_length > 1
-    return Words(
+    return Presentation(
         kind="inference" if several else "prefill",
         verb="runs",
         work=(
@@ -72,14 +70,9 @@ def _took(result: InferenceResult) -> str:
     return f"TTFT {format_seconds(result.ttft_s)}, {decode}{rate} of {sequences} at once"
 
 
-def _cells(result: InferenceResult) -> tuple[Cell, ...]:
-    first, later, rate = result.ttft_s, result.tpot_s, result.tokens_per_s
-    tpot = Cell("TPOT", "time per output token", format_seconds(later) if later else "", later)
-    return (
-        Cell("TTFT", "time to first token", format_seconds(first) if first else "", first),
-        *((tpot,) if result.output_length > 1 else ()),
-        Cell("tokens/s", "tokens/s", per_second(rate, "") if rate else "", rate),
-    )
+def _cells(result: InferenceResult) -> dict[str, Entry]:
+    later = {"TPOT": seconds(result.tpot_s or None)} if result.output_length > 1 else {}
+    return {"TTFT": seconds(result.ttft_s), **later, "tokens/s": rate(result.tokens_per_s)}
 
 
 def _note(result: InferenceResult) -> str:

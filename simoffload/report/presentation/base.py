@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from simoffload.report.phrases import percent, plural
+from simoffload.report.document import Entry
+from simoffload.report.formatting import percent, plural
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 
-__all__ = ["Cell", "Metric", "Place", "Shown", "Words", "batch_of", "metrics_of", "weights_of"]
+__all__ = ["Metric", "Place", "Presentation", "Shown", "batch_of", "metrics_of", "weights_of"]
 
 Shown = Mapping[str, tuple[str, Callable[[float], str]]]
 """What metrics are called, by their keys, and how their values are written."""
@@ -60,19 +61,6 @@ def metrics_of(
     )
 
 
-class Cell(NamedTuple):
-    """A column of a comparison, and what stands in it for one result."""
-
-    short: str
-    """Head of the column in a terminal."""
-    head: str
-    """Head of the column on a page."""
-    value: str
-    """Empty where the result has no times."""
-    number: float | None
-    """The value in SI units."""
-
-
 class Place(NamedTuple):
     """Something that can be offloaded, and the tier that holds it."""
 
@@ -80,8 +68,8 @@ class Place(NamedTuple):
     tier: str
 
 
-class Words(NamedTuple):
-    """How one result is told."""
+class Presentation(NamedTuple):
+    """How a report presents one result."""
 
     kind: str
     """ "inference", "prefill" (inference of one token), "training", "checkpoint"."""
@@ -103,12 +91,12 @@ class Words(NamedTuple):
     """The name that says most."""
     metrics: tuple[Metric, ...]
     """All that have a value, in the order of reading."""
-    cells: tuple[Cell, ...]
-    """The same columns for all results of a kind."""
+    cells: Mapping[str, Entry]
+    """Heads and cells of a row of a comparison, the same heads for all results of a kind."""
     legend: str
-    """What the columns are, in a terminal."""
+    """What else the columns of a comparison are."""
     formulas: tuple[str, ...]
-    """Metrics that are explained under a comparison on a page."""
+    """Metrics that are explained under a comparison."""
     shown: PassResult | None
     """The pass whose operations are drawn."""
     whole: str

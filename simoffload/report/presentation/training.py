@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from simoffload.errors import printable
-from simoffload.report.kinds.words import Cell, Place, Shown, Words, batch_of, metrics_of, weights_of
-from simoffload.report.phrases import per_second, plural
+from simoffload.report.document import Entry, rate, seconds
+from simoffload.report.formatting import per_second, plural
+from simoffload.report.presentation.base import Place, Presentation, Shown, batch_of, metrics_of, weights_of
 from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.units import format_number, format_seconds
 
 __all__ = ["training"]
 
-_LEGEND = (
-    "step = forward + backward + optimizer step; "
-    f"tokens/s = {TrainingResult.formulas['tokens_per_s']}; ratio: of times per token"
-)
+_LEGEND = "ratio: of times per token"
 _PARTS = ("forward_s", "backward_s", "optimizer_s")
 
 
-def training(result: TrainingResult) -> Words:
+def training(result: TrainingResult) -> Presentation:
     """One optimizer step in words."""
     weights, states = printable(weights_of(result)), printable(result.optimizer_target)
     name = printable(result.name)
     both = weights if weights == "resident" else f"{weights}+{states}"
     longest = _longest(result)
-    return Words(
+    return Presentation(
         kind="training",
         verb="trains",
         work=_work(result),
@@ -84,15 +82,11 @@ _SHOWN: Shown = {
 }
 
 
-def _cells(result: TrainingResult) -> tuple[Cell, ...]:
-    def time(short: str, head: str, seconds: float | None) -> Cell:
-        return Cell(short, head, format_seconds(seconds) if seconds is not None else "", seconds)
-
-    rate = result.tokens_per_s
-    return (
-        time("step", "step", result.step_s),
-        time("forward", "forward", result.forward_s),
-        time("backward", "backward", result.backward_s),
-        time("opt. step", "optimizer step", result.optimizer_s),
-        Cell("tokens/s", "tokens/s", per_second(rate, "") if rate else "", rate),
-    )
+def _cells(result: TrainingResult) -> dict[str, Entry]:
+    return {
+        "step": seconds(result.step_s),
+        "forward": seconds(result.forward_s),
+        "backward": seconds(result.backward_s),
+        "opt. step": seconds(result.optimizer_s),
+        "tokens/s": rate(result.tokens_per_s),
+    }

@@ -15,7 +15,6 @@ from simoffload.units import format_bytes, format_number, format_rate, format_se
 __all__ = [
     "LIMITS",
     "LinkGroup",
-    "alike",
     "bottleneck",
     "bound",
     "capacity",
@@ -23,6 +22,7 @@ __all__ = [
     "counted",
     "group_bounds",
     "group_links",
+    "group_name",
     "held_back",
     "largest",
     "origins",
@@ -30,6 +30,7 @@ __all__ = [
     "percent",
     "place",
     "plural",
+    "sentence",
     "uncapitalized",
     "worked",
 ]
@@ -56,6 +57,11 @@ def percent(fraction: float) -> str:
 def plural(count: int, noun: str) -> str:
     """ "1 GPU", "8 GPUs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def sentence(text: str) -> str:
+    """Text with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def uncapitalized(text: str) -> str:
@@ -118,7 +124,7 @@ def worked(result: SimulationResult) -> tuple[str, ...]:
     if run < operations:
         first = f"{run:,} of {operations:,} operations were run; the others are copies to the picosecond"
     found = _reasons(result.work)
-    reasons = [f"{alike(names)}: {printable(why)}" for why, names in found]
+    reasons = [f"{group_name(names)}: {printable(why)}" for why, names in found]
     more = [f"and {len(found) - _MOST_REASONS} more like this"] if len(found) > _MOST_REASONS else []
     return (first, *_derived(result.particulars()), *reasons[:_MOST_REASONS], *more)
 
@@ -148,7 +154,7 @@ def _reasons(work: Iterable[PassWork]) -> list[tuple[str, list[str]]]:
     return list(reasons.items())
 
 
-def alike(names: Sequence[str]) -> str:
+def group_name(names: Sequence[str]) -> str:
     """One name, or the first and how many are like it."""
     first = printable(names[0])
     return first if len(names) == 1 else f"{first} and {len(names) - 1} alike"

@@ -1,4 +1,6 @@
-"""What all charts share: colours, axes, traces, as plain plotly.js dictionaries.
+"""What all charts share: colours, axes, traces.
+
+Plotly is imported where something is drawn, as most reports are read in a terminal.
 
 Colours are those of Okabe and Ito, "Color Universal Design" (2008), which people who cannot tell red from
 green still can, and darker shades of them for the way back in training and for what the optimizer does.
@@ -7,8 +9,11 @@ What a colour says is also said by a label or a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Bar, Figure, Scatter
 
 __all__ = [
     "BLACK",
@@ -26,23 +31,25 @@ __all__ = [
     "ROW",
     "SKY",
     "VERMILION",
-    "Figure",
-    "Part",
+    "CauseBar",
+    "Properties",
     "axis",
     "bars",
     "by_cause",
     "cause_colour",
+    "figure",
     "hatched",
     "labelled",
-    "layout",
     "names_axis",
+    "note",
     "plain",
+    "points",
     "rule",
     "short",
 ]
 
-Figure = dict[str, Any]
-"""A figure, or a part of one, as plotly.js reads it."""
+Properties = Mapping[str, Any]
+"""A part of a figure: an axis, a line, words."""
 
 BLACK, GREY = "#000000", "#999999"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -77,7 +84,7 @@ FRAME = 68
 """[px] around the bars: axis, its title, margins."""
 LEGEND = 30
 """[px] of a line of legend above the bars."""
-ROOM_FOR_NAMES: Figure = {"minsize": 11, "mode": "hide"}
+ROOM_FOR_NAMES: Properties = {"minsize": 11, "mode": "hide"}
 """``uniformtext`` of a layout whose bars have names in them: all equally large, or left out."""
 _LONGEST_NAME = 34
 
@@ -99,22 +106,24 @@ def cause_colour(cause: str) -> str:
     return next((colour for end, colour in _CAUSES_ENDING.items() if cause.endswith(end)), BLUE)
 
 
-def layout(height: float, **more: Any) -> Figure:
-    """A layout ``height`` [px] high."""
-    return {
-        "height": height,
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222222"},
-        "margin": {"l": 10, "r": 20, "t": 24, "b": 44},
-        "paper_bgcolor": "#ffffff",
-        "plot_bgcolor": "#ffffff",
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-        "hoverlabel": {"align": "left", "namelength": -1},
-        "bargap": 0.3,
-        **more,
-    }
+def figure(data: Sequence[Bar | Scatter], height: float, **more: Any) -> Figure:
+    """A figure ``height`` [px] high; ``more`` of its layout."""
+    from plotly.graph_objects import Figure, Layout
+
+    layout = Layout(
+        template="none",
+        height=height,
+        font={"family": "system-ui, sans-serif", "size": 13, "color": "#222222"},
+        paper_bgcolor="#ffffff",
+        plot_bgcolor="#ffffff",
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        hoverlabel={"align": "left", "namelength": -1},
+        **{"margin": {"l": 10, "r": 20, "t": 24, "b": 44}, "bargap": 0.3, **more},
+    )
+    return Figure(data, layout)
 
 
-def axis(title: str = "", **more: Any) -> Figure:
+def axis(title: str = "", **more: Any) -> Properties:
     """An axis that does not move."""
     return {
         "title": {"text": title, "font": {"size": 12}},
@@ -126,7 +135,7 @@ def axis(title: str = "", **more: Any) -> Figure:
     }
 
 
-def names_axis(names: Sequence[str]) -> Figure:
+def names_axis(names: Sequence[str]) -> Properties:
     """A vertical axis of names at 0, 1, 2, …, the first one on top."""
     return axis(
         autorange="reversed",
@@ -139,48 +148,72 @@ def names_axis(names: Sequence[str]) -> Figure:
 
 
 def bars(
-    name: str, *, y: Sequence[int], x: Sequence[float], told: Sequence[str], color: Any, **more: Any
-) -> Figure:
+    name: str, *, y: Sequence[int], x: Sequence[float], hover: Sequence[str], color: Any, **more: Any
+) -> Bar:
     """Horizontal bars, with what hovering over each tells."""
+    from plotly.graph_objects import Bar
+
     marker = {"color": color, **more.pop("marker", {})}
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": plain(name),
-        "y": list(y),
-        "x": list(x),
-        "hovertext": list(told),
-        "hoverinfo": "text",
-        "marker": marker,
+    return Bar(
+        orientation="h",
+        name=plain(name),
+        y=list(y),
+        x=list(x),
+        hovertext=list(hover),
+        hoverinfo="text",
+        marker=marker,
         **more,
-    }
+    )
 
 
-def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, shape: str) -> Figure:
+def points(
+    name: str,
+    *,
+    x: Sequence[float],
+    y: Sequence[float],
+    hover: Sequence[str],
+    mode: str = "markers",
+    **more: Any,
+) -> Scatter:
+    """Marks or lines, with what hovering over each point tells."""
+    from plotly.graph_objects import Scatter
+
+    return Scatter(
+        name=plain(name),
+        x=list(x),
+        y=list(y),
+        hovertext=list(hover),
+        hoverinfo="text",
+        mode=mode,
+        **more,
+    )
+
+
+def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, shape: str) -> Bar:
     """Bars (row, length, what hovering tells) of one colour and pattern; "" is plain."""
     return bars(
         name,
         y=[y for y, _, _ in marks],
         x=[x for _, x, _ in marks],
-        told=[told for _, _, told in marks],
+        hover=[hover for _, _, hover in marks],
         color=color,
         marker={"pattern": {"shape": shape, "solidity": 0.3}},
         width=_BAR,
     )
 
 
-class Part(NamedTuple):
+class CauseBar(NamedTuple):
     """What one cause has of a bar."""
 
     y: int
     """Row of the bar."""
     cause: str
     length: float
-    told: str
+    hover: str
     """What hovering over it tells."""
 
 
-def labelled(name: str, count: int) -> Figure:
+def labelled(name: str, count: int) -> Properties:
     """What writes the name of a trace into each of ``count`` bars that have room for it: a colour alone does
     not say enough. Goes with ``ROOM_FOR_NAMES`` in the layout."""
     return {
@@ -191,7 +224,7 @@ def labelled(name: str, count: int) -> Figure:
     }
 
 
-def by_cause(parts: Sequence[Part]) -> list[Figure]:
+def by_cause(parts: Sequence[CauseBar]) -> list[Bar]:
     """Stacked bars, a trace for each cause; the one with most in all comes first."""
     totals: dict[str, float] = {}
     for part in parts:
@@ -204,7 +237,7 @@ def by_cause(parts: Sequence[Part]) -> list[Figure]:
                 cause,
                 y=[part.y for part in mine],
                 x=[part.length for part in mine],
-                told=[part.told for part in mine],
+                hover=[part.hover for part in mine],
                 color=cause_colour(cause),
                 **labelled(cause, len(mine)),
             )
@@ -212,6 +245,11 @@ def by_cause(parts: Sequence[Part]) -> list[Figure]:
     return traces
 
 
-def rule(x: float, **line: Any) -> Figure:
+def rule(x: float, **line: Any) -> Properties:
     """A vertical line over the whole height."""
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def note(text: str, **more: Any) -> Properties:
+    """Words without an arrow."""
+    return {"text": text, "showarrow": False, **more}

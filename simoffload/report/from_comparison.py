@@ -1,0 +1,224 @@
+"""The document of several results side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from simoffload.planning.costs import Costed
+from simoffload.report import comparison_charts
+from simoffload.report.comparison import (
+    Group,
+    Published,
+    Row,
+    by_kind,
+    group_verdict,
+    groups,
+    in_common,
+    keys,
+    tie_rule,
+    warnings,
+)
+from simoffload.report.document import Chart, Datum, Entry, ReportDocument, Section, Table, fraction, held
+from simoffload.report.formatting import largest, uncapitalized
+from simoffload.report.from_result import MOST_BARS, result_document
+from simoffload.report.presentation import presentation
+from simoffload.report.sections.background import inputs, limits, scenario, versions
+from simoffload.report.sections.capacity import CAPACITY
+from simoffload.report.sections.causes import CAUSES
+from simoffload.report.sections.costs import costs_compared
+from simoffload.report.sections.speed import PHASES
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from simoffload.units import format_number
+
+__all__ = ["comparison_document"]
+
+
+def comparison_document(
+    results: Sequence[SimulationResult],
+    *,
+    published: Mapping[str, Published] | None = None,
+    baseline: str | None = None,
+    command: str = "",
+) -> ReportDocument:
+    """Everything that is told of results side by side; ``comparison.groups`` explains ``published`` and
+    ``baseline``, ``command`` is what reproduces it.
+
+    Raises ValueError if there are no results or ``baseline`` names none of them.
+    """
+    if not results:
+        raise ValueError("there is nothing to compare")
+    found = groups(results, published=published, baseline=baseline)
+    numbers = tuple(dict.fromkeys(one for result in results for one in result.provenance.inputs))
+    origins = Counter(origin for _, _, _, origin, _, _ in numbers)
+    programs = dict.fromkeys(one for result in results for one in result.provenance.versions.items())
+    profiles = dict.fromkeys(one for result in results for one in result.provenance.profiles)
+    bars = MOST_BARS // len(results)
+    return ReportDocument(
+        in_common(results) or ("comparison",),
+        None,
+        tuple(map(group_verdict, found)),
+        tuple(warnings(found)),
+        (*_side_by_side(found), *_charts(found), _capacity(found), *_costs(found)),
+        (inputs(numbers, origins), versions(programs, profiles, command), limits()),
+        tuple(
+            (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
+        ),
+    )
+
+
+def _each(result: SimulationResult, bars: int) -> ReportDocument:
+    """What is told of each; what it costs and what it was computed from is told of all together."""
+    document = result_document(replace(result, planner=None), bars=bars)
+    return document._replace(background=(scenario(result.provenance.scenario),))
+
+
+def _side_by_side(found: Sequence[Group]) -> Iterator[Section]:
+    """The answers, a section for each kind of work and a table for each model."""
+    kinds = by_kind(found)
+    for kind, mine in kinds.items():
+        sentences = (text for group in mine for text in (*_missing(group), *_held_back(group)))
+        yield Section(
+            "Side by side" if len(kinds) == 1 else f"Side by side: {kind}",
+            tuple(dict.fromkeys(sentences)),
+            tuple(_table(group, alone=len(found) == 1) for group in mine),
+            tuple(_legend(mine)),
+            notes_on_terminal=True,
+        )
+
+
+def _missing(group: Group) -> Iterator[str]:
+    """Why results have no times."""
+    for row in group.rows:
+        if not row.result.fits:
+            yield f"{row.label} {row.result.shortfall}"
+
+
+def _held_back(group: Group) -> Iterator[str]:
+    """What else holds bottlenecks back: "ai400x2 read is held back by ib0 in"; by row where they differ."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in group.rows:
+        cause, limit = row.result.bottleneck, row.result.limit
+        if cause and limit and limit != cause:
+            found.setdefault(cause, {}).setdefault(limit, []).append(row.label)
+    for cause, limits_found in found.items():
+        for limit, labels in limits_found.items():
+            where = f" ({', '.join(labels)})" if len(limits_found) > 1 else ""
+            yield f"{cause} is held back by {limit}{where}"
+
+
+def _legend(found: Sequence[Group]) -> Iterator[str]:
+    """What the columns are."""
+    timed = [row.result for group in found for row in group.rows if row.result.step]
+    if timed:
+        wording = presentation(timed[0])
+        yield from (f"{name} = {timed[0].formulas[name]}" for name in wording.formulas)
+        yield wording.legend
+    if any(group.throughput_apart for group in found):
+        yield "throughput: ratio of tokens/s"
+    if any(row.published for group in found for row in group.rows):
+        yield "published: ratio of times over the tokens of all sequences"
+    for group in found:
+        for row in group.rows:
+            if row.published and row.published.source:
+                yield f"published for {group.title}, {row.label}: {row.published.source}"
+    if rule := tie_rule(found):
+        yield rule
+
+
+def _table(group: Group, *, alone: bool) -> Table:
+    heads, names = keys(group)
+    cells = presentation(group.rows[0].result).cells
+    ratio = f"vs {group.against}" if group.against else "ratio"
+    answer = "bottleneck" if any(row.result.step for row in group.rows) else "answer"
+    head = (*heads, *cells, ratio, "throughput", "published", answer, "share of the bound")
+    rows = tuple((*name, *_row(group, row)) for name, row in zip(names, group.rows, strict=True))
+    first = len(heads)
+    return Table(
+        "" if alone else " · ".join(in_common([row.result for row in group.rows])),
+        head,
+        rows,
+        (*range(first, first + len(cells) + 3), len(head) - 1),
+        keys=first,
+        refused=tuple(number for number, row in enumerate(group.rows) if not row.result.fits),
+    ).without_empty_columns()
+
+
+def _row(group: Group, row: Row) -> Iterator[Entry]:
+    """Times, ratios, and what most of the time goes to or why there is none."""
+    result, step = row.result, row.result.step
+    yield from presentation(result).cells.values()
+    yield Datum(row.ratio_text, row.ratio) if row.ratio_text else ""
+    yield Datum(row.throughput_text, row.throughput) if group.throughput_apart and row.throughput_text else ""
+    ratio = row.published.ratio if row.published else None
+    yield "" if ratio is None else Datum(f"{format_number(ratio)}×", ratio)
+    yield largest(step) if step is not None else _answer(result)
+    # Where more than the weights can be elsewhere, a table has no room for it.
+    yield "" if group.narrow or step is None else fraction(result.bound_fraction or 0.0)
+
+
+def _answer(result: SimulationResult) -> str:
+    return "refused" if result.refused else "fits" if result.fits else "does not fit"
+
+
+def _charts(found: Sequence[Group]) -> Iterator[Section]:
+    """Sections whose charts show what is in the tables of the results."""
+    kinds = by_kind(found)
+    published = any(row.published for group in found for row in group.rows)
+    diamonds = " Diamonds: the published ratio times the simulated baseline." if published else ""
+    for kind, mine in kinds.items():
+        if not any(row.result.step for group in mine for row in group.rows):
+            continue
+        about = f": {kind}" if len(kinds) > 1 else ""
+        label = f"{uncapitalized(mine[0].compared)} of each target"
+        times = Chart(label, partial(comparison_charts.times_compared, mine))
+        note = f"Logarithmic axis.{diamonds}"
+        yield Section(f"{mine[0].compared}{about}", notes=(note,), charts=(times,), page_only=True)
+        if isinstance(mine[0].rows[0].result, TrainingResult):
+            phases = Chart(
+                "phases of a step of each target", partial(comparison_charts.phases_compared, mine)
+            )
+            yield Section(f"{PHASES}{about}", charts=(phases,), page_only=True)
+        causes = Chart("causes of time of each target", partial(comparison_charts.causes_compared, mine))
+        yield Section(f"{CAUSES}{about}", charts=(causes,), page_only=True)
+
+
+def _capacity(found: Sequence[Group]) -> Section:
+    """What every tier holds; a terminal shows it where that is all that is known of a result."""
+    result = "result" if any(group.narrow for group in found) else "weights"
+    head = (result, "tier", "needed", "has", "filled", "counted", "")
+    tables = []
+    for group in found:
+        uses = [(row.label, use) for row in group.rows for use in row.result.capacity]
+        rows = tuple(
+            (
+                label,
+                use.tier,
+                held(use.needed, use),
+                held(use.capacity, use),
+                fraction(use.needed / use.capacity),
+                use.scope,
+                "fits" if use.fits else "does not fit",
+            )
+            for label, use in uses
+        )
+        refused = tuple(number for number, (_, use) in enumerate(uses) if not use.fits)
+        caption = group.title if len(found) > 1 else ""
+        tables.append(Table(caption, head, rows, (2, 3, 4), keys=2, refused=refused, grouped=True))
+    untimed = any(row.result.fits and row.result.step is None for group in found for row in group.rows)
+    return Section(CAPACITY, tables=tuple(tables), page_only=not untimed)
+
+
+def _costs(found: Sequence[Group]) -> tuple[Section, ...]:
+    """What the answers cost side by side, of those results that can say so."""
+    several = len(found) > 1
+    priced = [
+        Costed(f"{group.title}, {row.label}" if several else row.label, row.result, row.result.costs)
+        for group in found
+        for row in group.rows
+        if row.result.costs is not None
+    ]
+    return costs_compared(priced) if priced else ()

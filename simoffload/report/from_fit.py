@@ -1,0 +1,94 @@
+"""The documents of how many machines it takes, and how large the work can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simoffload.planning.fit.largest import Largest, Limit
+from simoffload.planning.fit.machines import MachinesNeeded
+from simoffload.report.document import Datum, Entry, ReportDocument, Section, Table
+from simoffload.report.formatting import plural
+from simoffload.units import format_bytes, format_number
+
+__all__ = ["largest_document", "machines_document"]
+
+_NONE = "–"
+_RULES = (
+    "rule = machines whose HBM holds the weights and nothing else (training: 240 x layers x hidden^2 bytes)",
+    "hbm = without offload, weights and optimizer divided among all GPUs, everything counted",
+    "without offload ZeRO-3 gathers every layer on every GPU for every pass",
+    f"the others = with offload to that tier; {_NONE} = however many, it does not fit",
+)
+_LIMITS = (
+    "each with the rest as it is",
+    "context = prompt and output, or the sequence that is trained on",
+    f"layers of the same width; {_NONE} = not even 1 fits",
+)
+
+
+def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str] = ()) -> ReportDocument:
+    """A table for each platform, with a row for each scenario and a column for each tier; ``stopped`` says
+    why other scenarios have none."""
+    platforms = dict.fromkeys(one.platform for one in found)
+    sections = [_machines([one for one in found if one.platform == platform]) for platform in platforms]
+    return ReportDocument(("Machines needed",), None, (), tuple(stopped), tuple(sections))
+
+
+def _machines(found: Sequence[MachinesNeeded]) -> Section:
+    counts = [{count.tier: count.machines for count in one.counts} for one in found]
+    tiers = dict.fromkeys(tier for each in counts for tier in each)
+    rows = [
+        (one.model, one.work, _count(one.by_rule), *(_count(each.get(tier)) for tier in tiers))
+        for one, each in zip(found, counts, strict=True)
+    ]
+    head = ("model", "work", "rule", *tiers)
+    first = found[0]
+    hbm = format_bytes(first.hbm, binary=True)
+    return Section(
+        f"{first.platform}, {plural(first.gpus, 'GPU')} with {hbm} of HBM in all",
+        tuple(f"{one.name}, {count.tier}: {count.why}" for one in found for count in one.counts if count.why),
+        (Table("", head, tuple(rows), tuple(range(2, len(head))), keys=2),),
+        _RULES,
+        notes_on_terminal=True,
+    )
+
+
+def _count(machines: int | None) -> Entry:
+    return _NONE if machines is None else Datum(f"{machines:,}", machines)
+
+
+def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -> ReportDocument:
+    """A row for each scenario and place of its weights; ``stopped`` says why others have none."""
+    head = ("model", "weights", "batch per GPU", "context", "layers", "parameters")
+    rows = tuple(
+        (
+            one.model,
+            one.target,
+            *map(_limit, (one.batch, one.context, one.layers)),
+            _parameters(one.parameters),
+        )
+        for one in found
+    )
+    made_for = (
+        f"{one.model} was made for a context of {one.made_for:,} tokens"
+        for one in found
+        if one.made_for is not None and one.context.most is not None and one.context.most > one.made_for
+    )
+    table = Table("", head, rows, (2, 3, 4, 5), keys=2)
+    section = Section("As it is → at most", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
+    return ReportDocument(("The largest that fits",), None, (), (*made_for, *stopped), (section,))
+
+
+def _limit(one: Limit) -> str:
+    """ "16 → 57"; "16 → ≥1,000,000" where a scenario may not have more."""
+    if one.most is None:
+        return f"{one.now:,} → {_NONE}"
+    return f"{one.now:,} → {'≥' if one.most == one.reaches else ''}{one.most:,}"
+
+
+def _parameters(count: int | None) -> str:
+    if count is None:
+        return _NONE
+    units = ((10**12, "T"), (10**9, "B"), (10**6, "M"))
+    size, letter = next((one for one in units if float(f"{count / one[0]:.3g}") >= 1), units[-1])
+    return f"{format_number(count / size)}{letter}"

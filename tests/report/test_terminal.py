@@ -1,0 +1,279 @@
+"""What the terminal shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from simoffload.report.comparison import Published, groups
+from simoffload.report.document import ReportDocument, Section, Table
+from simoffload.report.terminal import terminal_text
+from simoffload.results.result import SimulationResult
+from tests.report.conftest import ANSI, compare_text, result_text
+
+Make = Callable[..., SimulationResult]
+
+RESULT = """\
+bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
+Verdict: bloom-7b1 runs on dgx-a100 with its weights on raid: TTFT 2.5 s, TPOT 2.01 s, 3.86 tokens/s
+  of 8 sequences at once; largest part: raid read, 81 %.
+Warning: thread_count is ignored before DeepSpeed 0.16.4
+
+Capacity
+  tier  part                       needed     has      free  counted
+  hbm   in all                      4 GiB  40 GiB    36 GiB  per GPU   fits
+        gathered parameters, peak   3 GiB
+        activations                 1 GiB
+  dram  in all                     12 GiB   1 TiB  1012 GiB  per host  fits
+        swap buffers, pinned       12 GiB
+  raid  in all                      14 GB   15 TB     15 TB  in all    fits
+        weights                     14 GB
+
+Speed
+  metric                                     value  how it is computed
+  time to first token                        2.5 s  ttft_s = time of the prefill pass, trace
+                                                    recorded and weights in their tier (time to
+                                                    first token)
+  time per output token                     2.01 s  tpot_s = sum of the decode steps / number of
+                                                    decode steps (time per output token of a
+                                                    sequence)
+  throughput                         3.86 tokens/s  tokens_per_s = output_length x batch_size x
+                                                    replicas / e2e_s, of all sequences together
+  throughput of decode               3.97 tokens/s  decode_tokens_per_s = batch_size x replicas /
+                                                    tpot_s
+  whole generation                          16.6 s  e2e_s = ttft_s + sum of the decode steps
+  first pass after loading                     4 s  first_pass_s = time of the very first prefill
+                                                    after loading: DeepSpeed has no trace yet, no
+                                                    prefetch
+  time over tokens of all sequences         259 ms  per_token_s = e2e_s / (output_length x
+                                                    batch_size x replicas), time over the tokens of
+                                                    all sequences, as transformers-bloom-inference
+                                                    and DDN's white paper count it
+
+Where the time goes
+  largest part: raid read takes 81 % of decode 1, held back by raid
+  decode 1: 2 s, 1 new token per sequence, context 33
+  cause        exposed  share    busy  held back by
+  raid read     1.62 s   81 %   1.8 s  raid
+  GPU compute   240 ms   12 %  300 ms
+  host to GPU   140 ms  7.0 %     1 s  what one transfer reaches by itself
+  By what works
+  in all     exposed  share  hidden
+  storage     1.62 s   81 %  180 ms
+  GPU         240 ms   12 %   60 ms
+  transfers   140 ms  7.0 %  860 ms
+
+How close to the bound
+  74 % of the speed of light (1.48 s, set by raid)
+
+Links
+  decode 1
+  link                       moved  capacity  of the pass  filled to capacity
+  raid                       14 GB   25 GB/s         90 %                80 %
+  gpu0.pcie and 1 alike  7 GB each   25 GB/s         50 %                 0 %
+
+How sure
+  ±13.3 %, the mean error of 5 held-out runs of decode steps from drives in the host on 1 to 4 GPUs
+    (the worst +28 %)
+
+Inputs and their origin
+  numbers from profiles: 1 measured, 1 spec, 1 estimate
+"""
+
+COMPARISON = """\
+bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
+Verdict: bloom-7b1, time per output token (TPOT): dram 1.01 s, raid 1.81 s (1.8×), nfs 19.1 s (19×);
+  does not fit: hbm.
+Warning: nfs: slow
+
+Side by side
+  hbm does not fit: raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs
+    (100 TB)
+  raid read is held back by raid
+  weights    TTFT    TPOT  tokens/s  vs dram  published  bottleneck      share of the bound
+  hbm                                                    does not fit
+  dram     1.25 s  1.01 s      7.71       1×             raid read 81 %                74 %
+  raid     2.25 s  1.81 s      4.28     1.8×         2×  raid read 81 %                74 %
+  nfs      23.8 s  19.1 s     0.406      19×        10×  raid read 81 %                74 %
+  ttft_s = time of the prefill pass, trace recorded and weights in their tier (time to first token)
+  tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
+  tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together
+  ratio: of TPOT, the time per output token of a sequence; share of the bound: fraction of the speed
+  of light that a step reaches
+  published: ratio of times over the tokens of all sequences
+  published for bloom-7b1, raid: white paper
+
+Inputs and their origin
+  numbers from profiles: 1 measured, 1 spec, 1 estimate
+"""
+
+
+def test_a_result_in_full(make_result: Make) -> None:
+    text = result_text(make_result(warnings=("thread_count is ignored before DeepSpeed 0.16.4",)))
+    assert text == RESULT
+
+
+def test_what_does_not_fit_says_what_would(make_refusal: Make) -> None:
+    text = result_text(make_refusal())
+    assert text.splitlines()[1:3] == [
+        "Verdict: bloom-7b1 does not fit on dgx-a100 with its weights on raid: raid needs 14 GB in all, has",
+        "  10 GB; smallest tier that holds the weights: nfs (100 TB).",
+    ]
+    assert "  raid  in all                      14 GB   10 GB     −4 GB  in all    does not fit\n" in text
+    assert "Speed" not in text
+
+
+def test_capacity_alone(make_result: Make) -> None:
+    text = result_text(make_result(first_pass=None, prefill=None, decode=(), decode_total_s=0.0))
+    assert "bloom-7b1 fits on dgx-a100 with its weights on raid." in text
+    assert "Where the time goes" not in text
+
+
+def test_a_comparison_in_full(make_result: Make, make_refusal: Make) -> None:
+    results = [
+        make_refusal(target="hbm"),
+        make_result(target="dram", time_s=1.0),
+        make_result(target="raid", time_s=1.8),
+        make_result(target="nfs", time_s=19.0, warnings=("slow",)),
+    ]
+    published = {"raid": Published(2.0, "white paper"), "nfs": Published(10.0)}
+    assert compare_text(results, published=published) == COMPARISON
+
+
+def test_capacity_of_several(make_result: Make, make_refusal: Make) -> None:
+    untimed = make_result(target="raid", first_pass=None, prefill=None, decode=(), decode_total_s=0.0)
+    text = compare_text([untimed, make_refusal(target="nfs")])
+    assert "  raid     fits\n  nfs      does not fit\n" in text
+    assert "\n  raid     hbm    4 GiB  40 GiB    10 %  per GPU   fits\n" in text
+    assert "TPOT" not in text
+
+
+def test_one_table_a_model(make_result: Make) -> None:
+    results = [make_result(model=model, target=target) for model in ("a", "b") for target in ("dram", "raid")]
+    assert compare_text(results).count("vs dram") == 2
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_lines_keep_to_the_width(make_result: Make, make_refusal: Make, width: int) -> None:
+    warning = "offloading hurts here, and this is a long warning that goes on and on. " * 3
+    results = [make_result(warnings=(warning,)), make_refusal(target="nfs")]
+    text = result_text(results[0], width=width)
+    assert max(map(len, text.splitlines())) <= max(width, 72), (
+        "the numbers of the table of metrics stay whole"
+    )
+    assert max(map(len, compare_text(results, width=width).splitlines())) <= max(width, 80)
+
+
+def test_colour_changes_nothing_else(make_result: Make, make_refusal: Make) -> None:
+    for result in (make_result(warnings=("careful",)), make_refusal()):
+        coloured = result_text(result, color=True)
+        assert "\x1b[1m" in coloured
+        lines = [line.rstrip() for line in ANSI.sub("", coloured).splitlines()]
+        assert lines == result_text(result).splitlines()
+    results = [make_result(), make_refusal(target="nfs")]
+    lines = [line.rstrip() for line in ANSI.sub("", compare_text(results, color=True)).splitlines()]
+    assert lines == compare_text(results).splitlines()
+
+
+def test_names_do_not_command_the_terminal(make_result: Make, make_refusal: Make) -> None:
+    evil = "a\x1b[2J\r\n\u202eb"
+    changed = {"name": evil, "model": evil, "target": evil, "platform": evil, "warnings": (evil,)}
+    for text in (
+        result_text(make_result(**changed)),
+        result_text(make_refusal(**changed, advice=(evil,))),
+        compare_text([make_result(**changed), make_refusal(**changed, advice=(evil,))]),
+    ):
+        assert r"a\x1b[2J\r\n\u202eb" in text
+        assert text.replace("\n", "").isprintable()
+
+
+def table_of(text: str) -> list[str]:
+    """The head and the two rows of a comparison."""
+    lines = text.splitlines()
+    (first,) = (at for at, line in enumerate(lines) if line.startswith("  weights"))
+    return lines[first : first + 3]
+
+
+def test_more_sequences_at_once_do_more_and_each_waits_as_long(make_result: Make) -> None:
+    few, many = make_result(target="dram", time_s=1.0), make_result(target="raid", batch_size=32)
+    head, *_, last = table_of(compare_text([few, many]))
+    assert head.split()[:7] == ["weights", "TTFT", "TPOT", "tokens/s", "vs", "dram", "throughput"]
+    assert last.split()[:8] == ["raid", "2.5", "s", "2.01", "s", "30.8", "2×", "4×"]
+
+
+def test_one_token_has_no_time_per_output_token(make_result: Make) -> None:
+    alone = {"output_length": 1, "decode": (), "decode_total_s": 0.0}
+    text = compare_text(
+        [make_result(target="dram", time_s=1.0, **alone), make_result(target="raid", **alone)]
+    )
+    head, _, last = table_of(text)
+    assert "\n  raid read is held back by raid\n" in text
+    assert head.split()[:5] == ["weights", "TTFT", "tokens/s", "vs", "dram"]
+    assert last.split()[:5] == ["raid", "2.5", "s", "3.2", "2×"]
+    assert "one token is made, so that there is no time per output token;" in text
+    assert "TPOT" not in text
+
+
+def test_one_token_is_not_compared_with_many(make_result: Make) -> None:
+    one = make_result(target="raid", output_length=1, decode=(), decode_total_s=0.0)
+    assert [row.ratio for group in groups([make_result(), one]) for row in group.rows] == [1.0, 1.0]
+
+
+def shown(*sections: Section, width: int = 100) -> list[str]:
+    """What a terminal shows of sections, without the title of the document."""
+    document = ReportDocument((), None, (), (), sections)
+    return terminal_text(document, width=width).splitlines()[2:]
+
+
+def test_what_has_no_room_in_a_table_wraps_and_no_number_does() -> None:
+    head = ("name", "time", "vs a long name", "most of it", "bound")
+    rows = (
+        ("a name of some length", "1,234 ms", "1.04×", "host to GPU, pageable 62 %", "≥ 67 %"),
+        ("other", "1 ms", "", "", ""),
+    )
+    table = Table("", head, rows, (1, 2, 4))
+    wide = Table("", (*head, "x" * 20), tuple((*row, "") for row in rows), (1, 2, 4))
+    assert shown(Section("Table", tables=(table,)), width=60) == [
+        "                               vs a",
+        "                               long",
+        "  name                  time   name  most of it        bound",
+        "  a name of some    1,234 ms  1.04×  host to GPU,     ≥ 67 %",
+        "  length                             pageable 62 %",
+        "  other                 1 ms",
+    ]
+    parts = [line for line in shown(Section("Table", tables=(wide,)), width=60) if "name" in line]
+    assert len(parts) >= 2, "what has no room follows below"
+
+
+def test_an_empty_column_takes_no_room() -> None:
+    table = Table("", ("name", "", "text"), (("a", "", "b"),), ())
+    assert shown(Section("Table", tables=(table,))) == ["  name  text", "  a     b"]
+
+
+def test_rows_that_belong_together_name_it_once() -> None:
+    table = Table("", ("tier", "part"), (("hbm", "all"), ("hbm", "a"), ("dram", "all")), (), grouped=True)
+    assert shown(Section("Table", tables=(table,))) == [
+        "  tier  part",
+        "  hbm   all",
+        "        a",
+        "  dram  all",
+    ]
+
+
+def test_what_a_terminal_leaves_out() -> None:
+    folded = Table("", ("folded",), (("1",),), (), folded="More")
+    page = Table("", ("page",), (("1",),), (), page_only=True)
+    some = Table("", ("here", "page"), (("1", "2"), ("3", "4")), (), page_columns=(1,), most=1)
+    noted = Section("Noted", ("told",), notes=("Noted.",))
+    assert shown(
+        Section("One", tables=(folded, page)),
+        Section("Two", ("never",), page_only=True),
+        Section("Three", tables=(some,)),
+        noted,
+        noted._replace(title="Legend", notes_on_terminal=True),
+    ) == [
+        *["  here", "  1", "  and 1 more", ""],
+        *["Noted", "  told", ""],
+        *["Legend", "  told", "  Noted."],
+    ]
