@@ -216,14 +216,12 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
     by_cause, by_stream = _work(timeline)
     groups = _groups(schedule)
     end = sum(totals.values())
-    on_gpus = sum(
-        len(ranks)
-        * min(
-            end * _gpus_of(schedule, ranks[0]),
-            sum(time for cause, time in mine.items() if groups[cause] == "GPU"),
-        )
-        for ranks, mine in zip(timeline.ranks_by_class, by_cause, strict=True)
-    )
+    on_gpus = 0
+    for ranks, mine in zip(timeline.ranks_by_class, by_cause, strict=True):
+        program = next(part for part in schedule.parts if ranks[0] in part.ranks)
+        work = sum(time for cause, time in mine.items() if groups[cause] == "GPU")
+        # No GPU works for longer than the pass lasts, however many of its streams do.
+        on_gpus += len(ranks) * min(work, end * schedule.gpus_of(program))
     return Attribution(
         end,
         _largest_first(exposed),
@@ -234,12 +232,6 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
         dict(exposed_links),
         on_gpus,
     )
-
-
-def _gpus_of(schedule: Schedule, rank: int) -> int:
-    """GPUs of a process, none of which works for longer than the pass lasts."""
-    streams = next(part.streams for part in schedule.parts if rank in part.ranks)
-    return len({on for on in map(schedule.device_of, streams) if on.kind == "GPU"})
 
 
 def _groups(schedule: Schedule) -> dict[str, Group]:

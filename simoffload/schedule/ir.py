@@ -188,9 +188,11 @@ class Schedule(NamedTuple):
     @property
     def gpus(self) -> int:
         """GPUs of all processes on which streams run."""
-        devices = [[self.device_of(stream) for stream in part.streams] for part in self.parts]
-        gpus = [len({device for device in own if device.kind == "GPU"}) for own in devices]
-        return sum([len(part.ranks) * count for part, count in zip(self.parts, gpus, strict=True)])
+        return sum([len(part.ranks) * self.gpus_of(part) for part in self.parts])
+
+    def gpus_of(self, program: Program) -> int:
+        """GPUs of one process of a program on which streams run."""
+        return len({on for on in map(self.device_of, program.streams) if on.kind == "GPU"})
 
     @property
     def labels(self) -> tuple[str, ...]:

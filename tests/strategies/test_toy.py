@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -101,23 +102,23 @@ def registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        (("check", "s.yaml"), 0),
-        (("run", "s.yaml", "--output-dir", "out"), 0),
-        (("run", "s.yaml", "--explain"), 0),
-        (("fit", "s.yaml"), 0),
-        (("fit", "s.yaml", "--largest"), 0),
-        (("fit", "s.yaml", "--machines"), 0),
-        (("fit", "s.yaml", "--set", "profiles.dgx-a100-1tib.memory_capacity=16 GiB"), 3),
-        (("compare", "s.yaml", "--on", "dram,hbm"), 0),
-        (("advise", "s.yaml"), 0),
-        (("sweep", "s.yaml", "--axis", "workload.batch_size=1,2", "-o", "s.csv", "--workers", "2"), 0),
-        (("schema", "scenario"), 0),
-    ],
-    ids=lambda words: " ".join(words[:4:2]) if isinstance(words, tuple) else None,
+COMMANDS: Sequence[tuple[tuple[str, ...], int]] = (
+    (("check", "s.yaml"), 0),
+    (("run", "s.yaml", "--output-dir", "out"), 0),
+    (("run", "s.yaml", "--explain"), 0),
+    (("fit", "s.yaml"), 0),
+    (("fit", "s.yaml", "--largest"), 0),
+    (("fit", "s.yaml", "--machines"), 0),
+    (("fit", "s.yaml", "--set", "profiles.dgx-a100-1tib.memory_capacity=16 GiB"), 3),
+    (("compare", "s.yaml", "--on", "dram,hbm"), 0),
+    (("advise", "s.yaml"), 0),
+    (("sweep", "s.yaml", "--axis", "workload.batch_size=1,2", "-o", "s.csv", "--workers", "2"), 0),
+    (("schema", "scenario"), 0),
 )
+"""Words and status, of a scenario on which a strategy of a test runs."""
+
+
+@pytest.mark.parametrize(("words", "status"), COMMANDS, ids=[" ".join(words[:4:2]) for words, _ in COMMANDS])
 def test_every_command_knows_it(
     words: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

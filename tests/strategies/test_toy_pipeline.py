@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,6 +23,7 @@ from simoffload.strategies.memory import working_memory
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.workload import Inference
+from tests.strategies.test_toy import COMMANDS
 
 SCENARIO = """\
 name: piped
@@ -146,21 +146,6 @@ def registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-COMMANDS: Sequence[tuple[tuple[str, ...], int]] = (
-    (("check", "s.yaml"), 0),
-    (("run", "s.yaml", "--output-dir", "out"), 0),
-    (("run", "s.yaml", "--explain"), 0),
-    (("fit", "s.yaml"), 0),
-    (("fit", "s.yaml", "--largest"), 0),
-    (("fit", "s.yaml", "--machines"), 0),
-    (("fit", "s.yaml", "--set", "profiles.dgx-a100-1tib.memory_capacity=16 GiB"), 3),
-    (("compare", "s.yaml", "--on", "dram,hbm"), 0),
-    (("advise", "s.yaml"), 0),
-    (("sweep", "s.yaml", "--axis", "workload.batch_size=1,2", "-o", "s.csv", "--workers", "2"), 0),
-    (("schema", "scenario"), 0),
-)
-
-
 @pytest.mark.parametrize(("words", "status"), COMMANDS, ids=[" ".join(words[:4:2]) for words, _ in COMMANDS])
 def test_every_command_knows_it(
     words: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
@@ -171,6 +156,8 @@ def test_every_command_knows_it(
         assert "the stages keep their layers in HBM" in said
     if words[0] == "run":
         assert "batch 2 on 2 GPUs" in said
+    if words[0] == "schema":
+        assert "Two stages, each a process with a GPU" in said
 
 
 def test_the_cpu_and_both_stages_take_their_time() -> None:
