@@ -1,7 +1,8 @@
-"""``python -m validation``: predict all that was measured and published, and write what follows from it.
+"""``python -m validation`` predicts everything measured and published, and writes the files that tell of it.
 
-That is docs/VALIDATION.md between its marks, its figures in docs/images, and the two tables that the package
-carries. ``python -m validation ID…`` prints the published figures whose id begins so, as ddn-fit.
+These are docs/VALIDATION.md between its marks, its drawings in docs/images, and the two tables that the
+package carries. ``python -m validation ID…`` prints only the published figures whose id begins with ID, as
+ddn-fit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PAGE = "docs/VALIDATION.md"
 
 
 def files() -> dict[str, str]:
-    """Every file by its path in the repository."""
+    """Return the text of every file by its path in the repository."""
     runs = compare_measured()
     drawn = drawings(runs)
     images = [(f"images/{one.name}", one.about) for one in drawn]
@@ -42,9 +43,9 @@ def files() -> dict[str, str]:
 
 
 def inserted(page: str, name: str, text: str) -> str:
-    """Put a text between the two marks of a page that have a name.
+    """Put a text between the two marks that name a part of a page.
 
-    Raises ValueError for a page without them.
+    Raises ValueError for a page without these marks.
     """
     begin, end = f"<!-- {name}: written by python -m validation -->", f"<!-- end of {name} -->"
     before, found_begin, rest = page.partition(begin)

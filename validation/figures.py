@@ -1,4 +1,4 @@
-"""Figures of recorded runs beside their predictions, drawn with matplotlib for docs/images.
+"""This module draws recorded runs and their predictions with matplotlib, for docs/images.
 
 The same runs give the same bytes with the same version of matplotlib.
 """
@@ -30,14 +30,14 @@ _STYLE: dict[Any, Any] = {
 }
 _BAND = BARS["decode"].worst
 _BELOW = 10
-"""The naive predictions that are lower than this part of the fastest run stand at the edge."""
+"""Naive predictions below the fastest run by more than this factor are drawn at the lower edge."""
 _PARTS = {"holdout": ("held out", "#1f5fa8"), "fit": ("in view", "#e08a1e")}
 _KINDS = (
     ({"decode"}, "o", True, "decode step"),
     ({"prefill"}, "s", False, "prefill"),
     ({"step", "forward", "backward", "optimizer"}, "^", False, "training"),
 )
-"""Names of passes, how they are marked, whether that is filled, and what they are called."""
+"""Names of passes, their mark, whether it is filled, and the words of the legend."""
 _SIMULATED = "#1f5fa8"
 
 
@@ -45,13 +45,13 @@ class Drawing(NamedTuple):
     """A figure of the page."""
 
     name: str
-    """Its file."""
+    """File name in docs/images."""
     about: str
-    """What it shows."""
+    """Caption on the page."""
     figure: Figure
 
     def svg(self) -> str:
-        """The figure as text, without the day on which it was drawn."""
+        """Return the figure as text, without the day on which it was drawn."""
         text = io.StringIO()
         with mpl.rc_context(_STYLE):
             self.figure.savefig(text, format="svg", metadata={"Creator": None, "Date": None})
@@ -59,7 +59,7 @@ class Drawing(NamedTuple):
 
 
 def drawings(runs: Sequence[MeasuredRun]) -> list[Drawing]:
-    """All times of recorded runs, and for each number of GPUs the layers of one decode step."""
+    """Draw the times of all recorded runs, and for each number of GPUs the layers of one decode step."""
     about = "Predicted over measured times of decode steps, prefills and training"
     with mpl.rc_context(_STYLE):
         scattered = scatter(points(runs))
@@ -72,7 +72,7 @@ def drawings(runs: Sequence[MeasuredRun]) -> list[Drawing]:
 
 
 def _steps(runs: Sequence[MeasuredRun]) -> dict[int, tuple[str, LayerStarts]]:
-    """By number of GPUs the first run with CPU offload: held-out ones and DeepSpeed's defaults come first."""
+    """Choose one run with CPU offload for each number of GPUs, held-out and default ones first."""
     chosen: dict[int, tuple[str, LayerStarts]] = {}
     for row in sorted(runs, key=lambda row: (row.part != "holdout", bool(changed(row.compared.run)))):
         run, layers = row.compared.run, row.compared.layers
@@ -93,7 +93,7 @@ class Point(NamedTuple):
 
 
 def points(runs: Sequence[MeasuredRun]) -> list[Point]:
-    """The passes of all runs with a measured time and both predictions."""
+    """Return the passes of all runs that have a measured time and both predictions."""
     found = ((row.part, row.compared.find(name)) for row in runs for name in PASSES)
     return [
         Point(part, one.name, one.measured * 1e3, one.predicted * 1e3, one.naive * 1e3)
@@ -103,7 +103,7 @@ def points(runs: Sequence[MeasuredRun]) -> list[Point]:
 
 
 def scatter(shown: Sequence[Point]) -> Figure:
-    """Predicted over measured times, ours and naive, with the diagonal and a band around it."""
+    """Draw predicted over measured times, ours and naive, with the diagonal and a band around it."""
     times = [time for one in shown for time in (one.measured, one.predicted)]
     low, high = min(times) / 1.4, max(times) * 1.4
     figure = Figure(figsize=(6.5, 6.2), layout="constrained")
@@ -133,7 +133,7 @@ def scatter(shown: Sequence[Point]) -> Figure:
 
 
 def timeline(layers: LayerStarts, *, title: str) -> Figure:
-    """Measured and simulated begin of each layer, with the deviation below."""
+    """Draw the measured and the simulated begin of each layer, with the deviation below."""
     figure = Figure(figsize=(7.2, 5.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.set_title(title.replace("$", r"\$"), fontsize=9, loc="left", wrap=True)

@@ -1,9 +1,9 @@
-"""Recorded runs of DeepSpeed and of FSDP beside their predictions.
+"""This module predicts recorded runs of DeepSpeed and of FSDP.
 
-``measured/fit/<machine>/`` was in view while costs of the host thread and efficiencies were determined,
-``measured/holdout/<machine>/`` was not. A machine's folder holds ``runs*.json`` (calibrate deepspeed, or
-``simoffload.calibration.fsdp``) and the profile that calibrate micro made on the same machine, which its
-folder in the other set may have.
+The runs in ``measured/fit/<machine>/`` were in view while costs of the host thread and efficiencies were
+determined, those in ``measured/holdout/<machine>/`` were not. The folder of a machine holds ``runs*.json``
+(``calibrate deepspeed`` or ``simoffload.calibration.fsdp``) and the profile that ``calibrate micro`` made on
+the same machine, unless its folder in the other set has it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FOLDER = Path(__file__).parent / "measured"
 
 
 class Bar(NamedTuple):
-    """What errors on held-out runs may be at most in size."""
+    """The largest size that errors on held-out runs may have."""
 
     mean: float
     worst: float
@@ -60,7 +60,7 @@ class MeasuredRun(NamedTuple):
 
     @property
     def group(self) -> str:
-        """What was run, as strategies name it under ``evidence``: zero or fsdp."""
+        """Return what was run, as strategies name it under ``evidence``: zero or fsdp."""
         return self.compared.run.group
 
 
@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
 
     @property
     def holds(self) -> bool | None:
-        """Whether the errors keep the bar; None without one."""
+        """Return whether the errors keep the bar; None without one."""
         if self.bar is None:
             return None
         return self.ours.mean <= self.bar.mean and abs(self.ours.worst) <= self.bar.worst
@@ -84,8 +84,8 @@ class Verdict(NamedTuple):
 def compare_measured(folder: Path = _FOLDER, *, own_profile: bool = True) -> tuple[MeasuredRun, ...]:
     """Predict every recorded run, without the very first pass.
 
-    ``own_profile`` = with the profile that was measured on the run's machine, not a shipped one. Raises
-    InputError for a file that is wrong, and ValueError where a machine has no such profile.
+    With ``own_profile`` the platform is the one that was measured on the run's machine, else a shipped one.
+    Raises InputError for a file that is wrong, and ValueError where a machine has no profile of its own.
     """
     found: list[MeasuredRun] = []
     for part in PARTS:
@@ -100,7 +100,7 @@ def compare_measured(folder: Path = _FOLDER, *, own_profile: bool = True) -> tup
 
 
 def _elsewhere(folder: Path, machine: str) -> str | None:
-    """The profile of a machine whose runs lie in both sets, where only one of them has it."""
+    """Find the profile of a machine that has runs in both sets and a profile in one of them."""
     places = [folder / part / machine / "platform.yaml" for part in PARTS]
     found = [place for place in places if place.is_file()]
     return str(found[0]) if len(found) == 1 else None
@@ -109,7 +109,7 @@ def _elsewhere(folder: Path, machine: str) -> str | None:
 def counted(
     runs: Iterable[MeasuredRun], *, part: str | None = None, group: str = "zero"
 ) -> list[ComparedRun]:
-    """The runs of one group that errors are counted over: of one set or of all."""
+    """Select the runs of one group, of one set or of both."""
     return [run.compared for run in runs if part in (None, run.part) and run.group == group]
 
 
@@ -117,7 +117,7 @@ def counted(
 
 
 def verdicts(runs: Sequence[MeasuredRun]) -> Iterator[Verdict]:
-    """Errors of ZeRO by set and kind of pass; bars are for the held-out set."""
+    """Return the errors of ZeRO by set and kind of pass; the held-out set has bars."""
     for part in PARTS:
         mine = counted(runs, part=part)
         for name in PASSES:
@@ -127,7 +127,7 @@ def verdicts(runs: Sequence[MeasuredRun]) -> Iterator[Verdict]:
 
 
 def error_rows(runs: Sequence[MeasuredRun]) -> Iterator[CalibrationError]:
-    """The table that every answer refers to: errors by group, set, kind of pass and place."""
+    """Return the table that every answer refers to: errors by group, set, kind of pass and place."""
     for group in _GROUPS:
         for part in PARTS:
             mine = counted(runs, part=part, group=group)
@@ -171,7 +171,7 @@ class KnobPair(NamedTuple):
     other: ComparedRun
 
     def ratio(self, name: str) -> tuple[float, float] | None:
-        """Time of the pass ``name`` after the change over that before it: (measured, predicted)."""
+        """Return the time of a pass after the change over that before it: (measured, predicted)."""
         one, two = self.base.find(name), self.other.find(name)
         if one is None or two is None:
             return None
@@ -181,7 +181,7 @@ class KnobPair(NamedTuple):
 
 
 def _values(config: DeepSpeedConfig) -> dict[str, Value]:
-    """Every knob with DeepSpeed's default where none is given."""
+    """Return every knob, with DeepSpeed's default where none is given."""
     zero, aio = config.zero_optimization, config.aio
     offload = zero.offload_param or OffloadParamSection()
     values: dict[str, Value] = {name: getattr(zero, name) for name in _ZERO}
@@ -201,14 +201,14 @@ def _knobs(run: RecordedRun) -> dict[str, Value]:
 
 
 def changed(run: RecordedRun) -> dict[str, Value]:
-    """The knobs of a run that differ from DeepSpeed's defaults, by DeepSpeed's names."""
+    """Return the knobs of a run that differ from DeepSpeed's defaults, by DeepSpeed's names."""
     return {name: value for name, value in _knobs(run).items() if value != _DEFAULTS[name]}
 
 
 def knob_pairs(runs: Sequence[ComparedRun]) -> Iterator[KnobPair]:
-    """Runs of one machine that are equal but for one knob, each beside the one with the default value.
+    """Pair the runs of one machine that are equal but for one knob.
 
-    Where none has the default, beside the first.
+    The base of a pair is the run with the default value or, where there is none, the first.
     """
     for knob in _KNOBS:
         groups: dict[str, dict[Value, ComparedRun]] = {}

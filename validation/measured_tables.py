@@ -1,4 +1,4 @@
-"""Recorded runs beside their predictions as Markdown."""
+"""This module writes recorded runs and their predictions as Markdown tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Rows = Sequence[MeasuredRun]
 
 
 def measured_tables(runs: Rows, shipped: Rows, images: Iterable[tuple[str, str]] = ()) -> str:
-    """All tables; ``shipped`` are the same runs with the shipped profile, ``images`` pairs (path, text)."""
+    """Write all tables; ``shipped`` has the runs with shipped profiles, ``images`` pairs (path, text)."""
     zero = [run for run in runs if run.group == "zero"]
     inference = [run for run in zero if not run.compared.run.training]
     sections = ["### Errors", _verdicts(runs)]
@@ -55,7 +55,7 @@ def measured_tables(runs: Rows, shipped: Rows, images: Iterable[tuple[str, str]]
 
 
 def _table(head: str, rows: Iterable[Sequence[str]], *, right: int) -> str:
-    """A Markdown table; the columns from number ``right`` on are numbers."""
+    """Write one table; the columns from number ``right`` on are aligned to the right."""
     columns = len(head.split(" | "))
     rule = " | ".join("---" if number < right else "---:" for number in range(columns))
     lines = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows)
@@ -95,7 +95,7 @@ def _errors_by(what: str, runs: Rows, key: Callable[[RecordedRun], str]) -> str:
 
 
 def _reasons(runs: Rows) -> list[str]:
-    """One list of what could not be predicted."""
+    """List the runs that could not be predicted."""
     lines = [f"- {row.compared.run.name}: {row.compared.reason}" for row in runs if row.compared.reason]
     return ["Without a prediction:\n\n" + "\n".join(dict.fromkeys(lines))] if lines else []
 
@@ -104,7 +104,7 @@ def _reasons(runs: Rows) -> list[str]:
 
 
 def _times(compared: ComparedRun, names: Iterable[str], *, naive: bool = False) -> list[str]:
-    """Measured, ours and error of each pass, and the naive error."""
+    """Return the measured and the predicted time and the error of each pass, and the naive error if asked."""
     cells: list[str] = []
     for name in names:
         one = compared.find(name)
@@ -169,7 +169,7 @@ def _named(row: MeasuredRun, names: Iterable[str]) -> list[str]:
 
 
 def _shipped(runs: Rows, shipped: Rows) -> Iterator[str]:
-    """Errors of both predictions of the runs that have both, and the runs with the shipped profile."""
+    """Write the errors with both profiles, over runs that have both, and the runs with the shipped one."""
     both = [
         (own, other)
         for own, other in zip(runs, shipped, strict=True)
@@ -211,7 +211,7 @@ def _knobs(runs: Rows) -> str:
 
 
 def _model(run: RecordedRun) -> str:
-    """ "opt-66b, layers 12": the model's name and what differs from it."""
+    """Name the model and the sizes that differ from it: "opt-66b, layers 12"."""
     model = run.model
     sizes = [f"{_SHORT.get(key, key)} {value}" for key, value in model.items() if key not in _NOT_SIZES]
     if model.get("name") is None:  # every size is given
@@ -220,7 +220,7 @@ def _model(run: RecordedRun) -> str:
 
 
 def _value(value: object) -> str:
-    """A knob as a file has it: true and false, numbers with their digits in threes."""
+    """Write a knob as a file has it, numbers with their digits in threes."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else str(value)

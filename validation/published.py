@@ -1,4 +1,4 @@
-"""Published figures beside their predictions: ``published/`` has a CSV file a publication, a row a figure."""
+"""This module predicts published figures; ``published/`` has a CSV file per publication, a row per figure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Value = float | str | None
-"""A number, an order of tiers, or None where the simulation says that it does not fit."""
+"""A number, an order of tiers, or None where the work does not fit."""
 
 _FOLDER = Path(__file__).parent / "published"
 _BILLION = 1e9
@@ -46,13 +46,13 @@ class Reference(NamedTuple):
     id: str
     source: str
     locator: str
-    """Where exactly it was printed."""
+    """The page on which it was printed."""
     scenario: str
     """Name of a shipped scenario."""
     overrides: str
     """``a.b=value``, separated by semicolons: how the run differs from the scenario."""
     target: str
-    """Tier that holds the weights; empty where that is the scenario's word, as in training."""
+    """Tier that holds the weights; empty where the scenario decides, as in training."""
     relative_to: str
     """Tier that a ratio refers to, or further overrides."""
     metric: str
@@ -60,30 +60,30 @@ class Reference(NamedTuple):
     """A number, or an order of tiers."""
     unit: str
     rule: str
-    """``within`` a relative tolerance, within a ``factor``, ``between`` two numbers, ``at_most``,
-    ``at_least``, ``equal``, or only ``report``."""
+    """What the prediction must keep: ``within`` a relative tolerance, within a ``factor``, ``between`` two
+    numbers, ``at_most``, ``at_least``, ``equal``, or nothing (``report``)."""
     tolerance: str
-    """Of ``within`` and ``factor`` a number, of ``between`` as in "2.0 to 2.4"."""
+    """A number for ``within`` and ``factor``, a text as "2.0 to 2.4" for ``between``."""
     note: str
 
     @property
     def publication(self) -> str:
-        """The prefix of the id that all figures of one publication share."""
+        """Return the prefix of the id, which all figures of one publication share."""
         return self.id.partition("-")[0]
 
     @property
     def value(self) -> float | str:
-        """What was published, as a number unless it is an order."""
+        """Return what was published, as a number unless it is an order."""
         return self.published if self.metric == "order" else float(self.published)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The numbers of the rule ``between``, written as "2.0 to 2.4"."""
+        """Return both numbers of the rule ``between``."""
         low, _, high = self.tolerance.partition(" to ")
         return float(low), float(high)
 
     def on(self, target: str) -> Reference:
-        """The same work with the weights on another tier."""
+        """Return the same work with the weights on another tier."""
         return self._replace(target=target)
 
 
@@ -95,14 +95,14 @@ class Row(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """(predicted - published) / published; None where they are no numbers."""
+        """Return (predicted - published) / published; None where they are no numbers."""
         if not isinstance(self.predicted, float) or self.reference.metric == "fits":
             return None
         return self.predicted / float(self.reference.published) - 1
 
     @property
     def holds(self) -> bool | None:
-        """Whether the prediction keeps the reference's rule; None where there is none."""
+        """Return whether the prediction keeps the rule; None where there is none."""
         reference = self.reference
         if reference.rule == "report":
             return None
@@ -123,13 +123,13 @@ RULES: dict[str, Callable[[Reference, float], bool]] = {
 
 
 def load_references() -> tuple[Reference, ...]:
-    """All published figures, in the order of the files."""
+    """Read all published figures, in the order of the files."""
     tables = [path.read_text("utf-8").splitlines() for path in sorted(_FOLDER.glob("*.csv"))]
     return tuple(Reference(**row) for table in tables for row in csv.DictReader(table))
 
 
 def ratio_rows() -> list[PublishedRatio]:
-    """The ratios between tiers that the package carries."""
+    """Return the ratios between tiers that the package carries."""
     ratios = [one for one in load_references() if one.metric == "ratio" and one.target]
     return [
         PublishedRatio(one.scenario, one.target, one.relative_to, float(one.published), one.note)
@@ -148,7 +148,7 @@ def _plan(scenario: LoadedScenario) -> ZeroTrainingPlan:
 
 
 def _requests(scenario: LoadedScenario, *, written: bool) -> float:
-    """Requests of a whole aio block by one rank, from the start of the run to the end of its first step."""
+    """Count requests of a whole aio block by one rank, from the start to the end of the first step."""
     plan = _plan(scenario)
     block, threads = plan.settings.params.block_size, plan.settings.params.threads
     moved = (one for stage in plan.first_io for one in stage.transfers if one.written is written)
@@ -156,7 +156,7 @@ def _requests(scenario: LoadedScenario, *, written: bool) -> float:
 
 
 def _first_gib(scenario: LoadedScenario, *, written: bool) -> float:
-    """[GiB] of all ranks, from the start of the run to the end of its first step."""
+    """[GiB] of all ranks, from the start to the end of the first step."""
     transfers = (one for stage in _plan(scenario).first_io for one in stage.transfers)
     size = sum(one.size for one in transfers if one.written is written)
     return size * scenario.scenario.strategy.ranks / _GIB
@@ -241,7 +241,7 @@ def _result(name: str, overrides: str, target: str) -> SimulationResult | None:
 
 
 def _simulated(reference: Reference) -> SimulationResult | None:
-    """The result of what a reference is about; None where it does not fit."""
+    """Return the result of what a reference is about; None where it does not fit."""
     return _result(reference.scenario, reference.overrides, reference.target)
 
 
@@ -252,7 +252,7 @@ def _time(reference: Reference) -> float | None:
 
 
 def _ratio(reference: Reference) -> float | None:
-    """Time over that on the tier, or with the further overrides, that the ratio refers to."""
+    """Return the time over that on the tier, or with the further overrides, that the ratio refers to."""
     other = reference.relative_to
     if "=" in other:
         both = ";".join(part for part in (reference.overrides, other) if part)
@@ -264,13 +264,13 @@ def _ratio(reference: Reference) -> float | None:
 
 
 def _order(reference: Reference) -> str:
-    """The tiers of the published order, by predicted time; those that do not fit are left out."""
+    """Sort the tiers of the published order by predicted time; those that do not fit are left out."""
     times = {tier: _time(reference.on(tier)) for tier in reference.published.split(" < ")}
     return " < ".join(sorted((tier for tier in times if times[tier]), key=lambda tier: times[tier] or 0.0))
 
 
 def predict(reference: Reference) -> Value:
-    """The value that the simulator gives for a published figure."""
+    """Return the value that the simulator gives for a published figure."""
     metric = reference.metric
     if metric == "order":
         return _order(reference)
@@ -297,7 +297,7 @@ _HEAD = """\
 
 
 def published_tables(rows: Iterable[Row]) -> str:
-    """One Markdown table a publication."""
+    """Write one Markdown table per publication."""
     parts = []
     for _, group in groupby(rows, key=lambda row: row.reference.publication):
         figures = list(group)
@@ -325,7 +325,7 @@ def _line(row: Row) -> str:
 
 
 def _setting(reference: Reference) -> str:
-    """The scenario and where its weights are; in training, where more is changed, how it was changed."""
+    """Name the scenario and the tier of its weights, or, in training, everything that was changed."""
     where = reference.scenario
     if reference.target:
         where += f" on {reference.target}"

@@ -1,4 +1,4 @@
-"""Published ratios between tiers, to print beside simulated ones."""
+"""This module finds published ratios between tiers, to print beside simulated ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PublishedRatio", "published_ratios", "shipped_ratios"]
 
 
 class PublishedRatio(NamedTuple):
-    """A published time per token on one tier over that on another."""
+    """A published time per token on one tier, relative to that on another."""
 
     scenario: str
     """Name of the shipped scenario that reproduces the publication."""
@@ -28,7 +28,7 @@ class PublishedRatio(NamedTuple):
 
     @property
     def source(self) -> str:
-        """ "nfs over raid: around 10x longer"."""
+        """Return the tiers and the words, as "nfs over raid: around 10x longer"."""
         return f"{self.target} over {self.relative_to}: {self.note}"
 
 
@@ -41,9 +41,10 @@ def shipped_ratios() -> tuple[PublishedRatio, ...]:
 
 
 def published_ratios(scenario: LoadedScenario, baseline: str) -> dict[str, tuple[float, str]]:
-    """Published time on each tier over that on the tier ``baseline``, with the words of the publication.
+    """Return the published time on each tier over that on ``baseline``, with the words of the publication.
 
-    Empty unless the scenario is, up to its target, one that is shipped to reproduce a publication.
+    The result is empty unless the scenario is, up to its target, one that is shipped to reproduce a
+    publication.
     """
     ratios = [one for one in shipped_ratios() if one.scenario.rpartition("/")[2] == scenario.name]
     if not ratios or not _same_work(scenario, load_scenario(ratios[0].scenario)):
@@ -61,7 +62,7 @@ def published_ratios(scenario: LoadedScenario, baseline: str) -> dict[str, tuple
 
 
 def _same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
-    """Whether two scenarios differ in nothing but the tier of the weights."""
+    """Return whether two scenarios differ in nothing but the tier of the weights."""
     mine, theirs = (
         {**each.document.data, "strategy": {**each.document.data["strategy"], "weights": None}}
         for each in (one, other)
