@@ -5,6 +5,7 @@
 # check  lint, formatting, types, layers
 # bench  time the engine and whole scenarios
 # reference  write docs/schema and docs/reference anew, after a change of what files hold
+# validation  predict everything measured and published anew: docs/VALIDATION.md and the tables that ship
 # lock   write requirements/*.txt anew from pyproject.toml (needs uv; LOCK_FLAGS=--upgrade for newer versions)
 # clean  remove everything that these targets made
 
@@ -21,7 +22,7 @@ PYTEST_ARGS ?= -n 2
 # Twice quiet: errors only. Empty it to watch pip: make test PIP_FLAGS=
 PIP_FLAGS ?= --quiet --quiet
 
-.PHONY: help demo test say-deepspeed test-fast test-deepspeed check bench reference lock clean
+.PHONY: help demo test say-deepspeed test-fast test-deepspeed check bench reference validation lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -66,6 +67,9 @@ check: $(VENV)/.dev
 
 reference: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
+
+validation: $(VENV)/.dev
+	$(BIN)/python -m validation
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_engine.py

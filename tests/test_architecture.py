@@ -20,6 +20,7 @@ from simoffload.models.families import FAMILIES
 from simoffload.strategies import Plan, Strategy
 
 PACKAGE = Path(simoffload.__file__).parent
+EVIDENCE = PACKAGE.parent / "validation"
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 REAL = ("calibration/", "validation/")
@@ -27,10 +28,10 @@ REAL = ("calibration/", "validation/")
 
 
 class Source(NamedTuple):
-    """A file of the package, or one that a test makes up."""
+    """A file of the package or of validation/, or one that a test makes up."""
 
     path: str
-    """Below the package."""
+    """Below the package; of validation/ below the repository."""
     text: str
 
     @property
@@ -41,6 +42,7 @@ class Source(NamedTuple):
 Check = Callable[[Source], Iterable[str]]
 
 SOURCES = [Source(path.relative_to(PACKAGE).as_posix(), path.read_text()) for path in PACKAGE.rglob("*.py")]
+SOURCES += [Source(f"validation/{path.name}", path.read_text()) for path in EVIDENCE.glob("*.py")]
 
 
 def broken(check: Check, sources: Iterable[Source] = SOURCES) -> list[str]:

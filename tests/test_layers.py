@@ -56,6 +56,7 @@ def test_empty_package_keeps_the_contracts(package: Path) -> None:
         ("cli", "def draw():\n    import plotly.graph_objects"),
         ("planning", "def run():\n    import torch"),
         ("cli", "def run():\n    import deepspeed"),
+        ("planning", "def run():\n    from validation import measured"),
     ],
 )
 def test_a_forbidden_import_breaks_a_contract(package: Path, place: str, statement: str) -> None:

@@ -86,8 +86,8 @@ class _Told(NamedTuple):
 
 
 def _told(comparison: Comparison, cases: dict[str, LoadedScenario]) -> _Told:
+    from simoffload.planning.published_ratios import published_ratios
     from simoffload.report.comparison import Published, exact_name
-    from simoffload.validation import published_ratios
 
     names = {label: exact_name(result) for label, result in comparison.results.items()}
     published: dict[str, Published] = {}

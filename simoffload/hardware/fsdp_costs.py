@@ -86,7 +86,7 @@ _REFERENCE = {
     "step_call": 1136e-6,
 }
 """[s] on a host with two H200 GPUs (Xeon, 32 cores; PyTorch 2.11, transformers 5.17):
-simoffload/validation/measured/fit/h200-2x-l."""
+validation/measured/fit/h200-2x-l."""
 _REFERENCE_PAGES = {"page_thread": 1.734e9, "page_limit": 13.16e9}
 """[B/s] there."""
 _OPERATION_S = 14.25e-6

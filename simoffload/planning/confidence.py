@@ -25,7 +25,6 @@ __all__ = [
     "Work",
     "calibration_errors",
     "confidence",
-    "csv_text",
     "margin",
     "place_of",
     "tie",
@@ -41,7 +40,7 @@ _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 _BEYOND = "; this one is beyond the calibrated range, where errors may be larger"
 _ERRORS_FILE = "calibration_errors.csv"
 """Beside this module: errors on real runs, each predicted with the profile measured on its own machine, so
-that they are errors of the model. ``python -m simoffload.validation --errors`` writes it."""
+that they are errors of the model. ``python -m validation`` writes it."""
 Work = Literal["decode", "prefill", "step"]
 Place = Literal["memory", "nvme"]
 """Where weights, and the optimizer of training, were: memory of GPUs and hosts alone, or also drives."""
@@ -76,16 +75,6 @@ def calibration_errors() -> tuple[CalibrationError, ...]:
     text = (files("simoffload.planning") / _ERRORS_FILE).read_text("utf-8")
     rows = TypeAdapter(tuple[CalibrationError, ...])
     return rows.validate_python(tuple(csv.DictReader(io.StringIO(text))))
-
-
-def csv_text(rows: Iterable[CalibrationError]) -> str:
-    """The table as it is shipped: errors to a hundredth of a per cent."""
-    written = io.StringIO()
-    table = csv.writer(written, lineterminator="\n")
-    table.writerow(CalibrationError._fields)
-    for row in rows:
-        table.writerow(row._replace(mean=round(row.mean, 4), worst=round(row.worst, 4)))
-    return written.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)

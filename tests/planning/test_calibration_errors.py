@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from simoffload.planning.confidence import (
-    CalibrationError,
-    calibration_errors,
-    csv_text,
-    place_of,
-)
+from simoffload.planning.confidence import calibration_errors, place_of
 
 
 def test_every_kind_of_work_has_errors_from_memory_and_from_drives() -> None:
@@ -19,13 +14,6 @@ def test_every_kind_of_work_has_errors_from_memory_and_from_drives() -> None:
         assert row.runs > 0
         assert 0 < row.mean <= abs(row.worst) < 1
         assert 1 <= row.fewest_gpus <= row.most_gpus
-
-
-def test_what_is_written_is_what_is_read() -> None:
-    text = csv_text(calibration_errors())
-    assert text.startswith("group,part,work,place,runs,mean,worst,fewest_gpus,most_gpus\nzero,fit,decode,")
-    row = CalibrationError("zero", "fit", "step", "nvme", 2, 0.139087918, -0.15722222, 1, 1)
-    assert csv_text([row]).splitlines()[1] == "zero,fit,step,nvme,2,0.1391,-0.1572,1,1"
 
 
 def test_one_thing_on_drives_makes_it_a_run_from_drives() -> None:

@@ -1,44 +1,10 @@
-"""Predictions beside published figures: which bars hold, and that the documentation says the same."""
+"""Published figures: when a bar holds, and how the table tells it."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-from simoffload.scenario import load_scenario
-from simoffload.validation import Reference, Row, compare_published, load_references, published_ratios
-from simoffload.validation.markdown import BEGIN, END, insert_tables, tables
-
-# What needs a model of a thousand layers takes a minute: the page is written with it, the test goes without.
-LARGE = tuple(f"ddn-{kind}-mod-" for kind in ("time", "order", "ratio"))
-
-
-@pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
-    ids = [reference.id for reference in load_references() if not reference.id.startswith(LARGE)]
-    return {row.reference.id: row for row in compare_published(ids)}
-
-
-_MISSED = {"dn24": {"dn24-h100-llama-3-70b-aio"}}
-"""Misses that docs/VALIDATION.md tells: 5.03 % where 5 % are allowed."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefix", ["ddn-fit", "ddn-memory", "ddn-order", "ddn-time", "dn24"])
-def test_the_bars_hold(rows: dict[str, Row], prefix: str) -> None:
-    judged = {name: row.holds for name, row in rows.items() if name.startswith(prefix)}
-    assert judged
-    assert {name for name, holds in judged.items() if not holds} == _MISSED.get(prefix, set())
-
-
-@pytest.mark.slow
-def test_the_page_tells_which_bars_hold(rows: dict[str, Row], repository: Path) -> None:
-    page = (repository / "docs" / "VALIDATION.md").read_text()
-    told = dict(re.findall(r"^\| ([\w-]+) \|(?:[^|]*\|){5} ([^|]*?) ?\|", page, re.MULTILINE))
-    expected = {name: {True: "yes", False: "**no**", None: ""}[row.holds] for name, row in rows.items()}
-    assert {name: told.get(name) for name in expected} == expected
+from validation.published import Reference, Row, published_tables
 
 
 def reference(**changes: str) -> Reference:
@@ -74,22 +40,8 @@ def test_error_is_relative_to_what_was_published() -> None:
     assert Row(reference(metric="fits"), 1.0).error is None
 
 
-def test_tables_go_between_the_marks() -> None:
+def test_a_line_of_the_table() -> None:
     about = {"scenario": "s", "target": "raid", "source": "S", "note": "a | b"}
-    row = Row(reference(rule="at_most", unit="ms", **about), 40.0)
-    page = insert_tables(f"before\n{BEGIN}\nstale words\n{END}\nafter\n", tables([row]))
-    assert page.startswith(f"before\n{BEGIN}\n\n### S\n\n1 of 1 bars hold; 0 figures are only")
-    assert "| x-1 | s on raid | 40 | 50 ms | -20.0% | at most | yes | a \\| b |" in page
-    assert page.endswith(f"{END}\nafter\n")
-    assert "stale words" not in page
-    with pytest.raises(ValueError, match="lacks the marks"):
-        insert_tables("no marks", "")
-
-
-def test_published_ratios_follow_from_each_other() -> None:
-    scenario = load_scenario("ddn/bloom-176b")
-    ratios = {tier: ratio for tier, (ratio, _) in published_ratios(scenario.on("raid"), "dram").items()}
-    assert ratios == pytest.approx({"ai400x2": 1.01, "raid": 1.8 * 1.01, "nfs": 10 * 1.01})
-    assert published_ratios(scenario, "hbm") == {}
-    other = load_scenario("ddn/bloom-176b", overrides=["workload.batch_size=1"])
-    assert published_ratios(other, "dram") == {}
+    text = published_tables([Row(reference(rule="at_most", unit="ms", **about), 40.0)])
+    assert text.startswith("### S\n\n1 of 1 bars hold; 0 figures are only")
+    assert "| x-1 | s on raid | 40 | 50 ms | -20.0% | at most | yes | a \\| b |" in text

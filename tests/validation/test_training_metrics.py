@@ -9,7 +9,7 @@ import pytest
 from simoffload.results.passes import PassResult, Share
 from simoffload.results.result import Provenance
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
-from simoffload.validation.published import _METRICS
+from validation.published import RESULT_METRICS
 
 NUMEL = 14_220_000_000
 
@@ -65,9 +65,9 @@ def result() -> TrainingResult:
     ],
 )
 def test_a_metric_of_training(metric: str, value: float) -> None:
-    assert _METRICS[metric](result()) == pytest.approx(value)
+    assert RESULT_METRICS[metric](result()) == pytest.approx(value)
 
 
 def test_a_metric_of_inference_is_not_made_up() -> None:
     with pytest.raises(KeyError, match="ttft_s"):
-        _METRICS["ttft_s"](result())
+        RESULT_METRICS["ttft_s"](result())

@@ -134,7 +134,7 @@ def test_the_section_of_a_record_has_medians_of_passes() -> None:
     ("machine_name", "base"), [("fit/h200-2x-l", "dgx-h200"), ("holdout/h100-m", "dgx-h100")]
 )
 def test_the_shipped_record_gives_the_shipped_profile(repository: Path, machine_name: str, base: str) -> None:
-    folder = repository / "simoffload/validation/measured" / machine_name
+    folder = repository / "validation/measured" / machine_name
     raw = json.loads((folder / "micro.json").read_text())
     texts = profile_from_micro(raw, base, identifier=folder.name)
     assert texts["host.yaml"] == (folder / "host.yaml").read_text()

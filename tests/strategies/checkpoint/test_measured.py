@@ -23,7 +23,7 @@ from tests.strategies.checkpoint.cases import blocking, machine_of, planned, squ
 RECORD = json.loads((Path(__file__).parent / "data" / "torch-save-h200.json").read_text())
 BYTES = 3.2e9
 MEMCPY = 6_840_000_000
-"""[B/s] of one thread, 1 GiB, on such a machine: simoffload/validation/measured/fit/h200-c/host.yaml."""
+"""[B/s] of one thread, 1 GiB, on such a machine: validation/measured/fit/h200-c/host.yaml."""
 LEGACY = {"checkpoint_serialization": False}
 
 

@@ -259,7 +259,7 @@ def test_a_host_without_costs_of_fsdp_is_said_to_have_anothers(machine: Machine,
     scaled, ranks = plan_of(machine, ranks=4).extrapolations
     assert scaled == "host-thread costs of FSDP and its AdamW: scaled from another host's"
     assert ranks == "4 ranks on a host; costs of the host thread were measured with up to 2"
-    folder = repository / "simoffload/validation/measured/fit/h200-2x-l"
+    folder = repository / "validation/measured/fit/h200-2x-l"
     own = load_platform(str(folder / "platform.yaml")).machine()
     assert plan_of(own, ranks=2).extrapolations == ()
     assert own.host.fsdp_costs is own.host.fsdp

@@ -151,7 +151,7 @@ def test_activations_per_token_of_a_published_fit() -> None:
 def test_the_peak_of_a_recorded_run(repository: Path) -> None:
     """OPT-1.3B on one H200, parameters and optimizer in host memory: our bound above PyTorch's own peak."""
     recorded = json.loads(
-        (repository / "simoffload/validation/measured/fit/h200-f/runs.json").read_text(encoding="utf-8")
+        (repository / "validation/measured/fit/h200-f/runs.json").read_text(encoding="utf-8")
     )
     case = next(
         one for one in recorded["runs"] if one["name"] == "opt-1.3b, params and optimizer cpu, b4 s512"

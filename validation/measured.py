@@ -1,0 +1,224 @@
+"""This module predicts recorded runs of DeepSpeed and of FSDP.
+
+The runs in ``measured/fit/<machine>/`` were in view while costs of the host thread and efficiencies were
+determined, those in ``measured/holdout/<machine>/`` were not. The folder of a machine holds ``runs*.json``
+(``calibrate deepspeed`` or ``simoffload.calibration.fsdp``) and the profile that ``calibrate micro`` made on
+the same machine, unless its folder in the other set has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from simoffload.calibration.compare import ComparedRun, Errors, compare_file, errors
+from simoffload.calibration.records import RecordedRun
+from simoffload.planning.confidence import CalibrationError, Work, place_of
+from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
+
+__all__ = [
+    "BARS",
+    "PARTS",
+    "PASSES",
+    "Bar",
+    "KnobPair",
+    "MeasuredRun",
+    "Verdict",
+    "changed",
+    "compare_measured",
+    "counted",
+    "error_rows",
+    "knob_pairs",
+    "verdicts",
+]
+
+PARTS = ("fit", "holdout")
+PASSES = ("decode", "prefill", "step", "forward", "backward", "optimizer")
+_GROUPS = ("zero", "fsdp")
+_FOLDER = Path(__file__).parent / "measured"
+
+
+class Bar(NamedTuple):
+    """The largest size that errors on held-out runs may have."""
+
+    mean: float
+    worst: float
+
+
+BARS = {"decode": Bar(0.05, 0.12), "prefill": Bar(0.08, 0.20), "step": Bar(0.08, 0.20)}
+
+
+class MeasuredRun(NamedTuple):
+    """One recorded run and its prediction."""
+
+    part: str
+    """fit or holdout."""
+    machine: str
+    compared: ComparedRun
+
+    @property
+    def group(self) -> str:
+        """Return what was run, as strategies name it under ``evidence``: zero or fsdp."""
+        return self.compared.run.group
+
+
+class Verdict(NamedTuple):
+    """Errors of one kind of pass on one set."""
+
+    part: str
+    name: str
+    ours: Errors
+    naive: Errors
+    bar: Bar | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Return whether the errors keep the bar; None without one."""
+        if self.bar is None:
+            return None
+        return self.ours.mean <= self.bar.mean and abs(self.ours.worst) <= self.bar.worst
+
+
+def compare_measured(folder: Path = _FOLDER, *, own_profile: bool = True) -> tuple[MeasuredRun, ...]:
+    """Predict every recorded run, without the very first pass.
+
+    With ``own_profile`` the platform is the one that was measured on the run's machine, else a shipped one.
+    Raises InputError for a file that is wrong, and ValueError where a machine has no profile of its own.
+    """
+    found: list[MeasuredRun] = []
+    for part in PARTS:
+        for path in sorted((folder / part).glob("*/runs*.json")):
+            machine = path.parent.name
+            platform = _elsewhere(folder, machine) if own_profile else None
+            file = compare_file(path, platform=platform, own_profile=own_profile, first=False)
+            if own_profile and file.remarks:
+                raise ValueError(f"{path}: {'; '.join(file.remarks)}")
+            found += [MeasuredRun(part, machine, compared) for compared in file.runs]
+    return tuple(found)
+
+
+def _elsewhere(folder: Path, machine: str) -> str | None:
+    """Find the profile of a machine that has runs in both sets and a profile in one of them."""
+    places = [folder / part / machine / "platform.yaml" for part in PARTS]
+    found = [place for place in places if place.is_file()]
+    return str(found[0]) if len(found) == 1 else None
+
+
+def counted(
+    runs: Iterable[MeasuredRun], *, part: str | None = None, group: str = "zero"
+) -> list[ComparedRun]:
+    """Select the runs of one group, of one set or of both."""
+    return [run.compared for run in runs if part in (None, run.part) and run.group == group]
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def verdicts(runs: Sequence[MeasuredRun]) -> Iterator[Verdict]:
+    """Return the errors of ZeRO by set and kind of pass; the held-out set has bars."""
+    for part in PARTS:
+        mine = counted(runs, part=part)
+        for name in PASSES:
+            ours, naive = errors(mine, name), errors(mine, name, naive=True)
+            if ours and naive:
+                yield Verdict(part, name, ours, naive, BARS.get(name) if part == "holdout" else None)
+
+
+def error_rows(runs: Sequence[MeasuredRun]) -> Iterator[CalibrationError]:
+    """Return the table that every answer refers to: errors by group, set, kind of pass and place."""
+    for group in _GROUPS:
+        for part in PARTS:
+            mine = counted(runs, part=part, group=group)
+            places = [place_of((one.run.offload, one.run.optimizer)) for one in mine]
+            for work in get_args(Work):
+                for place in dict.fromkeys(places):
+                    there = zip(mine, places, strict=True)
+                    here = [one for one, where in there if where == place and one.find(work)]
+                    found = errors(here, work)
+                    if found is not None:
+                        ranks = [one.run.ranks for one in here]
+                        mean, worst = round(found.mean, 4), round(found.worst, 4)
+                        gpus = min(ranks), max(ranks)
+                        yield CalibrationError(group, part, work, place, found.runs, mean, worst, *gpus)
+
+
+# -- DeepSpeed's knobs ----------------------------------------------------------------------------
+
+_ZERO = (
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "overlap_comm",
+)
+_OFFLOAD = ("pin_memory", "buffer_count", "buffer_size")
+_AIO = ("block_size", "queue_depth", "intra_op_parallelism", "use_gds")
+_KNOBS = (*_ZERO, *_OFFLOAD, *_AIO)
+
+Value = int | str
+
+
+class KnobPair(NamedTuple):
+    """Two runs on one machine that differ in one knob."""
+
+    knob: str
+    before: Value
+    after: Value
+    base: ComparedRun
+    other: ComparedRun
+
+    def ratio(self, name: str) -> tuple[float, float] | None:
+        """Return the time of a pass after the change over that before it: (measured, predicted)."""
+        one, two = self.base.find(name), self.other.find(name)
+        if one is None or two is None:
+            return None
+        if not (one.measured and two.measured and one.predicted and two.predicted):
+            return None
+        return two.measured / one.measured, two.predicted / one.predicted
+
+
+def _values(config: DeepSpeedConfig) -> dict[str, Value]:
+    """Return every knob, with DeepSpeed's default where none is given."""
+    zero, aio = config.zero_optimization, config.aio
+    offload = zero.offload_param or OffloadParamSection()
+    values: dict[str, Value] = {name: getattr(zero, name) for name in _ZERO}
+    values |= {name: getattr(offload, name) for name in _OFFLOAD}
+    values |= {name: getattr(aio, name) for name in _AIO}
+    values["overlap_comm"] = zero.overlap_comm is not False
+    values["pin_memory"] = offload.pin_memory is not False
+    values["intra_op_parallelism"] = aio.intra_op_parallelism or 1
+    return values
+
+
+_DEFAULTS = _values(DeepSpeedConfig())
+
+
+def _knobs(run: RecordedRun) -> dict[str, Value]:
+    return _values(DeepSpeedConfig.model_validate(run.ds_config or {}))
+
+
+def changed(run: RecordedRun) -> dict[str, Value]:
+    """Return the knobs of a run that differ from DeepSpeed's defaults, by DeepSpeed's names."""
+    return {name: value for name, value in _knobs(run).items() if value != _DEFAULTS[name]}
+
+
+def knob_pairs(runs: Sequence[ComparedRun]) -> Iterator[KnobPair]:
+    """Pair the runs of one machine that are equal but for one knob.
+
+    The base of a pair is the run with the default value or, where there is none, the first.
+    """
+    for knob in _KNOBS:
+        groups: dict[str, dict[Value, ComparedRun]] = {}
+        for compared in runs:
+            values, run = _knobs(compared.run), compared.run
+            value = values.pop(knob)
+            about = (run.model, run.workload, run.ranks, run.offload, run.attention, values)
+            groups.setdefault(json.dumps(about, sort_keys=True), {}).setdefault(value, compared)
+        for by_value in groups.values():
+            base = _DEFAULTS[knob] if _DEFAULTS[knob] in by_value else next(iter(by_value))
+            for value, other in by_value.items():
+                if value != base:
+                    yield KnobPair(knob, base, value, by_value[base], other)

@@ -1,0 +1,234 @@
+"""This module writes recorded runs and their predictions as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from simoffload.calibration.compare import ComparedRun, Errors, errors
+from simoffload.calibration.records import RecordedRun
+from validation.measured import PARTS, MeasuredRun, changed, counted, knob_pairs, verdicts
+
+__all__ = ["measured_tables"]
+
+_SETS = {"holdout": "Held-out runs", "fit": "Runs that were in view"}
+_NOT_SIZES = ("name", "family", "dtype", "attention", "tie_word_embeddings")
+_SHORT = {"num_hidden_layers": "layers", "n_layer": "layers"}
+_INFERENCE = ("decode", "prefill")
+_TRAINING = ("forward", "backward", "optimizer", "step")
+
+_LEGEND = (
+    "In the tables of runs times are in ms: measured, ours and its error, the error of the naive prediction "
+    "(bytes over bandwidth). Layers: the largest deviation of the begin of a layer in one decode step, as a "
+    "share of the step."
+)
+_ABOUT_FSDP = (
+    "Steps of PyTorch's FSDP, predicted with the machine's own microbenchmarks; they count nowhere above. "
+    "Whole steps were timed by themselves, their parts with a wait after each."
+)
+_ABOUT_SHIPPED = (
+    "The same runs predicted with the shipped platform of the same GPU, as one would predict a machine of "
+    "this kind that nobody measured (its host costs are means over the machines of the fit set); storage is "
+    "left out, since drives differ."
+)
+
+Rows = Sequence[MeasuredRun]
+
+
+def measured_tables(runs: Rows, shipped: Rows, images: Iterable[tuple[str, str]] = ()) -> str:
+    """Write all tables; ``shipped`` has the runs with shipped profiles, ``images`` pairs (path, text)."""
+    zero = [run for run in runs if run.group == "zero"]
+    inference = [run for run in zero if not run.compared.run.training]
+    sections = ["### Errors", _verdicts(runs)]
+    sections += [f"![{text}]({path})" for path, text in images]
+    sections += ["Errors by offload of the parameters:", _errors_by("offload", runs, lambda run: run.offload)]
+    sections += ["By number of GPUs:", _errors_by("GPUs", runs, lambda run: str(run.ranks)), _LEGEND]
+    for part, title in _SETS.items():
+        mine = [run for run in inference if run.part == part]
+        sections += [f"### {title}", _inference(mine), *_reasons(mine)]
+    training = [run for run in zero if run.compared.run.training]
+    sections += ["### Training", _training(training), *_reasons(training)]
+    fsdp = [run for run in runs if run.group == "fsdp"]
+    sections += ["### FSDP", _ABOUT_FSDP, _fsdp_errors(fsdp), _fsdp(fsdp), *_reasons(fsdp)]
+    sections += ["### With shipped profiles alone", _ABOUT_SHIPPED, *_shipped(runs, shipped)]
+    sections += ["### Knobs", "Time after a change over time before it, on one machine:", _knobs(zero)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _table(head: str, rows: Iterable[Sequence[str]], *, right: int) -> str:
+    """Write one table; the columns from number ``right`` on are aligned to the right."""
+    columns = len(head.split(" | "))
+    rule = " | ".join("---" if number < right else "---:" for number in range(columns))
+    lines = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows)
+    return "\n".join(f"| {line} |" for line in (head, rule, *lines))
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def _verdicts(runs: Rows) -> str:
+    rows = []
+    for one in verdicts(runs):
+        bar = f"mean {one.bar.mean:.0%}, worst {one.bar.worst:.0%}" if one.bar else ""
+        holds = {True: "yes", False: "**no**", None: ""}[one.holds]
+        numbers = (str(one.ours.runs), *_mean_worst(one.ours), *_mean_worst(one.naive))
+        rows.append((one.part, one.name, bar, holds, *numbers))
+    head = "set | pass | bar | holds | runs | mean | worst | naive, mean | naive, worst"
+    return _table(head, rows, right=4)
+
+
+def _mean_worst(found: Errors | None) -> tuple[str, str]:
+    return (f"{found.mean:.1%}", f"{found.worst:+.1%}") if found else ("", "")
+
+
+def _errors_by(what: str, runs: Rows, key: Callable[[RecordedRun], str]) -> str:
+    rows = []
+    for value in sorted({key(one.run) for one in counted(runs)}, key=lambda text: (len(text), text)):
+        for part in PARTS:
+            mine = [one for one in counted(runs, part=part) if key(one.run) == value]
+            found = [(errors(mine, name), errors(mine, name, naive=True)) for name in _INFERENCE]
+            number = max(ours.runs if ours else 0 for ours, _ in found)
+            cells = [cell for ours, naive in found for cell in (*_mean_worst(ours), _mean_worst(naive)[0])]
+            if number:
+                rows.append((value, part, str(number), *cells))
+    head = "set | runs | decode, mean | worst | naive, mean | prefill, mean | worst | naive, mean"
+    return _table(f"{what} | {head}", rows, right=2)
+
+
+def _reasons(runs: Rows) -> list[str]:
+    """List the runs that could not be predicted."""
+    lines = [f"- {row.compared.run.name}: {row.compared.reason}" for row in runs if row.compared.reason]
+    return ["Without a prediction:\n\n" + "\n".join(dict.fromkeys(lines))] if lines else []
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+def _times(compared: ComparedRun, names: Iterable[str], *, naive: bool = False) -> list[str]:
+    """Return the measured and the predicted time and the error of each pass, and the naive error if asked."""
+    cells: list[str] = []
+    for name in names:
+        one = compared.find(name)
+        if one is None:
+            cells += [""] * (3 + naive)
+        else:
+            cells += [_ms(one.measured), _ms(one.predicted), _percent(one.error)]
+            cells += [_percent(one.naive_error)] * naive
+    return cells
+
+
+def _head(names: Iterable[str], ours: str) -> str:
+    return " | ".join(f"{name} | {ours}" for name in names)
+
+
+def _sizes(run: RecordedRun, *keys: str) -> list[str]:
+    return [str(run.ranks), *(str(run.workload.get(key, "")) for key in keys)]
+
+
+def _inference(runs: Rows) -> str:
+    rows = []
+    for row in runs:
+        run, layers = row.compared.run, row.compared.layers
+        knobs = ", ".join(f"{name}={_value(value)}" for name, value in changed(run).items())
+        sizes = _sizes(run, "batch_size", "prompt_length")
+        times = _times(row.compared, _INFERENCE, naive=True)
+        deviation = f"{layers.largest:.1%}" if layers else ""
+        rows.append((row.machine, _model(run), run.offload, knobs, *sizes, *times, deviation))
+    times_head = _head(_INFERENCE, "ours | error | naive")
+    head = f"machine | model | offload | knobs | GPUs | batch | prompt | {times_head} | layers"
+    return _table(head, rows, right=4)
+
+
+def _training(runs: Rows) -> str:
+    rows = []
+    for row in runs:
+        run = row.compared.run
+        sizes = _sizes(run, "batch_size", "sequence_length", "gradient_accumulation_steps")
+        about = (row.part, row.machine, _model(run), run.offload, run.optimizer, *sizes)
+        rows.append((*about, *_times(row.compared, _TRAINING)))
+    head = "set | machine | model | parameters | optimizer | GPUs | batch | sequence | steps"
+    return _table(f"{head} | {_head(_TRAINING, 'ours | error')}", rows, right=5)
+
+
+def _fsdp_errors(runs: Rows) -> str:
+    rows = []
+    for part, machine in dict.fromkeys((run.part, run.machine) for run in runs):
+        mine = [run.compared for run in runs if (run.part, run.machine) == (part, machine)]
+        for name in _TRAINING:
+            found = errors(mine, name)
+            rows.append((part, machine, name, str(found.runs if found else 0), *_mean_worst(found)))
+    return _table("set | machine | pass | runs | mean | worst", rows, right=3)
+
+
+def _fsdp(runs: Rows) -> str:
+    head = f"set | machine | run: batch x sequence | {_head(_TRAINING, 'ours | error')}"
+    return _table(head, (_named(row, _TRAINING) for row in runs), right=3)
+
+
+def _named(row: MeasuredRun, names: Iterable[str]) -> list[str]:
+    return [row.part, row.machine, row.compared.run.name, *_times(row.compared, names)]
+
+
+def _shipped(runs: Rows, shipped: Rows) -> Iterator[str]:
+    """Write the errors with both profiles, over runs that have both, and the runs with the shipped one."""
+    both = [
+        (own, other)
+        for own, other in zip(runs, shipped, strict=True)
+        if own.group == "zero" and not own.compared.reason and not other.compared.reason
+    ]
+    rows = []
+    for part in PARTS:
+        for name in _INFERENCE:
+            own, other = (
+                errors((pair[index].compared for pair in both if pair[0].part == part), name)
+                for index in (0, 1)
+            )
+            if own and other:
+                rows.append((part, name, str(other.runs), *_mean_worst(other), *_mean_worst(own)))
+    head = "set | pass | runs | shipped, mean | worst | measured profile, mean | worst"
+    yield _table(head, rows, right=2)
+    head = f"set | machine | run | {_head(_INFERENCE, 'shipped | error')}"
+    yield _table(head, (_named(other, _INFERENCE) for _, other in both), right=3)
+
+
+def _knobs(runs: Rows) -> str:
+    machines: dict[tuple[str, str], list[ComparedRun]] = {}
+    for row in runs:
+        if not row.compared.reason:
+            machines.setdefault((row.part, row.machine), []).append(row.compared)
+    rows = []
+    for place, compared in machines.items():
+        for pair in knob_pairs(compared):
+            run, ratios = pair.base.run, [pair.ratio(name) for name in _INFERENCE]
+            change = f"{_value(pair.before)} → {_value(pair.after)}"
+            cells = [f"{value:.3f}" for ratio in ratios if ratio for value in ratio]
+            if all(ratios):
+                rows.append((*place, _model(run), run.offload, pair.knob, change, str(run.ranks), *cells))
+    head = "set | machine | model | offload | knob | change | GPUs | decode | ours | prefill | ours"
+    return _table(head, rows, right=6)
+
+
+# -- cells ----------------------------------------------------------------------------------------
+
+
+def _model(run: RecordedRun) -> str:
+    """Name the model and the sizes that differ from it: "opt-66b, layers 12"."""
+    model = run.model
+    sizes = [f"{_SHORT.get(key, key)} {value}" for key, value in model.items() if key not in _NOT_SIZES]
+    if model.get("name") is None:  # every size is given
+        return ", ".join((str(model.get("family") or model.get("config")), *sizes[:1]))
+    return ", ".join((str(model["name"]), *sizes))
+
+
+def _value(value: object) -> str:
+    """Write a knob as a file has it, numbers with their digits in threes."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:,.1f}"
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{error:+.1%}"

@@ -1,0 +1,358 @@
+"""This module predicts published figures; ``published/`` has a CSV file per publication, a row per figure."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from simoffload.planning.published_ratios import PublishedRatio
+from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.inference import InferenceResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import StorageTraffic, TrainingResult
+from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.simulation import fit, simulate
+from simoffload.strategies.timing import Implementation, cpu_adam_s
+from simoffload.strategies.training.plan import ZeroTrainingPlan
+
+__all__ = [
+    "PLAN_METRICS",
+    "RESULT_METRICS",
+    "RULES",
+    "Reference",
+    "Row",
+    "compare_published",
+    "load_references",
+    "predict",
+    "published_tables",
+    "ratio_rows",
+]
+
+Value = float | str | None
+"""A number, an order of tiers, or None where the work does not fit."""
+
+_FOLDER = Path(__file__).parent / "published"
+_BILLION = 1e9
+_GIB = 1 << 30
+
+
+class Reference(NamedTuple):
+    """A published figure, and what to simulate to predict it."""
+
+    id: str
+    source: str
+    locator: str
+    """The page on which it was printed."""
+    scenario: str
+    """Name of a shipped scenario."""
+    overrides: str
+    """``a.b=value``, separated by semicolons: how the run differs from the scenario."""
+    target: str
+    """Tier that holds the weights; empty where the scenario decides, as in training."""
+    relative_to: str
+    """Tier that a ratio refers to, or further overrides."""
+    metric: str
+    published: str
+    """A number, or an order of tiers."""
+    unit: str
+    rule: str
+    """What the prediction must keep: ``within`` a relative tolerance, within a ``factor``, ``between`` two
+    numbers, ``at_most``, ``at_least``, ``equal``, or nothing (``report``)."""
+    tolerance: str
+    """A number for ``within`` and ``factor``, a text as "2.0 to 2.4" for ``between``."""
+    note: str
+
+    @property
+    def publication(self) -> str:
+        """Return the prefix of the id, which all figures of one publication share."""
+        return self.id.partition("-")[0]
+
+    @property
+    def value(self) -> float | str:
+        """Return what was published, as a number unless it is an order."""
+        return self.published if self.metric == "order" else float(self.published)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return both numbers of the rule ``between``."""
+        low, _, high = self.tolerance.partition(" to ")
+        return float(low), float(high)
+
+    def on(self, target: str) -> Reference:
+        """Return the same work with the weights on another tier."""
+        return self._replace(target=target)
+
+
+class Row(NamedTuple):
+    """A published figure beside its prediction."""
+
+    reference: Reference
+    predicted: Value
+
+    @property
+    def error(self) -> float | None:
+        """Return (predicted - published) / published; None where they are no numbers."""
+        if not isinstance(self.predicted, float) or self.reference.metric == "fits":
+            return None
+        return self.predicted / float(self.reference.published) - 1
+
+    @property
+    def holds(self) -> bool | None:
+        """Return whether the prediction keeps the rule; None where there is none."""
+        reference = self.reference
+        if reference.rule == "report":
+            return None
+        if reference.rule == "equal":
+            return self.predicted == reference.value
+        return isinstance(self.predicted, float) and RULES[reference.rule](reference, self.predicted)
+
+
+RULES: dict[str, Callable[[Reference, float], bool]] = {
+    "within": lambda ref, value: abs(value / float(ref.published) - 1) <= float(ref.tolerance),
+    "factor": lambda ref, value: (
+        1 / float(ref.tolerance) <= value / float(ref.published) <= float(ref.tolerance)
+    ),
+    "at_most": lambda ref, value: value <= float(ref.published),
+    "at_least": lambda ref, value: value >= float(ref.published),
+    "between": lambda ref, value: ref.bounds[0] <= value <= ref.bounds[1],
+}
+
+
+def load_references() -> tuple[Reference, ...]:
+    """Read all published figures, in the order of the files."""
+    tables = [path.read_text("utf-8").splitlines() for path in sorted(_FOLDER.glob("*.csv"))]
+    return tuple(Reference(**row) for table in tables for row in csv.DictReader(table))
+
+
+def ratio_rows() -> list[PublishedRatio]:
+    """Return the ratios between tiers that the package carries."""
+    ratios = [one for one in load_references() if one.metric == "ratio" and one.target]
+    return [
+        PublishedRatio(one.scenario, one.target, one.relative_to, float(one.published), one.note)
+        for one in ratios
+    ]
+
+
+# -- metrics of a scenario itself: bytes, requests, and Adam on the CPU by itself -----------------
+
+
+def _plan(scenario: LoadedScenario) -> ZeroTrainingPlan:
+    plan = scenario.plan()
+    if not isinstance(plan, ZeroTrainingPlan):
+        raise TypeError(f"{scenario.name}: this figure is about training under ZeRO")
+    return plan
+
+
+def _requests(scenario: LoadedScenario, *, written: bool) -> float:
+    """Count requests of a whole aio block by one rank, from the start to the end of the first step."""
+    plan = _plan(scenario)
+    block, threads = plan.settings.params.block_size, plan.settings.params.threads
+    moved = (one for stage in plan.first_io for one in stage.transfers if one.written is written)
+    return float(sum(one.full_requests(block=block, threads=threads) for one in moved))
+
+
+def _first_gib(scenario: LoadedScenario, *, written: bool) -> float:
+    """[GiB] of all ranks, from the start to the end of the first step."""
+    transfers = (one for stage in _plan(scenario).first_io for one in stage.transfers)
+    size = sum(one.size for one in transfers if one.written is written)
+    return size * scenario.scenario.strategy.ranks / _GIB
+
+
+def _adam(scenario: LoadedScenario, numel: float, implementation: Implementation = "deepspeed") -> float:
+    """[s] on one rank's threads, as many ranks working on a host as the scenario has."""
+    ranks = scenario.machine.ranks_per_node(scenario.scenario.strategy.ranks)
+    threads = _plan(scenario).places.threads
+    host = scenario.machine.host
+    return cpu_adam_s(host, numel, threads=threads, processes=ranks, implementation=implementation)
+
+
+PLAN_METRICS: dict[str, Callable[[LoadedScenario], float]] = {
+    "fits": lambda scenario: float(fit(scenario).fits),
+    "weights_gb": lambda scenario: scenario.model.weight_bytes / 1e9,
+    "requests_read": lambda scenario: _requests(scenario, written=False),
+    "requests_written": lambda scenario: _requests(scenario, written=True),
+    "first_read_gib": lambda scenario: _first_gib(scenario, written=False),
+    "first_written_gib": lambda scenario: _first_gib(scenario, written=True),
+    "space_gib": lambda scenario: (
+        sum(use.needed for use in fit(scenario).capacity if use.kind not in {"hbm", "dram"}) / _GIB
+    ),
+    "checkpoint_gib": lambda scenario: scenario.plan().movable[0] / _GIB,
+    # all of the model's parameters on one rank
+    "cpu_adam_ms": lambda scenario: 1e3 * _adam(scenario, scenario.model.num_parameters),
+    "cpu_adam_s_per_billion": lambda scenario: _adam(scenario, _BILLION),
+    "torch_adam_s_per_billion": lambda scenario: _adam(scenario, _BILLION, "torch"),
+}
+"""Metrics that need no simulation."""
+
+# -- metrics of a result --------------------------------------------------------------------------
+
+
+def _named(metric: str) -> Callable[[SimulationResult], float | None]:
+    return lambda result: result.metrics()[metric]
+
+
+def _until_it_returns(result: SimulationResult) -> float | None:
+    """[GiB/s] of a checkpoint, until the call of save returns."""
+    metrics = result.metrics()
+    size, time = metrics["checkpoint_bytes"], metrics["blocking_s"]
+    return size / time / _GIB if size and time else None
+
+
+def _moved(result: SimulationResult, size: Callable[[StorageTraffic], int]) -> float | None:
+    """[B] of one step of training for each parameter, on all tiers of storage."""
+    traffic = result.traffic if isinstance(result, TrainingResult) else ()
+    return sum(map(size, traffic)) / result.parameters
+
+
+RESULT_METRICS: dict[str, Callable[[SimulationResult], float | None]] = {
+    **{
+        name: _named(name)
+        for kind in (InferenceResult, TrainingResult, CheckpointResult)
+        for name in kind.formulas
+    },
+    "decode_tokens_per_s_per_gpu": lambda result: (
+        (result.metrics()["decode_tokens_per_s"] or 0.0) / result.ranks
+    ),
+    "per_token_ms": lambda result: (result.per_token_s or 0.0) * 1e3,
+    "e2e_days": lambda result: (result.metrics()["e2e_s"] or 0.0) / 86_400,
+    "gib_per_s": _until_it_returns,
+    "read_b_per_parameter": lambda result: _moved(result, lambda traffic: traffic.read),
+    "written_b_per_parameter": lambda result: _moved(result, lambda traffic: traffic.written),
+}
+
+# -- predictions ----------------------------------------------------------------------------------
+
+
+@cache
+def _scenario(name: str, overrides: str, target: str) -> LoadedScenario:
+    if target:
+        return _scenario(name, overrides, "").on(target)
+    return load_scenario(name, overrides=[part for part in overrides.split(";") if part])
+
+
+@cache
+def _result(name: str, overrides: str, target: str) -> SimulationResult | None:
+    scenario = _scenario(name, overrides, target)
+    return simulate(scenario) if fit(scenario).fits else None
+
+
+def _simulated(reference: Reference) -> SimulationResult | None:
+    """Return the result of what a reference is about; None where it does not fit."""
+    return _result(reference.scenario, reference.overrides, reference.target)
+
+
+def _time(reference: Reference) -> float | None:
+    """[s] a token."""
+    result = _simulated(reference)
+    return result.per_token_s if result else None
+
+
+def _ratio(reference: Reference) -> float | None:
+    """Return the time over that on the tier, or with the further overrides, that the ratio refers to."""
+    other = reference.relative_to
+    if "=" in other:
+        both = ";".join(part for part in (reference.overrides, other) if part)
+        base = _time(reference._replace(overrides=both))
+    else:
+        base = _time(reference.on(other))
+    time = _time(reference)
+    return time / base if time and base else None
+
+
+def _order(reference: Reference) -> str:
+    """Sort the tiers of the published order by predicted time; those that do not fit are left out."""
+    times = {tier: _time(reference.on(tier)) for tier in reference.published.split(" < ")}
+    return " < ".join(sorted((tier for tier in times if times[tier]), key=lambda tier: times[tier] or 0.0))
+
+
+def predict(reference: Reference) -> Value:
+    """Return the value that the simulator gives for a published figure."""
+    metric = reference.metric
+    if metric == "order":
+        return _order(reference)
+    if metric == "ratio":
+        return _ratio(reference)
+    if metric in PLAN_METRICS:
+        return PLAN_METRICS[metric](_scenario(reference.scenario, reference.overrides, reference.target))
+    result = _simulated(reference)
+    return RESULT_METRICS[metric](result) if result else None
+
+
+def compare_published(ids: Sequence[str] = ()) -> tuple[Row, ...]:
+    """Predict published figures: those whose id begins with one of ``ids``, or all."""
+    wanted = (one for one in load_references() if not ids or one.id.startswith(tuple(ids)))
+    return tuple(Row(reference, predict(reference)) for reference in wanted)
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+_HEAD = """\
+| id | simulated | predicted | published | error | bar | holds | note |
+|---|---|---:|---:|---:|---|---|---|
+"""
+
+
+def published_tables(rows: Iterable[Row]) -> str:
+    """Write one Markdown table per publication."""
+    parts = []
+    for _, group in groupby(rows, key=lambda row: row.reference.publication):
+        figures = list(group)
+        judged = [row.holds for row in figures if row.holds is not None]
+        beside = len(figures) - len(judged)
+        summary = f"{sum(judged)} of {len(judged)} bars hold; {beside} figures are only set side by side."
+        title = figures[0].reference.source
+        parts.append(f"### {title}\n\n{summary}\n\n{_HEAD}" + "\n".join(map(_line, figures)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _line(row: Row) -> str:
+    reference = row.reference
+    cells = (
+        reference.id,
+        _setting(reference),
+        _text(row.predicted, reference.metric),
+        f"{_text(reference.value, reference.metric)} {reference.unit}".strip(),
+        "" if row.error is None else f"{row.error:+.1%}",
+        _bar(reference),
+        {True: "yes", False: "**no**", None: ""}[row.holds],
+        reference.note,
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _setting(reference: Reference) -> str:
+    """Name the scenario and the tier of its weights, or, in training, everything that was changed."""
+    where = reference.scenario
+    if reference.target:
+        where += f" on {reference.target}"
+    elif reference.overrides:
+        where += f": {reference.overrides.replace(';', '; ')}"
+    return f"{where} over {reference.relative_to}" if reference.relative_to else where
+
+
+def _text(value: Value, metric: str) -> str:
+    if value is None or (metric == "fits" and not value):
+        return "does not fit"
+    if metric == "fits":
+        return "fits"
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _bar(reference: Reference) -> str:
+    tolerance = reference.tolerance
+    match reference.rule:
+        case "within":
+            return f"±{100 * float(tolerance):g}%"
+        case "factor":
+            return f"factor {tolerance}"
+        case "between":
+            return tolerance
+        case "report":
+            return ""
+    return reference.rule.replace("_", " ")
