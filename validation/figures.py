@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
 from simoffload.calibration.streams import LayerStarts
-from validation.measured import BARS, PASSES, MeasuredRun, changed
+from validation.measured import ERROR_LIMITS, PASSES, MeasuredRun, changed
 
 __all__ = ["Drawing", "Point", "drawings", "points", "scatter"]
 
@@ -28,7 +28,7 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "simoffload",
 }
-_BAND = BARS["decode"].worst
+_BAND = ERROR_LIMITS["decode"].worst
 _BELOW = 10
 """Naive predictions below the fastest run by more than this factor are drawn at the lower edge."""
 _PARTS = {"holdout": ("held out", "#1f5fa8"), "fit": ("in view", "#e08a1e")}

@@ -19,10 +19,10 @@ from simoffload.planning.confidence import CalibrationError, Work, place_of
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
 
 __all__ = [
-    "BARS",
+    "ERROR_LIMITS",
     "PARTS",
     "PASSES",
-    "Bar",
+    "ErrorLimit",
     "KnobPair",
     "MeasuredRun",
     "Verdict",
@@ -40,14 +40,18 @@ _GROUPS = ("zero", "fsdp")
 _FOLDER = Path(__file__).parent / "measured"
 
 
-class Bar(NamedTuple):
+class ErrorLimit(NamedTuple):
     """The largest size that errors on held-out runs may have."""
 
     mean: float
     worst: float
 
 
-BARS = {"decode": Bar(0.05, 0.12), "prefill": Bar(0.08, 0.20), "step": Bar(0.08, 0.20)}
+ERROR_LIMITS = {
+    "decode": ErrorLimit(0.05, 0.12),
+    "prefill": ErrorLimit(0.08, 0.20),
+    "step": ErrorLimit(0.08, 0.20),
+}
 
 
 class MeasuredRun(NamedTuple):
@@ -71,7 +75,7 @@ class Verdict(NamedTuple):
     name: str
     ours: Errors
     naive: Errors
-    bar: Bar | None
+    bar: ErrorLimit | None
 
     @property
     def holds(self) -> bool | None:
@@ -123,7 +127,7 @@ def verdicts(runs: Sequence[MeasuredRun]) -> Iterator[Verdict]:
         for name in PASSES:
             ours, naive = errors(mine, name), errors(mine, name, naive=True)
             if ours and naive:
-                yield Verdict(part, name, ours, naive, BARS.get(name) if part == "holdout" else None)
+                yield Verdict(part, name, ours, naive, ERROR_LIMITS.get(name) if part == "holdout" else None)
 
 
 def error_rows(runs: Sequence[MeasuredRun]) -> Iterator[CalibrationError]:
@@ -164,7 +168,7 @@ Value = int | str
 class KnobPair(NamedTuple):
     """Two runs on one machine that differ in one knob."""
 
-    knob: str
+    setting: str
     before: Value
     after: Value
     base: ComparedRun
@@ -210,15 +214,15 @@ def knob_pairs(runs: Sequence[ComparedRun]) -> Iterator[KnobPair]:
 
     The base of a pair is the run with the default value or, where there is none, the first.
     """
-    for knob in _KNOBS:
+    for setting in _KNOBS:
         groups: dict[str, dict[Value, ComparedRun]] = {}
         for compared in runs:
             values, run = _knobs(compared.run), compared.run
-            value = values.pop(knob)
+            value = values.pop(setting)
             about = (run.model, run.workload, run.ranks, run.offload, run.attention, values)
             groups.setdefault(json.dumps(about, sort_keys=True), {}).setdefault(value, compared)
         for by_value in groups.values():
-            base = _DEFAULTS[knob] if _DEFAULTS[knob] in by_value else next(iter(by_value))
+            base = _DEFAULTS[setting] if _DEFAULTS[setting] in by_value else next(iter(by_value))
             for value, other in by_value.items():
                 if value != base:
-                    yield KnobPair(knob, base, value, by_value[base], other)
+                    yield KnobPair(setting, base, value, by_value[base], other)

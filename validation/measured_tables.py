@@ -50,7 +50,11 @@ def measured_tables(runs: Rows, shipped: Rows, images: Iterable[tuple[str, str]]
     fsdp = [run for run in runs if run.group == "fsdp"]
     sections += ["### FSDP", _ABOUT_FSDP, _fsdp_errors(fsdp), _fsdp(fsdp), *_reasons(fsdp)]
     sections += ["### With shipped profiles alone", _ABOUT_SHIPPED, *_shipped(runs, shipped)]
-    sections += ["### Knobs", "Time after a change over time before it, on one machine:", _knobs(zero)]
+    sections += [
+        "### Knobs",
+        "Time after a change over time before it, on one machine:",
+        _setting_effects(zero),
+    ]
     return "\n\n".join(sections) + "\n"
 
 
@@ -128,11 +132,11 @@ def _inference(runs: Rows) -> str:
     rows = []
     for row in runs:
         run, layers = row.compared.run, row.compared.layers
-        knobs = ", ".join(f"{name}={_value(value)}" for name, value in changed(run).items())
+        settings = ", ".join(f"{name}={_value(value)}" for name, value in changed(run).items())
         sizes = _sizes(run, "batch_size", "prompt_length")
         times = _times(row.compared, _INFERENCE, naive=True)
         deviation = f"{layers.largest:.1%}" if layers else ""
-        rows.append((row.machine, _model(run), run.offload, knobs, *sizes, *times, deviation))
+        rows.append((row.machine, _model(run), run.offload, settings, *sizes, *times, deviation))
     times_head = _head(_INFERENCE, "ours | error | naive")
     head = f"machine | model | offload | knobs | GPUs | batch | prompt | {times_head} | layers"
     return _table(head, rows, right=4)
@@ -190,7 +194,7 @@ def _shipped(runs: Rows, shipped: Rows) -> Iterator[str]:
     yield _table(head, (_named(other, _INFERENCE) for _, other in both), right=3)
 
 
-def _knobs(runs: Rows) -> str:
+def _setting_effects(runs: Rows) -> str:
     machines: dict[tuple[str, str], list[ComparedRun]] = {}
     for row in runs:
         if not row.compared.reason:
@@ -202,7 +206,7 @@ def _knobs(runs: Rows) -> str:
             change = f"{_value(pair.before)} → {_value(pair.after)}"
             cells = [f"{value:.3f}" for ratio in ratios if ratio for value in ratio]
             if all(ratios):
-                rows.append((*place, _model(run), run.offload, pair.knob, change, str(run.ranks), *cells))
+                rows.append((*place, _model(run), run.offload, pair.setting, change, str(run.ranks), *cells))
     head = "set | machine | model | offload | knob | change | GPUs | decode | ours | prefill | ours"
     return _table(head, rows, right=6)
 

@@ -23,8 +23,8 @@ __all__ = [
     "PLAN_METRICS",
     "RESULT_METRICS",
     "RULES",
+    "PublishedRow",
     "Reference",
-    "Row",
     "compare_published",
     "load_references",
     "predict",
@@ -87,7 +87,7 @@ class Reference(NamedTuple):
         return self._replace(target=target)
 
 
-class Row(NamedTuple):
+class PublishedRow(NamedTuple):
     """A published figure beside its prediction."""
 
     reference: Reference
@@ -151,8 +151,8 @@ def _requests(scenario: LoadedScenario, *, written: bool) -> float:
     """Count requests of a whole aio block by one rank, from the start to the end of the first step."""
     plan = _plan(scenario)
     block, threads = plan.settings.params.block_size, plan.settings.params.threads
-    moved = (one for stage in plan.first_io for one in stage.transfers if one.written is written)
-    return float(sum(one.full_requests(block=block, threads=threads) for one in moved))
+    transferred = (one for stage in plan.first_io for one in stage.transfers if one.written is written)
+    return float(sum(one.full_requests(block=block, threads=threads) for one in transferred))
 
 
 def _first_gib(scenario: LoadedScenario, *, written: bool) -> float:
@@ -202,7 +202,7 @@ def _until_it_returns(result: SimulationResult) -> float | None:
     return size / time / _GIB if size and time else None
 
 
-def _moved(result: SimulationResult, size: Callable[[StorageTraffic], int]) -> float | None:
+def _traffic_per_parameter(result: SimulationResult, size: Callable[[StorageTraffic], int]) -> float | None:
     """[B] of one step of training for each parameter, on all tiers of storage."""
     traffic = result.traffic if isinstance(result, TrainingResult) else ()
     return sum(map(size, traffic)) / result.parameters
@@ -220,8 +220,8 @@ RESULT_METRICS: dict[str, Callable[[SimulationResult], float | None]] = {
     "per_token_ms": lambda result: (result.per_token_s or 0.0) * 1e3,
     "e2e_days": lambda result: (result.metrics()["e2e_s"] or 0.0) / 86_400,
     "gib_per_s": _until_it_returns,
-    "read_b_per_parameter": lambda result: _moved(result, lambda traffic: traffic.read),
-    "written_b_per_parameter": lambda result: _moved(result, lambda traffic: traffic.written),
+    "read_b_per_parameter": lambda result: _traffic_per_parameter(result, lambda traffic: traffic.read),
+    "written_b_per_parameter": lambda result: _traffic_per_parameter(result, lambda traffic: traffic.written),
 }
 
 # -- predictions ----------------------------------------------------------------------------------
@@ -282,10 +282,10 @@ def predict(reference: Reference) -> Value:
     return RESULT_METRICS[metric](result) if result else None
 
 
-def compare_published(ids: Sequence[str] = ()) -> tuple[Row, ...]:
+def compare_published(ids: Sequence[str] = ()) -> tuple[PublishedRow, ...]:
     """Predict published figures: those whose id begins with one of ``ids``, or all."""
     wanted = (one for one in load_references() if not ids or one.id.startswith(tuple(ids)))
-    return tuple(Row(reference, predict(reference)) for reference in wanted)
+    return tuple(PublishedRow(reference, predict(reference)) for reference in wanted)
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ _HEAD = """\
 """
 
 
-def published_tables(rows: Iterable[Row]) -> str:
+def published_tables(rows: Iterable[PublishedRow]) -> str:
     """Write one Markdown table per publication."""
     parts = []
     for _, group in groupby(rows, key=lambda row: row.reference.publication):
@@ -309,7 +309,7 @@ def published_tables(rows: Iterable[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _line(row: Row) -> str:
+def _line(row: PublishedRow) -> str:
     reference = row.reference
     cells = (
         reference.id,

@@ -15,7 +15,7 @@ from simoffload.calibration.records import RecordedRun
 from simoffload.errors import InputError
 from tests.calibration.recorded import ds_config, fsdp, inference, trace, training, write
 from validation.measured import (
-    BARS,
+    ERROR_LIMITS,
     MeasuredRun,
     Verdict,
     changed,
@@ -132,7 +132,7 @@ def test_errors_by_set_with_bars_for_held_out_runs() -> None:
     assert (fit.part, fit.name, fit.bar, fit.holds) == ("fit", "decode", None, None)
     assert (holdout.ours.runs, holdout.ours.mean, holdout.ours.worst) == pytest.approx((2, 0.04, -0.06))
     assert holdout.naive.mean == pytest.approx(0.5)
-    assert holdout.bar == BARS["decode"]
+    assert holdout.bar == ERROR_LIMITS["decode"]
     assert holdout.holds is True
 
 
@@ -141,7 +141,9 @@ def test_errors_by_set_with_bars_for_held_out_runs() -> None:
     [(0.05, 0.12, True), (0.05, -0.12, True), (0.051, 0.1, False), (0.01, -0.13, False)],
 )
 def test_a_bar_holds_for_the_mean_and_the_worst(mean: float, worst: float, holds: bool) -> None:
-    verdict = Verdict("holdout", "decode", Errors(3, mean, worst), Errors(3, 0.5, 0.5), BARS["decode"])
+    verdict = Verdict(
+        "holdout", "decode", Errors(3, mean, worst), Errors(3, 0.5, 0.5), ERROR_LIMITS["decode"]
+    )
     assert verdict.holds is holds
 
 
@@ -187,11 +189,11 @@ def test_pairs_differ_in_one_knob_only() -> None:
         measured("two", ds_config=ds_config(stage3_prefetch_bucket_size=0, overlap_comm=False)).compared,
     ]
     bucket, overlap = knob_pairs(rows)
-    assert (bucket.knob, bucket.before, bucket.after) == ("stage3_prefetch_bucket_size", 50_000_000, 0)
+    assert (bucket.setting, bucket.before, bucket.after) == ("stage3_prefetch_bucket_size", 50_000_000, 0)
     assert (bucket.base.run.name, bucket.other.run.name) == ("default", "bucket")
     assert bucket.ratio("decode") == pytest.approx((2.0, 1.5))
     assert bucket.ratio("prefill") is None
-    assert (overlap.knob, overlap.before, overlap.after) == ("overlap_comm", True, False)
+    assert (overlap.setting, overlap.before, overlap.after) == ("overlap_comm", True, False)
     assert (overlap.base.run.name, overlap.other.run.name) == ("bucket", "two")
 
 

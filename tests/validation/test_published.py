@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from validation.published import Reference, Row, published_tables
+from validation.published import PublishedRow, Reference, published_tables
 
 
 def reference(**changes: str) -> Reference:
@@ -31,17 +31,17 @@ def reference(**changes: str) -> Reference:
     ],
 )
 def test_rules(changes: dict[str, str], predicted: float | str | None, holds: bool | None) -> None:
-    assert Row(reference(**changes), predicted).holds is holds
+    assert PublishedRow(reference(**changes), predicted).holds is holds
 
 
 def test_error_is_relative_to_what_was_published() -> None:
-    assert Row(reference(), 55.0).error == pytest.approx(0.1)
-    assert Row(reference(), None).error is None
-    assert Row(reference(metric="fits"), 1.0).error is None
+    assert PublishedRow(reference(), 55.0).error == pytest.approx(0.1)
+    assert PublishedRow(reference(), None).error is None
+    assert PublishedRow(reference(metric="fits"), 1.0).error is None
 
 
 def test_a_line_of_the_table() -> None:
     about = {"scenario": "s", "target": "raid", "source": "S", "note": "a | b"}
-    text = published_tables([Row(reference(rule="at_most", unit="ms", **about), 40.0)])
+    text = published_tables([PublishedRow(reference(rule="at_most", unit="ms", **about), 40.0)])
     assert text.startswith("### S\n\n1 of 1 bars hold; 0 figures are only")
     assert "| x-1 | s on raid | 40 | 50 ms | -20.0% | at most | yes | a \\| b |" in text

@@ -13,7 +13,7 @@ from simoffload.strategies.timing import (
     TORCH_WEIGHT_DECAY,
     cpu_adam_s,
 )
-from validation.published import PLAN_METRICS, Reference, Row, predict, published_tables
+from validation.published import PLAN_METRICS, PublishedRow, Reference, predict, published_tables
 
 
 def reference(**changes: str) -> Reference:
@@ -108,5 +108,5 @@ def test_the_table_says_what_was_changed() -> None:
         tolerance="1.5 to 2.5",
         unit="x",
     )
-    text = published_tables([Row(about, 2.2)])
+    text = published_tables([PublishedRow(about, 2.2)])
     assert "| xinnor/llama-1b: a.b=1; c.d=2 over c.d=3 | 2.2 | 2 x | +10.0% | 1.5 to 2.5 | yes |" in text
