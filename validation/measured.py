@@ -23,14 +23,14 @@ __all__ = [
     "PARTS",
     "PASSES",
     "ErrorLimit",
-    "KnobPair",
+    "SettingPair",
     "MeasuredRun",
     "Verdict",
     "changed",
     "compare_measured",
     "counted",
     "error_rows",
-    "knob_pairs",
+    "setting_pairs",
     "verdicts",
 ]
 
@@ -160,13 +160,13 @@ _ZERO = (
 )
 _OFFLOAD = ("pin_memory", "buffer_count", "buffer_size")
 _AIO = ("block_size", "queue_depth", "intra_op_parallelism", "use_gds")
-_KNOBS = (*_ZERO, *_OFFLOAD, *_AIO)
+_SETTINGS = (*_ZERO, *_OFFLOAD, *_AIO)
 
 Value = int | str
 
 
-class KnobPair(NamedTuple):
-    """Two runs on one machine that differ in one knob."""
+class SettingPair(NamedTuple):
+    """Two runs on one machine that differ in one setting."""
 
     setting: str
     before: Value
@@ -185,7 +185,7 @@ class KnobPair(NamedTuple):
 
 
 def _values(config: DeepSpeedConfig) -> dict[str, Value]:
-    """Return every knob, with DeepSpeed's default where none is given."""
+    """Return every setting, with DeepSpeed's default where none is given."""
     zero, aio = config.zero_optimization, config.aio
     offload = zero.offload_param or OffloadParamSection()
     values: dict[str, Value] = {name: getattr(zero, name) for name in _ZERO}
@@ -200,24 +200,24 @@ def _values(config: DeepSpeedConfig) -> dict[str, Value]:
 _DEFAULTS = _values(DeepSpeedConfig())
 
 
-def _knobs(run: RecordedRun) -> dict[str, Value]:
+def _settings(run: RecordedRun) -> dict[str, Value]:
     return _values(DeepSpeedConfig.model_validate(run.ds_config or {}))
 
 
 def changed(run: RecordedRun) -> dict[str, Value]:
-    """Return the knobs of a run that differ from DeepSpeed's defaults, by DeepSpeed's names."""
-    return {name: value for name, value in _knobs(run).items() if value != _DEFAULTS[name]}
+    """Return the settings of a run that differ from DeepSpeed's defaults, by DeepSpeed's names."""
+    return {name: value for name, value in _settings(run).items() if value != _DEFAULTS[name]}
 
 
-def knob_pairs(runs: Sequence[ComparedRun]) -> Iterator[KnobPair]:
-    """Pair the runs of one machine that are equal but for one knob.
+def setting_pairs(runs: Sequence[ComparedRun]) -> Iterator[SettingPair]:
+    """Pair the runs of one machine that are equal but for one setting.
 
     The base of a pair is the run with the default value or, where there is none, the first.
     """
-    for setting in _KNOBS:
+    for setting in _SETTINGS:
         groups: dict[str, dict[Value, ComparedRun]] = {}
         for compared in runs:
-            values, run = _knobs(compared.run), compared.run
+            values, run = _settings(compared.run), compared.run
             value = values.pop(setting)
             about = (run.model, run.workload, run.ranks, run.offload, run.attention, values)
             groups.setdefault(json.dumps(about, sort_keys=True), {}).setdefault(value, compared)
@@ -225,4 +225,4 @@ def knob_pairs(runs: Sequence[ComparedRun]) -> Iterator[KnobPair]:
             base = _DEFAULTS[setting] if _DEFAULTS[setting] in by_value else next(iter(by_value))
             for value, other in by_value.items():
                 if value != base:
-                    yield KnobPair(setting, base, value, by_value[base], other)
+                    yield SettingPair(setting, base, value, by_value[base], other)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from simoffload.calibration.compare import ComparedRun, Errors, errors
 from simoffload.calibration.records import RecordedRun
-from validation.measured import PARTS, MeasuredRun, changed, counted, knob_pairs, verdicts
+from validation.measured import PARTS, MeasuredRun, changed, counted, setting_pairs, verdicts
 
 __all__ = ["measured_tables"]
 
@@ -201,7 +201,7 @@ def _setting_effects(runs: Rows) -> str:
             machines.setdefault((row.part, row.machine), []).append(row.compared)
     rows = []
     for place, compared in machines.items():
-        for pair in knob_pairs(compared):
+        for pair in setting_pairs(compared):
             run, ratios = pair.base.run, [pair.ratio(name) for name in _INFERENCE]
             change = f"{_value(pair.before)} → {_value(pair.after)}"
             cells = [f"{value:.3f}" for ratio in ratios if ratio for value in ratio]

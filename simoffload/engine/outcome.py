@@ -24,7 +24,7 @@ class SkippedInterval(NamedTuple):
     first: tuple[int, ...]
     """Operations of every lane, among those that were run, that ended until the first moment."""
     last: tuple[int, ...]
-    """And until the second one."""
+    """Operations of every stream that ended until the second moment."""
     begin: int
     """[ps] the first moment, without what was skipped."""
     end: int

@@ -29,9 +29,9 @@ __all__ = ["LEAST", "SteadyState"]
 LEAST = 3
 """Iterations of a block below which there is nothing to skip."""
 _PATIENCE = 256
-"""Iterations in each of which a cycle is looked for; after that it is looked for in windows of"""
+"""The first iterations are all searched for a cycle; later ones in windows of ``_WINDOW``."""
 _WINDOW = 64
-"""iterations, at 256, 512, 1024, …: a run without a cycle shall hardly take longer for the search."""
+"""Iterations of each search at 256, 512, 1024, …: the search hardly lengthens a run without a cycle."""
 
 _State = tuple[object, ...]
 

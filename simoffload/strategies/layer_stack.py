@@ -28,9 +28,9 @@ __all__ = ["GatherPeak", "LayerStack", "LayeredModel", "ShorterModel"]
 _REMEMBERED = 8
 """Models of different depth that are kept."""
 _FIRST_GUESS = 12
-"""Layers of the first model in which a period is looked for, and"""
+"""The search for a period begins with a model of so many layers."""
 _MOST = 200
-"""of the last one."""
+"""The search for a period ends below so many layers."""
 
 
 def _visits(segment: str, modules: Sequence[Module]) -> list[Visit]:

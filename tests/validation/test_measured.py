@@ -22,7 +22,7 @@ from validation.measured import (
     compare_measured,
     counted,
     error_rows,
-    knob_pairs,
+    setting_pairs,
     verdicts,
 )
 from validation.measured_tables import measured_tables
@@ -180,7 +180,7 @@ def test_knobs_that_differ_from_the_default() -> None:
     }
 
 
-def test_pairs_differ_in_one_knob_only() -> None:
+def test_pairs_differ_in_one_setting_only() -> None:
     zero = ds_config(stage3_prefetch_bucket_size=0)
     rows = [
         measured("bucket", ds_config=zero, decode=(2.0, 1.8, 1.0)).compared,
@@ -188,7 +188,7 @@ def test_pairs_differ_in_one_knob_only() -> None:
         measured("other work", ds_config=zero, ranks=2).compared,
         measured("two", ds_config=ds_config(stage3_prefetch_bucket_size=0, overlap_comm=False)).compared,
     ]
-    bucket, overlap = knob_pairs(rows)
+    bucket, overlap = setting_pairs(rows)
     assert (bucket.setting, bucket.before, bucket.after) == ("stage3_prefetch_bucket_size", 50_000_000, 0)
     assert (bucket.base.run.name, bucket.other.run.name) == ("default", "bucket")
     assert bucket.ratio("decode") == pytest.approx((2.0, 1.5))
