@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import ConfigDict, model_validator
 
 from simoffload.documents import Document, looked_up, quoted, read_document, resolved, suggest, validate
+from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
@@ -19,14 +20,14 @@ from simoffload.models.shape import Attention, Dtype, ModelShape
 __all__ = ["ModelSpec", "load_model"]
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(Frozen):
     """A model by ``name``, by the path of a ``config`` (config.json), or by ``family`` and sizes.
 
     A plain text is a name. Every further key is one of Hugging Face's and replaces that of the named
     model or config: ``{name: bloom-560m, num_hidden_layers: 960, hidden_size: 10240}``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     name: str | None = None
     """A model that is known by name (``simoffload models list``)."""

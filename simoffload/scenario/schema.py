@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from simoffload.documents.frozen import Frozen
 from simoffload.hardware.equipment import Parts
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec
@@ -28,10 +29,8 @@ def _enough(memory: int) -> int:
     return memory
 
 
-class EngineOptions(BaseModel):
+class EngineOptions(Frozen):
     """How the simulation is carried out, not what is simulated."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     fold: Shortcut = "on"
     """Ranks that are alike are simulated as one."""
@@ -54,10 +53,8 @@ class EngineOptions(BaseModel):
         return Limits(self.timeout, self.memory, self.max_events)
 
 
-class Scenario(BaseModel):
+class Scenario(Frozen):
     """The content of a scenario file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     """What reports call it."""

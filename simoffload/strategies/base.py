@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from simoffload.documents import Edit
+from simoffload.documents.frozen import Frozen
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import Estimate, Moment
@@ -221,10 +222,8 @@ class Plan(ABC):
         return None
 
 
-class Strategy(BaseModel, ABC):
+class Strategy(Frozen, ABC):
     """What is offloaded, and how."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     registered: ClassVar[dict[str, type[Strategy]]] = {}
     """All strategies by kind, see ``registry.register``."""
