@@ -60,9 +60,9 @@ def _scenario(title: str) -> dict[str, Any]:
     from simoffload.documents.json_schema import json_schema
     from simoffload.models.families import FAMILIES
     from simoffload.planning.sweep.section import SweepSection
-    from simoffload.scenario.schema import scenario_schema
+    from simoffload.scenario.schema import Scenario
 
-    schema = json_schema(scenario_schema(), title=title)
+    schema = json_schema(Scenario, title=title)
     known, sections = schema["$defs"], schema["properties"]
     sections["model"] = {"anyOf": [{"type": "string"}, sections["model"]]}
     sweep = json_schema(SweepSection, title="")

@@ -30,11 +30,11 @@ from simoffload.limits import keep, limited
 from simoffload.models import ModelSpec
 from simoffload.models.library import is_model, list_models
 from simoffload.scenario.loaded import LoadedScenario
-from simoffload.scenario.schema import EngineOptions, Scenario, scenario_schema
+from simoffload.scenario.schema import EngineOptions, Scenario
 from simoffload.scenario.shelf import Shelf
 from simoffload.scenario.tiers import READ_TIER
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import strategies, strategy_for
+from simoffload.strategies import strategy_for, strategy_of
 from simoffload.strategies.base import TierChoice
 from simoffload.workload import Training
 
@@ -90,7 +90,7 @@ def resolve(
     problems: list[Problem] = []
     document = completed(document, shelf, problems)
     try:
-        scenario = validate(document, scenario_schema())
+        scenario = validate(document, Scenario)
     except InputError as error:
         problems = [*error.problems, *problems]
         _check_the_rest(document, shelf, problems)
@@ -155,7 +155,7 @@ def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
     """Where a scenario names tiers: by section and key, which tiers may be named."""
     strategy = data.get("strategy")
     kind = strategy.get("kind") if isinstance(strategy, dict) else None
-    known = strategies().get(kind) if isinstance(kind, str) else None
+    known = strategy_of(kind)
     return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_keys})
 
 

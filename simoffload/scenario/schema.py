@@ -11,11 +11,11 @@ from simoffload.documents.frozen import Frozen
 from simoffload.hardware.equipment import Parts
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec
-from simoffload.strategies import AnyStrategy, strategies
+from simoffload.strategies import AnyStrategy
 from simoffload.units import PositiveBytes, Seconds, format_bytes
 from simoffload.workload import Dataset, TrainingCheckpoints, Workload
 
-__all__ = ["EngineOptions", "Scenario", "scenario_schema"]
+__all__ = ["EngineOptions", "Scenario"]
 
 
 Shortcut = Literal["on", "off", "verify"]
@@ -80,14 +80,3 @@ class Scenario(Frozen):
     """What a training run reads."""
     engine: EngineOptions = EngineOptions()
     """Shortcuts and limits of the simulation."""
-
-
-_built = [strategies()]
-
-
-def scenario_schema() -> type[Scenario]:
-    """The content of a scenario file, with all strategies that are registered by now."""
-    if _built[-1] != strategies():
-        Scenario.model_rebuild(force=True)
-        _built[-1] = strategies()
-    return Scenario

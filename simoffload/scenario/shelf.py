@@ -19,7 +19,7 @@ from simoffload.hardware.platforms import platform_from
 from simoffload.hardware.targets import STORAGE_KINDS
 from simoffload.hardware.topology import Platform
 from simoffload.models import ModelShape, ModelSpec, load_model
-from simoffload.strategies import strategies
+from simoffload.strategies import strategy_of
 from simoffload.strategies.ds_config import DeepSpeedConfig
 
 __all__ = ["Shelf", "canonical"]
@@ -236,7 +236,7 @@ def _used(data: Mapping[str, Any]) -> set[str] | None:
     """Tiers that the scenario names; None if it leaves any of them to be found out."""
     strategy = data.get("strategy")
     kind = strategy.get("kind") if isinstance(strategy, Mapping) else None
-    known = strategies().get(kind) if isinstance(kind, str) else None
+    known = strategy_of(kind)
     if known is None or not known.tier_keys or any(section in data for section in _SECTIONS):
         return None
     assert isinstance(strategy, Mapping)

@@ -19,13 +19,13 @@ from simoffload.documents.frozen import Frozen
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import Estimate, Moment
-from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.placement import Placement
-from simoffload.workload import TrainingCheckpoints
 
 if TYPE_CHECKING:
+    from simoffload.results.training import StorageRequests, StorageTraffic
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
+    from simoffload.workload import TrainingCheckpoints
 
 __all__ = [
     "Earlier",
@@ -226,7 +226,7 @@ class Strategy(Frozen, ABC):
     """What is offloaded, and how."""
 
     registered: ClassVar[dict[str, type[Strategy]]] = {}
-    """All strategies by kind, see ``registry.register``."""
+    """By kind, those that ``registry.register`` made known: all but the package's own."""
     serves: ClassVar[frozenset[WorkloadKind]]
     """Kinds of workload that it can do."""
     uses_storage: ClassVar[bool] = True
@@ -239,6 +239,13 @@ class Strategy(Frozen, ABC):
     kind: str
     ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
     """GPUs, one process each."""
+
+    @classmethod
+    def alternatives(cls) -> tuple[type[Strategy], ...]:
+        """All strategies: one of them stands where a document has a strategy."""
+        from simoffload.strategies.registry import strategies
+
+        return tuple(strategies().values())
 
     @property
     def gpus(self) -> int:

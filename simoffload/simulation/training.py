@@ -1,24 +1,81 @@
-"""What a training run does beside its steps: it reads data, saves checkpoints and wears drives out."""
+"""Metrics of training: the steps, and what a run does beside them, which reads data, saves checkpoints and
+wears drives out."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from simoffload.results.capacity import tier_uses
 from simoffload.results.endurance import TierWear, tier_wear, wear_warnings
 from simoffload.results.reading import Reading, reading_sentences
-from simoffload.results.training import TrainingResult
+from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation.capacity import AHEAD
-from simoffload.simulation.checkpoint import checkpoint_times
+from simoffload.simulation.capacity import AHEAD, common, memory_stages
+from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times
 from simoffload.simulation.data_loading import predict_reading
+from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner
-from simoffload.strategies import Plan
+from simoffload.simulation.write_cache import steps_with_caches
+from simoffload.strategies.base import Phase, Plan
 from simoffload.workload import Dataset
 
-__all__ = ["around_training"]
+__all__ = ["TrainingMeasures"]
 
 
-def around_training(
+class TrainingMeasures(Measures[TrainingResult]):
+    """The phases of one step of the steady state, and what a training run does beside them."""
+
+    def empty(self, common: dict[str, Any], *, optimizer: str = "") -> TrainingResult:
+        """Neither sizes nor times."""
+        workload: Any = self.scenario.scenario.workload
+        return TrainingResult(
+            **common,
+            optimizer_target=optimizer,
+            batch_size=workload.batch_size,
+            sequence_length=workload.sequence_length,
+            gradient_accumulation_steps=workload.gradient_accumulation_steps,
+        )
+
+    def capacity(self, plan: Plan) -> TrainingResult:
+        """Memory, traffic, FLOP and checkpoints, without times."""
+        scenario, facts = self.scenario, plan.facts
+        fields, stages = common(scenario, plan), memory_stages(scenario, plan)
+        tiers, saved = scenario.machine.tiers, plan.saved
+        if saved is not None:
+            fields["warnings"] += saved.notes
+        return replace(
+            self.empty(fields, optimizer=plan.optimizer_target),
+            forward_flops=facts.forward_flops,
+            backward_flops=facts.backward_flops,
+            recomputed_flops=facts.recomputed_flops,
+            traffic=facts.traffic,
+            estimates=facts.estimates,
+            requests=facts.requests,
+            moments=tuple((stage.name, tier_uses(stage.terms, tiers)) for stage in stages),
+            dataset=scenario.scenario.dataset,
+            checkpoint=checkpoint_facts(saved) if saved is not None else None,
+        )
+
+    def timed(self, plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
+        """Times of the step and of what the run does beside it. Raises SimulationError."""
+
+        def step(used: Plan) -> TrainingResult:
+            runner.restart()
+            phases = [one for one in used.phases if isinstance(one, Phase)]
+            found = zip(phases, runner.phases(phases), strict=True)
+            return replace(
+                result, phases=tuple(TimedPhase(one.kind, one.repeat, each) for one, each in found)
+            )
+
+        workload: Any = self.scenario.scenario.workload
+        steady = workload.write_caches == "steady"
+        timed = steps_with_caches(plan, result, step, steady=steady)
+        timed = _around_steps(self.scenario, plan, timed, runner)
+        return replace(timed, timelines=runner.timelines, work=tuple(runner.work))
+
+
+def _around_steps(
     scenario: LoadedScenario, plan: Plan, result: TrainingResult, runner: Runner
 ) -> TrainingResult:
     """Add checkpoints, data and wear to a result that has times. Raises SimulationError."""
