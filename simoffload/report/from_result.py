@@ -12,9 +12,8 @@ from simoffload.report.sections.around_training import around_training, storage
 from simoffload.report.sections.capacity import capacity
 from simoffload.report.sections.causes import bounds, causes, links
 from simoffload.report.sections.costs import costs
-from simoffload.report.sections.explanation import explained, how_sure
 from simoffload.report.sections.remedies import what_makes_it_fit
-from simoffload.report.sections.speed import phases, speed
+from simoffload.report.sections.speed import how_sure, phases, speed
 from simoffload.report.sections.timeline import timeline
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -98,6 +97,8 @@ def _findings(result: SimulationResult) -> Iterator[Section]:
 def _planned(result: SimulationResult) -> Iterator[Section]:
     """What the result says when it is asked: why it is so, what would help, and what it costs."""
     if result.explanation is not None:
+        from simoffload.report.sections.explanation import explained
+
         yield from explained(result.explanation)
     if result.next_changes is not None:
         from simoffload.report.sections.advice import what_next
