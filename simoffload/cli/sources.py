@@ -151,8 +151,8 @@ def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
     strategy = read_document(Path(file))
     name = f"{scenario.name}, {Path(file).stem}"[:_LONGEST_NAME]
     document = edited(inserted(scenario.document, "strategy", strategy), [Edit(("name",), name)])
-    before, found = scenario.scenario.strategy, resolve(document, shelf=scenario.shelf)
+    before, found = scenario.scenario.strategy, resolve(document, cache=scenario.cache)
     after = found.scenario.strategy
     if "ranks" not in strategy.data and after.gpus != before.gpus:
-        found = resolve(edited(document, after.spread(before.gpus)), shelf=scenario.shelf)
+        found = resolve(edited(document, after.spread(before.gpus)), cache=scenario.cache)
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))

@@ -253,12 +253,12 @@ def _moved(scenario: LoadedScenario, platform: str, tier: str) -> LoadedScenario
     """On a platform, "" for its own, and there on a tier."""
     there = scenario
     if platform:
-        reference, shelf = _from_root(platform, scenario), scenario.shelf
+        reference, cache = _from_root(platform, scenario), scenario.cache
         if is_path(platform):
-            shelf.name_platform(reference, Path(platform))
+            cache.name_platform(reference, Path(platform))
         edits = Edit.at("platform", reference), Edit.at("name", f"{scenario.name} on {platform}")
         document = edited(scenario.document, edits, in_place=True)
-        machine = shelf.machine(shelf.platform(document), nodes=scenario.scenario.nodes)
+        machine = cache.machine(cache.platform(document), nodes=scenario.scenario.nodes)
         there = replace(scenario, document=document, machine=machine)
     try:
         return there.on(tier)

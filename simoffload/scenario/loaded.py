@@ -13,8 +13,8 @@ from simoffload.hardware.changes import spelled
 from simoffload.hardware.links import memory_warnings
 from simoffload.limits import keep, limited, now_doing
 from simoffload.models import ModelShape
+from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import Scenario
-from simoffload.scenario.shelf import Shelf
 from simoffload.scenario.tiers import RESIDENT, placement_of
 from simoffload.strategies import Plan, Strategy, strategy_for
 
@@ -34,7 +34,7 @@ class LoadedScenario:
     machine: Machine
     remarks: tuple[str, ...] = ()
     """What the user should know of how it came about."""
-    shelf: Shelf = field(default_factory=Shelf, repr=False, compare=False)
+    cache: ScenarioCache = field(default_factory=ScenarioCache, repr=False, compare=False)
     """What it was built with, for others that are like it."""
 
     @property
@@ -80,13 +80,13 @@ class LoadedScenario:
 
     def platform(self, *edits: Edit) -> Platform:
         """Its platform with edits; raises InputError for one that cannot be."""
-        return self.shelf.platform(self._possible(*edits))
+        return self.cache.platform(self._possible(*edits))
 
     def _possible(self, *edits: Edit) -> Document:
         changed, own = self.changed(*edits), self.document.data.get("profiles") or {}
         if not own:
             return changed
-        uses = self.shelf.platform(changed, changed=False).profiles
+        uses = self.cache.platform(changed, changed=False).profiles
         has = {name for use in uses for name in (use.id, f"{use.kind}/{use.id}")}
         kept = {name: one for name, one in changed.data["profiles"].items() if name in has or name not in own}
         return edited(changed, [Edit(("profiles",), kept)], in_place=True)
@@ -94,7 +94,7 @@ class LoadedScenario:
     def _resolved(self, document: Document) -> LoadedScenario:
         from simoffload.scenario.loading import resolve
 
-        return replace(resolve(document, shelf=self.shelf), remarks=self.remarks)
+        return replace(resolve(document, cache=self.cache), remarks=self.remarks)
 
     @property
     def places(self) -> tuple[str, str]:

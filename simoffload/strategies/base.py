@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_origin
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit
 from simoffload.documents.frozen import Frozen
@@ -233,6 +233,8 @@ class Strategy(Frozen, ABC):
     """Whether what it offloads may be on drives and servers."""
     tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
     """Its keys that name tiers; where each of them is given, they name all tiers that it uses."""
+    files: ClassVar[Mapping[str, type[BaseModel]]] = {}
+    """Its keys that may be paths of files, with what those hold."""
     evidence: ClassVar[str] = ""
     """Group of the real runs that its predictions were compared with; "" where there are none."""
 

@@ -205,7 +205,7 @@ def test_a_point_that_ends_every_worker_is_a_row(
     sweep = define(axes=["strategy.ds_config=[{}]"])
     good = sweep.grid.base.data["strategy"]["ds_config"]
     axis = sweep.grid.axes[0]._replace(values=(good, Poison(good), good))
-    poisoned = Sweep(Grid(sweep.grid.base, (axis,)), (), (), sweep.shelf)
+    poisoned = Sweep(Grid(sweep.grid.base, (axis,)), (), (), sweep.cache)
     tasks = [Task(((0, 0), (1, 1), (2, 2)))]
     with local_processes(1) as pool:
         rows = [row for rows in run_tasks(pool, job_of(poisoned), tasks) for row in rows]

@@ -9,7 +9,7 @@ import pytest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.planning.compare import on_targets
-from simoffload.scenario import LoadedScenario, Shelf, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, ScenarioCache, load_scenario, resolve
 from tests.hardware.conftest import FILES
 
 GB = 1_000_000_000
@@ -267,9 +267,9 @@ def test_what_does_not_fit_another_platform_is_told_in_the_scenario(folder: Path
 
 
 def test_scenarios_on_one_shelf_have_their_own_machines(folder: Path) -> None:
-    shelf, plain = Shelf(), loaded(folder)
-    equipped = resolve(plain.document, overrides=["equipment.pcie.wire=fast"], shelf=shelf)
-    again = resolve(plain.document, shelf=shelf)
+    cache, plain = ScenarioCache(), loaded(folder)
+    equipped = resolve(plain.document, overrides=["equipment.pcie.wire=fast"], cache=cache)
+    again = resolve(plain.document, cache=cache)
     assert rates(equipped.machine) != rates(plain.machine)
     assert rates(again.machine) == rates(plain.machine)
     assert again.machine.inputs() == plain.machine.inputs()

@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.planning.compare import on_targets
-from simoffload.scenario import Shelf, load_scenario, resolve
+from simoffload.scenario import ScenarioCache, load_scenario, resolve
 
 SCENARIO = "ddn/bloom-176b"
 
@@ -64,10 +64,10 @@ def test_memory_that_cannot_be_is_warned_of() -> None:
 
 
 def test_without_changes_nothing_changes() -> None:
-    shelf = Shelf()
+    cache = ScenarioCache()
     plain = load_scenario(SCENARIO)
-    changed = resolve(plain.document, overrides=["profiles.hdr200.achieved=1 GB/s"], shelf=shelf)
-    again = resolve(plain.document, shelf=shelf)
+    changed = resolve(plain.document, overrides=["profiles.hdr200.achieved=1 GB/s"], cache=cache)
+    again = resolve(plain.document, cache=cache)
     assert changed.machine.resources != plain.machine.resources
     assert again.machine.resources == plain.machine.resources
     assert again.machine.inputs() == plain.machine.inputs()

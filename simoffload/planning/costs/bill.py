@@ -124,7 +124,7 @@ def _split(part: Part, has: Part) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
 def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], Part]:
     """By key and tier what comes with a platform as its file has it, without what the scenario changes."""
     plain = without(scenario.document, "equipment")
-    shipped = scenario.shelf.platform(plain, changed=False).machine(nodes=nodes).parts
+    shipped = scenario.cache.platform(plain, changed=False).machine(nodes=nodes).parts
     return {(part.key, part.tier): part for part in shipped if part.kind not in _SHARED}
 
 

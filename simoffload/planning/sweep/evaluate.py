@@ -20,7 +20,7 @@ from simoffload.planning.sweep.definition import Grid, Sweep
 from simoffload.planning.sweep.journal import Row
 from simoffload.planning.sweep.points import Points
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import Shelf
+from simoffload.scenario import ScenarioCache
 from simoffload.scenario.loading import resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
@@ -50,11 +50,11 @@ class Job(NamedTuple):
 class _Setting(NamedTuple):
     digest: str
     grid: Grid
-    shelf: Shelf
+    cache: ScenarioCache
 
 
 _local = threading.local()
-"""The setting of the job that a thread works on; a shelf is not for several threads."""
+"""The setting of the job that a thread works on; a cache is not for several threads."""
 
 
 def check_workers_can_import() -> None:
@@ -73,7 +73,7 @@ def job_of(sweep: Sweep) -> Job:
     grid = sweep.grid
     base = (grid.base.path, grid.base.data, grid.base.root)
     outside = families.registered_outside(), registry.registered_outside()
-    packed = pickle.dumps((__version__, outside, base, grid.axes, sweep.shelf.snapshot()))
+    packed = pickle.dumps((__version__, outside, base, grid.axes, sweep.cache.snapshot()))
     content = zlib.compress(packed)
     return Job(content, hashlib.sha256(content).hexdigest())
 
@@ -89,7 +89,7 @@ def _setting(job: Job) -> _Setting:
         for strategy in outside[1]:
             registry.register(strategy)
         grid = Grid(Document(path, data, root), axes)
-        setting = _local.setting = _Setting(job.digest, grid, Shelf.restored(snapshot))
+        setting = _local.setting = _Setting(job.digest, grid, ScenarioCache.restored(snapshot))
     return setting
 
 
@@ -126,7 +126,7 @@ def _row(number: int, combination: int, setting: _Setting) -> Row:
 
 @limited
 def _simulated(combination: int, setting: _Setting) -> SimulationResult:
-    return simulate(resolve(setting.grid.document(combination), shelf=setting.shelf))
+    return simulate(resolve(setting.grid.document(combination), cache=setting.cache))
 
 
 def _told(_path: str, _line: int | None, _column: int | None, key: str, message: str) -> str:

@@ -98,7 +98,7 @@ def _write_csv(table: Table, path: Path) -> None:
 
 
 def _write_json(table: Table, path: Path) -> None:
-    profiles = [dict(zip(("kind", "id", "sha256"), one, strict=True)) for one in table.sweep.shelf.profiles()]
+    profiles = [dict(zip(("kind", "id", "sha256"), one, strict=True)) for one in table.sweep.cache.profiles()]
     head = {
         "schema": SCHEMA,
         "sweep": table.points.sweep_hash,
