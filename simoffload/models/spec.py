@@ -69,11 +69,12 @@ class ModelSpec(Frozen):
             except ValueError as error:
                 raise invalid("name", str(error), self.name) from None
             return self._label(name), _configured(FAMILIES[size.family], size.config, self.overrides)
-        if self.family not in FAMILIES:
+        family = str(self.family)
+        if family not in FAMILIES:
             message = f"unknown family; known: {', '.join(FAMILIES)}"
             raise invalid("family", f"{message}; {_as_the_nearest(self.overrides)}", self.family)
-        config = _configured(FAMILIES[self.family], {}, self.overrides)
-        return f"{self.family} {config.num_hidden_layers}x{config.hidden_size}", config
+        config = _configured(FAMILIES[family], {}, self.overrides)
+        return f"{family} {config.num_hidden_layers}x{config.hidden_size}", config
 
     def _label(self, name: str) -> str:
         changes = ", ".join(f"{key}={value}" for key, value in self.overrides.items())

@@ -44,15 +44,18 @@ class Measures(ABC, Generic[R]):
 def measures_of(scenario: LoadedScenario) -> Measures[SimulationResult]:
     """Those of the scenario's kind of workload, which are imported for it."""
     kind = scenario.scenario.workload.kind
+    found: Measures[Any]
     if kind == "training":
         from simoffload.simulation.training import TrainingMeasures
 
-        return TrainingMeasures(scenario)
-    if kind == "checkpoint":
+        found = TrainingMeasures(scenario)
+    elif kind == "checkpoint":
         from simoffload.simulation.checkpoint import CheckpointMeasures
 
-        return CheckpointMeasures(scenario)
-    return _InferenceMeasures(scenario)
+        found = CheckpointMeasures(scenario)
+    else:
+        found = _InferenceMeasures(scenario)
+    return found
 
 
 def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> SimulationResult:
