@@ -42,20 +42,21 @@ class Measures(ABC, Generic[R]):
 
 
 def measures_of(scenario: LoadedScenario) -> Measures[SimulationResult]:
-    """Those of the scenario's kind of workload, which are imported for it."""
-    kind = scenario.scenario.workload.kind
-    found: Measures[Any]
+    """Those of the scenario's kind of workload."""
+    return _measures(scenario.scenario.workload.kind)(scenario)
+
+
+def _measures(kind: str) -> type[Measures[Any]]:
+    """Those of a kind of workload, imported for it."""
     if kind == "training":
         from simoffload.simulation.training import TrainingMeasures
 
-        found = TrainingMeasures(scenario)
-    elif kind == "checkpoint":
+        return TrainingMeasures
+    if kind == "checkpoint":
         from simoffload.simulation.checkpoint import CheckpointMeasures
 
-        found = CheckpointMeasures(scenario)
-    else:
-        found = _InferenceMeasures(scenario)
-    return found
+        return CheckpointMeasures
+    return _InferenceMeasures
 
 
 def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> SimulationResult:
