@@ -44,8 +44,8 @@ def main() -> None:
     print(f"CPU time, medians of {pairs} pairs    here [s]  other [s]   ratio    least     most")
     for name, arguments in PROCESSES.items():
         turns = [(arguments, HERE), (arguments, other) if other else (LIBRARIES, HERE)]
-        for turn in turns:
-            cpu_s(*turn)  # writes the files of bytecode
+        for next_iteration in turns:
+            cpu_s(*next_iteration)  # writes the files of bytecode
         here, there = [], []
         for pair in range(pairs):
             times = {at: cpu_s(*turns[at]) for at in ((0, 1) if pair % 2 else (1, 0))}

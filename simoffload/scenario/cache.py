@@ -137,16 +137,16 @@ class ScenarioCache:
 
         Files that cannot be read count by their names.
         """
-        said = {key: value for key, value in data.items() if key not in {"name", "description"}}
-        platform, model = said.get("platform"), said.get("model")
+        content = {key: value for key, value in data.items() if key not in {"name", "description"}}
+        platform, model = content.get("platform"), content.get("model")
         if isinstance(platform, str):
             document = Document("", data, root)
-            said["platform"] = self._platforms_content(document)
-            if said.get("profiles"):
-                said["profiles"] = self._changes(document)
+            content["platform"] = self._platforms_content(document)
+            if content.get("profiles"):
+                content["profiles"] = self._changes(document)
         if isinstance(model, dict) and "config" in model:
-            said["model"] = self._models_content(model, root)
-        return _digest(canonical(said))
+            content["model"] = self._models_content(model, root)
+        return _digest(canonical(content))
 
     def _platforms_content(self, document: Document) -> Any:
         try:
@@ -159,7 +159,7 @@ class ScenarioCache:
         """The changes to profiles that decide anything; all of them where they cannot be made."""
         data, changes = document.data, document.data["profiles"]
         try:
-            decide = _deciding_changes(data, self.platform(document, changed=False))
+            decide = _cache_key_changes(data, self.platform(document, changed=False))
         except InputError:
             return changes
         if decide == changes:
@@ -223,7 +223,7 @@ def _read_content(root: Path, name: str, content: type[BaseModel]) -> Any:
     return read.data
 
 
-def _deciding_changes(data: Mapping[str, Any], platform: Platform) -> Any:
+def _cache_key_changes(data: Mapping[str, Any], platform: Platform) -> Any:
     """The section ``profiles`` of a complete scenario without how fast storage is that is left aside.
 
     Its capacity counts: advice names the smallest tier that would do.

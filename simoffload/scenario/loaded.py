@@ -55,8 +55,10 @@ class LoadedScenario:
             edits = strategy.resident()
         else:
             edits = strategy.retarget(placement_of(target, self.machine), self.machine)
-        moved = self._resolved(edited(self.document, edits))
-        return replace(moved, remarks=(*moved.remarks, *_kind_changed(strategy, moved.scenario.strategy)))
+        changed = self._resolved(edited(self.document, edits))
+        return replace(
+            changed, remarks=(*changed.remarks, *_kind_changed(strategy, changed.scenario.strategy))
+        )
 
     def changed(self, *edits: Edit) -> Document:
         """The document with edits made to it.
@@ -117,7 +119,7 @@ class LoadedScenario:
         if workload.kind not in strategy.serves:
             raise self._mismatch()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
-        self._checked(lambda: plan.moments)  # counted in a pass in which DeepSpeed may lack buffers
+        self._checked(lambda: plan.memory_stages)  # counted in a pass in which DeepSpeed may lack buffers
         options = self.scenario.checkpoint
         if options is None:
             return plan
@@ -195,13 +197,15 @@ def _kind_changed(before: Strategy, after: Strategy) -> tuple[str, ...]:
 
 def other_work(before: Strategy, after: Strategy) -> tuple[str, ...]:
     """What makes the work of another strategy other work, on as many GPUs."""
-    told = []
+    differences = []
     if before.trains != after.trains:
-        told.append(f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}: other work")
+        differences.append(
+            f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}: other work"
+        )
     if before.gpus == after.gpus and before.replicas != after.replicas:
         now, then = _batches(after.replicas), _batches(before.replicas)
-        told.append(f"{after.gpus} GPUs work on {now} here, on {then} before: another amount of work")
-    return tuple(told)
+        differences.append(f"{after.gpus} GPUs work on {now} here, on {then} before: another amount of work")
+    return tuple(differences)
 
 
 def _batches(batches: int) -> str:

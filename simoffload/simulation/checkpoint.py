@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from simoffload.results.checkpoint import CheckpointPhase, CheckpointResult, Checkpoints, SavedPart
-from simoffload.results.endurance import TierWear, tier_wear, wear_warnings
+from simoffload.results.endurance import TierLifetime, lifetime_warnings, tier_lifetime
 from simoffload.results.write_cache import CachedWrites, cache_warnings
 from simoffload.simulation.capacity import common
 from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.write_cache import checkpoint_with_caches
 from simoffload.strategies import Plan
-from simoffload.strategies.checkpoint.bytes import Part
+from simoffload.strategies.checkpoint.bytes import CheckpointPart
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 
 __all__ = ["CheckpointMeasures", "checkpoint_facts", "checkpoint_times"]
@@ -46,12 +46,12 @@ class CheckpointMeasures(Measures[CheckpointResult]):
         """Times of saving and restoring, and the wear that they cause. Raises SimulationError."""
         assert plan.saved is not None
         found, warnings = checkpoint_times(plan.saved, runner)
-        wear = _wear(plan.saved, found)
+        drive_lifetime = _wear(plan.saved, found)
         return replace(
             result,
             checkpoint=found,
-            wear=wear,
-            warnings=(*result.warnings, *warnings, *wear_warnings(wear)),
+            drive_lifetime=drive_lifetime,
+            warnings=(*result.warnings, *warnings, *lifetime_warnings(drive_lifetime)),
             timelines=runner.timelines,
             work=tuple(runner.work),
         )
@@ -72,7 +72,7 @@ def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:
     )
 
 
-def _part(part: Part) -> SavedPart:
+def _part(part: CheckpointPart) -> SavedPart:
     files = 1 if part.same_file else len(part.writers)
     return SavedPart(part.name, part.size, len(part.writers), part.device, files)
 
@@ -104,11 +104,11 @@ def checkpoint_times(
     return done, (*filter(None, [plan.commit_warning(outlook)]), *cache_warnings(caches))
 
 
-def _wear(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierWear, ...]:
+def _wear(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierLifetime, ...]:
     """Of the drives, where it is known how often a checkpoint is saved."""
     outlook = found.outlook
     if outlook is None or outlook.interval_s is None:
         return ()
     every = outlook.interval_s + outlook.stall_s
-    worn = tier_wear(plan.machine, plan.tier, found.written_by_host, time_s=every, unit="checkpoint")
+    worn = tier_lifetime(plan.machine, plan.tier, found.written_by_host, time_s=every, unit="checkpoint")
     return (worn,) if worn is not None else ()

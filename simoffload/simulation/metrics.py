@@ -65,20 +65,20 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
     DeepSpeed or its strategy refuses it, or planning and simulating it takes more than its limits allow.
     """
     weights, optimizer = scenario.places
-    told: tuple[str, ...] = (str(error),)
+    messages: tuple[str, ...] = (str(error),)
     if isinstance(error, InputError):
-        told = tuple(dict.fromkeys(_said(scenario, one) for one in error.problems))
+        messages = tuple(dict.fromkeys(_problem_text(scenario, one) for one in error.problems))
     fields = {
         **identity(scenario, target=weights),
         "capacity": (),
         "advice": (),
         "warnings": scenario.warnings,
-        "refused": told,
+        "refused": messages,
     }
     return measures_of(scenario).empty(fields, optimizer=optimizer)
 
 
-def _said(scenario: LoadedScenario, problem: Problem) -> str:
+def _problem_text(scenario: LoadedScenario, problem: Problem) -> str:
     """A problem by its key; where it is in another file than the scenario's, with its place."""
     if problem.path in scenario.document.origins.values():
         return str(problem)
@@ -136,12 +136,12 @@ def _gathered(ranks: int, bound: float) -> str:
 
 def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner) -> tuple[str, ...]:
     """Warn when weights are offloaded although a whole copy fits in each GPU."""
-    whole = plan.whole_copies
-    if whole is None or not all(use.fits for use in peak_uses(whole.moments, plan.machine.tiers)):
+    copies = plan.whole_copies
+    if copies is None or not all(use.fits for use in peak_uses(copies.memory_stages, plan.machine.tiers)):
         return ()
     assert result.step is not None
     kind = "decode" if result.decode else "prefill"
-    phase = next(one for one in whole.phases if one.kind == kind)
+    phase = next(one for one in copies.phases if one.kind == kind)
     fast = runner.time_s(phase.step(1) if isinstance(phase, PhaseSeries) else phase)
     size, times = format_bytes(plan.model.weight_bytes), result.step.time_s / fast
     text = f"offloading hurts here: a copy of the weights ({size}) fits on every GPU; without ZeRO"

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from simoffload.results.capacity import tier_uses
-from simoffload.results.endurance import TierWear, tier_wear, wear_warnings
-from simoffload.results.reading import Reading, reading_sentences
+from simoffload.results.data_loading import DataLoading, data_loading_sentences
+from simoffload.results.endurance import TierLifetime, lifetime_warnings, tier_lifetime
 from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import AHEAD, common, memory_stages
 from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times
-from simoffload.simulation.data_loading import predict_reading
+from simoffload.simulation.data_loading import predict_data_loading
 from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.write_cache import steps_with_caches
@@ -52,7 +52,7 @@ class TrainingMeasures(Measures[TrainingResult]):
             traffic=facts.traffic,
             estimates=facts.estimates,
             requests=facts.requests,
-            moments=tuple((stage.name, tier_uses(stage.terms, tiers)) for stage in stages),
+            memory_stages=tuple((stage.name, tier_uses(stage.terms, tiers)) for stage in stages),
             dataset=scenario.scenario.dataset,
             checkpoint=checkpoint_facts(saved) if saved is not None else None,
         )
@@ -99,11 +99,11 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
     if dataset is None or step is None or not result.step_s:
         return result
     machine = scenario.machine
-    target = machine.wiring.targets[dataset.tier]
+    target = machine.topology.targets[dataset.tier]
     served = None
     if target.drive is not None and target.drive.random_read is not None:
         served = target.drive.random_read.value * (target.array.count if target.array else 1)
-    reading = predict_reading(
+    reading = predict_data_loading(
         dataset,
         machine,
         ranks=result.ranks,
@@ -134,10 +134,10 @@ def _free(result: TrainingResult) -> int | None:
     return None
 
 
-def _starving(dataset: Dataset, reading: Reading) -> tuple[str, ...]:
+def _starving(dataset: Dataset, reading: DataLoading) -> tuple[str, ...]:
     if reading.cold.limit == "gpu":
         return ()
-    return (f"dataset: {'; '.join(reading_sentences(dataset, reading))}",)
+    return (f"dataset: {'; '.join(data_loading_sentences(dataset, reading))}",)
 
 
 def _with_wear(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
@@ -161,9 +161,9 @@ def _with_wear(scenario: LoadedScenario, result: TrainingResult) -> TrainingResu
         for host, size in enumerate(checkpoint.written_by_host):
             sums[host] += size / steps
         step += outlook.stall_s / steps
-    worn = (tier_wear(machine, tier, sizes, time_s=step, unit="step") for tier, sizes in by_tier.items())
-    found: tuple[TierWear, ...] = tuple(one for one in worn if one is not None)
-    return replace(result, wear=found, warnings=(*result.warnings, *wear_warnings(found)))
+    worn = (tier_lifetime(machine, tier, sizes, time_s=step, unit="step") for tier, sizes in by_tier.items())
+    found: tuple[TierLifetime, ...] = tuple(one for one in worn if one is not None)
+    return replace(result, drive_lifetime=found, warnings=(*result.warnings, *lifetime_warnings(found)))
 
 
 def _ranks_by_host(scenario: LoadedScenario) -> list[int]:

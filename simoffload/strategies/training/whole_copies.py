@@ -9,10 +9,10 @@ from functools import cached_property
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.strategies.base import Move, Plan, Tunable
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.knobs import stages
+from simoffload.strategies.ds_config.tuning import stages
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
@@ -46,10 +46,11 @@ class _WholeCopiesTrained(ZeroTrainingPlan):
         return iter(())
 
     @cached_property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """The same with another strategy as the remedy."""
         return tuple(
-            stage._replace(terms=tuple(map(_without_settings, stage.terms))) for stage in super().moments
+            stage._replace(terms=tuple(map(_without_settings, stage.terms)))
+            for stage in super().memory_stages
         )
 
 
