@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from simoffload.documents import Document, quoted, read_document, validate
+from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelSpec
 from simoffload.strategies.ds_config import DeepSpeedConfig
@@ -29,10 +30,8 @@ _SCENARIO_ONLY = ("description", "platform", "nodes", "engine", "checkpoint", "d
 """Keys of a scenario that a run on a real machine has no use for."""
 
 
-class _Strategy(BaseModel):
+class _Strategy(Frozen):
     """The part of a scenario's strategy that a run can carry out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["zero_inference"] = "zero_inference"
     ranks: Annotated[int, Field(strict=True, ge=1, le=8)] = 1
@@ -42,10 +41,8 @@ class _Strategy(BaseModel):
     """Accepted, and not used: the version that is installed runs."""
 
 
-class RunRequest(BaseModel):
+class RunRequest(Frozen):
     """One run: which model does what work on how many ranks under which ``ds_config``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     model: ModelSpec

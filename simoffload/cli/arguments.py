@@ -6,28 +6,17 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import simoffload
-from simoffload.cli import (
-    advising,
-    calibrate_compare,
-    calibrate_deepspeed,
-    calibrate_micro,
-    catalogue,
-    checking,
-    comparing,
-    fitting,
-    importing,
-    running,
-    schemas,
-    sweeping,
-)
 from simoffload.cli.option_types import add_limits, amount, count, listed, size
 from simoffload.errors import InputError, Problem, shortened
+
+if TYPE_CHECKING:
+    from simoffload.cli.catalogue import Command
 
 __all__ = ["parse", "program"]
 
@@ -77,14 +66,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises InputError for what it does not understand and SystemExit after ``--help`` and ``--version``.
     """
-    arguments = program().parse_args(argv)
+    arguments = program(argv[0] if argv else "").parse_args(argv)
     line = shlex.join(["simoffload", *argv])
     arguments.line = line.encode(errors="backslashreplace").decode()  # names need not be UTF-8, pages are
     return arguments
 
 
-def program() -> argparse.ArgumentParser:
-    """All commands and options."""
+def program(only: str | None = None) -> argparse.ArgumentParser:
+    """All commands with their options; the options of the ``only`` one that is called, if it is said."""
     parser = _Parser(
         prog="simoffload",
         description=_DESCRIPTION,
@@ -94,17 +83,10 @@ def program() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"simoffload {simoffload.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_run(commands)
-    _add_compare(commands)
-    _add_fit(commands)
-    _add_advise(commands)
-    _add_check(commands)
-    _add_profiles(commands)
-    _add_scenarios(commands)
-    _add_models(commands)
-    _add_schema(commands)
-    sweeping.add(commands, set_help=_SET, json_help=_JSON)
-    _add_calibrate(commands)
+    for name, (text, add) in _COMMANDS.items():
+        one = _command(commands, name, text)
+        if only in (None, name):
+            add(one)
     return parser
 
 
@@ -138,8 +120,9 @@ def _add_costs(parser: _Parser) -> None:
     parser.add_argument("--costs", type=Path, metavar="FILE", help=text)
 
 
-def _add_run(commands: _Commands) -> None:
-    parser = _command(commands, "run", "simulate a scenario: does it fit, how fast, and why not faster")
+def _add_run(parser: _Parser) -> None:
+    from simoffload.cli import running
+
     parser.add_argument("scenario", metavar="SCENARIO")
     _add_overrides(parser)
     add_limits(parser)
@@ -152,8 +135,9 @@ def _add_run(commands: _Commands) -> None:
     parser.set_defaults(command=running.run)
 
 
-def _add_compare(commands: _Commands) -> None:
-    parser = _command(commands, "compare", "simulate several scenarios, or one on several targets")
+def _add_compare(parser: _Parser) -> None:
+    from simoffload.cli import comparing
+
     parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
     parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
     parser.add_argument(
@@ -172,9 +156,9 @@ def _add_compare(commands: _Commands) -> None:
     parser.set_defaults(command=comparing.compare)
 
 
-def _add_advise(commands: _Commands) -> None:
-    text = "say what would help, at what price: drives, memory, cables, batch, settings"
-    parser = _command(commands, "advise", text)
+def _add_advise(parser: _Parser) -> None:
+    from simoffload.cli import advising
+
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument("--on", type=listed, metavar="TARGET", help=_TARGETS)
     parser.add_argument("--search", action="store_true", help="also look through the catalogue of storage")
@@ -206,8 +190,15 @@ def _add_advise(commands: _Commands) -> None:
     parser.set_defaults(command=advising.advise)
 
 
-def _add_fit(commands: _Commands) -> None:
-    parser = _command(commands, "fit", "say what each tier must hold and whether it can, without simulating")
+def _add_sweep(parser: _Parser) -> None:
+    from simoffload.cli import sweeping
+
+    sweeping.add(parser, set_help=_SET, json_help=_JSON)
+
+
+def _add_fit(parser: _Parser) -> None:
+    from simoffload.cli import fitting
+
     parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
     parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
     questions = parser.add_mutually_exclusive_group()
@@ -222,15 +213,17 @@ def _add_fit(commands: _Commands) -> None:
     parser.set_defaults(command=fitting.fit)
 
 
-def _add_check(commands: _Commands) -> None:
-    parser = _command(commands, "check", "check files: scenarios, profiles, ds_config.json, config.json")
+def _add_check(parser: _Parser) -> None:
+    from simoffload.cli import checking
+
     parser.add_argument("files", metavar="FILE", nargs="+", help="or the name of something shipped, or -")
     parser.add_argument("--json", action="store_true", help=_JSON)
     parser.set_defaults(command=checking.check)
 
 
-def _add_profiles(commands: _Commands) -> None:
-    parser = _command(commands, "profiles", "list, show, check or import hardware profiles")
+def _add_profiles(parser: _Parser) -> None:
+    from simoffload.cli import catalogue, checking, importing
+
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = _command(actions, "list", "list the shipped profiles")
     listing.add_argument("kind", metavar="KIND", nargs="?", help="accelerator, host, drive, platform …")
@@ -262,15 +255,17 @@ def _add_import(actions: _Commands) -> _Parser:
     return parser
 
 
-def _add_scenarios(commands: _Commands) -> None:
-    parser = _command(commands, "scenarios", "list the shipped scenarios")
+def _add_scenarios(parser: _Parser) -> None:
+    from simoffload.cli import catalogue
+
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = _command(actions, "list", "list the shipped scenarios")
     _finish((listing, catalogue.list_scenarios))
 
 
-def _add_models(commands: _Commands) -> None:
-    parser = _command(commands, "models", "list models or show one module by module")
+def _add_models(parser: _Parser) -> None:
+    from simoffload.cli import catalogue
+
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = _command(actions, "list", "list the models that are known by name")
     showing = _command(actions, "show", "print the modules of a model with their parameters")
@@ -278,24 +273,40 @@ def _add_models(commands: _Commands) -> None:
     _finish((listing, catalogue.list_models), (showing, catalogue.show_model))
 
 
-def _add_schema(commands: _Commands) -> None:
-    parser = _command(commands, "schema", "print a JSON schema, with which editors complete and check files")
+def _add_schema(parser: _Parser) -> None:
+    from simoffload.cli import schemas
+
     kinds = "; ".join(f"{kind}: {what}" for kind, what in schemas.SCHEMAS.items())
     parser.add_argument("kind", metavar="KIND", choices=schemas.SCHEMAS, help=kinds)
     _finish((parser, schemas.print_schema))
 
 
-def _add_calibrate(commands: _Commands) -> None:
-    parser = _command(
-        commands, "calibrate", "measure this machine, run real DeepSpeed, compare with predictions"
-    )
+def _add_calibrate(parser: _Parser) -> None:
+    from simoffload.cli import calibrate_compare, calibrate_deepspeed, calibrate_micro
+
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     calibrate_micro.add(actions)
     calibrate_deepspeed.add(actions)
     calibrate_compare.add(actions)
 
 
-def _finish(*actions: tuple[_Parser, catalogue.Command]) -> None:
+def _finish(*actions: tuple[_Parser, Command]) -> None:
     for parser, command in actions:
         parser.add_argument("--json", action="store_true", help=_JSON)
         parser.set_defaults(command=command)
+
+
+_COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
+    "run": ("simulate a scenario: does it fit, how fast, and why not faster", _add_run),
+    "compare": ("simulate several scenarios, or one on several targets", _add_compare),
+    "fit": ("say what each tier must hold and whether it can, without simulating", _add_fit),
+    "advise": ("say what would help, at what price: drives, memory, cables, batch, settings", _add_advise),
+    "check": ("check files: scenarios, profiles, ds_config.json, config.json", _add_check),
+    "profiles": ("list, show, check or import hardware profiles", _add_profiles),
+    "scenarios": ("list the shipped scenarios", _add_scenarios),
+    "models": ("list models or show one module by module", _add_models),
+    "schema": ("print a JSON schema, with which editors complete and check files", _add_schema),
+    "sweep": ("simulate a scenario at many points: axes, constraints, a table", _add_sweep),
+    "calibrate": ("measure this machine, run real DeepSpeed, compare with predictions", _add_calibrate),
+}
+"""What each command is for, and what adds its options."""

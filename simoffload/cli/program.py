@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 
 from simoffload.cli.arguments import parse
@@ -109,6 +108,8 @@ def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, 
         if received:
             return _stopped(console, received)
         if os.environ.get("SIMOFFLOAD_DEBUG") == "1":
+            import traceback
+
             console.note(traceback.format_exc().rstrip())
         what = f"{type(error).__name__}: {error}".replace("\n", " ").rstrip(": ")
         console.fail([Problem("", None, None, "", f"internal error: {what} (please report)")])

@@ -60,9 +60,10 @@ def _scenario(title: str) -> dict[str, Any]:
     from simoffload.documents.json_schema import json_schema
     from simoffload.models.families import FAMILIES
     from simoffload.planning.sweep.section import SweepSection
-    from simoffload.scenario.schema import scenario_schema
+    from simoffload.scenario.schema import Scenario
+    from simoffload.strategies import strategies
 
-    schema = json_schema(scenario_schema(), title=title)
+    schema = json_schema(Scenario, title=title)
     known, sections = schema["$defs"], schema["properties"]
     sections["model"] = {"anyOf": [{"type": "string"}, sections["model"]]}
     sweep = json_schema(SweepSection, title="")
@@ -72,12 +73,11 @@ def _scenario(title: str) -> dict[str, Any]:
     }
     for section in ("workload", "strategy"):
         sections[section]["anyOf"] = sections[section].pop("oneOf")  # without a kind several may fit
-    for name in ("ZeroInference", "ZeroTraining"):
-        config = known[name]["properties"]["ds_config"]
-        known[name]["properties"]["ds_config"] = {
-            **{key: value for key, value in config.items() if key != "$ref"},
-            "anyOf": [{"type": "string"}, {"$ref": config["$ref"]}],
-        }
+    for one in strategies().values():
+        for key in one.files:
+            keys = known[one.__name__]["properties"]
+            content = {"$ref": keys[key].pop("$ref")}
+            keys[key] |= {"anyOf": [{"type": "string"}, content]}
     keys = known["ModelSpec"]["properties"]
     keys["family"]["anyOf"][0]["enum"] = list(FAMILIES)
     keys |= _sizes()

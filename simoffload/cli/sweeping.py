@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
 from simoffload.cli.exit_codes import ExitCode
-from simoffload.cli.option_types import SubParsers, add_limits
+from simoffload.cli.option_types import add_limits
 from simoffload.cli.sources import STDIN, read
 from simoffload.errors import InputError, Problem, shortened
 
@@ -25,17 +25,9 @@ SCHEMA = "simoffload/sweep/1"
 _LINES = 10  # of progress where there is no terminal
 
 
-def add(commands: SubParsers, *, set_help: str, json_help: str) -> None:
-    """Register the command."""
-    text = "simulate a scenario at many points: axes, constraints, a table"
-    parser = commands.add_parser(
-        "sweep",
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add(parser: argparse.ArgumentParser, *, set_help: str, json_help: str) -> None:
+    """Add the options of the command."""
+    parser.epilog, parser.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
     option = parser.add_argument
     option("scenario", metavar="SCENARIO", help="with a section sweep, unless --axis is given")
     option("--axis", action="append", default=[], metavar="PATH=…", dest="axes", help=_AXIS)

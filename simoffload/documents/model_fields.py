@@ -16,7 +16,7 @@ Types = tuple[Any, ...]
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """The types that a value may have: the members of unions, and the models ``registered`` with a model."""
+    """The types that a value may have: the members of unions, and the ``alternatives`` of a model."""
     origin: Any = get_origin(annotation)
     if origin is Annotated:
         yield from _members(get_args(annotation)[0])
@@ -25,8 +25,8 @@ def _members(annotation: Any) -> Iterator[Any]:
             yield from _members(member)
     elif isinstance(annotation, type) and issubclass(annotation, RootModel):
         yield from _members(annotation.model_fields["root"].annotation)
-    elif isinstance(annotation, type) and "registered" in vars(annotation):
-        yield from vars(annotation)["registered"].values()
+    elif isinstance(annotation, type) and "alternatives" in vars(annotation):
+        yield from annotation.alternatives()  # type: ignore[attr-defined]
     elif annotation is not type(None):
         yield annotation
 

@@ -22,6 +22,8 @@ _DECIMAL = re.compile(r"[-+]?[0-9]+")
 _PREFIXED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_BEGINNINGS = frozenset("0123456789+-.")
+"""What a number begins with."""
 _MOST_DIGITS = 30
 _LONGEST_FLOAT = 60
 
@@ -31,6 +33,8 @@ def parse_number(text: str) -> int | float | None:
 
     Raises ValueError for one that is too long to be meant, or beyond the range of a float.
     """
+    if text[:1] not in _BEGINNINGS:
+        return None
     if _DECIMAL.fullmatch(text) or _PREFIXED.fullmatch(text):
         if len(text) > _MOST_DIGITS:
             raise ValueError(f"an integer may have {_MOST_DIGITS} digits, and this one has {len(text)}")

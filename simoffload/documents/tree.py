@@ -29,8 +29,9 @@ DEEPEST = 32
 _MOST_NODES = 50_000
 _MOST_PROBLEMS = 50
 _LONGEST = 1_000_000
-_CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters that YAML refuses (https://yaml.org/spec/1.2.2/#51-character-set)."""
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 class Position(NamedTuple):
@@ -159,7 +160,7 @@ class TreeBuilder:
 
     def check_text(self, text: str, location: Location, position: Position) -> None:
         """Complain about characters that an escape sequence can write and no file or path can hold."""
-        if re.search("[\0\ud800-\udfff]", text):
+        if _NO_TEXT.search(text):
             self.complain(location, position, "text may not hold a NUL character or half of a surrogate pair")
 
     def complain(self, location: Location, position: Position, message: str) -> None:

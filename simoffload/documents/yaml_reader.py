@@ -102,32 +102,34 @@ class _YamlReader(TreeBuilder):
     def _node(self, event: yaml.Event, location: Location, key: Position | None = None) -> Any:
         position = _position(event)
         if isinstance(event, yaml.ScalarEvent):
-            self._refuse_extras(event, location)
+            self._refuse_extras(event, location, position)
             self.enter(location, SourceMark(position, key, event.value if event.implicit[0] else None))
-            return self._scalar(event, location)
+            return self._scalar(event, location, position)
         if isinstance(event, yaml.CollectionStartEvent):
-            self._refuse_extras(event, location)
+            self._refuse_extras(event, location, position)
             self.enter(location, SourceMark(position, key), nests=True)
             in_list = isinstance(event, yaml.SequenceStartEvent)
             return self._sequence(location) if in_list else self._mapping(location)
         self.complain(location, position, 'aliases ("*name") are not accepted; write the value out')
         return None
 
-    def _refuse_extras(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, location: Location) -> None:
+    def _refuse_extras(
+        self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, location: Location, position: Position
+    ) -> None:
         if event.anchor is not None:
-            self.complain(location, _position(event), 'anchors ("&name") are not accepted; remove it')
+            self.complain(location, position, 'anchors ("&name") are not accepted; remove it')
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self.complain(location, _position(event), f"tags are not accepted, and {quoted(tag)} is one")
+            self.complain(location, position, f"tags are not accepted, and {quoted(tag)} is one")
 
-    def _scalar(self, event: yaml.ScalarEvent, location: Location) -> Scalar:
-        self.check_text(event.value, location, _position(event))
+    def _scalar(self, event: yaml.ScalarEvent, location: Location, position: Position) -> Scalar:
+        self.check_text(event.value, location, position)
         if not event.implicit[0]:
             return event.value
         try:
             return parse_scalar(event.value)
         except ValueError as error:
-            self.complain(location, _position(event), str(error))
+            self.complain(location, position, str(error))
             return None
 
     def _sequence(self, location: Location) -> list[Any]:
@@ -141,7 +143,7 @@ class _YamlReader(TreeBuilder):
         lines: dict[str, int] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             position = _position(event)
-            key = self._key(event, location)
+            key = self._key(event, location, position)
             if key is None:
                 self._node(next(self._events), (*location, "?"))
                 continue
@@ -152,14 +154,13 @@ class _YamlReader(TreeBuilder):
             entries[key] = self._node(next(self._events), (*location, key), position)
         return entries
 
-    def _key(self, event: yaml.Event, location: Location) -> str | None:
+    def _key(self, event: yaml.Event, location: Location, position: Position) -> str | None:
         """The text of a key; anything but a scalar is complained about and is None."""
-        position = _position(event)
         if not isinstance(event, yaml.ScalarEvent):
             self._node(event, (*location, "?"))
             self.complain(location, position, "a key must be text")
             return None
-        self._refuse_extras(event, location)
+        self._refuse_extras(event, location, position)
         self.check_text(event.value, location, position)
         if event.implicit[0] and event.value == "<<":
             self.complain(location, position, 'merge keys ("<<") are not accepted; write the keys out')

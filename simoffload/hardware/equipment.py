@@ -8,11 +8,12 @@ from typing import NamedTuple
 from pydantic import Field
 
 from simoffload.documents import Document, validate
+from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.library import ProfileInput
 from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import Attachment, PlatformProfile, StorageTier, name_fault
-from simoffload.hardware.quantities import Frozen, Identifier, Name, Reference
+from simoffload.hardware.quantities import Identifier, Name, Reference
 
 __all__ = ["Equipment", "Parts"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 
-from simoffload.hardware.quantities import Count, Frozen, Sourced
+from simoffload.documents.frozen import Frozen
+from simoffload.hardware.quantities import Count, Sourced
 from simoffload.units import BytesPerSecond, Seconds
 
 __all__ = ["FsdpCosts", "scaled_costs"]

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from simoffload.documents.frozen import Frozen
 from simoffload.hardware.profiles import Profile
-from simoffload.hardware.quantities import Count, Frozen, Name, Provenance, Reference, Text
+from simoffload.hardware.quantities import Count, Name, Provenance, Reference, Text
 
 __all__ = ["CPU", "Attachment", "PlatformProfile", "StorageTier", "Switch", "WiringStatement", "name_fault"]
 

@@ -9,9 +9,10 @@ from itertools import pairwise
 from math import log
 from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from simoffload.documents import quoted
+from simoffload.documents.frozen import Frozen
 from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "Count",
     "Curve",
     "EfficiencyCurve",
-    "Frozen",
     "Identifier",
     "Multiple",
     "Name",
@@ -98,12 +98,6 @@ def id_fault(text: str) -> str | None:
     if len(text) > 80:
         return f"{quoted(text)} has {len(text)} characters; an id has at most 80"
     return f"{quoted(text)} is no id; use lower-case letters, digits and . + -, a letter or digit first"
-
-
-class Frozen(BaseModel):
-    """Base of all profile data: cannot be changed, and refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Provenance(Frozen):

@@ -7,10 +7,10 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from simoffload.documents.frozen import Frozen
 from simoffload.hardware.profiles import Profile, Slot
 from simoffload.hardware.quantities import (
     Count,
-    Frozen,
     PositiveSeconds,
     RateCurve,
     Reference,

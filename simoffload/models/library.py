@@ -6,19 +6,18 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from simoffload.documents import parse_yaml, quoted, suggest
 from simoffload.documents.choices import listing
+from simoffload.documents.frozen import Frozen
 from simoffload.errors import shortened
 
 __all__ = ["Size", "find_size", "is_model", "list_models"]
 
 
-class Size(BaseModel):
+class Size(Frozen):
     """One row of ``sizes.yaml``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     family: str
     source: str

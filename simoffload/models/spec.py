@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import ConfigDict, model_validator
 
 from simoffload.documents import Document, file_errors, quoted, read_document, resolved, suggest, validate
+from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
@@ -19,14 +20,14 @@ from simoffload.models.shape import Attention, Dtype, ModelShape
 __all__ = ["ModelSpec", "load_model"]
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(Frozen):
     """A model by ``name``, by the path of a ``config`` (config.json), or by ``family`` and sizes.
 
     A plain text is a name. Every further key is one of Hugging Face's and replaces that of the named
     model or config: ``{name: bloom-560m, num_hidden_layers: 960, hidden_size: 10240}``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     name: str | None = None
     """A model that is known by name (``simoffload models list``)."""
@@ -68,11 +69,12 @@ class ModelSpec(BaseModel):
             except ValueError as error:
                 raise invalid("name", str(error), self.name) from None
             return self._label(name), _configured(FAMILIES[size.family], size.config, self.overrides)
-        if self.family not in FAMILIES:
+        family = str(self.family)
+        if family not in FAMILIES:
             message = f"unknown family; known: {', '.join(FAMILIES)}"
             raise invalid("family", f"{message}; {_as_the_nearest(self.overrides)}", self.family)
-        config = _configured(FAMILIES[self.family], {}, self.overrides)
-        return f"{self.family} {config.num_hidden_layers}x{config.hidden_size}", config
+        config = _configured(FAMILIES[family], {}, self.overrides)
+        return f"{family} {config.num_hidden_layers}x{config.hidden_size}", config
 
     def _label(self, name: str) -> str:
         changes = ", ".join(f"{key}={value}" for key, value in self.overrides.items())

@@ -17,7 +17,7 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.strategies import strategies
+from simoffload.strategies import strategy_of
 
 __all__ = [
     "CalibrationError",
@@ -144,7 +144,7 @@ def confidence(result: SimulationResult) -> Confidence:
         tiers.append(result.optimizer_target)
     held = [kinds.get(tier, "hbm") for tier in tiers]
     kind = str((result.provenance.scenario.get("strategy") or {}).get("kind"))
-    strategy = strategies().get(kind)
+    strategy = strategy_of(kind)
     group = strategy.evidence if strategy is not None else ""
     unlike = _unlike(result, held) or (f"of strategy.kind {kind}" if not group else "")
     far = isinstance(result, CheckpointResult) or not _MEASURED.issuperset(held)

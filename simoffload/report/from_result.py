@@ -11,9 +11,8 @@ from simoffload.report.sections import background as origin
 from simoffload.report.sections.capacity import capacity
 from simoffload.report.sections.causes import bounds, causes, links
 from simoffload.report.sections.costs import costs
-from simoffload.report.sections.explanation import confidence_section, explained
 from simoffload.report.sections.remedies import remedies_section
-from simoffload.report.sections.speed import phases, speed
+from simoffload.report.sections.speed import how_sure, phases, speed
 from simoffload.report.sections.timeline import timeline
 from simoffload.report.sections.training_overheads import storage, training_overheads
 from simoffload.results.result import SimulationResult
@@ -92,12 +91,14 @@ def _findings(result: SimulationResult) -> Iterator[ReportSection]:
         yield storage(training)
     yield from training_overheads(result)
     if result.step is not None:
-        yield confidence_section(result)
+        yield how_sure(result)
 
 
 def _planned(result: SimulationResult) -> Iterator[ReportSection]:
     """What the result says when it is asked: why it is so, what would help, and what it costs."""
     if result.explanation is not None:
+        from simoffload.report.sections.explanation import explained
+
         yield from explained(result.explanation)
     if result.next_changes is not None:
         from simoffload.report.sections.advice import next_steps_section

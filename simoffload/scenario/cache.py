@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from simoffload.documents import Document, quoted, read_document, resolved, validate
+from pydantic import BaseModel
+
+from simoffload.documents import Document, Edit, edited, quoted, read_document, resolved, validate
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware.changes import Changes
@@ -19,8 +21,7 @@ from simoffload.hardware.platforms import platform_from
 from simoffload.hardware.targets import STORAGE_KINDS
 from simoffload.hardware.topology import Platform
 from simoffload.models import ModelShape, ModelSpec, load_model
-from simoffload.strategies import strategies
-from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies import strategy_of
 
 __all__ = ["ScenarioCache", "canonical"]
 
@@ -63,7 +64,7 @@ class ScenarioCache:
     def __init__(self) -> None:
         self._libraries: dict[Path | None, Library] = {}
         self._apart: dict[str, tuple[Path, str]] = {}
-        self._configs: dict[tuple[str, str], Any] = {}
+        self._contents: dict[tuple[str, str], Any] = {}
         self._shapes: dict[tuple[str, str], tuple[ModelShape, str]] = {}
         self._models: _Recent[ModelShape] = _Recent(_MODELS)
         self._platforms: _Recent[Platform] = _Recent(_PLATFORMS)
@@ -117,14 +118,20 @@ class ScenarioCache:
         made = self._machines.get((id(platform), nodes), lambda: (platform, platform.machine(nodes=nodes)))
         return made[1]
 
-    def ds_config(self, name: str, *, root: Path | None) -> Any:
-        """The content of a ds_config file in the folder of a scenario. Raises InputError."""
-        key = (str(root), name)
-        if key not in self._configs:
-            self._configs[key] = _read_ds_config(root or Path(), name)
-        return self._configs[key]
+    def opened(self, document: Document, key: str, content: type[BaseModel]) -> Document:
+        """The document with the content of a file where the section ``strategy`` has its path.
 
-    def identity(self, data: dict[str, Any], *, root: Path | None) -> str:
+        Raises InputError for a file that cannot be read, or holds anything but ``content``.
+        """
+        name = document.data["strategy"].get(key)
+        if not isinstance(name, str):
+            return document
+        kept = (str(document.root), name)
+        if kept not in self._contents:
+            self._contents[kept] = _read_content(document.root or Path(), name, content)
+        return edited(document, [Edit(("strategy", key), self._contents[kept])], in_place=True)
+
+    def cache_key(self, data: dict[str, Any], *, root: Path | None) -> str:
         """A hash of what decides the result of a complete scenario: files by their content, neither its name
         nor rates of storage that it does not use.
 
@@ -187,19 +194,19 @@ class ScenarioCache:
         return {
             "libraries": libraries,
             "apart": self._apart,
-            "configs": self._configs,
+            "contents": self._contents,
             "shapes": self._shapes,
         }
 
     @classmethod
     def restored(cls, snapshot: dict[str, Any]) -> ScenarioCache:
-        """The shelf of a snapshot."""
+        """The cache of a snapshot."""
         cache = cls()
         cache._libraries = {
             root: Library.restored(library, root) for root, library in snapshot["libraries"].items()
         }
         cache._apart = dict(snapshot["apart"])
-        cache._configs, cache._shapes = dict(snapshot["configs"]), dict(snapshot["shapes"])
+        cache._contents, cache._shapes = dict(snapshot["contents"]), dict(snapshot["shapes"])
         return cache
 
 
@@ -207,12 +214,12 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _read_ds_config(root: Path, name: str) -> Any:
+def _read_content(root: Path, name: str, content: type[BaseModel]) -> Any:
     path = root / name
     if not resolved(path).is_relative_to(resolved(root)):
         raise InputError.at("", f"{quoted(name)} is outside the folder of the scenario")
     read = read_document(path)
-    validate(read, DeepSpeedConfig)
+    validate(read, content)
     return read.data
 
 
@@ -236,7 +243,7 @@ def _used(data: Mapping[str, Any]) -> set[str] | None:
     """Tiers that the scenario names; None if it leaves any of them to be found out."""
     strategy = data.get("strategy")
     kind = strategy.get("kind") if isinstance(strategy, Mapping) else None
-    known = strategies().get(kind) if isinstance(kind, str) else None
+    known = strategy_of(kind)
     if known is None or not known.tier_keys or any(section in data for section in _SECTIONS):
         return None
     assert isinstance(strategy, Mapping)

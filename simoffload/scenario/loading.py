@@ -24,6 +24,7 @@ from simoffload.documents import (
     without,
 )
 from simoffload.documents.overrides import parse_path, split_assignment
+from simoffload.documents.tree import Location
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine
 from simoffload.limits import keep, limited
@@ -31,14 +32,23 @@ from simoffload.models import ModelSpec
 from simoffload.models.library import is_model, list_models
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import LoadedScenario
-from simoffload.scenario.schema import EngineOptions, Scenario, scenario_schema
+from simoffload.scenario.schema import EngineOptions, Scenario
 from simoffload.scenario.tiers import READ_TIER
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import strategies, strategy_for
+from simoffload.strategies import strategy_for, strategy_of
 from simoffload.strategies.base import TierChoice
 from simoffload.workload import Training
 
-__all__ = ["SWEEP", "completed", "find_scenario", "list_scenarios", "load_scenario", "locate", "resolve"]
+__all__ = [
+    "SWEEP",
+    "completed",
+    "find_scenario",
+    "list_scenarios",
+    "load_scenario",
+    "locate",
+    "opened",
+    "resolve",
+]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -85,12 +95,13 @@ def resolve(
     """
     cache = ScenarioCache() if cache is None else cache
     for assignment in overrides:
-        document = set_value(_opened(document, assignment, cache), assignment)
+        within = parse_path(split_assignment(assignment)[0])[:-1]
+        document = set_value(opened(document, within, cache), assignment)
     _keep_limits(document)
     problems: list[Problem] = []
     document = completed(document, cache, problems)
     try:
-        scenario = validate(document, scenario_schema())
+        scenario = validate(document, Scenario)
     except InputError as error:
         problems = [*error.problems, *problems]
         _check_the_rest(document, cache, problems)
@@ -154,20 +165,29 @@ def _check_the_rest(document: Document, cache: ScenarioCache, problems: list[Pro
 def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
     """Where a scenario names tiers: by section and key, which tiers may be named."""
     strategy = data.get("strategy")
-    kind = strategy.get("kind") if isinstance(strategy, dict) else None
-    known = strategies().get(kind) if isinstance(kind, str) else None
+    known = strategy_of(strategy.get("kind")) if isinstance(strategy, dict) else None
     return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_keys})
 
 
-def _opened(document: Document, assignment: str, cache: ScenarioCache) -> Document:
-    """The document with its ds_config in place of the path, if the assignment sets something in it."""
+def opened(document: Document, location: Location, cache: ScenarioCache) -> Document:
+    """The document with the content of a file in place of its path, where the location lies in that file.
+
+    Raises InputError.
+    """
     strategy = document.data.get("strategy")
-    path = strategy.get("ds_config") if isinstance(strategy, dict) else None
-    within = parse_path(split_assignment(assignment)[0])[:-1]
-    if not isinstance(path, str) or within[:2] != ("strategy", "ds_config"):
+    if location[:1] != ("strategy",) or len(location) < 2 or not isinstance(strategy, dict):
         return document
-    config = cache.ds_config(path, root=document.root)
-    return edited(document, [Edit(("strategy", "ds_config"), config)], in_place=True)
+    known = strategy_of(strategy.get("kind", _usual(document.data.get("workload"))))
+    key = str(location[1])
+    if known is None or key not in known.files:
+        return document
+    return cache.opened(document, key, known.files[key])
+
+
+def _usual(workload: Any) -> str:
+    """The kind of strategy that a workload has where a scenario names none."""
+    kind = workload.get("kind") if isinstance(workload, dict) else None
+    return (strategy_for(str(kind)) or strategy_for("inference"))[0]
 
 
 def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:
@@ -229,20 +249,18 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     strategy = document.data.get("strategy")
     if not isinstance(strategy, dict):
         return document
-    kind = workload.get("kind") if isinstance(workload, dict) else None
-    usual = strategy_for(str(kind)) or strategy_for("inference")
-    strategy = {"kind": usual[0], **strategy}
+    strategy = {"kind": _usual(workload), **strategy}
     for key in ("weights", "optimizer"):
         if key in strategy and strategy[key] is None:
             text = "is empty; name a tier of the platform, e.g. dram, or leave the key out"
             problems.append(document.problem(("strategy", key), text))
-    path = strategy.get("ds_config")
-    if isinstance(path, str):
-        config = _try(
-            document, problems, "strategy.ds_config", lambda: cache.ds_config(path, root=document.root)
-        )
-        strategy["ds_config"] = config if config is not None else {}
-    return edited(document, [Edit(("strategy",), strategy)], in_place=True)
+    document = edited(document, [Edit(("strategy",), strategy)], in_place=True)
+    known = strategy_of(strategy["kind"])
+    for key, content in known.files.items() if known is not None else ():
+        place = f"strategy.{key}"
+        read = _try(document, problems, place, partial(cache.opened, document, key, content))
+        document = read or edited(document, [Edit(("strategy", key), {})], in_place=True)
+    return document
 
 
 def _try(document: Document, problems: list[Problem], key: str, action: Callable[[], T]) -> T | None:

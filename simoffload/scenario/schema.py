@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from simoffload.documents.frozen import Frozen
 from simoffload.hardware.equipment import Parts
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec
-from simoffload.strategies import AnyStrategy, strategies
+from simoffload.strategies import AnyStrategy
 from simoffload.units import PositiveBytes, Seconds, format_bytes
 from simoffload.workload import Dataset, TrainingCheckpoints, Workload
 
-__all__ = ["EngineOptions", "Scenario", "scenario_schema"]
+__all__ = ["EngineOptions", "Scenario"]
 
 
 Shortcut = Literal["on", "off", "verify"]
@@ -28,10 +29,8 @@ def _enough(memory: int) -> int:
     return memory
 
 
-class EngineOptions(BaseModel):
+class EngineOptions(Frozen):
     """How the simulation is carried out, not what is simulated."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     fold: Shortcut = "on"
     """Ranks that are alike are simulated as one."""
@@ -54,10 +53,8 @@ class EngineOptions(BaseModel):
         return Limits(self.timeout, self.memory, self.max_events)
 
 
-class Scenario(BaseModel):
+class Scenario(Frozen):
     """The content of a scenario file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     """What reports call it."""
@@ -83,14 +80,3 @@ class Scenario(BaseModel):
     """What a training run reads."""
     engine: EngineOptions = EngineOptions()
     """Shortcuts and limits of the simulation."""
-
-
-_built = [strategies()]
-
-
-def scenario_schema() -> type[Scenario]:
-    """The content of a scenario file, with all strategies that are registered by now."""
-    if _built[-1] != strategies():
-        Scenario.model_rebuild(force=True)
-        _built[-1] = strategies()
-    return Scenario

@@ -14,7 +14,6 @@ from simoffload.errors import SimulationError
 from simoffload.results.capacity import MemoryStage, MemoryTerm, TierUse, peak_uses
 from simoffload.results.result import ResultProvenance
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation.data_loading import look_ahead_bytes, stored_bytes
 from simoffload.strategies import Plan
 from simoffload.units import format_bytes
 from simoffload.workload import Dataset
@@ -63,6 +62,8 @@ def _check_tiers(scenario: LoadedScenario, stages: tuple[MemoryStage, ...]) -> N
 
 
 def _data_terms(scenario: LoadedScenario, dataset: Dataset) -> list[MemoryTerm]:
+    from simoffload.simulation.data_loading import look_ahead_bytes, stored_bytes
+
     machine, ranks = scenario.machine, scenario.scenario.strategy.ranks
     batch = int(getattr(scenario.scenario.workload, "batch_size", 1))
     stored = stored_bytes(dataset, machine, ranks=ranks)

@@ -3,16 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from simoffload.results.checkpoint import CheckpointPhase, Checkpoints, SavedPart
-from simoffload.results.endurance import TierLifetime, tier_lifetime
+from simoffload.results.checkpoint import CheckpointPhase, CheckpointResult, Checkpoints, SavedPart
+from simoffload.results.endurance import TierLifetime, lifetime_warnings, tier_lifetime
 from simoffload.results.write_cache import CachedWrites, cache_warnings
+from simoffload.simulation.capacity import common
+from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.write_cache import checkpoint_with_caches
+from simoffload.strategies import Plan
 from simoffload.strategies.checkpoint.bytes import CheckpointPart
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 
-__all__ = ["checkpoint_facts", "checkpoint_lifetimes", "checkpoint_times"]
+__all__ = ["CheckpointMeasures", "checkpoint_facts", "checkpoint_times"]
+
+
+class CheckpointMeasures(Measures[CheckpointResult]):
+    """Saving one, restoring from it, and what both mean for a run."""
+
+    def empty(self, common: dict[str, Any], *, optimizer: str = "") -> CheckpointResult:  # noqa: ARG002
+        """No times, and no checkpoint yet."""
+        workload: Any = self.scenario.scenario.workload
+        nothing = Checkpoints(
+            tier=common["target"],
+            contents=workload.contents,
+            writer=workload.writer.type,
+            mode=workload.mode,
+            keep=workload.keep,
+            size=0,
+            written_by_host=(),
+            parts=(),
+        )
+        return CheckpointResult(**common, checkpoint=nothing)
+
+    def capacity(self, plan: Plan) -> CheckpointResult:
+        """The checkpoint without its times."""
+        assert plan.saved is not None
+        return CheckpointResult(**common(self.scenario, plan), checkpoint=checkpoint_facts(plan.saved))
+
+    def timed(self, plan: Plan, result: CheckpointResult, runner: Runner) -> CheckpointResult:
+        """Times of saving and restoring, and the wear that they cause. Raises SimulationError."""
+        assert plan.saved is not None
+        found, warnings = checkpoint_times(plan.saved, runner)
+        drive_lifetime = _wear(plan.saved, found)
+        return replace(
+            result,
+            checkpoint=found,
+            drive_lifetime=drive_lifetime,
+            warnings=(*result.warnings, *warnings, *lifetime_warnings(drive_lifetime)),
+            timelines=runner.timelines,
+            work=tuple(runner.work),
+        )
 
 
 def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:
@@ -62,7 +104,7 @@ def checkpoint_times(
     return done, (*filter(None, [plan.commit_warning(outlook)]), *cache_warnings(caches))
 
 
-def checkpoint_lifetimes(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierLifetime, ...]:
+def _wear(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierLifetime, ...]:
     """Of the drives, where it is known how often a checkpoint is saved."""
     outlook = found.outlook
     if outlook is None or outlook.interval_s is None:

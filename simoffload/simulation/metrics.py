@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from simoffload.errors import InputError, Problem, WorkLimitError
-from simoffload.results.capacity import peak_uses, tier_uses
-from simoffload.results.checkpoint import CheckpointResult, Checkpoints
-from simoffload.results.endurance import lifetime_warnings
+from simoffload.results.capacity import peak_uses
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation.capacity import common, identity, memory_stages
-from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_lifetimes, checkpoint_times
+from simoffload.simulation.capacity import common, identity
 from simoffload.simulation.runner import Runner
-from simoffload.simulation.training_overheads import around_training
-from simoffload.simulation.write_cache import steps_with_caches
 from simoffload.strategies.base import Phase, PhaseSeries, Plan
 from simoffload.units import format_bytes, format_number, format_seconds
 
@@ -50,7 +43,20 @@ class Measures(ABC, Generic[R]):
 
 def measures_of(scenario: LoadedScenario) -> Measures[SimulationResult]:
     """Those of the scenario's kind of workload."""
-    return _MEASURES[scenario.scenario.workload.kind](scenario)
+    return _measures(scenario.scenario.workload.kind)(scenario)
+
+
+def _measures(kind: str) -> type[Measures[Any]]:
+    """Those of a kind of workload, imported for it."""
+    if kind == "training":
+        from simoffload.simulation.training import TrainingMeasures
+
+        return TrainingMeasures
+    if kind == "checkpoint":
+        from simoffload.simulation.checkpoint import CheckpointMeasures
+
+        return CheckpointMeasures
+    return _InferenceMeasures
 
 
 def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> SimulationResult:
@@ -79,7 +85,7 @@ def _problem_text(scenario: LoadedScenario, problem: Problem) -> str:
     return f"{problem.key}: {problem.message}" if problem.key else problem.message
 
 
-class _OfInference(Measures[InferenceResult]):
+class _InferenceMeasures(Measures[InferenceResult]):
     """Prefill and decode steps."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> InferenceResult:  # noqa: ARG002
@@ -116,96 +122,6 @@ class _OfInference(Measures[InferenceResult]):
             work=tuple(runner.work),
         )
         return replace(result, warnings=(*result.warnings, *_whole_copies_fit(plan, result, runner)))
-
-
-class _OfTraining(Measures[TrainingResult]):
-    """The phases of one step of the steady state."""
-
-    def empty(self, common: dict[str, Any], *, optimizer: str = "") -> TrainingResult:
-        workload: Any = self.scenario.scenario.workload
-        return TrainingResult(
-            **common,
-            optimizer_target=optimizer,
-            batch_size=workload.batch_size,
-            sequence_length=workload.sequence_length,
-            gradient_accumulation_steps=workload.gradient_accumulation_steps,
-        )
-
-    def capacity(self, plan: Plan) -> TrainingResult:
-        scenario, facts = self.scenario, plan.facts
-        fields, stages = common(scenario, plan), memory_stages(scenario, plan)
-        tiers, saved = scenario.machine.tiers, plan.saved
-        if saved is not None:
-            fields["warnings"] += saved.notes
-        return replace(
-            self.empty(fields, optimizer=plan.optimizer_target),
-            forward_flops=facts.forward_flops,
-            backward_flops=facts.backward_flops,
-            recomputed_flops=facts.recomputed_flops,
-            traffic=facts.traffic,
-            estimates=facts.estimates,
-            requests=facts.requests,
-            memory_stages=tuple((stage.name, tier_uses(stage.terms, tiers)) for stage in stages),
-            dataset=scenario.scenario.dataset,
-            checkpoint=checkpoint_facts(saved) if saved is not None else None,
-        )
-
-    def timed(self, plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
-        def step(used: Plan) -> TrainingResult:
-            runner.restart()
-            phases = [one for one in used.phases if isinstance(one, Phase)]
-            found = zip(phases, runner.phases(phases), strict=True)
-            return replace(
-                result, phases=tuple(TimedPhase(one.kind, one.repeat, each) for one, each in found)
-            )
-
-        workload: Any = self.scenario.scenario.workload
-        steady = workload.write_caches == "steady"
-        timed = steps_with_caches(plan, result, step, steady=steady)
-        timed = around_training(self.scenario, plan, timed, runner)
-        return replace(timed, timelines=runner.timelines, work=tuple(runner.work))
-
-
-class _OfCheckpoints(Measures[CheckpointResult]):
-    """Saving one, restoring from it, and what both mean for a run."""
-
-    def empty(self, common: dict[str, Any], *, optimizer: str = "") -> CheckpointResult:  # noqa: ARG002
-        workload: Any = self.scenario.scenario.workload
-        nothing = Checkpoints(
-            tier=common["target"],
-            contents=workload.contents,
-            writer=workload.writer.type,
-            mode=workload.mode,
-            keep=workload.keep,
-            size=0,
-            written_by_host=(),
-            parts=(),
-        )
-        return CheckpointResult(**common, checkpoint=nothing)
-
-    def capacity(self, plan: Plan) -> CheckpointResult:
-        assert plan.saved is not None
-        return CheckpointResult(**common(self.scenario, plan), checkpoint=checkpoint_facts(plan.saved))
-
-    def timed(self, plan: Plan, result: CheckpointResult, runner: Runner) -> CheckpointResult:
-        assert plan.saved is not None
-        found, warnings = checkpoint_times(plan.saved, runner)
-        drive_lifetime = checkpoint_lifetimes(plan.saved, found)
-        return replace(
-            result,
-            checkpoint=found,
-            drive_lifetime=drive_lifetime,
-            warnings=(*result.warnings, *warnings, *lifetime_warnings(drive_lifetime)),
-            timelines=runner.timelines,
-            work=tuple(runner.work),
-        )
-
-
-_MEASURES: Mapping[str, type[Measures[Any]]] = {
-    "inference": _OfInference,
-    "training": _OfTraining,
-    "checkpoint": _OfCheckpoints,
-}
 
 
 def _gathered(ranks: int, bound: float) -> str:

@@ -12,19 +12,20 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from simoffload.documents import Edit
+from simoffload.documents.frozen import Frozen
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import Estimate, MemoryStage
-from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.placement import Placement
-from simoffload.workload import TrainingCheckpoints
 
 if TYPE_CHECKING:
+    from simoffload.results.training import StorageRequests, StorageTraffic
     from simoffload.strategies.checkpoint.plan import CheckpointPlan
+    from simoffload.workload import TrainingCheckpoints
 
 __all__ = [
     "Earlier",
@@ -221,25 +222,32 @@ class Plan(ABC):
         return None
 
 
-class Strategy(BaseModel, ABC):
+class Strategy(Frozen, ABC):
     """What is offloaded, and how."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     registered: ClassVar[dict[str, type[Strategy]]] = {}
-    """All strategies by kind, see ``registry.register``."""
+    """By kind, those that ``registry.register`` made known: all but the package's own."""
     serves: ClassVar[frozenset[WorkloadKind]]
     """Kinds of workload that it can do."""
     uses_storage: ClassVar[bool] = True
     """Whether what it offloads may be on drives and servers."""
     tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
     """Its keys that name tiers; where each of them is given, they name all tiers that it uses."""
+    files: ClassVar[Mapping[str, type[BaseModel]]] = {}
+    """Its keys that may be paths of files, with what those hold."""
     evidence: ClassVar[str] = ""
     """Group of the real runs that its predictions were compared with; "" where there are none."""
 
     kind: str
     ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
     """GPUs, one process each."""
+
+    @classmethod
+    def alternatives(cls) -> tuple[type[Strategy], ...]:
+        """All strategies: one of them stands where a document has a strategy."""
+        from simoffload.strategies.registry import strategies
+
+        return tuple(strategies().values())
 
     @property
     def gpus(self) -> int:

@@ -6,15 +6,17 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import training_backward_flops, training_forward_flops
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.timing import PassTimings
-from simoffload.strategies.training.trace import MicroStep, micro_step
 from simoffload.workload import Inference, Training
+
+if TYPE_CHECKING:
+    from simoffload.strategies.training.trace import MicroStep
 
 __all__ = ["ForwardPass", "InferencePlan", "StepPart", "StepWork"]
 
@@ -165,6 +167,8 @@ class StepWork(Plan):
     @cached_property
     def trace(self) -> MicroStep:
         """Every hook, kernel and gradient of a micro-step."""
+        from simoffload.strategies.training.trace import micro_step
+
         work = self.workload
         return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 

@@ -1,20 +1,49 @@
-"""The strategies that there are, by ``strategy.kind``."""
+"""The strategies that there are, by ``strategy.kind``.
+
+The package's own are listed here by name, and imported when a document of their kind is read; others are
+known from the moment at which they call :func:`register`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Union, get_args
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, Union, get_args
 
-from pydantic import Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.strategies.base import Strategy, WorkloadKind
-from simoffload.strategies.checkpoint.strategy import CheckpointStorage
-from simoffload.strategies.resident import Resident
-from simoffload.strategies.training.fsdp import Fsdp
-from simoffload.strategies.training.zero_training import ZeroTraining
-from simoffload.strategies.zero_inference import ZeroInference
 
-__all__ = ["AnyStrategy", "register", "registered_outside", "strategies", "strategy_for"]
+__all__ = [
+    "AnyStrategy",
+    "kinds",
+    "register",
+    "registered_outside",
+    "strategies",
+    "strategy_for",
+    "strategy_of",
+]
+
+
+class _Own(NamedTuple):
+    """A strategy of the package."""
+
+    module: str
+    """Below ``simoffload.strategies``."""
+    name: str
+    serves: frozenset[WorkloadKind]
+
+
+_OWN: Mapping[str, _Own] = {
+    "zero_inference": _Own("zero_inference", "ZeroInference", frozenset({"inference"})),
+    "zero_training": _Own("training.zero_training", "ZeroTraining", frozenset({"training"})),
+    "fsdp": _Own("training.fsdp", "Fsdp", frozenset({"training"})),
+    "resident": _Own("resident", "Resident", frozenset({"inference", "training"})),
+    "checkpoint": _Own("checkpoint.strategy", "CheckpointStorage", frozenset({"checkpoint"})),
+}
+"""The usual one for a kind of workload before others."""
 
 
 def register(strategy: type[Strategy]) -> type[Strategy]:
@@ -28,7 +57,7 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     kind = strategy.model_fields["kind"].default
     if get_args(strategy.model_fields["kind"].annotation) != (kind,):
         raise ValueError(f'{strategy.__qualname__}: write kind as kind: Literal["name"] = "name"')
-    known = Strategy.registered.get(kind, strategy)
+    known = strategy_of(kind) or strategy
     if (known.__module__, known.__qualname__) != (strategy.__module__, strategy.__qualname__):
         raise ValueError(f"the strategy {kind} is known already, as {known.__qualname__}")
     Strategy.registered[kind] = strategy
@@ -53,28 +82,64 @@ def _check_complete(strategy: type[Strategy]) -> None:
 
 def registered_outside() -> tuple[type[Strategy], ...]:
     """Strategies that are not the package's own, to be registered where work is sent."""
-    return tuple(one for one in Strategy.registered.values() if not one.__module__.startswith("simoffload."))
+    return tuple(one for kind, one in Strategy.registered.items() if kind not in _OWN)
+
+
+def kinds() -> tuple[str, ...]:
+    """The kinds of all strategies, none of which is imported for it."""
+    return tuple(dict.fromkeys((*_OWN, *Strategy.registered)))
+
+
+def strategy_of(kind: object) -> type[Strategy] | None:
+    """The strategy of a kind; None where there is none."""
+    if not isinstance(kind, str):
+        return None
+    if kind in _OWN:
+        own = _OWN[kind]
+        found: type[Strategy] = getattr(import_module(f"simoffload.strategies.{own.module}"), own.name)
+        return found
+    return Strategy.registered.get(kind)
 
 
 def strategies() -> dict[str, type[Strategy]]:
     """All strategies by kind."""
-    return dict(Strategy.registered)
+    return {kind: found for kind in kinds() if (found := strategy_of(kind))}
 
 
 def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
     """Kinds of the strategies that serve a kind of workload, the usual one first."""
-    return tuple(kind for kind, one in Strategy.registered.items() if workload in one.serves)
+    serves = {kind: own.serves for kind, own in _OWN.items()}
+    serves |= {kind: one.serves for kind, one in Strategy.registered.items()}
+    return tuple(kind for kind, work in serves.items() if workload in work)
 
 
-class _Registered:
-    """Any registered strategy, told apart by ``kind``."""
+class _OfItsKind:
+    """Any strategy, which a document names by ``kind``: only that one is imported."""
 
-    def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        union: Any = Union[tuple(Strategy.registered.values())]  # noqa: UP007  # known only at run time
-        return handler.generate_schema(Annotated[union, Field(discriminator="kind")])
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(_validated)
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        union: Any = Union[tuple(strategies().values())]  # noqa: UP007  # known only at run time
+        return handler(TypeAdapter(Annotated[union, Field(discriminator="kind")]).core_schema)
 
 
-AnyStrategy = Annotated[Strategy, _Registered()]
+def _validated(data: Any) -> Strategy:
+    """The strategy that a document describes; raises what pydantic raises for a discriminated union."""
+    if isinstance(data, Strategy):
+        return data
+    if not isinstance(data, dict):
+        raise PydanticKnownError("model_attributes_type")
+    if "kind" not in data:
+        raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
+    found = strategy_of(data["kind"])
+    if found is None:
+        expected = ", ".join(map(repr, kinds()))
+        context = {"discriminator": "'kind'", "tag": str(data["kind"]), "expected_tags": expected}
+        raise PydanticKnownError("union_tag_invalid", context)
+    return found.model_validate(data)
 
-for _one in (ZeroInference, ZeroTraining, Fsdp, Resident, CheckpointStorage):
-    register(_one)
+
+AnyStrategy = Annotated[Strategy, _OfItsKind()]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from simoffload.documents import Edit
@@ -13,16 +12,12 @@ from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.base import Move, Plan, Strategy, Tunable
-from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.base import Move, Plan, Strategy
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.ds_config.tuning import stages
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.timing import arithmetic_beyond, picoseconds
-from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.strategies.zero import inference_moves, lora_moves, training_moves
 from simoffload.workload import Inference, Training
 
@@ -30,7 +25,6 @@ __all__ = ["Resident", "ResidentPlan", "spread_bound"]
 
 HOST, COMPUTE = range(2)
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
-_DIVIDE = "set strategy.kind: zero_training, which divides and offloads them"
 _OFFLOAD = "set strategy.kind: zero_inference, which offloads them"
 
 
@@ -72,9 +66,11 @@ class Resident(Strategy):
 
     def stages(self, plan: Plan) -> Iterator[Move]:
         """Stages of ZeRO, of training."""
-        if isinstance(plan, ZeroTrainingPlan):
-            for stage in stages(plan.settings):
-                yield stage._replace(edits=(*_ZERO_TRAINING, *stage.edits))
+        if not plan.optimizer_target:
+            return iter(())
+        from simoffload.strategies.training.whole_copies import stages_of_zero
+
+        return stages_of_zero(plan)
 
     def adapters(self, model: ModelShape) -> Iterator[Move]:
         """LoRA under ZeRO."""
@@ -84,32 +80,9 @@ class Resident(Strategy):
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""
         if workload.kind == "inference":
             return ResidentPlan(model=model, workload=workload, machine=machine, ranks=self.ranks)
-        config = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 0}})
-        plan = ZeroTraining(ranks=self.ranks, ds_config=config).plan(model, workload, machine)
-        return _WholeCopiesTrained(**{one.name: getattr(plan, one.name) for one in fields(plan)})
+        from simoffload.strategies.training.whole_copies import plan_whole_copies
 
-
-@dataclass(frozen=True)
-class _WholeCopiesTrained(ZeroTrainingPlan):
-    """Plain data parallelism: ZeRO that divides nothing, and whose settings make nothing smaller."""
-
-    def tunables(self) -> Iterator[Tunable]:
-        """None."""
-        return iter(())
-
-    @cached_property
-    def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """The same with another strategy as the remedy."""
-        return tuple(
-            stage._replace(terms=tuple(map(_without_settings, stage.terms)))
-            for stage in super().memory_stages
-        )
-
-
-def _without_settings(term: MemoryTerm) -> MemoryTerm:
-    if not term.remedy or term.remedy.startswith("lower batch_size"):
-        return term
-    return term._replace(remedy=_DIVIDE)
+        return plan_whole_copies(model, workload, machine, ranks=self.ranks)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class ZeroStrategy(Strategy):
     """States partitioned over the ranks, in HBM, host memory or on storage, as ``ds_config`` says."""
 
     evidence: ClassVar = "zero"
+    files: ClassVar = {"ds_config": DeepSpeedConfig}
 
     weights: Annotated[str, Field(min_length=1)] | None = None
     """Tier of the platform that holds the weights; by default what ``ds_config`` says."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from simoffload.documents.frozen import Frozen
 from simoffload.units import PositiveBytes, Seconds
 
 __all__ = ["READ_AHEAD", "Dataset"]
@@ -19,14 +20,12 @@ include/linux/pagemap.h)."""
 Count = Annotated[int, Field(strict=True, ge=1, le=10**15)]
 
 
-class Dataset(BaseModel):
+class Dataset(Frozen):
     """Samples on a storage tier, read by worker processes in the way of PyTorch's DataLoader.
 
     A worker makes whole batches, one sample after the other; all times and counts are of one worker of
     one rank. Sizes are those on storage: compressed, if the samples are.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tier: Annotated[str, Field(min_length=1, max_length=40)]
     """Storage tier of the platform that holds the files."""

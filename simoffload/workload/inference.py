@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from simoffload.documents.frozen import Frozen
 
 __all__ = ["Inference"]
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 
 
-class Inference(BaseModel):
+class Inference(Frozen):
     """Greedy generation with a key-value cache: one prefill, then one forward pass per token.
 
     Batches are per rank, as ZeRO-Inference runs data-parallel: every rank generates for its own
     prompts while all ranks share the weights.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["inference"] = "inference"
     batch_size: Annotated[Count, Field(le=1_000_000)]

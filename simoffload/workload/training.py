@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from simoffload.documents.frozen import Frozen
 from simoffload.units import PositiveBytes, Seconds
 
 __all__ = [
@@ -23,10 +24,8 @@ __all__ = [
 WholeNumber = Annotated[int, Field(strict=True, ge=1)]
 
 
-class Training(BaseModel):
+class Training(Frozen):
     """Steps of training; a step is one or more micro-steps (forward, backward) and the optimizer's update."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["training"]
     batch_size: Annotated[WholeNumber, Field(le=1_000_000)]
@@ -79,10 +78,8 @@ Mode = Literal["blocking", "decoupled", "snapshot"]
 torch.distributed.checkpoint's ``async_save``, a copy into host memory that a background thread writes."""
 
 
-class Writer(BaseModel):
+class Writer(Frozen):
     """DeepSpeed's ``checkpoint.writer`` and the ``aio`` knobs that it takes; its names, its defaults."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: Literal["torch_save", "python", "fast"] = "torch_save"
     """``torch_save``: no writer section, PyTorch opens the file. ``python``: buffered writes of a Python file
@@ -137,10 +134,8 @@ class Writer(BaseModel):
             )
 
 
-class _Options(BaseModel):
+class _Options(Frozen):
     """What any checkpoint has, whatever it is a checkpoint of."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     contents: Contents = "zero"
     writer: Writer = Writer()

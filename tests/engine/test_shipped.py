@@ -14,7 +14,7 @@ from simoffload.engine import execute
 from simoffload.results.passes import summarize_pass
 from simoffload.schedule import Schedule
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import CheckpointPlan
+from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.plan import StepWork
 
 FOLDER = shipped_folder("scenarios")

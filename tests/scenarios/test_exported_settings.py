@@ -25,8 +25,8 @@ from simoffload.scenario import (
     resolve,
 )
 from simoffload.simulation import simulate
-from simoffload.strategies import ZeroTraining
 from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 FILE = "ds_config.json"

@@ -13,9 +13,9 @@ from simoffload.hardware import Machine, load_platform
 from simoffload.models import Sequences, load_model
 from simoffload.results.attribution import attribute
 from simoffload.schedule.bounds import lower_bound, serial_time
-from simoffload.strategies import ZeroInference
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.zero_inference import ZeroInference
 from simoffload.workload import Inference
 
 WORK = Inference(batch_size=2, prompt_length=64, output_length=4)

@@ -13,11 +13,10 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import Sequences, load_model
 from simoffload.schedule import Op, Route, Schedule
-from simoffload.strategies import ZeroInference
 from simoffload.strategies.layer_stack import LayeredModel
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.schedule_templates import ScheduleTemplates, schedule_templates_of
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.zero_inference import ZeroInference, ZeroInferencePlan
 from tests.simulation.test_properties import WORK, plans, shapes
 
 ONE = Sequences(WORK.batch_size, 8, 8)

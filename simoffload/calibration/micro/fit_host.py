@@ -12,9 +12,8 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.hardware.profiles import DeepSpeedCosts
 from simoffload.models import load_model
-from simoffload.strategies import ZeroInference
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.zero_inference import ZeroInferencePlan
+from simoffload.strategies.zero_inference import ZeroInference, ZeroInferencePlan
 from simoffload.workload import Inference
 
 __all__ = ["fit_costs", "fit_hooks", "plan_of"]

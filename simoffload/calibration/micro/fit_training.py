@@ -12,10 +12,10 @@ from simoffload.calibration.micro.fitted import Fitted, rate_text, seconds_text
 from simoffload.calibration.training_costs import fit_training_costs
 from simoffload.hardware import Machine
 from simoffload.models import load_model
-from simoffload.strategies import ZeroTraining
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
+from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
 
 __all__ = ["fit_cpu_optimizer", "fit_training", "training_plan_of"]

@@ -6,25 +6,60 @@ A family of your own is a class that derives from :class:`FamilyConfig`, in a mo
 
 from __future__ import annotations
 
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
 from typing import TypeVar
 
 from simoffload.models.families.base import FamilyConfig
-from simoffload.models.families.bloom import Bloom
-from simoffload.models.families.falcon import Falcon
-from simoffload.models.families.gemma2 import Gemma2
-from simoffload.models.families.gemma3_text import Gemma3Text
-from simoffload.models.families.gpt_neox import GptNeoX
-from simoffload.models.families.llama import Llama
-from simoffload.models.families.mistral import Mistral
-from simoffload.models.families.mixtral import Mixtral
-from simoffload.models.families.opt import Opt
-from simoffload.models.families.phi3 import Phi3
-from simoffload.models.families.qwen2 import Qwen2
-from simoffload.models.families.qwen3 import Qwen3
 
 __all__ = ["FAMILIES", "FamilyConfig", "register", "registered_outside"]
 
-FAMILIES: dict[str, type[FamilyConfig]] = {}
+_OWN = {
+    "bloom": "Bloom",
+    "opt": "Opt",
+    "llama": "Llama",
+    "mixtral": "Mixtral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral",
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3Text",
+    "phi3": "Phi3",
+    "gpt_neox": "GptNeoX",
+    "falcon": "Falcon",
+}
+"""The package's own: the class of each, in the module of its name."""
+
+
+class _Families(MutableMapping[str, type[FamilyConfig]]):
+    """The package's own families, each imported when it is asked for, and those that were registered."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, type[FamilyConfig] | None] = dict.fromkeys(_OWN)
+
+    def __getitem__(self, name: str) -> type[FamilyConfig]:
+        family = self._known[name]
+        if family is None:
+            family = self._known[name] = getattr(import_module(f"{__name__}.{name}"), _OWN[name])
+        return family
+
+    def __setitem__(self, name: str, family: type[FamilyConfig]) -> None:
+        self._known[name] = family
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known  # without importing it
+
+
+FAMILIES = _Families()
 """By the ``model_type`` of Hugging Face's config.json."""
 
 Family = TypeVar("Family", bound=type[FamilyConfig])
@@ -45,9 +80,4 @@ def register(family: Family) -> Family:
 
 def registered_outside() -> tuple[type[FamilyConfig], ...]:
     """Families from outside of this package, which another process has to import first."""
-    package = __name__.partition(".")[0]
-    return tuple(one for one in FAMILIES.values() if one.__module__.partition(".")[0] != package)
-
-
-for _family in (Bloom, Opt, Llama, Mixtral, Qwen2, Qwen3, Mistral, Gemma2, Gemma3Text, Phi3, GptNeoX, Falcon):
-    register(_family)
+    return tuple(FAMILIES[name] for name in FAMILIES if name not in _OWN)

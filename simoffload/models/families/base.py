@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from inspect import isabstract
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from simoffload.documents.frozen import Frozen
 from simoffload.errors import shortened
 from simoffload.models.shape import Dtype, ModelShape, Module
 from simoffload.models.traits import Attention, Traits
@@ -54,14 +55,14 @@ class Derived(NamedTuple):
     softcapped: bool = False
 
 
-class FamilyConfig(BaseModel, ABC):
+class FamilyConfig(Frozen, ABC):
     """A configuration in Hugging Face's key names; keys without influence on the shape are ignored.
 
     A family is a class with ``family``, ``traits``, ``derived()`` and ``modules()``. Whoever derives from one
     states the first two anew: Python refuses the class (TypeError) that would take another family's.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
     family: ClassVar[str]
     """Hugging Face's ``model_type``."""

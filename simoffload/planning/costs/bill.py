@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simoffload.hardware import load_platform
+from simoffload.documents import without
 from simoffload.hardware.device_groups import MEMORY, DeviceGroup
-from simoffload.hardware.library import is_path
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS
 from simoffload.planning.costs.price_list import CostList, Figure
 from simoffload.results.result import SimulationResult
@@ -124,9 +123,8 @@ def _split(part: DeviceGroup, has: DeviceGroup) -> tuple[tuple[DeviceGroup, ...]
 
 def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], DeviceGroup]:
     """By key and tier what comes with a platform as its file has it, without what the scenario changes."""
-    reference, root = scenario.scenario.platform, scenario.document.root
-    where = root / reference if root and is_path(reference) else reference
-    shipped = load_platform(where, root=root).machine(nodes=nodes).parts
+    plain = without(scenario.document, "equipment")
+    shipped = scenario.cache.platform(plain, changed=False).machine(nodes=nodes).parts
     return {(part.key, part.tier): part for part in shipped if part.kind not in _SHARED}
 
 

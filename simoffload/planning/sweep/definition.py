@@ -16,7 +16,7 @@ from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term,
 from simoffload.planning.sweep.journal import AFTER, METRICS
 from simoffload.planning.sweep.section import SweepSection
 from simoffload.scenario import ScenarioCache
-from simoffload.scenario.loading import SWEEP, completed, resolve
+from simoffload.scenario.loading import SWEEP, completed, opened, resolve
 
 __all__ = ["MOST_POINTS", "Grid", "Sweep", "define_sweep"]
 
@@ -98,7 +98,7 @@ class Sweep:
     def identity(self, index: int) -> str:
         """The hash of a combination's scenario: the same for what cannot differ in its result."""
         document = completed(self.grid.document(index), self.cache, [])
-        return self.cache.identity(document.data, root=document.root)
+        return self.cache.cache_key(document.data, root=document.root)
 
     def description(self) -> dict[str, Any]:
         """What is computed, as plain values; with the content of files it is what the sweep's hash is of."""
@@ -138,7 +138,7 @@ def define_sweep(
     grid = Grid(_base_of(document, tuple(found)), tuple(found.values()))
     _check_names(grid, most)
     cache = ScenarioCache()
-    grid = replace(grid, base=_with_config(grid, cache))
+    grid = replace(grid, base=_with_files(grid, cache))
     _check_paths(grid, cache)
     texts = (*section.constraints, *constraints)
     return Sweep(grid, texts, tuple(_constraint(text, grid) for text in texts), cache)
@@ -184,14 +184,12 @@ def _check_names(grid: Grid, most: int) -> None:
         raise InputError.at("sweep.axes", text)
 
 
-def _with_config(grid: Grid, cache: ScenarioCache) -> Document:
-    """The base with its ds_config in place of the path where an axis reaches into it."""
-    strategy = grid.base.data.get("strategy")
-    reached = any(len(axis.location) > 2 and axis.location[1] == "ds_config" for axis in grid.axes)
-    if not reached or not isinstance(strategy, dict) or not isinstance(strategy.get("ds_config"), str):
-        return grid.base
-    config = cache.ds_config(strategy["ds_config"], root=grid.base.root)
-    return edited(grid.base, [Edit(("strategy", "ds_config"), config)], in_place=True)
+def _with_files(grid: Grid, cache: ScenarioCache) -> Document:
+    """The base with the content of a file in place of its path where an axis reaches into it."""
+    base = grid.base
+    for axis in grid.axes:
+        base = opened(base, axis.location[:-1], cache)
+    return base
 
 
 # ---- paths that lead nowhere are found before anything runs ----

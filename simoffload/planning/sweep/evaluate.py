@@ -54,7 +54,7 @@ class _Setting(NamedTuple):
 
 
 _local = threading.local()
-"""The setting of the job that a thread works on; a shelf is not for several threads."""
+"""The setting of the job that a thread works on; a cache is not for several threads."""
 
 
 def check_workers_can_import() -> None:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     JsonValue,
@@ -17,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from simoffload.documents.frozen import Frozen
 from simoffload.errors import shortened
 
 __all__ = ["AxisSection", "Bound", "RangeSection", "SweepSection"]
@@ -60,10 +60,6 @@ _Bound = Annotated[Bound, PlainValidator(_bound), WithJsonSchema(_BOUND_SCHEMA)]
 _Word = Annotated[str, AfterValidator(_word), Field(json_schema_extra={"pattern": r"^[^\W\d]\w*$"})]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 def _one_of(*keys: str) -> ConfigDict:
     """One of the keys is given, and null is as good as not given."""
     given: list[JsonValue] = [
@@ -72,7 +68,7 @@ def _one_of(*keys: str) -> ConfigDict:
     return ConfigDict(json_schema_extra={"oneOf": given})
 
 
-class RangeSection(_Section):
+class RangeSection(Frozen):
     """Values from min to max, numbers or quantities such as 10 GB/s; give either step or n."""
 
     model_config = _one_of("step", "n")
@@ -95,7 +91,7 @@ class RangeSection(_Section):
         return self
 
 
-class AxisSection(_Section):
+class AxisSection(Frozen):
     """The values of one path."""
 
     model_config = _one_of("choices", "range")
@@ -121,10 +117,10 @@ class AxisSection(_Section):
         return self
 
 
-class SweepSection(_Section):
+class SweepSection(Frozen):
     """What ``simoffload sweep`` varies; other commands leave it out."""
 
-    axes: dict[str, AxisSection] = {}
+    axes: dict[str, AxisSection] = Field(default={})
     """Paths in the scenario, such as workload.batch_size, with the values they take."""
     constraints: tuple[str, ...] = ()
     """Points to keep, such as "workload.batch_size * strategy.ranks <= 256"."""

@@ -1,11 +1,10 @@
-"""How sure a result is, what it hangs on and what faster storage would bring, for terminal and page."""
+"""What a result hangs on, in which range it is, and what faster storage would bring."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
-from simoffload.planning.confidence import confidence
 from simoffload.planning.explanation import Explanation
 from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
 from simoffload.planning.uncertainty import ASSUMED, Uncertainty, UncertaintyTerm
@@ -16,17 +15,12 @@ from simoffload.report.presentation import presentation
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_number, format_seconds
 
-__all__ = ["STORAGE", "TOP", "bandwidth_section", "confidence_section", "explained"]
+__all__ = ["STORAGE", "TOP", "bandwidth_section", "explained"]
 
 TOP = 10
 """Inputs that are told."""
 _HANGS_ON = "What the result hangs on"
 STORAGE = "Storage bandwidth and throughput"
-
-
-def confidence_section(result: SimulationResult) -> ReportSection:
-    """The error on real runs that stands for a result with times."""
-    return ReportSection("How sure", (confidence(result).sentence,))
 
 
 def explained(explanation: Explanation) -> tuple[ReportSection, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from simoffload.planning.confidence import confidence
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, fraction, seconds
 from simoffload.report.formatting import largest
@@ -60,3 +61,8 @@ def phases(result: TrainingResult) -> ReportSection:
         charts=(chart,),
         page_only=not several(result),
     )
+
+
+def how_sure(result: SimulationResult) -> ReportSection:
+    """The error on real runs that stands for a result with times."""
+    return ReportSection("How sure", (confidence(result).sentence,))

@@ -10,7 +10,9 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+from simoffload.documents.frozen import Frozen
 
 __all__ = [
     "ActivationCheckpointingSection",
@@ -47,10 +49,10 @@ AutoPositive = Annotated[
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class ConfigSection(BaseModel):
+class ConfigSection(Frozen):
     """A section of ds_config.json; keys that we do not know are kept to be warned about."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
 
 class OffloadParamSection(ConfigSection):

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from simoffload.documents import Edit
+from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
@@ -48,10 +49,8 @@ _SAME_SHARE = 0.005
 """Shares that are told with the same whole percent."""
 
 
-class Lora(BaseModel):
+class Lora(Frozen):
     """Adapters beside frozen weights, in PEFT's names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     r: Annotated[int, Field(strict=True, ge=1, le=65_536)]
     """Rank."""

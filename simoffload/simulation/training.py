@@ -1,29 +1,86 @@
-"""What a training run does beside its steps: it reads data, saves checkpoints and wears drives out."""
+"""Metrics of training: the steps, and what a run does beside them, which reads data, saves checkpoints and
+wears drives out."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from simoffload.results.capacity import tier_uses
 from simoffload.results.data_loading import DataLoading, data_loading_sentences
 from simoffload.results.endurance import TierLifetime, lifetime_warnings, tier_lifetime
-from simoffload.results.training import TrainingResult
+from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation.capacity import AHEAD
-from simoffload.simulation.checkpoint import checkpoint_times
+from simoffload.simulation.capacity import AHEAD, common, memory_stages
+from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times
 from simoffload.simulation.data_loading import predict_data_loading
+from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner
-from simoffload.strategies import Plan
+from simoffload.simulation.write_cache import steps_with_caches
+from simoffload.strategies.base import Phase, Plan
 from simoffload.workload import Dataset
 
-__all__ = ["around_training"]
+__all__ = ["TrainingMeasures"]
 
 
-def around_training(
+class TrainingMeasures(Measures[TrainingResult]):
+    """The phases of one step of the steady state, and what a training run does beside them."""
+
+    def empty(self, common: dict[str, Any], *, optimizer: str = "") -> TrainingResult:
+        """Neither sizes nor times."""
+        workload: Any = self.scenario.scenario.workload
+        return TrainingResult(
+            **common,
+            optimizer_target=optimizer,
+            batch_size=workload.batch_size,
+            sequence_length=workload.sequence_length,
+            gradient_accumulation_steps=workload.gradient_accumulation_steps,
+        )
+
+    def capacity(self, plan: Plan) -> TrainingResult:
+        """Memory, traffic, FLOP and checkpoints, without times."""
+        scenario, facts = self.scenario, plan.facts
+        fields, stages = common(scenario, plan), memory_stages(scenario, plan)
+        tiers, saved = scenario.machine.tiers, plan.saved
+        if saved is not None:
+            fields["warnings"] += saved.notes
+        return replace(
+            self.empty(fields, optimizer=plan.optimizer_target),
+            forward_flops=facts.forward_flops,
+            backward_flops=facts.backward_flops,
+            recomputed_flops=facts.recomputed_flops,
+            traffic=facts.traffic,
+            estimates=facts.estimates,
+            requests=facts.requests,
+            memory_stages=tuple((stage.name, tier_uses(stage.terms, tiers)) for stage in stages),
+            dataset=scenario.scenario.dataset,
+            checkpoint=checkpoint_facts(saved) if saved is not None else None,
+        )
+
+    def timed(self, plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
+        """Times of the step and of what the run does beside it. Raises SimulationError."""
+
+        def step(used: Plan) -> TrainingResult:
+            runner.restart()
+            phases = [one for one in used.phases if isinstance(one, Phase)]
+            found = zip(phases, runner.phases(phases), strict=True)
+            return replace(
+                result, phases=tuple(TimedPhase(one.kind, one.repeat, each) for one, each in found)
+            )
+
+        workload: Any = self.scenario.scenario.workload
+        steady = workload.write_caches == "steady"
+        timed = steps_with_caches(plan, result, step, steady=steady)
+        timed = _around_steps(self.scenario, plan, timed, runner)
+        return replace(timed, timelines=runner.timelines, work=tuple(runner.work))
+
+
+def _around_steps(
     scenario: LoadedScenario, plan: Plan, result: TrainingResult, runner: Runner
 ) -> TrainingResult:
     """Add checkpoints, data and wear to a result that has times. Raises SimulationError."""
     result = _with_checkpoints(plan, result, runner)
-    return _with_lifetimes(scenario, _with_reading(scenario, result))
+    return _with_wear(scenario, _with_reading(scenario, result))
 
 
 def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
@@ -32,8 +89,8 @@ def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> Tra
     if not step or update is None or plan.saved is None:
         return result
     checkpoints = plan.saved.after(step_time=step, update_time=min(update, step))
-    found, warnings = checkpoint_times(checkpoints, runner, result.write_caches)
-    return replace(result, checkpoint=found, warnings=(*result.warnings, *warnings))
+    found, told = checkpoint_times(checkpoints, runner, result.write_caches)
+    return replace(result, checkpoint=found, warnings=(*result.warnings, *told))
 
 
 def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
@@ -46,7 +103,7 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
     served = None
     if target.drive is not None and target.drive.random_read is not None:
         served = target.drive.random_read.value * (target.array.count if target.array else 1)
-    data_loading = predict_data_loading(
+    reading = predict_data_loading(
         dataset,
         machine,
         ranks=result.ranks,
@@ -59,11 +116,7 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
         requests_per_second=served,
         background={use.link: use.size / result.step_s for use in step.links},
     )
-    return replace(
-        result,
-        data_loading=data_loading,
-        warnings=(*result.warnings, *_loading_warnings(dataset, data_loading)),
-    )
+    return replace(result, reading=reading, warnings=(*result.warnings, *_starving(dataset, reading)))
 
 
 def _pause(result: TrainingResult) -> float:
@@ -81,13 +134,13 @@ def _free(result: TrainingResult) -> int | None:
     return None
 
 
-def _loading_warnings(dataset: Dataset, data_loading: DataLoading) -> tuple[str, ...]:
-    if data_loading.cold.limit == "gpu":
+def _starving(dataset: Dataset, reading: DataLoading) -> tuple[str, ...]:
+    if reading.cold.limit == "gpu":
         return ()
-    return (f"dataset: {'; '.join(data_loading_sentences(dataset, data_loading))}",)
+    return (f"dataset: {'; '.join(data_loading_sentences(dataset, reading))}",)
 
 
-def _with_lifetimes(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
+def _with_wear(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
     """How fast drives wear out that steps or checkpoints write to.
 
     A step takes its share of the stalls; what GPUs wait for data is left out, and so are checkpoints whose

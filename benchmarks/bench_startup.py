@@ -1,0 +1,61 @@
+"""CPU time of whole processes: a short run, an import and --help, beside those of another checkout.
+
+python benchmarks/bench_startup.py [OTHER_CHECKOUT] [PAIRS]
+
+Both take turns, and the ratio is taken pair by pair, so that a machine whose speed changes does not move it.
+Without another checkout the yardstick is a process that imports only the libraries that every run needs.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+PAIRS = 15
+LIBRARIES = ["-c", "import pydantic, yaml, simpy, rich.console, rich.table"]
+PROCESSES = {
+    "run ddn/bloom-176b": ["-m", "simoffload", "run", "ddn/bloom-176b"],
+    "import simoffload.scenario": ["-c", "import simoffload.scenario"],
+    "--help": ["-m", "simoffload", "--help"],
+}
+
+
+def cpu_s(arguments: list[str], checkout: Path) -> float:
+    """[s] of user and system time of a process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    subprocess.run(
+        [sys.executable, *arguments], cwd="/", env=environment, stdout=subprocess.DEVNULL, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def main() -> None:
+    given = sys.argv[1:]
+    other = Path(given[0]).resolve() if given else None
+    pairs = int(given[1]) if len(given) > 1 else PAIRS
+    beside = str(other) if other else "imports of libraries"
+    print(f"CPU time, medians of {pairs} pairs    here [s]  other [s]   ratio    least     most")
+    for name, arguments in PROCESSES.items():
+        turns = [(arguments, HERE), (arguments, other) if other else (LIBRARIES, HERE)]
+        for next_iteration in turns:
+            cpu_s(*next_iteration)  # writes the files of bytecode
+        here, there = [], []
+        for pair in range(pairs):
+            times = {at: cpu_s(*turns[at]) for at in ((0, 1) if pair % 2 else (1, 0))}
+            here.append(times[0])
+            there.append(times[1])
+        ratios = [one / two for one, two in zip(here, there, strict=True)]
+        middle = " ".join(f"{statistics.median(each):9.3f}" for each in (here, there, ratios))
+        print(f"{name:32} {middle} {min(ratios):8.3f} {max(ratios):8.3f}")
+    print(f"other: {beside}")
+
+
+if __name__ == "__main__":
+    main()
