@@ -7,6 +7,8 @@ length of its numbers. Every problem found names the file, line, column and key.
 from __future__ import annotations
 
 from simoffload.documents.choices import quoted, suggest
+from simoffload.documents.document import Document
+from simoffload.documents.edits import Edit, edited, inserted, set_value, without
 from simoffload.documents.files import (
     SUFFIXES,
     exists,
@@ -16,8 +18,6 @@ from simoffload.documents.files import (
     read_document,
     resolved,
 )
-from simoffload.documents.overrides import Edit, edited, inserted, set_value, without
-from simoffload.documents.tree import Document
 from simoffload.documents.validation import validate
 
 __all__ = [

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from simoffload.documents.json_reader import read_json
-from simoffload.documents.tree import Document
-from simoffload.documents.yaml_reader import read_yaml
+from simoffload.documents.document import Document
+from simoffload.documents.reader import read_json, read_yaml
 from simoffload.errors import InputError, Problem, shortened
 
 __all__ = ["SUFFIXES", "exists", "looked_up", "parse_json", "parse_yaml", "read_document", "resolved"]

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.documents import parse_json, parse_yaml, read_document, yaml_reader
+from simoffload.documents import parse_json, parse_yaml, read_document, reader
 from simoffload.errors import InputError, Problem
 
 PLATFORM = """\
@@ -232,7 +232,7 @@ def test_a_bomb_is_refused_at_its_first_anchor() -> None:
 
 def test_the_slower_parser_gives_the_same_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = parse_yaml(PLATFORM, name="p.yaml")
-    monkeypatch.setattr(yaml_reader, "_LOADER", yaml.SafeLoader)
+    monkeypatch.setattr(reader, "_LOADER", yaml.SafeLoader)
     slow = parse_yaml(PLATFORM, name="p.yaml")
     assert slow.data == fast.data
     assert slow.marks == fast.marks

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from simoffload.documents import Document, validate
-from simoffload.documents.overrides import parse_path
-from simoffload.documents.tree import Location, key_path
-from simoffload.documents.yaml_reader import read_yaml
+from simoffload.documents.document import Location, key_path
+from simoffload.documents.edits import parse_path
+from simoffload.documents.reader import read_yaml
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.ranges import expand
 from simoffload.planning.sweep.section import AxisSection
