@@ -16,6 +16,7 @@ from simoffload.documents.files import (
     parse_json,
     parse_yaml,
     read_document,
+    read_text,
     resolved,
 )
 from simoffload.documents.validation import validate
@@ -32,6 +33,7 @@ __all__ = [
     "parse_yaml",
     "quoted",
     "read_document",
+    "read_text",
     "resolved",
     "set_value",
     "suggest",

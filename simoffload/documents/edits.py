@@ -13,7 +13,16 @@ from simoffload.documents.document import Document, Location, Mark, key_path
 from simoffload.documents.reader import DEEPEST, is_text, read_yaml
 from simoffload.errors import InputError, Problem
 
-__all__ = ["Edit", "edited", "inserted", "parse_path", "set_value", "split_assignment", "without"]
+__all__ = [
+    "Edit",
+    "edited",
+    "inserted",
+    "parse_path",
+    "read_option",
+    "set_value",
+    "split_assignment",
+    "without",
+]
 
 _PART = re.compile(r'(?:^|\.)(?:"([^"]+)"|([^.\[\]"]+))|\[([0-9]{1,6})\]')
 _JSON_ONLY = re.compile(r'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')
@@ -115,13 +124,22 @@ def set_value(document: Document, assignment: str) -> Document:
     path, text = split_assignment(assignment)
     if text is None:
         raise _refusal((), f"{quoted(assignment)} has no value; write e.g. workload.batch_size=16")
-    try:
-        value = read_yaml(text, name="--set")
-    except InputError as error:
-        raise InputError(p._replace(line=None, column=None, key=path) for p in error.problems) from None
+    value = read_option(text, option="--set", key=path)
     made, location, outermost = _changed(document, parse_path(path), value.data)
-    marks = {(*location, *place): Mark(None, text=mark.text) for place, mark in value.marks.items()}
+    marks = {(*location, *place): mark for place, mark in value.marks.items()}
     return replace(made, marks={**made.marks, **marks}, overrides=document.overrides | {outermost})
+
+
+def read_option(text: str, *, option: str, key: str) -> Document:
+    """YAML given for a key in an option of the command line: a document without positions.
+
+    Raises InputError.
+    """
+    try:
+        value = read_yaml(text, name=option)
+    except InputError as error:
+        raise InputError(one._replace(line=None, column=None, key=key) for one in error.problems) from None
+    return replace(value, marks={place: Mark(None, text=mark.text) for place, mark in value.marks.items()})
 
 
 def split_assignment(assignment: str) -> tuple[str, str | None]:

@@ -11,7 +11,16 @@ from simoffload.documents.document import Document
 from simoffload.documents.reader import read_json, read_yaml
 from simoffload.errors import InputError, Problem, shortened
 
-__all__ = ["SUFFIXES", "exists", "looked_up", "parse_json", "parse_yaml", "read_document", "resolved"]
+__all__ = [
+    "SUFFIXES",
+    "exists",
+    "looked_up",
+    "parse_json",
+    "parse_yaml",
+    "read_document",
+    "read_text",
+    "resolved",
+]
 
 SUFFIXES = (".yaml", ".yml", ".json")
 """Of the names of documents."""
@@ -63,12 +72,37 @@ def read_document(path: Path) -> Document:
 
     Raises InputError for a file that cannot be read or holds anything but data.
     """
-    if path.suffix not in SUFFIXES and not exists(path):
-        raise _refusal(str(path), "no such file")
     if path.suffix not in SUFFIXES:
-        raise _refusal(str(path), "the name of a document ends in .yaml, .yml or .json")
+        wrong_name = "the name of a document ends in .yaml, .yml or .json"
+        raise _refusal(path, wrong_name if exists(path) else "no such file")
     parse = parse_json if path.suffix == ".json" else parse_yaml
-    return parse(_read_text(path), name=str(path), root=path.parent)
+    return parse(read_text(path, most=_LARGEST), name=str(path), root=path.parent)
+
+
+def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
+    """The text of a file of at most ``most`` [B]. Refusals of what is in the file end with the remedy.
+
+    Raises InputError.
+    """
+    path, after = Path(name), remedy and f"; {remedy}"
+    with looked_up(name):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            raise _refusal(name, "no such file") from None
+        if stat.S_ISDIR(status.st_mode):
+            raise _refusal(name, f"this is a folder, not a file{after}")
+        if not stat.S_ISREG(status.st_mode):
+            raise _refusal(name, f"not a regular file{after}")
+        if status.st_size > most:
+            raise _refusal(name, f"larger than {most // 10**6} MB ({status.st_size} bytes){after}")
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"not a text in UTF-8 (byte 0x{content[error.start]:02x}){after}"
+        raise _refusal(name, message, line=content.count(b"\n", 0, error.start) + 1) from None
 
 
 def parse_yaml(text: str, *, name: str, root: Path | None = None) -> Document:
@@ -87,28 +121,6 @@ def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
     return _with_mapping(read_json(text, name=name, root=root))
 
 
-def _read_text(path: Path) -> str:
-    with looked_up(path):
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            raise _refusal(str(path), "no such file") from None
-        if stat.S_ISDIR(status.st_mode):
-            raise _refusal(str(path), "this is a folder, not a file")
-        if not stat.S_ISREG(status.st_mode):
-            raise _refusal(str(path), "not a regular file")
-        if status.st_size > _LARGEST:
-            raise _refusal(str(path), f"larger than 1 MB ({status.st_size} bytes)")
-        with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        message = f"not a text in UTF-8 (byte 0x{content[error.start]:02x})"
-        raise InputError([Problem(str(path), line, None, "", message)]) from None
-
-
 def _with_mapping(document: Document) -> Document:
     if document.data is None:
         raise _refusal(document.path, "the document is empty")
@@ -119,5 +131,5 @@ def _with_mapping(document: Document) -> Document:
     return document
 
 
-def _refusal(name: str, message: str) -> InputError:
-    return InputError([Problem(name, None, None, "", message)])
+def _refusal(name: str | Path, message: str, *, line: int | None = None) -> InputError:
+    return InputError([Problem(str(name), line, None, "", message)])

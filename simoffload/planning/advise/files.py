@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+from simoffload.documents import Edit, edited
 from simoffload.exchange.scenario_file import pasteable, scenario_text
 from simoffload.hardware.library import is_path
 from simoffload.planning.advise.evaluate import Advice, Tried
@@ -43,13 +43,15 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
 
 def _scenario(base: LoadedScenario, found: Tried | Point, words: str) -> str:
     """What was simulated with all settings of DeepSpeed, but the batch, which the workload says."""
-    data: Mapping[str, Any] = found.scenario.document.data
+    edits = [
+        Edit(("name",), f"{base.name}: {words}"[:_LONGEST_NAME]),
+        Edit(("description",), f"{base.name} with {words}."),
+    ]
     exported = found.result.provenance.exports.get(FILE)
     if exported is not None:
         config = {key: value for key, value in exported.items() if key not in BATCH}
-        data = {**data, "strategy": {**data["strategy"], "ds_config": config}}
-    named = {"name": f"{base.name}: {words}"[:_LONGEST_NAME], "description": f"{base.name} with {words}."}
-    return f"{SIGNATURE}\n{scenario_text({**data, **named})}"
+        edits.append(Edit(("strategy", "ds_config"), config))
+    return f"{SIGNATURE}\n{scenario_text(edited(found.scenario.document, edits).data)}"
 
 
 def user_files(scenarios: Iterable[LoadedScenario]) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term,
 from simoffload.planning.sweep.journal import AFTER, METRICS
 from simoffload.planning.sweep.section import SweepSection
 from simoffload.scenario import Shelf
-from simoffload.scenario.loading import SWEEP, completed, resolve
+from simoffload.scenario.loading import SWEEP, completed, resolve, with_ds_config
 
 __all__ = ["MOST_POINTS", "Grid", "Sweep", "define_sweep"]
 
@@ -186,12 +186,10 @@ def _check_names(grid: Grid, most: int) -> None:
 
 def _with_config(grid: Grid, shelf: Shelf) -> Document:
     """The base with its ds_config in place of the path where an axis reaches into it."""
-    strategy = grid.base.data.get("strategy")
-    reached = any(len(axis.location) > 2 and axis.location[1] == "ds_config" for axis in grid.axes)
-    if not reached or not isinstance(strategy, dict) or not isinstance(strategy.get("ds_config"), str):
-        return grid.base
-    config = shelf.ds_config(strategy["ds_config"], root=grid.base.root)
-    return edited(grid.base, [Edit(("strategy", "ds_config"), config)], in_place=True)
+    base = grid.base
+    for axis in grid.axes:
+        base = with_ds_config(base, axis.location, shelf)
+    return base
 
 
 # ---- paths that lead nowhere are found before anything runs ----
