@@ -13,12 +13,11 @@ from simoffload.documents.files import (
     SUFFIXES,
     exists,
     looked_up,
-    parse_json,
-    parse_yaml,
     read_document,
     read_text,
     resolved,
 )
+from simoffload.documents.reader import parse_json, parse_yaml
 from simoffload.documents.validation import validate
 
 __all__ = [

@@ -28,12 +28,16 @@ class Position(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where an entry of a document stands; without positions if it did not come from the file."""
+    """Where an entry of a document stands; without positions if it did not come from a file."""
 
     value: Position | None
     key: Position | None = None
     text: str | None = None
     """An unquoted scalar as it was written."""
+    file: str = ""
+    """Another file, or the option of the command line, that the entry comes from."""
+    top: int = 0
+    """How many keys above the entry that file does not have."""
 
 
 def key_path(location: Location) -> str:
@@ -72,25 +76,19 @@ class Document:
     root: Path | None = None
     """The folder from which relative paths in the document start."""
     marks: Mapping[Location, Mark] = field(default_factory=dict, repr=False)
-    overrides: frozenset[Location] = frozenset()
-    """What ``set_value`` has put in place of the file's own entries."""
-    origins: Mapping[Location, str] = field(default_factory=dict)
-    """Entries from other files, as ``strategy``, and those files; their ``marks`` are places there."""
 
     def position(self, location: Location) -> Position | None:
         """Where a value begins, or else the nearest entry around it; None if nothing is known."""
-        for end in range(len(location), -1, -1):
-            if location[:end] in self.overrides:
-                return None
-            mark = self.marks.get(location[:end])
-            if mark is not None:
-                return mark.value
-        return None
+        return self._nearest(location).value
 
     def key_position(self, location: Location) -> Position | None:
         """Where the key of an entry begins; for an entry of a list, where its value does."""
         mark = self.marks.get(location)
         return mark.key if mark is not None and mark.key is not None else self.position(location)
+
+    def _nearest(self, location: Location) -> Mark:
+        ends = range(len(location), -1, -1)
+        return next((self.marks[location[:end]] for end in ends if location[:end] in self.marks), Mark(None))
 
     def written(self, location: Location) -> str | None:
         """An unquoted scalar as it was written: ``1e9``, where the tree has 1000000000.0."""
@@ -99,14 +97,11 @@ class Document:
 
     def problem(self, location: Location, message: str, *, at_key: bool = False) -> Problem:
         """A problem with a value of this document (with its key if ``at_key``)."""
-        position = self.key_position(location) if at_key else self.position(location)
-        path = self.path
-        if any(location[:end] in self.overrides for end in range(len(location) + 1)):
-            path = "--set"
-        else:
-            for place, file in self.origins.items():
-                if location[: len(place)] == place:
-                    path, location = file, location[len(place) :]
-                    break
-        line, column = position or (None, None)
-        return Problem(path, line, column, key_path(location), message)
+        line, column = (self.key_position(location) if at_key else self.position(location)) or (None, None)
+        mark = self._nearest(location)
+        return Problem(mark.file or self.path, line, column, key_path(location[mark.top :]), message)
+
+    @property
+    def other_files(self) -> frozenset[str]:
+        """Files that whole sections come from."""
+        return frozenset(mark.file for mark in self.marks.values() if mark.top)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from simoffload.documents.choices import quoted
 from simoffload.documents.document import Document, Location, Mark, key_path
-from simoffload.documents.reader import DEEPEST, is_text, read_yaml
+from simoffload.documents.reader import DEEPEST, is_text, parse_yaml
 from simoffload.errors import InputError, Problem
 
 __all__ = [
@@ -91,8 +91,7 @@ def _changed(
         return replace(document, data=data), location, outermost
     size = len(outermost)
     marks = {place: mark for place, mark in document.marks.items() if place[:size] != outermost}
-    origins = {place: file for place, file in document.origins.items() if place[:size] != outermost}
-    return replace(document, data=data, marks=marks, origins=origins), location, outermost
+    return replace(document, data=data, marks=marks), location, outermost
 
 
 def inserted(document: Document, section: str, other: Document) -> Document:
@@ -101,13 +100,8 @@ def inserted(document: Document, section: str, other: Document) -> Document:
     Raises InputError.
     """
     changed = edited(document, [Edit((section,), other.data)])
-    marks = {(section, *place): mark for place, mark in other.marks.items()}
-    return replace(
-        changed,
-        marks={**changed.marks, **marks},
-        overrides=frozenset(place for place in changed.overrides if place[:1] != (section,)),
-        origins={**changed.origins, (section,): other.path},
-    )
+    marks = {(section, *place): mark._replace(file=other.path, top=1) for place, mark in other.marks.items()}
+    return replace(changed, marks={**changed.marks, **marks})
 
 
 def without(document: Document, section: str) -> Document:
@@ -126,8 +120,8 @@ def set_value(document: Document, assignment: str) -> Document:
         raise _refusal((), f"{quoted(assignment)} has no value; write e.g. workload.batch_size=16")
     value = read_option(text, option="--set", key=path)
     made, location, outermost = _changed(document, parse_path(path), value.data)
-    marks = {(*location, *place): mark for place, mark in value.marks.items()}
-    return replace(made, marks={**made.marks, **marks}, overrides=document.overrides | {outermost})
+    marks = {(*location, *place): mark._replace(file="--set") for place, mark in value.marks.items()}
+    return replace(made, marks={**made.marks, outermost: Mark(None, file="--set"), **marks})
 
 
 def read_option(text: str, *, option: str, key: str) -> Document:
@@ -136,7 +130,7 @@ def read_option(text: str, *, option: str, key: str) -> Document:
     Raises InputError.
     """
     try:
-        value = read_yaml(text, name=option)
+        value = parse_yaml(text, name=option, any_value=True)
     except InputError as error:
         raise InputError(one._replace(line=None, column=None, key=key) for one in error.problems) from None
     return replace(value, marks={place: Mark(None, text=mark.text) for place, mark in value.marks.items()})

@@ -8,15 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from simoffload.documents.document import Document
-from simoffload.documents.reader import read_json, read_yaml
+from simoffload.documents.reader import parse_json, parse_yaml
 from simoffload.errors import InputError, Problem, shortened
 
 __all__ = [
     "SUFFIXES",
     "exists",
     "looked_up",
-    "parse_json",
-    "parse_yaml",
     "read_document",
     "read_text",
     "resolved",
@@ -103,32 +101,6 @@ def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
     except UnicodeDecodeError as error:
         message = f"not a text in UTF-8 (byte 0x{content[error.start]:02x}){after}"
         raise _refusal(name, message, line=content.count(b"\n", 0, error.start) + 1) from None
-
-
-def parse_yaml(text: str, *, name: str, root: Path | None = None) -> Document:
-    """Read YAML text whose top is a mapping; ``name`` stands for the file in messages.
-
-    Raises InputError.
-    """
-    return _with_mapping(read_yaml(text, name=name, root=root))
-
-
-def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
-    """Read JSON text whose top is a mapping; ``name`` stands for the file in messages.
-
-    Raises InputError.
-    """
-    return _with_mapping(read_json(text, name=name, root=root))
-
-
-def _with_mapping(document: Document) -> Document:
-    if document.data is None:
-        raise _refusal(document.path, "the document is empty")
-    if not isinstance(document.data, dict):
-        kind = "a list" if isinstance(document.data, list) else "a single value"
-        problem = document.problem((), f"must hold keys and values at its top, not {kind}")
-        raise InputError([problem])
-    return document
 
 
 def _refusal(name: str | Path, message: str, *, line: int | None = None) -> InputError:

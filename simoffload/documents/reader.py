@@ -31,7 +31,7 @@ from simoffload.documents.document import (
 )
 from simoffload.errors import InputError, Problem
 
-__all__ = ["DEEPEST", "is_text", "read_json", "read_yaml"]
+__all__ = ["DEEPEST", "is_text", "parse_json", "parse_yaml"]
 
 DEEPEST = 32
 """Levels of a document."""
@@ -63,8 +63,8 @@ _NO_ENTRY = ("did not find expected key", "did not find expected '-'", "expected
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_yaml(text: str, *, name: str, root: Path | None = None) -> Document:
-    """Read one YAML document with anything at its top; None if it is empty.
+def parse_yaml(text: str, *, name: str, root: Path | None = None, any_value: bool = False) -> Document:
+    """Read YAML text whose top is a mapping, or ``any_value``; ``name`` stands for the file in messages.
 
     Raises InputError.
     """
@@ -81,11 +81,11 @@ def read_yaml(text: str, *, name: str, root: Path | None = None) -> Document:
         mark = error.problem_mark or error.context_mark
         position = Position(mark.line + 1, mark.column + 1) if mark else None
         raise tree.refusal(position, f"not valid YAML: {_explain(error, text.splitlines())}") from None
-    return tree.document(root)
+    return tree.document(root, any_value=any_value)
 
 
-def read_json(text: str, *, name: str, root: Path | None = None) -> Document:
-    """Read one JSON document with anything at its top; None if it is empty.
+def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
+    """Read JSON text whose top is a mapping; ``name`` stands for the file in messages.
 
     Raises InputError.
     """
@@ -192,13 +192,18 @@ class _Tree:
         self._next = next_event
         self._data = self._node(next_event(), ())
 
-    def document(self, root: Path | None) -> Document:
+    def document(self, root: Path | None, *, any_value: bool = False) -> Document:
         """Hand over the document.
 
-        Raises InputError if there were problems.
+        Raises InputError if there were problems, or its top is no mapping and may not be ``any_value``.
         """
         if self._problems:
             raise input_error(self._problems)
+        if not any_value and self._data is None:
+            raise self.refusal(None, "the document is empty")
+        if not any_value and not isinstance(self._data, dict):
+            kind = "a list" if isinstance(self._data, list) else "a single value"
+            raise self.refusal(self._marks[()].value, f"must hold keys and values at its top, not {kind}")
         return Document(self._path, self._data, root, self._marks)
 
     def refusal(self, position: Position | None, message: str, location: Location = ()) -> InputError:
