@@ -19,11 +19,13 @@ from simoffload.documents.files import (
 )
 from simoffload.documents.reader import parse_json, parse_yaml
 from simoffload.documents.validation import validate
+from simoffload.documents.writer import ds_config_text, yaml_text
 
 __all__ = [
     "SUFFIXES",
     "Document",
     "Edit",
+    "ds_config_text",
     "edited",
     "exists",
     "inserted",
@@ -38,4 +40,5 @@ __all__ = [
     "suggest",
     "validate",
     "without",
+    "yaml_text",
 ]

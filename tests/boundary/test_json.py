@@ -33,6 +33,15 @@ def test_a_tree_and_the_places_of_its_entries() -> None:
     assert document.written(("names", 0)) is None
 
 
+def test_what_yaml_would_not_read() -> None:
+    """A key of more than 1024 characters, a colon on the next line, an escaped slash, tabs before a brace."""
+    long = "k" * 2000
+    document = parse_json(f'\t{{"{long}"\n:\n"a\\/b"}}', name="f.json")
+    assert document.data == {long: "a/b"}
+    assert document.position((long,)) == (3, 1)
+    assert document.key_position((long,)) == (1, 3)
+
+
 def refused(text: str) -> str:
     """What is said about a text that cannot be read."""
     with pytest.raises(InputError) as caught:

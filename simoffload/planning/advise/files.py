@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from simoffload.documents import Edit, edited
-from simoffload.exchange.scenario_file import pasteable, scenario_text
+from simoffload.documents import Edit, ds_config_text, edited, yaml_text
 from simoffload.hardware.library import is_path
 from simoffload.planning.advise.evaluate import Advice, Tried
 from simoffload.planning.advise.purchases import Point, Search
@@ -32,7 +31,7 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
         found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.option.words)
         if one.option.kind == "setting":
             exports = one.result.provenance.exports
-            found |= {f"{name}.{file}": pasteable(content) for file, content in exports.items()}
+            found |= {f"{name}.{file}": ds_config_text(content) for file, content in exports.items()}
     if search is not None and search.best is not None:
         words = f"best by {search.objective}: {', '.join(search.best.words)}"
         found["best.yaml"] = _scenario(advice.scenario, search.best, words)
@@ -51,7 +50,7 @@ def _scenario(base: LoadedScenario, found: Tried | Point, words: str) -> str:
     if exported is not None:
         config = {key: value for key, value in exported.items() if key not in BATCH}
         edits.append(Edit(("strategy", "ds_config"), config))
-    return f"{SIGNATURE}\n{scenario_text(edited(found.scenario.document, edits).data)}"
+    return f"{SIGNATURE}\n{yaml_text(edited(found.scenario.document, edits).data)}"
 
 
 def user_files(scenarios: Iterable[LoadedScenario]) -> dict[str, Path]:
