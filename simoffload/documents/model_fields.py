@@ -42,9 +42,8 @@ def place_of(model: type[BaseModel], tree: Any, labelled: Location, *, missing: 
             and unions[-1:] != [tuple(real)]
             and any(part == value for member in _models(types) for value, _ in _tags(member, tree))
         )
-        has_part = (
-            part in tree if isinstance(tree, dict) else isinstance(tree, list) and part in range(len(tree))
-        )
+        keys = tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+        has_part = part in keys
         if is_tag or not (has_part or (missing and index == len(labelled) - 1)):
             unions.append(tuple(real))
             continue

@@ -106,12 +106,12 @@ def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
 def is_text(plain: str) -> bool:
     """Whether a plain scalar of YAML is read as text."""
     try:
-        return isinstance(_scalar(plain), str)
+        return isinstance(_parsed(plain), str)
     except ValueError:
         return False
 
 
-def _scalar(text: str) -> str | int | float | bool | None:
+def _parsed(text: str) -> str | int | float | bool | None:
     """Read a plain (unquoted) scalar: a word such as ``true``, a number, or else text.
 
     Raises ValueError for a number that is too long to be meant, or beyond the range of a float.
@@ -252,7 +252,7 @@ class _Tree:
         if not event.implicit[0]:
             return event.value
         try:
-            value = _scalar(event.value)
+            value = _parsed(event.value)
         except ValueError as error:
             self._complain(location, position, str(error))
             return None
