@@ -12,7 +12,7 @@ from simoffload.documents.edits import Edit, edited, inserted, set_value, withou
 from simoffload.documents.files import (
     SUFFIXES,
     exists,
-    looked_up,
+    file_errors,
     read_document,
     read_text,
     resolved,
@@ -28,8 +28,8 @@ __all__ = [
     "ds_config_text",
     "edited",
     "exists",
+    "file_errors",
     "inserted",
-    "looked_up",
     "parse_json",
     "parse_yaml",
     "quoted",

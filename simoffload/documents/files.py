@@ -14,7 +14,7 @@ from simoffload.errors import InputError, Problem, shortened
 __all__ = [
     "SUFFIXES",
     "exists",
-    "looked_up",
+    "file_errors",
     "read_document",
     "read_text",
     "resolved",
@@ -27,7 +27,7 @@ _LARGEST = 1_000_000
 
 
 @contextmanager
-def looked_up(name: str | Path, *, option: str = "", what: str = "cannot be read") -> Iterator[None]:
+def file_errors(name: str | Path, *, option: str = "", what: str = "cannot be read") -> Iterator[None]:
     """Around everything that asks the system for a file whose name a user gave.
 
     Raises InputError for a name that the system refuses, such as one that is too long, and for a file that
@@ -51,7 +51,7 @@ def _reason(error: Exception) -> str:
 
 def exists(name: str | Path) -> bool:
     """Whether there is a file or folder of that name. Raises InputError where the system cannot say."""
-    with looked_up(name, what="cannot be used"):
+    with file_errors(name, what="cannot be used"):
         try:
             Path(name).stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -61,7 +61,7 @@ def exists(name: str | Path) -> bool:
 
 def resolved(path: str | Path) -> Path:
     """The path without links, whether or not it exists. Raises InputError for what can be no path."""
-    with looked_up(path, what="cannot be used"):
+    with file_errors(path, what="cannot be used"):
         return Path(path).resolve()
 
 
@@ -83,7 +83,7 @@ def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
     Raises InputError.
     """
     path, after = Path(name), remedy and f"; {remedy}"
-    with looked_up(name):
+    with file_errors(name):
         try:
             status = path.stat()
         except FileNotFoundError:

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from simoffload.documents import looked_up, read_text
+from simoffload.documents import file_errors, read_text
 from simoffload.errors import InputError, Problem
 
 __all__ = ["BenchmarkFile", "Fields", "finite"]
@@ -30,7 +30,7 @@ class BenchmarkFile(NamedTuple):
     def read(cls, path: str | Path) -> BenchmarkFile:
         """Raises InputError for what is no readable text, or larger than 20 MB."""
         text = read_text(path, most=_LARGEST, remedy="import the files that the tool wrote, run by run")
-        with looked_up(path):
+        with file_errors(path):
             modified = datetime.datetime.fromtimestamp(Path(path).stat().st_mtime, tz=datetime.UTC)
         return cls(str(path), text, modified.date())
 
