@@ -23,7 +23,8 @@ from simoffload.documents import (
     validate,
     without,
 )
-from simoffload.documents.overrides import parse_path, split_assignment
+from simoffload.documents.document import Location
+from simoffload.documents.edits import parse_path, split_assignment
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine
 from simoffload.limits import keep, limited
@@ -38,7 +39,16 @@ from simoffload.strategies import strategies, strategy_for
 from simoffload.strategies.base import TierChoice
 from simoffload.workload import Training
 
-__all__ = ["SWEEP", "completed", "find_scenario", "list_scenarios", "load_scenario", "locate", "resolve"]
+__all__ = [
+    "SWEEP",
+    "completed",
+    "find_scenario",
+    "list_scenarios",
+    "load_scenario",
+    "locate",
+    "resolve",
+    "with_ds_config",
+]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -85,7 +95,8 @@ def resolve(
     """
     cache = ScenarioCache() if cache is None else cache
     for assignment in overrides:
-        document = set_value(_opened(document, assignment, cache), assignment)
+        path = parse_path(split_assignment(assignment)[0])
+        document = set_value(with_ds_config(document, path, cache), assignment)
     _keep_limits(document)
     problems: list[Problem] = []
     document = completed(document, cache, problems)
@@ -159,14 +170,13 @@ def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
     return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_keys})
 
 
-def _opened(document: Document, assignment: str, cache: ScenarioCache) -> Document:
-    """The document with its ds_config in place of the path, if the assignment sets something in it."""
+def with_ds_config(document: Document, path: Location, cache: ScenarioCache) -> Document:
+    """The document with its ds_config in place of the config's file name, if the path leads into it."""
     strategy = document.data.get("strategy")
-    path = strategy.get("ds_config") if isinstance(strategy, dict) else None
-    within = parse_path(split_assignment(assignment)[0])[:-1]
-    if not isinstance(path, str) or within[:2] != ("strategy", "ds_config"):
+    file = strategy.get("ds_config") if isinstance(strategy, dict) else None
+    if not isinstance(file, str) or path[:2] != ("strategy", "ds_config") or len(path) == 2:
         return document
-    config = cache.ds_config(path, root=document.root)
+    config = cache.ds_config(file, root=document.root)
     return edited(document, [Edit(("strategy", "ds_config"), config)], in_place=True)
 
 

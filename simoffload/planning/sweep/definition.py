@@ -9,14 +9,14 @@ from typing import Any
 
 from simoffload import __version__
 from simoffload.documents import Document, Edit, edited, quoted, suggest, validate, without
-from simoffload.documents.tree import Location, key_path
+from simoffload.documents.document import Location, key_path
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.axes import Axis, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
 from simoffload.planning.sweep.section import SweepSection
 from simoffload.scenario import ScenarioCache
-from simoffload.scenario.loading import SWEEP, completed, resolve
+from simoffload.scenario.loading import SWEEP, completed, resolve, with_ds_config
 
 __all__ = ["MOST_POINTS", "Grid", "Sweep", "define_sweep"]
 
@@ -186,12 +186,10 @@ def _check_names(grid: Grid, most: int) -> None:
 
 def _with_config(grid: Grid, cache: ScenarioCache) -> Document:
     """The base with its ds_config in place of the path where an axis reaches into it."""
-    strategy = grid.base.data.get("strategy")
-    reached = any(len(axis.location) > 2 and axis.location[1] == "ds_config" for axis in grid.axes)
-    if not reached or not isinstance(strategy, dict) or not isinstance(strategy.get("ds_config"), str):
-        return grid.base
-    config = cache.ds_config(strategy["ds_config"], root=grid.base.root)
-    return edited(grid.base, [Edit(("strategy", "ds_config"), config)], in_place=True)
+    base = grid.base
+    for axis in grid.axes:
+        base = with_ds_config(base, axis.location, cache)
+    return base
 
 
 # ---- paths that lead nowhere are found before anything runs ----
