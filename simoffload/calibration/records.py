@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.calibration.runs import offload_device
-from simoffload.documents import Document, exists, file_errors, validate
+from simoffload.documents import Document, read_text, validate
 from simoffload.errors import InputError, Problem
 
 __all__ = ["Activity", "ModuleTimes", "Pass", "RecordedRun", "Records", "StepTrace", "Traces", "read_records"]
 
-_LARGEST = 256 * 1024**2
+_LARGEST = 256_000_000
 """[B] a run with traces takes about 0.1 MB."""
 _STEADY, _STEADY_TRAINING = 1, 2
 """The first repetition whose times count: memory is allocated and traces are recorded in those before."""
@@ -185,7 +185,7 @@ class Records(_Part):
 
 def read_records(path: Path) -> Records:
     """Read a file of ``calibrate deepspeed``. Raises InputError for anything else."""
-    text = _text(path)
+    text = read_text(path, most=_LARGEST, remedy="name the runs.json of a calibration")
     try:
         data = json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:
@@ -197,21 +197,6 @@ def read_records(path: Path) -> Records:
         message = 'not a record of "calibrate deepspeed", which has the keys schema, machine and runs'
         raise _refusal(path, message)
     return validate(Document(str(path), data), Records)
-
-
-def _text(path: Path) -> str:
-    with file_errors(path):
-        if not exists(path):
-            raise _refusal(path, "no such file")
-        if path.is_dir():
-            raise _refusal(path, "this is a folder; name the runs.json in it")
-        if path.stat().st_size > _LARGEST:
-            raise _refusal(path, "larger than 256 MiB")
-        content = path.read_bytes()
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise _refusal(path, "not a text in UTF-8") from None
 
 
 def _refuse(name: str) -> None:

@@ -7,23 +7,25 @@ length of its numbers. Every problem found names the file, line, column and key.
 from __future__ import annotations
 
 from simoffload.documents.choices import quoted, suggest
+from simoffload.documents.document import Document
+from simoffload.documents.edits import Edit, edited, inserted, set_value, without
 from simoffload.documents.files import (
     SUFFIXES,
     exists,
     file_errors,
-    parse_json,
-    parse_yaml,
     read_document,
+    read_text,
     resolved,
 )
-from simoffload.documents.overrides import Edit, edited, inserted, set_value, without
-from simoffload.documents.tree import Document
+from simoffload.documents.reader import parse_json, parse_yaml
 from simoffload.documents.validation import validate
+from simoffload.documents.writer import ds_config_text, yaml_text
 
 __all__ = [
     "SUFFIXES",
     "Document",
     "Edit",
+    "ds_config_text",
     "edited",
     "exists",
     "file_errors",
@@ -32,9 +34,11 @@ __all__ = [
     "parse_yaml",
     "quoted",
     "read_document",
+    "read_text",
     "resolved",
     "set_value",
     "suggest",
     "validate",
     "without",
+    "yaml_text",
 ]

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from simoffload.documents.json_reader import read_json
-from simoffload.documents.tree import Document
-from simoffload.documents.yaml_reader import read_yaml
+from simoffload.documents.document import Document
+from simoffload.documents.reader import parse_json, parse_yaml
 from simoffload.errors import InputError, Problem, shortened
 
-__all__ = ["SUFFIXES", "exists", "file_errors", "parse_json", "parse_yaml", "read_document", "resolved"]
+__all__ = [
+    "SUFFIXES",
+    "exists",
+    "file_errors",
+    "read_document",
+    "read_text",
+    "resolved",
+]
 
 SUFFIXES = (".yaml", ".yml", ".json")
 """Of the names of documents."""
@@ -64,61 +70,38 @@ def read_document(path: Path) -> Document:
 
     Raises InputError for a file that cannot be read or holds anything but data.
     """
-    if path.suffix not in SUFFIXES and not exists(path):
-        raise _refusal(str(path), "no such file")
     if path.suffix not in SUFFIXES:
-        raise _refusal(str(path), "the name of a document ends in .yaml, .yml or .json")
+        wrong_name = "the name of a document ends in .yaml, .yml or .json"
+        raise _refusal(path, wrong_name if exists(path) else "no such file")
     parse = parse_json if path.suffix == ".json" else parse_yaml
-    return parse(_read_text(path), name=str(path), root=path.parent)
+    return parse(read_text(path, most=_LARGEST), name=str(path), root=path.parent)
 
 
-def parse_yaml(text: str, *, name: str, root: Path | None = None) -> Document:
-    """Read YAML text whose top is a mapping; ``name`` stands for the file in messages.
-
-    Raises InputError.
-    """
-    return _with_mapping(read_yaml(text, name=name, root=root))
-
-
-def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
-    """Read JSON text whose top is a mapping; ``name`` stands for the file in messages.
+def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
+    """The text of a file of at most ``most`` [B]. Refusals of what is in the file end with the remedy.
 
     Raises InputError.
     """
-    return _with_mapping(read_json(text, name=name, root=root))
-
-
-def _read_text(path: Path) -> str:
-    with file_errors(path):
+    path, after = Path(name), remedy and f"; {remedy}"
+    with file_errors(name):
         try:
             status = path.stat()
         except FileNotFoundError:
-            raise _refusal(str(path), "no such file") from None
+            raise _refusal(name, "no such file") from None
         if stat.S_ISDIR(status.st_mode):
-            raise _refusal(str(path), "this is a folder, not a file")
+            raise _refusal(name, f"this is a folder, not a file{after}")
         if not stat.S_ISREG(status.st_mode):
-            raise _refusal(str(path), "not a regular file")
-        if status.st_size > _LARGEST:
-            raise _refusal(str(path), f"larger than 1 MB ({status.st_size} bytes)")
+            raise _refusal(name, f"not a regular file{after}")
+        if status.st_size > most:
+            raise _refusal(name, f"larger than {most // 10**6} MB ({status.st_size} bytes){after}")
         with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
+            content = file.read(most + 1)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        message = f"not a text in UTF-8 (byte 0x{content[error.start]:02x})"
-        raise InputError([Problem(str(path), line, None, "", message)]) from None
+        message = f"not a text in UTF-8 (byte 0x{content[error.start]:02x}){after}"
+        raise _refusal(name, message, line=content.count(b"\n", 0, error.start) + 1) from None
 
 
-def _with_mapping(document: Document) -> Document:
-    if document.data is None:
-        raise _refusal(document.path, "the document is empty")
-    if not isinstance(document.data, dict):
-        kind = "a list" if isinstance(document.data, list) else "a single value"
-        problem = document.problem((), f"must hold keys and values at its top, not {kind}")
-        raise InputError([problem])
-    return document
-
-
-def _refusal(name: str, message: str) -> InputError:
-    return InputError([Problem(name, None, None, "", message)])
+def _refusal(name: str | Path, message: str, *, line: int | None = None) -> InputError:
+    return InputError([Problem(str(name), line, None, "", message)])

@@ -4,15 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, RootModel
 
-from simoffload.documents.tree import Location
+from simoffload.documents.document import Location
 
-__all__ = ["choices_at", "field_names_at", "split_labels"]
+__all__ = ["Place", "accepted_values", "key_names", "place_of"]
 
 Types = tuple[Any, ...]
+
+
+class Place(NamedTuple):
+    """A place of a document, and what may be there."""
+
+    location: Location
+    unions: tuple[Location, ...]
+    """The unions around it, each of which an error may be about one member of."""
+    types: Types
+    around: Types
+    """The types of what holds it."""
+
+
+def place_of(model: type[BaseModel], tree: Any, labelled: Location, *, missing: bool) -> Place:
+    """The place in the tree of an error that pydantic found.
+
+    Pydantic puts labels for the members of unions into a location, which are taken out. The last key of a
+    ``missing`` entry is no label, although the tree does not have it.
+    """
+    types, around = tuple(_members(model)), ()
+    real: list[str | int] = []
+    unions: list[Location] = []
+    for index, part in enumerate(labelled):
+        is_tag = (
+            isinstance(tree, dict)
+            and len(types) > 1
+            and unions[-1:] != [tuple(real)]
+            and any(part == value for member in _models(types) for value, _ in _tags(member, tree))
+        )
+        keys = tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+        has_part = part in keys
+        if is_tag or not (has_part or (missing and index == len(labelled) - 1)):
+            unions.append(tuple(real))
+            continue
+        around = _fitting(types, tree)
+        types, tree = _below(around, part), tree[part] if has_part else None
+        real.append(part)
+    return Place(tuple(real), tuple(unions), _fitting(types, tree), around)
+
+
+def key_names(types: Types) -> list[str]:
+    """The keys that a mapping of these types may have, in the order of their definition."""
+    names = (field.alias or name for model in _models(types) for name, field in model.model_fields.items())
+    return list(dict.fromkeys(names))
+
+
+def accepted_values(types: Types, key: str) -> list[Any]:
+    """The few values that are valid at a key of these types; empty if there are more than a few."""
+    return list(dict.fromkeys(value for model in _models(types) for value in _few_values(model, key)))
 
 
 def _members(annotation: Any) -> Iterator[Any]:
@@ -37,21 +86,19 @@ def _is_literal(annotation: Any) -> bool:
 
 
 def _models(types: Types) -> list[type[BaseModel]]:
-    return [t for t in types if isinstance(t, type) and issubclass(t, BaseModel)]
+    return [one for one in types if isinstance(one, type) and issubclass(one, BaseModel)]
 
 
-def _choices(model: type[BaseModel], name: str) -> list[Any]:
+def _few_values(model: type[BaseModel], name: str) -> list[Any]:
     """The values of a field that accepts only a few, such as a discriminator; else nothing."""
     field = model.model_fields.get(name)
     members = tuple(_members(field.annotation)) if field else ()
-    if not all(_is_literal(member) for member in members):
-        return []
-    return [choice for member in members for choice in get_args(member)]
+    return [value for one in members for value in get_args(one)] if all(map(_is_literal, members)) else []
 
 
 def _tags(model: type[BaseModel], node: dict[str, Any]) -> list[tuple[Any, bool]]:
     """The values in a node of fields that accept only a few, and whether the model accepts them."""
-    few = ((node[name], _choices(model, name)) for name in model.model_fields if name in node)
+    few = ((node[name], _few_values(model, name)) for name in model.model_fields if name in node)
     return [(value, value in choices) for value, choices in few if choices]
 
 
@@ -59,9 +106,7 @@ def _fitting(types: Types, node: Any) -> Types:
     """Leave out the models whose discriminator says something else, unless that leaves none."""
     if not isinstance(node, dict):
         return types
-    models = _models(types)
-    fitting = tuple(model for model in models if all(accepted for _, accepted in _tags(model, node)))
-    return fitting or types
+    return tuple(one for one in _models(types) if all(fits for _, fits in _tags(one, node))) or types
 
 
 def _below(types: Types, part: str | int) -> Types:
@@ -76,60 +121,3 @@ def _below(types: Types, part: str | int) -> Types:
             is_mapping = len(arguments) == 2 and isinstance(part, str)
             found += [arguments[1]] if is_mapping else arguments
     return tuple(member for annotation in found for member in _members(annotation))
-
-
-def _has(node: Any, part: str | int) -> bool:
-    if isinstance(node, dict):
-        return part in node
-    return isinstance(node, list) and isinstance(part, int) and 0 <= part < len(node)
-
-
-def _types_at(model: type[BaseModel], tree: Any, location: Location) -> Types:
-    """The types that may stand at a location of the tree."""
-    types: Types = tuple(_members(model))
-    for part in location:
-        types = _below(_fitting(types, tree), part)
-        tree = tree[part] if _has(tree, part) else None
-    return _fitting(types, tree)
-
-
-def field_names_at(model: type[BaseModel], tree: Any, location: Location) -> list[str]:
-    """The keys that a mapping at the location may have, in the order of their definition."""
-    models = _models(_types_at(model, tree, location))
-    names = (field.alias or name for member in models for name, field in member.model_fields.items())
-    return list(dict.fromkeys(names))
-
-
-def choices_at(model: type[BaseModel], tree: Any, location: Location) -> list[Any]:
-    """The few values that are valid at the location; empty if there are more than a few."""
-    *above, name = location
-    models = _models(_types_at(model, tree, tuple(above)))
-    return list(dict.fromkeys(choice for member in models for choice in _choices(member, str(name))))
-
-
-def split_labels(
-    model: type[BaseModel], tree: Any, location: Location, *, missing: bool
-) -> tuple[Location, tuple[Location, ...]]:
-    """Take the labels that pydantic puts in for the members of unions out of a location.
-
-    Gives the location in the tree and those of the unions. The last key of a ``missing`` entry is no label,
-    although the tree does not have it.
-    """
-    types: Types = tuple(_members(model))
-    real: list[str | int] = []
-    unions: list[Location] = []
-    for index, part in enumerate(location):
-        is_tag = (
-            isinstance(tree, dict)
-            and len(types) > 1
-            and unions[-1:] != [tuple(real)]
-            and any(part == value for member in _models(types) for value, _ in _tags(member, tree))
-        )
-        absent = not _has(tree, part) and not (missing and index == len(location) - 1)
-        if is_tag or absent:
-            unions.append(tuple(real))
-            continue
-        types = _below(_fitting(types, tree), part)
-        tree = tree[part] if _has(tree, part) else None
-        real.append(part)
-    return tuple(real), tuple(unions)

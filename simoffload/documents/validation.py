@@ -1,17 +1,19 @@
-"""From a document to a pydantic model, or to everything that is wrong with it."""
+"""From a document to a pydantic model, or to everything that is wrong with it, in words for people."""
 
 from __future__ import annotations
 
+import ast
 import json
 import math
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, core_schema
 
-from simoffload.documents.choices import either
-from simoffload.documents.findings import Finding, find
-from simoffload.documents.tree import Document, Location, input_error
+from simoffload.documents.choices import either, listing, quoted, suggest
+from simoffload.documents.document import Document, Location, input_error
+from simoffload.documents.model_fields import accepted_values, key_names, place_of
 from simoffload.errors import Problem
 
 __all__ = ["validate"]
@@ -19,6 +21,50 @@ __all__ = ["validate"]
 M = TypeVar("M", bound=BaseModel)
 
 _LONGEST = 40
+_EXPECTED = {
+    kind: words
+    for words, kinds in {
+        "a whole number": "int_type int_parsing int_parsing_size int_from_float",
+        "a number": "float_type float_parsing",
+        "a finite number": "finite_number",
+        "true or false": "bool_type bool_parsing",
+        "text": "string_type path_type",
+        "null": "none_required",
+        "a list": "list_type tuple_type set_type frozen_set_type",
+        "a mapping": "dict_type mapping_type model_type model_attributes_type",
+        "a date such as 2026-11-20": "date_type date_parsing date_from_datetime_parsing"
+        " date_from_datetime_inexact",
+        "above {gt}": "greater_than",
+        "at least {ge}": "greater_than_equal",
+        "below {lt}": "less_than",
+        "at most {le}": "less_than_equal",
+        "a multiple of {multiple_of}": "multiple_of",
+        "a list of at least {min_length}": "too_short",
+        "a list of at most {max_length}": "too_long",
+        "text of at least {min_length} characters": "string_too_short",
+        "text of at most {max_length} characters": "string_too_long",
+        "text of the form {pattern}": "string_pattern_mismatch",
+    }.items()
+    for kind in kinds.split()
+}
+"""What ends the sentence "must be …", for the errors of pydantic that say what they expected."""
+_BUILT_IN = frozenset(get_args(core_schema.ErrorType))
+
+
+class _Finding(NamedTuple):
+    """Something wrong with one entry of a document."""
+
+    location: Location
+    value: Any
+    expected: str = ""
+    """What ends the sentence "must be …"."""
+    hint: str = ""
+    """What follows that sentence."""
+    message: str = ""
+    """What to say if nothing particular was expected."""
+    at_key: bool = False
+    unions: tuple[Location, ...] = ()
+    """The unions around the entry, of which this concerns one member."""
 
 
 def validate(document: Document, model: type[M], *, at: Location = ()) -> M:
@@ -37,24 +83,84 @@ def validate(document: Document, model: type[M], *, at: Location = ()) -> M:
     try:
         result = model.model_validate(tree)
     except ValidationError as error:
-        found += [find(details, model, tree) for details in error.errors(include_url=False)]
+        found += [_finding(details, model, tree) for details in error.errors(include_url=False)]
     else:
         if not found:
             return result
     raise input_error(_problems(document, at, found))
 
 
-def _not_finite(node: Any, location: Location) -> Iterator[Finding]:
+def _not_finite(node: Any, location: Location) -> Iterator[_Finding]:
     if isinstance(node, float) and not math.isfinite(node):
-        yield Finding(location, node, expected="a finite number")
+        yield _Finding(location, node, expected="a finite number")
     entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for part, entry in entries:
         yield from _not_finite(entry, (*location, part))
 
 
-def _problems(document: Document, at: Location, found: list[Finding]) -> Iterator[Problem]:
+def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding:
+    """Put an error that the model found in the tree in words."""
+    kind, context = error["type"], error.get("ctx", {})
+    place = place_of(model, tree, error["loc"], missing=kind == "missing")
+    location = place.location
+    finding = _Finding(location, error["input"], unions=place.unions)
+    # A discriminator may be a function, which has no place in the document.
+    tag = _literals(context["discriminator"])[0] if context.get("discriminator", "").startswith("'") else None
+    if kind == "missing":
+        return finding._replace(message=_missing(place.around, location[-1]))
+    if kind == "extra_forbidden":
+        names = key_names(place.around)
+        message = f"unknown field{suggest(str(location[-1]), names)} (known here: {listing(names)})"
+        return finding._replace(message=message, at_key=True)
+    if kind == "union_tag_not_found" and tag:
+        return finding._replace(location=(*location, tag), message=_missing(place.types, tag))
+    if kind == "union_tag_invalid" and tag:
+        finding = finding._replace(location=(*location, tag), value=error["input"][tag])
+        return _not_among(finding, _literals(context["expected_tags"]))
+    if kind in {"literal_error", "enum"}:
+        return _not_among(finding, _literals(context["expected"]))
+    if kind in {"value_error", "assertion_error"}:
+        return finding._replace(message=str(context["error"]) or "is not valid")
+    if kind in _EXPECTED:
+        numbers = {name: _plain(value) for name, value in context.items()}
+        return finding._replace(expected=_EXPECTED[kind].format(**numbers))
+    if kind in _BUILT_IN:
+        return finding._replace(message=error["msg"][0].lower() + error["msg"][1:])
+    return finding._replace(message=error["msg"])  # raised by a validator in its own words
+
+
+def _missing(types: tuple[Any, ...], key: str | int) -> str:
+    if isinstance(key, int):
+        return "required entry is missing"
+    values = accepted_values(types, key)
+    return f"required key is missing{f'; choose {either(_named(values))}' if values else ''}"
+
+
+def _not_among(finding: _Finding, choices: Sequence[Any]) -> _Finding:
+    texts = [choice for choice in choices if isinstance(choice, str)]
+    hint = suggest(finding.value, texts) if isinstance(finding.value, str) else ""
+    return finding._replace(expected=either(_named(choices)), hint=hint)
+
+
+def _named(choices: Sequence[Any]) -> list[str]:
+    return [quoted(choice) if isinstance(choice, str) else str(choice) for choice in choices]
+
+
+def _literals(listed: str) -> list[Any]:
+    """Read pydantic's list ``'a', 'b' or 'c'`` back; what is no plain value stays text."""
+    try:
+        return list(ast.literal_eval(f"[{listed.replace(' or ', ', ')}]"))
+    except (SyntaxError, ValueError):
+        return [listed]
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _problems(document: Document, at: Location, found: list[_Finding]) -> Iterator[Problem]:
     """One problem for each entry about which something was found."""
-    by_location: dict[Location, list[Finding]] = {}
+    by_location: dict[Location, list[_Finding]] = {}
     # Someone who writes a mapping where text or a mapping may stand did not mean the text.
     entered = {union for finding in found for union in finding.unions if finding.location != union}
     for finding in found:
@@ -68,7 +174,7 @@ def _problems(document: Document, at: Location, found: list[Finding]) -> Iterato
         yield document.problem(place, message, at_key=telling[0].at_key)
 
 
-def _sentence(findings: list[Finding], written: str | None) -> str:
+def _sentence(findings: list[_Finding], written: str | None) -> str:
     """What is wrong with one entry; several findings are the members of a union, none of which fits."""
     value = findings[0].value
     shown = _shown(value, written)

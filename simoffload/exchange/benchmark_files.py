@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import stat
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from simoffload.documents import file_errors
+from simoffload.documents import file_errors, read_text
 from simoffload.errors import InputError, Problem
 
 __all__ = ["BenchmarkFile", "Fields", "finite"]
@@ -30,24 +29,9 @@ class BenchmarkFile(NamedTuple):
     @classmethod
     def read(cls, path: str | Path) -> BenchmarkFile:
         """Raises InputError for what is no readable text, or larger than 20 MB."""
-        source = cls(str(path), "", datetime.date.min)
+        text = read_text(path, most=_LARGEST, remedy="import the files that the tool wrote, run by run")
         with file_errors(path):
-            try:
-                status = Path(path).stat()
-            except FileNotFoundError:
-                source.refuse("no such file")
-            if not stat.S_ISREG(status.st_mode):
-                source.refuse("not a regular file; name the files themselves")
-            if status.st_size > _LARGEST:
-                source.refuse(f"larger than 20 MB ({status.st_size} bytes); import the runs one by one")
-            with Path(path).open("rb") as file:
-                content = file.read(_LARGEST)
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
-            source.refuse("not a text in UTF-8; give the file that the tool wrote", line=line)
-        modified = datetime.datetime.fromtimestamp(status.st_mtime, tz=datetime.UTC)
+            modified = datetime.datetime.fromtimestamp(Path(path).stat().st_mtime, tz=datetime.UTC)
         return cls(str(path), text, modified.date())
 
     @property

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from simoffload.documents import parse_yaml, suggest, validate
+from simoffload.documents import parse_yaml, suggest, validate, yaml_text
 from simoffload.documents.choices import quoted
 from simoffload.errors import InputError, Problem, printable
 from simoffload.exchange.base_profile import base_profile
@@ -94,7 +93,7 @@ def import_profile(
         findings = _storage([one for file in files for one in _STORAGE[form](file)])
 
     def profile(numbers: Mapping[str, Any]) -> tuple[str, Profile]:
-        text = _write({**_head(origin.document.data, findings, identifier, form), **numbers})
+        text = yaml_text({**_head(origin.document.data, findings, identifier, form), **numbers}, flow=True)
         return text, validate(parse_yaml(text, name=f"the profile {identifier}"), KINDS[kind])
 
     kept = base_profile(origin, findings.numbers, lambda numbers: profile(numbers)[1])
@@ -286,24 +285,3 @@ def _head(data: dict[str, Any], findings: _Findings, identifier: str, form: str)
         "name": f"{data['name'][:1000]}, measured with {form}",
         "notes": printable(" ".join(notes)),
     }
-
-
-_PLAIN = re.compile(
-    r"(?!(?:true|false|null)$)[a-z][a-z0-9_]*|[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9.]+ [A-Za-z]+(?:/s)?",
-    re.IGNORECASE,
-)
-
-
-def _write(data: dict[str, Any]) -> str:
-    """YAML with one line for each key at the top."""
-    return "".join(f"{key}: {_flow(value)}\n" for key, value in data.items())
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, str) and not _PLAIN.fullmatch(value):
-        return '"' + printable(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return "null" if value is None else str(value)

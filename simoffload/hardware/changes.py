@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from simoffload.documents import Document, Edit, edited, suggest
-from simoffload.documents.tree import key_path
+from simoffload.documents.document import key_path
 from simoffload.errors import InputError, Problem
 
 __all__ = ["Changes", "spelled"]

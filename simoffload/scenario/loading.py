@@ -23,8 +23,8 @@ from simoffload.documents import (
     validate,
     without,
 )
-from simoffload.documents.overrides import parse_path, split_assignment
-from simoffload.documents.tree import Location
+from simoffload.documents.document import Location
+from simoffload.documents.edits import parse_path, split_assignment
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine
 from simoffload.limits import keep, limited

@@ -80,7 +80,7 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
 
 def _problem_text(scenario: LoadedScenario, problem: Problem) -> str:
     """A problem by its key; where it is in another file than the scenario's, with its place."""
-    if problem.path in scenario.document.origins.values():
+    if problem.path in scenario.document.other_files:
         return str(problem)
     return f"{problem.key}: {problem.message}" if problem.key else problem.message
 

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.documents import parse_json, parse_yaml, read_document, yaml_reader
+from simoffload.documents import parse_json, parse_yaml, read_document, reader, yaml_text
 from simoffload.errors import InputError, Problem
 
 PLATFORM = """\
@@ -232,7 +232,7 @@ def test_a_bomb_is_refused_at_its_first_anchor() -> None:
 
 def test_the_slower_parser_gives_the_same_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = parse_yaml(PLATFORM, name="p.yaml")
-    monkeypatch.setattr(yaml_reader, "_LOADER", yaml.SafeLoader)
+    monkeypatch.setattr(reader, "_LOADER", yaml.SafeLoader)
     slow = parse_yaml(PLATFORM, name="p.yaml")
     assert slow.data == fast.data
     assert slow.marks == fast.marks
@@ -312,6 +312,17 @@ def test_any_tree_comes_back_from_both_formats(tree: dict[str, Any]) -> None:
     assert from_yaml.data == from_json.data == tree
     assert from_yaml.marks == from_json.marks
     assert parse_json(json.dumps(tree, indent="\t"), name="f").data == tree
+
+
+@given(st.dictionaries(names, trees), st.booleans())
+def test_any_tree_comes_back_from_what_is_written(tree: dict[str, Any], flow: bool) -> None:
+    assert parse_yaml(yaml_text(tree, flow=flow), name="f").data == tree
+
+
+def test_text_that_yaml_1_2_takes_for_a_number_is_written_in_quotes() -> None:
+    tree = {"name": "1e5", "plain": "two words", "1e5": ["0o17", "NO", 1e5]}
+    assert yaml_text(tree) == 'name: "1e5"\nplain: two words\n"1e5":\n- "0o17"\n- \'NO\'\n- 100000.0\n'
+    assert parse_yaml(yaml_text(tree), name="f").data == tree
 
 
 @given(st.text(max_size=60) | st.text("{}[]:,-?&*!|>'\"%@`#~<= \n\t.019eExa\\", max_size=60))

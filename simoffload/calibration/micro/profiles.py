@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from simoffload.calibration.micro.fit_compute import Roofline, fit_hbm, fit_kernel_latency, fit_matmul
 from simoffload.calibration.micro.fit_fsdp import fit_fsdp
 from simoffload.calibration.micro.fit_host import fit_costs
@@ -16,6 +14,7 @@ from simoffload.calibration.micro.fit_links import fit_interconnect, fit_memory,
 from simoffload.calibration.micro.fit_storage import fit_drive, read_rate
 from simoffload.calibration.micro.fit_training import fit_cpu_optimizer, fit_training
 from simoffload.calibration.micro.fitted import Fitted, bytes_text, rate_text, seconds_text
+from simoffload.documents import yaml_text
 from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import load_platform
 from simoffload.hardware.library import Library
@@ -128,7 +127,7 @@ class _Profiles:
         files["pcie"] = self._replaced("pcie", fit_pcie(self._sections))
         if "storage" in self._sections:
             files["drive"] = self._drive()
-        return {f"{kind}.yaml": _text(data) for kind, data in files.items()}
+        return {f"{kind}.yaml": yaml_text(data, flow=True) for kind, data in files.items()}
 
     # -- statements -----------------------------------------------------------------------------
 
@@ -323,9 +322,3 @@ def _data(path: str) -> dict[str, Any]:
         file = shipped_folder("hardware_profiles").parent / path
     data: dict[str, Any] = Library().read(file, ("host", "accelerator", "pcie", "platform")).document.data
     return data
-
-
-def _text(data: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(
-        dict(data), sort_keys=False, default_flow_style=None, width=10**6, allow_unicode=True
-    )

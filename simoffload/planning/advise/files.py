@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from simoffload.exchange.scenario_file import pasteable, scenario_text
+from simoffload.documents import Edit, ds_config_text, edited, yaml_text
 from simoffload.hardware.library import is_path
 from simoffload.planning.advise.evaluate import Advice, Tried
 from simoffload.planning.advise.purchases import Search, SimulatedPurchase
@@ -32,7 +31,7 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
         found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.option.description)
         if one.option.kind == "setting":
             exports = one.result.provenance.exports
-            found |= {f"{name}.{file}": pasteable(content) for file, content in exports.items()}
+            found |= {f"{name}.{file}": ds_config_text(content) for file, content in exports.items()}
     if search is not None and search.best is not None:
         description = f"best by {search.objective}: {', '.join(search.best.description)}"
         found["best.yaml"] = _scenario(advice.scenario, search.best, description)
@@ -43,16 +42,15 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
 
 def _scenario(base: LoadedScenario, found: Tried | SimulatedPurchase, description: str) -> str:
     """What was simulated with all settings of DeepSpeed, but the batch, which the workload says."""
-    data: Mapping[str, Any] = found.scenario.document.data
+    edits = [
+        Edit(("name",), f"{base.name}: {description}"[:_LONGEST_NAME]),
+        Edit(("description",), f"{base.name} with {description}."),
+    ]
     exported = found.result.provenance.exports.get(FILE)
     if exported is not None:
         config = {key: value for key, value in exported.items() if key not in BATCH}
-        data = {**data, "strategy": {**data["strategy"], "ds_config": config}}
-    named = {
-        "name": f"{base.name}: {description}"[:_LONGEST_NAME],
-        "description": f"{base.name} with {description}.",
-    }
-    return f"{SIGNATURE}\n{scenario_text({**data, **named})}"
+        edits.append(Edit(("strategy", "ds_config"), config))
+    return f"{SIGNATURE}\n{yaml_text(edited(found.scenario.document, edits).data)}"
 
 
 def user_files(scenarios: Iterable[LoadedScenario]) -> dict[str, Path]:

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from simoffload.documents import Document, validate
-from simoffload.documents.overrides import parse_path
-from simoffload.documents.tree import Location, key_path
-from simoffload.documents.yaml_reader import read_yaml
+from simoffload.documents.document import Location, key_path
+from simoffload.documents.edits import parse_path, read_option
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.ranges import expand
 from simoffload.planning.sweep.section import AxisSection
@@ -53,11 +52,11 @@ class _Place(NamedTuple):
         return self.as_shown(self.document.problem(self.location, message))
 
     def as_shown(self, problem: Problem) -> Problem:
-        """A problem without a place in a file where there is none."""
+        """A problem with the path of an axis as it was written in the option."""
         if self.document.path != AXIS_OPTION:
             return problem
         path = str(self.location[0])
-        return problem._replace(line=None, column=None, key=problem.key.replace(f'"{path}"', path, 1))
+        return problem._replace(key=problem.key.replace(f'"{path}"', path, 1))
 
     def error(self, message: str) -> InputError:
         return InputError((self.problem(message),))
@@ -89,10 +88,7 @@ def parse_axis(text: str, *, most: int) -> Axis:
         values = "{range: {" + called[1].replace("=", ": ") + "}}"
     elif not values.lstrip().startswith(("{", "[")):
         values = f"[{values}]"
-    try:
-        tree = read_yaml(values, name=AXIS_OPTION)
-    except InputError as error:
-        raise InputError(one._replace(line=None, column=None, key=path) for one in error.problems) from None
+    tree = read_option(values, option=AXIS_OPTION, key=path)
     data = {"choices": tree.data} if isinstance(tree.data, list) else tree.data
     prefix = (path, "choices") if isinstance(tree.data, list) else (path,)
     marks = {(*prefix, *location): mark for location, mark in tree.marks.items()}

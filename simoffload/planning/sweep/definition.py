@@ -9,7 +9,7 @@ from typing import Any
 
 from simoffload import __version__
 from simoffload.documents import Document, Edit, edited, quoted, suggest, validate, without
-from simoffload.documents.tree import Location, key_path
+from simoffload.documents.document import Location, key_path
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.axes import Axis, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand

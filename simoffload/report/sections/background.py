@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from simoffload.exchange.scenario_file import pasteable, scenario_text
+from simoffload.documents import ds_config_text, yaml_text
 from simoffload.report.document import Listing, ReportSection, ReportTable
 from simoffload.report.formatting import LIMITS, origins, plural
 from simoffload.results.result import ResultProvenance
@@ -35,12 +35,12 @@ def inputs(
 def scenario(tree: Mapping[str, Any], command: str = "") -> ReportSection:
     """The scenario as a file, and the command that was given."""
     listings = [Listing("Command", command)] if command else []
-    return ReportSection("Scenario", listings=(*listings, Listing("", scenario_text(tree))), page_only=True)
+    return ReportSection("Scenario", listings=(*listings, Listing("", yaml_text(tree))), page_only=True)
 
 
 def settings(origins: ResultProvenance, *texts: str, title: str = "Settings") -> tuple[ReportSection, ...]:
     """Configuration files as they were simulated, to be copied; nothing where there are none."""
-    listings = tuple(Listing(name, pasteable(content)) for name, content in origins.exports.items())
+    listings = tuple(Listing(name, ds_config_text(content)) for name, content in origins.exports.items())
     if not listings:
         return ()
     notes = (_MOUNTED,) if any('"nvme_path": "/mnt/' in listing.text for listing in listings) else ()

@@ -1,0 +1,107 @@
+"""A document: the plain tree of a file, and where in the file each part of it stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simoffload.documents.choices import quoted
+from simoffload.errors import InputError, Problem
+
+__all__ = ["MOST_PROBLEMS", "Document", "Location", "Mark", "Position", "input_error", "key_path"]
+
+Location = tuple[str | int, ...]
+"""Keys and list indices from the top of a document."""
+
+MOST_PROBLEMS = 50
+"""Problems that people read; of more, only the number is given."""
+
+
+class Position(NamedTuple):
+    """Where something begins; both count from 1, columns in characters."""
+
+    line: int
+    column: int
+
+
+class Mark(NamedTuple):
+    """Where an entry of a document stands; without positions if it did not come from a file."""
+
+    value: Position | None
+    key: Position | None = None
+    text: str | None = None
+    """An unquoted scalar as it was written."""
+    file: str = ""
+    """Another file, or the option of the command line, that the entry comes from."""
+    top: int = 0
+    """How many keys above the entry that file does not have."""
+
+
+def key_path(location: Location) -> str:
+    """Write a location as people do: ``tiers[1].capacity``."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            name = part if re.fullmatch(r"[\w/-]{1,40}", part) else quoted(part)
+            path += f".{name}" if path else name
+    return path
+
+
+def input_error(problems: Iterable[Problem]) -> InputError:
+    """Join problems in the order of the file, each once, and no more than people read."""
+    ordered = sorted(
+        dict.fromkeys(problems),
+        key=lambda problem: (problem.line is None, problem.line or 0, problem.column or 0),
+    )
+    left = len(ordered) - MOST_PROBLEMS
+    if left > 0:
+        rest = Problem(ordered[0].path, None, None, "", f"and {left} more problems")
+        ordered = [*ordered[:MOST_PROBLEMS], rest]
+    return InputError(ordered)
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """What a file says, with its positions."""
+
+    path: str
+    """The file as the user named it."""
+    data: Any
+    """Dictionaries with text keys, lists, text, numbers, booleans and None."""
+    root: Path | None = None
+    """The folder from which relative paths in the document start."""
+    marks: Mapping[Location, Mark] = field(default_factory=dict, repr=False)
+
+    def position(self, location: Location) -> Position | None:
+        """Where a value begins, or else the nearest entry around it; None if nothing is known."""
+        return self._nearest(location).value
+
+    def key_position(self, location: Location) -> Position | None:
+        """Where the key of an entry begins; for an entry of a list, where its value does."""
+        mark = self.marks.get(location)
+        return mark.key if mark is not None and mark.key is not None else self.position(location)
+
+    def _nearest(self, location: Location) -> Mark:
+        ends = range(len(location), -1, -1)
+        return next((self.marks[location[:end]] for end in ends if location[:end] in self.marks), Mark(None))
+
+    def written(self, location: Location) -> str | None:
+        """An unquoted scalar as it was written: ``1e9``, where the tree has 1000000000.0."""
+        mark = self.marks.get(location)
+        return mark.text if mark else None
+
+    def problem(self, location: Location, message: str, *, at_key: bool = False) -> Problem:
+        """A problem with a value of this document (with its key if ``at_key``)."""
+        line, column = (self.key_position(location) if at_key else self.position(location)) or (None, None)
+        mark = self._nearest(location)
+        return Problem(mark.file or self.path, line, column, key_path(location[mark.top :]), message)
+
+    @property
+    def other_files(self) -> frozenset[str]:
+        """Files that whole sections come from."""
+        return frozenset(mark.file for mark in self.marks.values() if mark.top)

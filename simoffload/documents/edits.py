@@ -1,0 +1,195 @@
+"""One way to change a document: ``Edit(path, value)``, which ``--set tiers[1].capacity=40 GB`` is, too."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from simoffload.documents.choices import quoted
+from simoffload.documents.document import Document, Location, Mark, key_path
+from simoffload.documents.reader import DEEPEST, is_text, parse_yaml
+from simoffload.errors import InputError, Problem
+
+__all__ = [
+    "Edit",
+    "edited",
+    "inserted",
+    "parse_path",
+    "read_option",
+    "set_value",
+    "split_assignment",
+    "without",
+]
+
+_PART = re.compile(r'(?:^|\.)(?:"([^"]+)"|([^.\[\]"]+))|\[([0-9]{1,6})\]')
+_JSON_ONLY = re.compile(r'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')
+_NOT_FINITE = {"NaN": ".nan", "Infinity": ".inf", "-Infinity": "-.inf"}
+
+
+class Edit(NamedTuple):
+    """One value of a document in place of its own."""
+
+    path: Location
+    value: Any
+
+    @classmethod
+    def at(cls, path: str, value: Any) -> Edit:
+        """An edit at a path whose keys have no dots: ``workload.batch_size``."""
+        return cls(tuple(path.split(".")), value)
+
+    @property
+    def assignment(self) -> str:
+        """ "workload.batch_size=8", as ``--set`` takes it.
+
+        It reads back as the same value, unless that is what no file can hold: an integer of more than 30
+        digits, NUL or half of a surrogate pair. Raises TypeError for what is no plain value.
+        """
+        keys = (
+            one if isinstance(one, int) or re.fullmatch(r"[\w/-]+", one) else f'"{one}"' for one in self.path
+        )
+        path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+        return f"{path.removeprefix('.')}={_written(self.value)}"
+
+
+def _written(value: Any) -> str:
+    """A value as YAML on one line: JSON, in which text and numbers are changed to what YAML reads."""
+    if isinstance(value, str) and value.replace("_", "").isalnum() and is_text(value):
+        return value
+    return _JSON_ONLY.sub(
+        lambda match: _NOT_FINITE.get(match[0]) or "".join(map(_printable, match[0])),
+        json.dumps(value, ensure_ascii=False),
+    )
+
+
+def _printable(character: str) -> str:
+    """The character, escaped as YAML has it if a terminal or a shell might not show or keep it."""
+    if character.isprintable() and (character.isascii() or character.isalnum()):
+        return character
+    return f"\\U{ord(character):08x}"
+
+
+def edited(document: Document, edits: Iterable[Edit], *, in_place: bool = False) -> Document:
+    """A copy of the document with values set; keys that are missing are created. Raises InputError.
+
+    ``in_place``: a value stands for what is written there, as a ds_config for its path, and keeps its place
+    in the file.
+    """
+    for path, value in edits:
+        document, _, _ = _changed(document, path, value, in_place=in_place)
+    return document
+
+
+def _changed(
+    document: Document, path: Location, value: Any, *, in_place: bool = False
+) -> tuple[Document, Location, Location]:
+    """The document with the value in it, where the value is, and the outermost entry that changed."""
+    data, location, outermost = _with_value(document.data, path, value)
+    if in_place:
+        return replace(document, data=data), location, outermost
+    size = len(outermost)
+    marks = {place: mark for place, mark in document.marks.items() if place[:size] != outermost}
+    return replace(document, data=data, marks=marks), location, outermost
+
+
+def inserted(document: Document, section: str, other: Document) -> Document:
+    """A copy of the document whose section is what another file holds, where problems with it are told.
+
+    Raises InputError.
+    """
+    changed = edited(document, [Edit((section,), other.data)])
+    marks = {(section, *place): mark._replace(file=other.path, top=1) for place, mark in other.marks.items()}
+    return replace(changed, marks={**changed.marks, **marks})
+
+
+def without(document: Document, section: str) -> Document:
+    """A copy of the document without one of its sections."""
+    return replace(document, data={key: value for key, value in document.data.items() if key != section})
+
+
+def set_value(document: Document, assignment: str) -> Document:
+    """A copy of the document with one value set: ``a.b[0].c=value`` (``a.b.0.c`` means the same).
+
+    The value is YAML, so that ``1e9`` is a number and ``[1, 2]`` a list; nothing means null. Missing keys
+    are created; an entry of a list must exist. Raises InputError.
+    """
+    path, text = split_assignment(assignment)
+    if text is None:
+        raise _refusal((), f"{quoted(assignment)} has no value; write e.g. workload.batch_size=16")
+    value = read_option(text, option="--set", key=path)
+    made, location, outermost = _changed(document, parse_path(path), value.data)
+    marks = {(*location, *place): mark._replace(file="--set") for place, mark in value.marks.items()}
+    return replace(made, marks={**made.marks, outermost: Mark(None, file="--set"), **marks})
+
+
+def read_option(text: str, *, option: str, key: str) -> Document:
+    """YAML given for a key in an option of the command line: a document without positions.
+
+    Raises InputError.
+    """
+    try:
+        value = parse_yaml(text, name=option, any_value=True)
+    except InputError as error:
+        raise InputError(one._replace(line=None, column=None, key=key) for one in error.problems) from None
+    return replace(value, marks={place: Mark(None, text=mark.text) for place, mark in value.marks.items()})
+
+
+def split_assignment(assignment: str) -> tuple[str, str | None]:
+    """The path and the value of ``a.b=value``, None without a value; a key in quotes may hold a ``=``."""
+    in_quotes = re.match(r'(?:"[^"]*"|[^"=])*=', assignment)
+    end = in_quotes.end() - 1 if in_quotes else assignment.find("=")
+    return (assignment.strip(), None) if end < 0 else (assignment[:end].strip(), assignment[end + 1 :])
+
+
+def parse_path(path: str) -> Location:
+    """Split ``a.b[0]`` into keys and indices. Raises InputError."""
+    parts: list[str | int] = []
+    end = 0
+    while match := _PART.match(path, end):
+        in_quotes, name, index = match.groups()
+        parts.append(int(index) if index else in_quotes or name)
+        end = match.end()
+    if not parts or end < len(path) or len(parts) > DEEPEST or re.search("[\0\ud800-\udfff]", path):
+        raise _refusal((), f"{quoted(path)} is not the path of a key; write e.g. tiers[1].capacity=40 GB")
+    return tuple(parts)
+
+
+def _with_value(node: Any, path: Location, value: Any, at: Location = ()) -> tuple[Any, Location, Location]:
+    """The node with the value in it, where the value is, and the outermost entry that changed.
+
+    Only the path is copied: the rest of the tree is shared. Raises InputError where the path leads nowhere.
+    """
+    if not path:
+        return value, at, at
+    slot = _slot({} if node is None else node, path[0], at)
+    copy: Any = {} if node is None else node.copy()
+    is_new = isinstance(copy, dict) and slot not in copy
+    copy[slot], location, outermost = _with_value(
+        None if is_new else copy[slot], path[1:], value, (*at, slot)
+    )
+    if node is None:
+        return copy, location, at
+    return copy, location, (*at, slot) if is_new else outermost
+
+
+def _slot(node: Any, part: str | int, location: Location) -> str | int:
+    """Where in a node the part of a path leads: a key of a mapping, an index of a list."""
+    if isinstance(node, dict):
+        if isinstance(part, int):
+            raise _refusal(location, f"this has keys and is not a list, so [{part}] leads nowhere")
+        return part
+    if not isinstance(node, list):
+        raise _refusal(location, f"this is a single value, so {quoted(str(part))} leads nowhere")
+    if isinstance(part, str) and not re.fullmatch("[0-9]{1,6}", part):
+        raise _refusal(
+            location, f"this is a list, so its entries have numbers and not names such as {quoted(part)}"
+        )
+    if int(part) >= len(node):
+        raise _refusal(location, f"entry [{part}] does not exist; the list has {len(node)}, counted from 0")
+    return int(part)
+
+
+def _refusal(location: Location, message: str) -> InputError:
+    return InputError([Problem("--set", None, None, key_path(location), message)])

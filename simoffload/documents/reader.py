@@ -1,0 +1,325 @@
+"""One reader for YAML and JSON: it builds a plain tree and notes the position of every key and value.
+
+libyaml checks the syntax of YAML, and the standard library that of JSON. Both become events of PyYAML, from
+which one class makes the tree, so that limits, positions and messages are the same. JSON is not read as
+YAML, because YAML knows no surrogate pairs ("\\ud83d\\ude00") and limits keys to 1024 characters.
+
+Plain scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema). PyYAML's own
+loaders follow YAML 1.1, in which ``1e9`` is text, ``NO`` is false, ``12:30`` is 750 and ``017`` is 15.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from simoffload.documents.choices import quoted
+from simoffload.documents.document import (
+    MOST_PROBLEMS,
+    Document,
+    Location,
+    Mark,
+    Position,
+    input_error,
+    key_path,
+)
+from simoffload.errors import InputError, Problem
+
+__all__ = ["DEEPEST", "is_text", "parse_json", "parse_yaml"]
+
+DEEPEST = 32
+"""Levels of a document."""
+_MOST_NODES = 50_000
+_LONGEST = 1_000_000
+"""[characters] of a document."""
+_MOST_DIGITS = 30
+_LONGEST_FLOAT = 60
+
+_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+"""Characters that YAML refuses (https://yaml.org/spec/1.2.2/#51-character-set)."""
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""Characters that an escape sequence can write and no file or path can hold."""
+_TOKEN = re.compile(r'\n|[{}\[\]]|"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+')
+"""What matters in JSON whose syntax is right."""
+_WORDS: dict[str, bool | None] = {
+    **dict.fromkeys(["", "~", "null", "Null", "NULL"]),
+    **dict.fromkeys(["true", "True", "TRUE"], True),
+    **dict.fromkeys(["false", "False", "FALSE"], False),
+}
+_NUMBER = re.compile(
+    r"(?P<integer>[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)"
+    r"|(?P<float>[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?)"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+_NO_ENTRY = ("did not find expected key", "did not find expected '-'", "expected <block end>")
+"""Beginnings of what the parsers, libyaml's and PyYAML's own, say of a line that is indented like none."""
+# The C parser is ten times as fast; wheels of PyYAML have it, other builds may not.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def parse_yaml(text: str, *, name: str, root: Path | None = None, any_value: bool = False) -> Document:
+    """Read YAML text whose top is a mapping, or ``any_value``; ``name`` stands for the file in messages.
+
+    Raises InputError.
+    """
+    tree = _Tree(name, text)
+    next_event = _LOADER(text).get_event
+    try:
+        next_event()  # the start of the stream
+        if not isinstance(next_event(), yaml.StreamEndEvent):
+            tree.read(next_event)
+            next_event()  # the end of the document
+            if not isinstance(event := next_event(), yaml.StreamEndEvent):
+                raise tree.refusal(_position(event), "a second document begins; a file holds one")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        position = Position(mark.line + 1, mark.column + 1) if mark else None
+        raise tree.refusal(position, f"not valid YAML: {_explain(error, text.splitlines())}") from None
+    return tree.document(root, any_value=any_value)
+
+
+def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
+    """Read JSON text whose top is a mapping; ``name`` stands for the file in messages.
+
+    Raises InputError.
+    """
+    tree = _Tree(name, text)
+    if text.strip(" \t\r\n"):
+        try:
+            json.loads(text, parse_int=str, parse_float=str)
+        except json.JSONDecodeError as error:
+            reason = (error.msg[0].lower() + error.msg[1:]).replace("extra data", "extra data after the end")
+            position = Position(error.lineno, error.colno)
+            raise tree.refusal(position, f"not valid JSON: {reason}") from None
+        except RecursionError:
+            pass  # what nests so deeply is refused below, with its place
+        tree.read(_json_events(text).__next__)
+    return tree.document(root)
+
+
+def is_text(plain: str) -> bool:
+    """Whether a plain scalar of YAML is read as text."""
+    try:
+        return isinstance(_parsed(plain), str)
+    except ValueError:
+        return False
+
+
+def _parsed(text: str) -> str | int | float | bool | None:
+    """Read a plain (unquoted) scalar: a word such as ``true``, a number, or else text.
+
+    Raises ValueError for a number that is too long to be meant, or beyond the range of a float.
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if not (match := _NUMBER.fullmatch(text)):
+        return text
+    if match.lastgroup is None:
+        return float(text.replace(".", ""))
+    if match.lastgroup == "integer":
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"an integer may have {_MOST_DIGITS} digits, and this one has {len(text)}")
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if len(text) > _LONGEST_FLOAT:
+        raise ValueError(f"a number may have {_LONGEST_FLOAT} characters, and this one has {len(text)}")
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text} is too large for a number (at most 1.8e308)")
+    return number
+
+
+class _TokenMark(NamedTuple):
+    """Where a token of JSON begins; both count from 0, as in the marks of PyYAML."""
+
+    line: int
+    column: int
+
+
+def _json_events(text: str) -> Iterator[yaml.Event]:
+    """The events of a JSON text whose syntax is right."""
+    line = line_start = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token == "\n":
+            line, line_start = line + 1, match.end()
+            continue
+        mark: Any = _TokenMark(line, match.start() - line_start)
+        if token == "{":
+            yield yaml.MappingStartEvent(None, None, True, mark)
+        elif token == "[":
+            yield yaml.SequenceStartEvent(None, None, True, mark)
+        elif token == "}":
+            yield yaml.MappingEndEvent(mark)
+        elif token == "]":
+            yield yaml.SequenceEndEvent(mark)
+        elif token[0] == '"':
+            value = json.loads(token) if "\\" in token else token[1:-1]
+            yield yaml.ScalarEvent(None, None, (False, True), value, mark)
+        else:
+            yield yaml.ScalarEvent(None, None, (True, False), token, mark, style="json")
+
+
+def _position(event: yaml.Event) -> Position:
+    mark = event.start_mark
+    return Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
+
+
+class _Tree:
+    """A tree made of events by recursive descent; the depth limit bounds the recursion.
+
+    Raises InputError if the text is too long or holds what only binary files do.
+    """
+
+    def __init__(self, path: str, text: str) -> None:
+        self._path = path
+        self._data: Any = None
+        self._marks: dict[Location, Mark] = {}
+        self._problems: list[Problem] = []
+        if len(text) > _LONGEST:
+            raise self.refusal(None, "larger than 1 MB")
+        if control := _CONTROL.search(text):
+            start = control.start()
+            position = Position(text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start))
+            raise self.refusal(position, f"not a text: it holds the character U+{ord(control[0]):04X}")
+
+    def read(self, next_event: Callable[[], yaml.Event]) -> None:
+        """Read the value at the top. Raises InputError where it is no use to go on."""
+        self._next = next_event
+        self._data = self._node(next_event(), ())
+
+    def document(self, root: Path | None, *, any_value: bool = False) -> Document:
+        """Hand over the document.
+
+        Raises InputError if there were problems, or its top is no mapping and may not be ``any_value``.
+        """
+        if self._problems:
+            raise input_error(self._problems)
+        if not any_value and self._data is None:
+            raise self.refusal(None, "the document is empty")
+        if not any_value and not isinstance(self._data, dict):
+            kind = "a list" if isinstance(self._data, list) else "a single value"
+            raise self.refusal(self._marks[()].value, f"must hold keys and values at its top, not {kind}")
+        return Document(self._path, self._data, root, self._marks)
+
+    def refusal(self, position: Position | None, message: str, location: Location = ()) -> InputError:
+        """The error with which to stop, after the problems met so far."""
+        line, column = position or (None, None)
+        return input_error([*self._problems, Problem(self._path, line, column, key_path(location), message)])
+
+    def _node(self, event: yaml.Event, location: Location, key: Position | None = None) -> Any:
+        """The value that begins with an event."""
+        position = _position(event)
+        if isinstance(event, yaml.AliasEvent):
+            self._complain(location, position, 'aliases ("*name") are not accepted; write the value out')
+            return None
+        self._refuse_extras(event, location, position)
+        if len(self._marks) >= _MOST_NODES:
+            raise self.refusal(position, f"more than {_MOST_NODES} entries")
+        if isinstance(event, yaml.ScalarEvent):
+            self._marks[location] = Mark(position, key, event.value if event.implicit[0] else None)
+            return self._scalar(event, location, position)
+        if len(location) >= DEEPEST:
+            raise self.refusal(position, f"nested deeper than {DEEPEST} levels", location[:3])
+        self._marks[location] = Mark(position, key)
+        in_list = isinstance(event, yaml.SequenceStartEvent)
+        return self._list(location) if in_list else self._mapping(location)
+
+    def _complain(self, location: Location, position: Position, message: str) -> None:
+        """Note a problem and go on.
+
+        Raises InputError when there are as many as people read.
+        """
+        self._problems.append(Problem(self._path, *position, key_path(location), message))
+        if len(self._problems) >= MOST_PROBLEMS:
+            raise input_error(self._problems)
+
+    def _refuse_extras(self, event: Any, location: Location, position: Position) -> None:
+        if event.anchor is not None:
+            self._complain(location, position, 'anchors ("&name") are not accepted; remove it')
+        if event.tag is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._complain(location, position, f"tags are not accepted, and {quoted(tag)} is one")
+        if isinstance(event, yaml.ScalarEvent) and _UNUSABLE.search(event.value):
+            message = "text may not hold a NUL character or half of a surrogate pair"
+            self._complain(location, position, message)
+
+    def _scalar(self, event: yaml.ScalarEvent, location: Location, position: Position) -> Any:
+        if not event.implicit[0]:
+            return event.value
+        try:
+            value = _parsed(event.value)
+        except ValueError as error:
+            self._complain(location, position, str(error))
+            return None
+        if event.style == "json" and isinstance(value, str):  # NaN, Infinity
+            self._complain(location, position, f"{value} is not a number; write a finite one")
+        return value
+
+    def _list(self, location: Location) -> list[Any]:
+        entries: list[Any] = []
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            entries.append(self._node(event, (*location, len(entries))))
+        return entries
+
+    def _mapping(self, location: Location) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            position = _position(event)
+            key = self._key(event, location, position)
+            if key is None:
+                self._node(self._next(), (*location, "?"))
+                continue
+            entry = (*location, key)
+            if key in lines:
+                self._complain(entry, position, f"key given twice (first on line {lines[key]})")
+            lines.setdefault(key, position.line)
+            entries[key] = self._node(self._next(), entry, position)
+        return entries
+
+    def _key(self, event: yaml.Event, location: Location, position: Position) -> str | None:
+        """The text of a key; anything but a scalar is complained about and is None."""
+        if not isinstance(event, yaml.ScalarEvent):
+            self._node(event, (*location, "?"))
+            self._complain(location, position, "a key must be text")
+            return None
+        self._refuse_extras(event, location, position)
+        if event.implicit[0] and event.value == "<<":
+            self._complain(location, position, 'merge keys ("<<") are not accepted; write the keys out')
+        elif event.implicit[0] and not is_text(event.value):
+            self._complain(
+                location, position, f"key {quoted(event.value)} is not text unless it is in quotes"
+            )
+        return event.value
+
+
+def _explain(error: yaml.MarkedYAMLError, lines: list[str]) -> str:
+    """Say in one line what the parser met, with a remedy for the usual slips."""
+    problem, mark, start = error.problem or "it ends too early", error.problem_mark, error.context_mark
+    row, column = (mark.line, mark.column) if mark else (len(lines), 0)
+    line = "".join(lines[row : row + 1])
+    begins_line = row < len(lines) and not line[:column].strip()
+    if "cannot start any token" in problem and mark:
+        if line[column : column + 1] == "\t":
+            return "a tab cannot indent; use spaces"
+        return f'a value cannot start with "{line[column : column + 1]}"; put it in quotes'
+    if problem == "mapping values are not allowed in this context":
+        above = [number for number, other in enumerate(lines[:row], start=1) if other.strip()]
+        # A key below a value, ended by the colon at the mark.
+        if above and not re.search(r":\s|[{\[\"']", line[:column]):
+            where = f"deeper than line {above[-1]}, which ends with a value"
+            return f"wrong indentation: {where}; indent both alike"
+        return 'a value that holds ": " needs quotes'
+    if problem.endswith("<document start>") and begins_line:
+        return "wrong indentation: further left than what is above; indent all entries alike"
+    if start and problem.startswith(_NO_ENTRY) and begins_line:
+        where = f"column {column + 1}, like no entry of what begins on line {start.line + 1}"
+        return f"wrong indentation: {where}; indent all entries of a mapping or list alike"
+    if error.context and start and mark and start.line != row:
+        return f"{problem} {error.context} that begins on line {start.line + 1}"
+    return f"{problem} {error.context or ''}".rstrip()
