@@ -80,7 +80,7 @@ def _around_steps(
 ) -> TrainingResult:
     """Add checkpoints, data and wear to a result that has times. Raises SimulationError."""
     result = _with_checkpoints(plan, result, runner)
-    return _with_wear(scenario, _with_reading(scenario, result))
+    return _with_lifetimes(scenario, _with_data_loading(scenario, result))
 
 
 def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
@@ -93,7 +93,7 @@ def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> Tra
     return replace(result, checkpoint=found, warnings=(*result.warnings, *told))
 
 
-def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
+def _with_data_loading(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
     """Whether the data comes in time for a step that is known."""
     dataset, step = result.dataset, result.step
     if dataset is None or step is None or not result.step_s:
@@ -103,7 +103,7 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
     served = None
     if target.drive is not None and target.drive.random_read is not None:
         served = target.drive.random_read.value * (target.array.count if target.array else 1)
-    reading = predict_data_loading(
+    loading = predict_data_loading(
         dataset,
         machine,
         ranks=result.ranks,
@@ -116,7 +116,9 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
         requests_per_second=served,
         background={use.link: use.size / result.step_s for use in step.links},
     )
-    return replace(result, reading=reading, warnings=(*result.warnings, *_starving(dataset, reading)))
+    return replace(
+        result, data_loading=loading, warnings=(*result.warnings, *_loading_warnings(dataset, loading))
+    )
 
 
 def _pause(result: TrainingResult) -> float:
@@ -134,13 +136,13 @@ def _free(result: TrainingResult) -> int | None:
     return None
 
 
-def _starving(dataset: Dataset, reading: DataLoading) -> tuple[str, ...]:
-    if reading.cold.limit == "gpu":
+def _loading_warnings(dataset: Dataset, loading: DataLoading) -> tuple[str, ...]:
+    if loading.cold.limit == "gpu":
         return ()
-    return (f"dataset: {'; '.join(data_loading_sentences(dataset, reading))}",)
+    return (f"dataset: {'; '.join(data_loading_sentences(dataset, loading))}",)
 
 
-def _with_wear(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
+def _with_lifetimes(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
     """How fast drives wear out that steps or checkpoints write to.
 
     A step takes its share of the stalls; what GPUs wait for data is left out, and so are checkpoints whose
