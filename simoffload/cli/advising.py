@@ -147,7 +147,7 @@ def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
     if not is_path(platform):
         return platform
     if not path.is_relative_to(root):
-        text = "lies outside of the folder of the scenario, whose files recommended scenarios refer to"
+        text = "is outside the folder of the scenario, whose files recommended scenarios refer to"
         raise InputError((Problem(option, None, None, shortened(platform), text),))
     return path.relative_to(root).as_posix()
 

@@ -116,7 +116,7 @@ def _add_output(parser: _Parser, holds: str) -> None:
 
 
 def _add_costs(parser: _Parser) -> None:
-    text = "prices and powers of your own, laid over the shipped ones (docs/costs.md)"
+    text = "prices and powers of your own, that replace or extend the shipped ones (docs/costs.md)"
     parser.add_argument("--costs", type=Path, metavar="FILE", help=text)
 
 
@@ -129,7 +129,9 @@ def _add_run(parser: _Parser) -> None:
     _add_costs(parser)
     _add_output(parser, _WRITTEN)
     parser.add_argument(
-        "--explain", action="store_true", help="also what the result hangs on, its range, and faster storage"
+        "--explain",
+        action="store_true",
+        help="also what the result depends on, its range, and faster storage",
     )
     parser.add_argument("--trace", action="store_true", help="also write trace.json, for ui.perfetto.dev")
     parser.set_defaults(command=running.run)
@@ -174,7 +176,7 @@ def _add_advise(parser: _Parser) -> None:
         "--objective",
         choices=("throughput", "cost"),
         default="throughput",
-        help="what the best purchase is: the fastest (default), or the cheapest for its work",
+        help="what the best purchase is: the fastest (default), or the cheapest per unit of work",
     )
     parser.add_argument("--platforms", type=listed, metavar="ID,…", help="look at these machines, too")
     parser.add_argument(

@@ -71,7 +71,7 @@ def add(actions: SubParsers) -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 64:
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is no number of GPUs; write e.g. 4')
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a number of GPUs; write e.g. 4')
     return int(text)
 
 
@@ -83,7 +83,7 @@ def _sections(text: str) -> tuple[str, ...]:
         if name not in _SECTIONS:
             hint = suggest(name, _SECTIONS)
             known = ", ".join(_SECTIONS)
-            raise argparse.ArgumentTypeError(f'"{shortened(name)}" is no section{hint}; known: {known}')
+            raise argparse.ArgumentTypeError(f'"{shortened(name)}" is not a section{hint}; known: {known}')
     return names
 
 

@@ -118,7 +118,7 @@ def _files(comparison: Comparison, document: ReportDocument) -> dict[str, Writer
 def _cases(arguments: Namespace, console: Console) -> dict[str, LoadedScenario]:
     """What is compared, by label."""
     if len(arguments.scenarios) == 1 and not arguments.on and not arguments.strategy:
-        text = "one scenario is no comparison; give several, --on TARGET,… for one on several targets, or "
+        text = "one scenario is not a comparison; give several, --on TARGET,… for one on several targets, or "
         raise refusal("compare", f"{text}--strategy FILE for another strategy")
     return scenario_set(
         arguments.scenarios,

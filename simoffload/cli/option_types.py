@@ -95,14 +95,14 @@ def amount(text: str) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is no amount above 0')
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not an amount above 0')
     return number
 
 
 def count(text: str) -> int:
     """Read a whole number above zero."""
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not int(text):
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is no whole number above 0')
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a whole number above 0')
     return int(text)
 
 
@@ -113,5 +113,5 @@ def seconds(text: str) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is no time in seconds above 0')
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a time in seconds above 0')
     return number

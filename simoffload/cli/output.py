@@ -80,7 +80,7 @@ class OutputFolder:
                 raise self._refusal("is a link to nowhere")
             above = next(parent for parent in self._path.absolute().parents if parent.exists())
             if not above.is_dir():
-                raise self._refusal(f'lies below "{above.name}", which is no folder')
+                raise self._refusal(f'is below "{above.name}", which is not a folder')
             return
         if not self._path.is_dir():
             raise self._refusal("is a file, not a folder")

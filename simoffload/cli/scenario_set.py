@@ -58,7 +58,7 @@ def _once(found: dict[str, LoadedScenario], console: Console) -> dict[str, Loade
         if twin is None:
             kept[label] = case
         else:
-            console.note(f"{label} is the same as {twin}, and told once")
+            console.note(f"{label} is the same as {twin}, and is listed once")
     return kept
 
 

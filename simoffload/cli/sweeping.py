@@ -60,7 +60,7 @@ What is done stands in FILE.journal at once; after an interruption the same comm
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) < 10**9):
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is no whole number above 0')
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a whole number above 0')
     return int(text)
 
 

@@ -59,7 +59,7 @@ def _measured(
 ) -> StorageMeasurement:
     speed = finite(text)
     if not speed:
-        file.refuse(f"{text[:40]!r} is no speed above 0 in GB/sec; run it again", line=line)
+        file.refuse(f"{text[:40]!r} is not a speed above 0 in GB/sec; run it again", line=line)
     return StorageMeasurement(
         operation=operation,
         block=settings.block,

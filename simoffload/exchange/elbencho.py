@@ -135,4 +135,4 @@ def _date(row: _Row) -> datetime.date:
     try:
         return datetime.date.fromisoformat(text[:10])
     except ValueError:
-        row.file.refuse(f"{text[:40]!r} is no ISO date", line=row.line, key="ISO date")
+        row.file.refuse(f"{text[:40]!r} is not an ISO date", line=row.line, key="ISO date")

@@ -62,7 +62,7 @@ def _date(top: Fields) -> datetime.date | None:
     try:
         return datetime.datetime.fromtimestamp(timestamp, tz=datetime.UTC).date() if timestamp else None
     except (OverflowError, OSError, ValueError):
-        top.refuse("timestamp", f"{timestamp} is no time in seconds since 1970")
+        top.refuse("timestamp", f"{timestamp} is not a time in seconds since 1970")
 
 
 def _job(fields: Fields, common: Fields) -> _Job | None:
@@ -111,7 +111,7 @@ def _block(options: Fields, operation: Operation) -> int:
     match = _SIZE.fullmatch(text)
     size = int(match[1]) if match else 0
     if match is None or not size:
-        options.refuse(name, f"{text[:40]!r} is no size; fio writes e.g. 1M or 128k")
+        options.refuse(name, f"{text[:40]!r} is not a size; fio writes e.g. 1M or 128k")
     if not match[2]:
         return size
     # HOWTO, kb_base: 1024 (the default) means k = 1024 and Ki = 1000; 1000 means the reverse.

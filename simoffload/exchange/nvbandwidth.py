@@ -65,7 +65,7 @@ def _measured(file: BenchmarkFile, cell: _Cell, size: int, version: str) -> Copy
     assert match is not None
     rate = finite(cell.text)
     if not rate:
-        file.refuse(f"{cell.text[:40]!r} is no rate above 0 in GB/s", line=cell.line, key=cell.key)
+        file.refuse(f"{cell.text[:40]!r} is not a rate above 0 in GB/s", line=cell.line, key=cell.key)
     direction: Literal["host_to_device", "device_to_host"] = (
         "host_to_device" if match[1] == "host_to_device" else "device_to_host"
     )

@@ -125,7 +125,7 @@ class Changes(NamedTuple):
             return {**node, **changed}
         if node is None or (_is_number(node) and _is_number(change)):
             return change
-        text = "is no number; only numbers can be changed here, other things in a profile of your own"
+        text = "is not a number; only numbers can be changed here, other things in a profile of your own"
         if isinstance(node, dict):
             text = f"holds several numbers; name one of {', '.join(node)}"
         elif _is_number(node):

@@ -324,7 +324,7 @@ class Library:
         folder = written.folder if written else self.root or Path()
         path, boundary = folder / reference, self.root or folder
         if not resolved(path).is_relative_to(resolved(boundary)):
-            raise _error(f"{quoted(reference)} lies outside of the folder whose files may be used", written)
+            raise _error(f"{quoted(reference)} is outside the folder whose files may be used", written)
         return path
 
     def _name(self, path: Path) -> str:
@@ -348,4 +348,4 @@ def _unknown_kind(kind: object) -> str:
         return f"missing; a profile says what it describes, one of {known}"
     if not isinstance(kind, str):
         return f"must be text, one of {known}"
-    return f"{quoted(kind)} is no kind of profile{suggest(kind, tuple(KINDS))}; known: {known}"
+    return f"{quoted(kind)} is not a kind of profile{suggest(kind, tuple(KINDS))}; known: {known}"

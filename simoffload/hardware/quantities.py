@@ -97,7 +97,7 @@ def id_fault(text: str) -> str | None:
         return None
     if len(text) > 80:
         return f"{quoted(text)} has {len(text)} characters; an id has at most 80"
-    return f"{quoted(text)} is no id; use lower-case letters, digits and . + -, a letter or digit first"
+    return f"{quoted(text)} is not an id; use lower-case letters, digits and . + -, a letter or digit first"
 
 
 class Provenance(Frozen):

@@ -29,7 +29,7 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
     Raises InputError for a rank below 1, a name that matches nothing and one that matches no single matrix.
     """
     if r < 1:
-        raise InputError.at("lora.r", f"{r} is no rank; give at least 1")
+        raise InputError.at("lora.r", f"{r} is not a rank; give at least 1")
     modules = (*shape.modules_before, *shape.layer, *shape.modules_after)
     _check(modules, target_modules)
     return replace(
@@ -75,7 +75,7 @@ def _check(modules: Sequence[Module], targets: Sequence[str]) -> None:
             )
         if not all(_is_matrix(module) for module in matched):
             raise InputError.at(
-                "lora.target_modules", f"{quoted(target)} is no linear layer; there are: {linears}"
+                "lora.target_modules", f"{quoted(target)} is not a linear layer; there are: {linears}"
             )
 
 

@@ -201,7 +201,7 @@ def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:
             path /= "config.json"
     inside = root is None or resolved(path).is_relative_to(resolved(root))
     if not inside and not allow_path:
-        raise InputError.at("model", f"{quoted(text)} lies outside the scenario's folder")
+        raise InputError.at("model", f"{quoted(text)} is outside the scenario's folder")
     return path
 
 

@@ -101,7 +101,7 @@ class StorageCurve:
         if self.enough.factor <= 1:
             gains = f"faster storage gains less than 2 %; {format_rate(self.enough.rate)} would be enough"
         if self.hidden is None:
-            held = f", held back by {self.held_back}" if self.held_back else ""
+            held = f", limited by {self.held_back}" if self.held_back else ""
             return own, f"it stays the bottleneck however fast it is{held}", f"{gains} ({most})"
         return own, f"it is the bottleneck below {format_rate(self.hidden.rate)}", f"{gains} ({most})"
 

@@ -105,7 +105,7 @@ class Comparison:
 
     @property
     def cost_verdicts(self) -> tuple[CostVerdict, ...]:
-        """Which answer costs least for its work, and at which prices the next would."""
+        """Which answer has the lowest cost per unit of work, and at which prices the next would."""
         return verdicts(Costed(label, self.results[label], one) for label, one in self.economics.items())
 
     def to_dict(self) -> dict[str, Any]:

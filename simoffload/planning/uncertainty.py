@@ -1,4 +1,4 @@
-"""In which range a result lies: the error of the model and the doubt about its inputs, carried to it."""
+"""The range of a result follows from the error of the model and the uncertainty of its inputs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Uncertainty:
 
     @property
     def of_inputs(self) -> float:
-        """All doubts about inputs together, relative to the time."""
+        """The uncertainty of all inputs together, relative to the time."""
         return hypot(*(uncertainty_term.contribution for uncertainty_term in self.doubts))
 
     @property
     def relative(self) -> float:
-        """Error of the model and doubts about inputs together, relative to the time."""
+        """The error of the model and the uncertainty of the inputs together, relative to the time."""
         return hypot(self.confidence.relative_error, self.of_inputs)
 
     @property

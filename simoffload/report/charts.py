@@ -250,7 +250,9 @@ def bandwidth(curve: StorageCurve) -> Figure:
     rates = [point.rate / _GIGA for point in curve.points]
     own = curve.own
     data = [
-        _line("no schedule is faster", rates, [point.roof for point in curve.points], GREY, dash="dash"),
+        _line(
+            "upper bound of any schedule", rates, [point.roof for point in curve.points], GREY, dash="dash"
+        ),
         _line("simulated", rates, [point.throughput for point in curve.points], BLUE, dash="solid"),
         points(
             "this platform",
@@ -284,7 +286,7 @@ def _line(name: str, x: Sequence[float], y: Sequence[float], color: str, *, dash
 
 
 def gains(tried: Sequence[Tried]) -> Figure:
-    """Bars of speed over that of the scenario as it is."""
+    """Bars of speed relative to the unchanged scenario."""
     data = []
     for kind, (called, color, shape) in _CHANGES.items():
         marks = [
@@ -299,7 +301,7 @@ def gains(tried: Sequence[Tried]) -> Figure:
         FRAME + LEGEND + ROW * len(tried),
         barmode="overlay",
         showlegend=True,
-        xaxis=axis("speed over that of the scenario as it is", rangemode="tozero"),
+        xaxis=axis("speed relative to the unchanged scenario", rangemode="tozero"),
         yaxis=names_axis([one.option.description for one in tried]),
     )
 
@@ -310,7 +312,7 @@ def front(search: Search) -> Figure:
     best = [search.best] if search.best in rest else []
     data = [
         _marks("simulated", rest, GREY, "circle-open"),
-        _marks("nothing is cheaper and faster", search.front, BLUE, "circle", mode="lines+markers"),
+        _marks("no purchase is both cheaper and faster", search.front, BLUE, "circle", mode="lines+markers"),
         _marks("best", best, VERMILION, "diamond", size=13),
     ]
     return figure(

@@ -75,10 +75,10 @@ def place(target: str) -> str:
 
 
 def bottleneck(one: PassResult, called: str = "") -> str:
-    """ "raid read takes 81 % of decode 1, held back by nvme"; ``called`` is another name for the pass."""
+    """ "raid read takes 81 % of decode 1, limited by nvme"; ``called`` is another name for the pass."""
     share = one.bottleneck
     part = percent(share.exposed_s / one.time_s)
-    held = f", held back by {printable(share.limit)}" if share.limit else ""
+    held = f", limited by {printable(share.limit)}" if share.limit else ""
     return f"{printable(share.cause)} takes {part} of {called or printable(one.name)}{held}"
 
 
@@ -88,15 +88,15 @@ def largest(one: PassResult) -> str:
 
 
 def held_back(one: PassResult) -> str:
-    """ ", held back by ib0 in": what else keeps the largest part of a pass from being faster, if anything."""
+    """ ", limited by ib0 in": what else keeps the largest part of a pass from being faster, if anything."""
     share = one.bottleneck
-    return f", held back by {printable(share.limit)}" if share.limit not in {"", share.cause} else ""
+    return f", limited by {printable(share.limit)}" if share.limit not in {"", share.cause} else ""
 
 
 def bound(one: PassResult) -> str:
-    """ "74 % of the speed of light (14.2 s, set by raid)"."""
+    """ "74 % of the bound (14.2 s, set by raid)"."""
     light = f"{format_seconds(one.bound_s)}, set by {printable(one.bound_by)}"
-    return f"{percent(one.bound_s / one.time_s)} of the speed of light ({light})"
+    return f"{percent(one.bound_s / one.time_s)} of the bound ({light})"
 
 
 def counted(size: int, use: TierUse) -> str:

@@ -91,7 +91,7 @@ def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
     for kind, mine in kinds.items():
         sentences = (text for group in mine for text in (*_missing(group), *_held_back(group)))
         yield ReportSection(
-            "Side by side" if len(kinds) == 1 else f"Side by side: {kind}",
+            "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
             tuple(dict.fromkeys(sentences)),
             tuple(_table(group, alone=len(found) == 1) for group in mine),
             tuple(_legend(mine)),
@@ -107,7 +107,7 @@ def _missing(group: Group) -> Iterator[str]:
 
 
 def _held_back(group: Group) -> Iterator[str]:
-    """What else holds bottlenecks back: "ai400x2 read is held back by ib0 in"; by row where they differ."""
+    """What else holds bottlenecks back: "ai400x2 read is limited by ib0 in"; by row where they differ."""
     found: dict[str, dict[str, list[str]]] = {}
     for row in group.rows:
         cause, limit = row.result.bottleneck, row.result.limit
@@ -116,7 +116,7 @@ def _held_back(group: Group) -> Iterator[str]:
     for cause, limits_found in found.items():
         for limit, labels in limits_found.items():
             where = f" ({', '.join(labels)})" if len(limits_found) > 1 else ""
-            yield f"{cause} is held back by {limit}{where}"
+            yield f"{cause} is limited by {limit}{where}"
 
 
 def _legend(found: Sequence[Group]) -> Iterator[str]:

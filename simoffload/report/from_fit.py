@@ -75,7 +75,7 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
         if one.made_for is not None and one.context.most is not None and one.context.most > one.made_for
     )
     table = ReportTable("", head, rows, (2, 3, 4, 5), keys=2)
-    section = ReportSection("As it is → at most", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
+    section = ReportSection("Now → at most", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
     return ReportDocument(("The largest that fits",), None, (), (*made_for, *stopped), (section,))
 
 

@@ -18,7 +18,7 @@ _FORMULAS = {
     "decode_tokens_per_s": "batch_size x replicas / tpot_s",
     "spread_bound_tokens_per_s": (
         "batch_size x ranks x HBM rate / (fewest weights that a step reads / ranks + mean key-value cache of "
-        "a GPU): a bound, no prediction, of decode with weights spread over the GPUs and not gathered, as "
+        "a GPU): a bound, not a prediction, of decode with weights spread over the GPUs and not gathered, as "
         "ZeRO-3 does"
     ),
     "e2e_s": "ttft_s + sum of the decode steps",

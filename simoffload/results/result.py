@@ -79,7 +79,7 @@ class SimulationResult(ABC):
     warnings: tuple[str, ...]
     provenance: ResultProvenance
     extrapolations: tuple[str, ...] = ()
-    """What lies outside of the range in which the machine was measured."""
+    """Describe what is outside the range in which the machine was measured."""
     refused: tuple[str, ...] = ()
     """Why DeepSpeed or the strategy would not do it at all, so that there is neither capacity nor time."""
     timelines: dict[str, Timeline] = field(default_factory=dict, repr=False, compare=False)
@@ -194,7 +194,7 @@ class SimulationResult(ABC):
 
     @property
     def bound_fraction(self) -> float | None:
-        """Fraction of the speed of light reached: the step's bound over its time."""
+        """Fraction of the bound reached: the step's bound over its time."""
         return self.step.bound_s / self.step.time_s if self.step else None
 
     def metrics(self) -> dict[str, float | None]:

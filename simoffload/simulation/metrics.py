@@ -130,7 +130,7 @@ def _gathered(ranks: int, bound: float) -> str:
     return (
         f"weights in HBM under ZeRO-3: each of {ranks} GPUs gathers every layer over the links between GPUs "
         "for every token, which is not tensor parallelism; weights spread over the GPUs and not gathered "
-        f"could give up to {most} tokens/s in decode by their bytes alone (a bound, no prediction)"
+        f"could give up to {most} tokens/s in decode by their bytes alone (a bound, not a prediction)"
     )
 
 
@@ -144,5 +144,5 @@ def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner) -> tu
     phase = next(one for one in copies.phases if one.kind == kind)
     fast = runner.time_s(phase.step(1) if isinstance(phase, PhaseSeries) else phase)
     size, times = format_bytes(plan.model.weight_bytes), result.step.time_s / fast
-    text = f"offloading hurts here: a copy of the weights ({size}) fits on every GPU; without ZeRO"
+    text = f"offloading is slower here: a copy of the weights ({size}) fits on every GPU; without ZeRO"
     return (f"{text} a pass takes {format_seconds(fast)}, {format_number(times)} times less",)

@@ -110,7 +110,7 @@ class Facts:
     requests: tuple[StorageRequests, ...] = ()
     """Whole requests to storage up to the end of the first step; () where there are none."""
     estimates: tuple[Estimate, ...] = ()
-    """What others' rules say of the memory; () where there is none for the strategy."""
+    """Published rules of thumb of the memory; () where there is none for the strategy."""
 
 
 class Tunable(NamedTuple):
@@ -188,7 +188,7 @@ class Plan(ABC):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """What lies outside of the range in which the machine was measured."""
+        """Describe what is outside the range in which the machine was measured."""
         return ()
 
     def tunables(self) -> Iterator[Tunable]:

@@ -104,7 +104,7 @@ class ResidentPlan(InferencePlan):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """What lies outside of the range in which the machine was measured."""
+        """Describe what is outside the range in which the machine was measured."""
         return tuple(arithmetic_beyond(self.model, self.workload, self.machine))
 
     @property

@@ -168,7 +168,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """What lies outside of the range in which the machine was measured."""
+        """Describe what is outside the range in which the machine was measured."""
         place = self.placement
         return (
             *ranks_beyond(place.ranks, self.machine, costs=self.machine.host.deepspeed),
@@ -191,8 +191,8 @@ class ZeroInferencePlan(InferencePlan):
             there = sum(size for size, swapped in sizes if swapped) / sum(size for size, _ in sizes)
             if there < _MOSTLY:
                 remarks.append(
-                    f"only {there:.0%} of the weights lie on {self.target}: slices below the larger of 1 MiB "
-                    f"and aio.block_size ({settings.min_swap_bytes} B) stay in host memory, and more ranks "
+                    f"only {there:.0%} of the weights are stored on {self.target}: slices below the larger of "
+                    f"1 MiB and aio.block_size ({settings.min_swap_bytes} B) stay in host memory, and more ranks "
                     "make slices smaller"
                 )
         if settings.use_gds and settings.device != "nvme":

@@ -88,7 +88,7 @@ GOOD = "tiers: [{kind: dram, capacity: 1 TiB}]\n"
 
 
 def problems(text: str, model: type[BaseModel] = Scenario, **options: Any) -> list[str]:
-    """The lines about a text that is no scenario."""
+    """The lines about a text that is not a scenario."""
     with pytest.raises(InputError) as caught:
         validate(parse_yaml(text, name="s.yaml"), model, **options)
     return str(caught.value).split("\n")

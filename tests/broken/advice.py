@@ -29,21 +29,21 @@ CASES: tuple[Case, ...] = (
         command(
             f"advise-budget-{name}",
             f"advise s.yaml --budget={value}",
-            ("simoffload advise:", f'argument --budget: "{value}" is no amount above 0'),
+            ("simoffload advise:", f'argument --budget: "{value}" is not an amount above 0'),
         )
         for name, value in {"zero": "0", "negative": "-5", "text": "much", "endless": "inf"}.items()
     ),
     command(
         "advise-slo-unknown",
         "advise s.yaml --slo tpto=5s",
-        ("--slo: tpto=5s:", 'there is no metric "tpto"', 'did you mean "tpot"'),
+        ("--slo: tpto=5s:", 'unknown metric "tpto"', 'did you mean "tpot"'),
     ),
     command("advise-slo-no-limit", "advise s.yaml --slo tpot", ("--slo: tpot:", "has no limit; write e.g.")),
     command("advise-slo-no-unit", "advise s.yaml --slo tpot=200", ("--slo: tpot=200:", "unit")),
     command(
         "advise-slo-of-other-work",
         "advise s.yaml --slo step=10s",
-        ("--slo: step=10s:", "step is no metric of this kind of work; it has ttft, tpot, e2e"),
+        ("--slo: step=10s:", "step is not a metric of this kind of work; it has ttft, tpot, e2e"),
     ),
     command(
         "advise-platform-unknown",
@@ -68,7 +68,7 @@ CASES: tuple[Case, ...] = (
     command(
         "advise-no-trials",
         "advise s.yaml --trials 0",
-        ("simoffload advise:", 'argument --trials: "0" is no whole number above 0'),
+        ("simoffload advise:", 'argument --trials: "0" is not a whole number above 0'),
     ),
     *(
         Case(

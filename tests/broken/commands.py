@@ -72,7 +72,7 @@ CASES: tuple[Case, ...] = (
         ("check", "a.yaml", "b.yaml", "none.yaml"),
         (
             ("a.yaml:6:15: workload.batch_size:", "must be at least 1, got -1"),
-            ("b.yaml:1:7: kind:", '"drvie" is no kind of profile', 'did you mean "drive"'),
+            ("b.yaml:1:7: kind:", '"drvie" is not a kind of profile', 'did you mean "drive"'),
             ("none.yaml:", "no such file"),
         ),
         {
@@ -201,7 +201,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "output-below-file",
         ("run", "s.yaml", "--output-dir", "s.yaml/out"),
-        (("--output-dir: s.yaml/out:", 'lies below "s.yaml", which is no folder'),),
+        (("--output-dir: s.yaml/out:", 'is below "s.yaml", which is not a folder'),),
         {"s.yaml": SCENARIO},
     ),
     command("trace-without-folder", "run s.yaml --trace", ("simoffload run:", "--trace needs --output-dir")),
@@ -213,7 +213,7 @@ CASES: tuple[Case, ...] = (
     command(
         "profile-kind-unknown",
         "profiles list drives",
-        ("error: kind:", '"drives" is no kind of profile', 'did you mean "drive"'),
+        ("error: kind:", '"drives" is not a kind of profile', 'did you mean "drive"'),
     ),
     command(
         "profiles-no-action",

@@ -98,7 +98,7 @@ CASES: tuple[Case, ...] = (
         "drive-kind",
         "kind: drive",
         "kind: drvie",
-        ("d.yaml:1:7: kind:", '"drvie" is no kind of profile', 'did you mean "drive"'),
+        ("d.yaml:1:7: kind:", '"drvie" is not a kind of profile', 'did you mean "drive"'),
     ),
     drive("drive-no-kind", "kind: drive\n", "", ("d.yaml:1:1: kind:", "missing")),
     drive(
@@ -153,7 +153,7 @@ CASES: tuple[Case, ...] = (
         "platform-host-outside",
         "host: i5-14600k-96gb",
         "host: ../../host.yaml",
-        ("p.yaml:6:7: host:", '"../../host.yaml" lies outside of the folder whose files may be used'),
+        ("p.yaml:6:7: host:", '"../../host.yaml" is outside the folder whose files may be used'),
     ),
     platform(
         "platform-host-missing-file",

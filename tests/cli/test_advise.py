@@ -21,7 +21,7 @@ def test_an_answer_in_words(program) -> None:
     assert (answer.status, answer.err) == (0, "")
     lines = answer.out.splitlines()
     assert lines[1].startswith("Verdict: TTFT is ")
-    titles = {"What helps", "Most for the money", "What does not help", "How sure", "Cost and energy"}
+    titles = {"What helps", "Most for the money", "What does not help", "Confidence", "Cost and energy"}
     assert {*titles, "Storage bandwidth and throughput"} <= set(lines)
     assert max(map(len, lines)) <= 100
     assert "…" not in answer.out, "nothing is cut off"
@@ -94,7 +94,7 @@ def test_where_nothing_helps_the_status_says_so(program, monkeypatch: pytest.Mon
     monkeypatch.setattr("simoffload.planning.advise.evaluate.options_of", lambda *_: ())
     answer = program("advise", "small.yaml", "--set", "model=bloom-176b", "--on", "gpu", *FAST)
     assert answer.status == 3
-    assert "No change that was tried makes it fit." in " ".join(answer.out.split())
+    assert "No change tried here makes it fit." in " ".join(answer.out.split())
 
 
 # -- interruptions and mistakes ------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_an_interrupt_leaves_nothing(program, monkeypatch: pytest.MonkeyPatch, t
     ("argv", "message"),
     [
         (("--platforms", "dgx-h10"), 'there is no platform "dgx-h10"; did you mean "dgx-h100"?'),
-        (("--slo", "tpto=5s"), 'there is no metric "tpto"; did you mean "tpot"?'),
+        (("--slo", "tpto=5s"), 'unknown metric "tpto"; did you mean "tpot"?'),
         (("--search", "--method", "optuna"), "needs the package optuna: pip install 'simoffload[search]'"),
         (("--costs", "none.yaml"), "none.yaml: no such file"),
     ],

@@ -167,7 +167,7 @@ def test_options_that_are_refused(micro: Micro, argv: tuple[str, ...], message: 
     [
         (("-o", "out", "--only", "hook"), '"hook" is no section; did you mean "hooks"?'),
         (("-o", "out", "--skip", ""), '"" has an empty entry'),
-        (("-o", "out", "--gpus", "0"), '"0" is no number of GPUs; write e.g. 4'),
+        (("-o", "out", "--gpus", "0"), '"0" is not a number of GPUs; write e.g. 4'),
         (("-o", "out", "--storage-size", "2"), "unit"),
         ((), "required: -o/--output-dir"),
     ],

@@ -110,13 +110,13 @@ def test_every_answer_says_how_sure_it_is(program) -> None:
 def test_explain_says_why_in_every_form(program) -> None:
     answer = program("run", "small.yaml", "--explain", "--output-dir", "out")
     assert answer.status == 0
-    titles = ("Storage bandwidth and throughput", "What the result hangs on", "How sure")
+    titles = ("Storage bandwidth and throughput", "Sensitivity to inputs", "Confidence")
     assert [name for name in titles if f"\n{name}\n" not in answer.out] == []
     data = json.loads(Path("out/result.json").read_text(), parse_constant=pytest.fail)["explanation"]
     assert data["sensitivity"]["rows"][0]["swing"] > 0
     assert data["uncertainty"]["low_s"] < data["uncertainty"]["unit_s"] < data["uncertainty"]["high_s"]
     assert data["storage"]["tier"] == "raid"
-    assert "What the result hangs on" in Path("out/report.html").read_text()
+    assert "Sensitivity to inputs" in Path("out/report.html").read_text()
     result = so.simulate(so.load_scenario("small.yaml"), explain=True, keep_timelines=True)
     assert json.loads(json.dumps(result.to_dict())) == json.loads(Path("out/result.json").read_text())
     assert answer.out.startswith(result_text(result))

@@ -150,8 +150,11 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
         ((*AXES, "-o", "r.txt"), "r.txt: the name of a result must end in .csv, .json, .parquet"),
         ((*AXES, "-o", "r.csv", "-o", "r.csv"), "r.csv: is given twice"),
         ((*AXES, "-o", "none/r.csv"), "none/r.csv: its folder does not exist; make it first"),
-        ((*AXES, "--workers", "0"), 'simoffload sweep: argument --workers: "0" is no whole number above 0'),
-        ((*AXES, "--chunk", "x"), 'simoffload sweep: argument --chunk: "x" is no whole number above 0'),
+        (
+            (*AXES, "--workers", "0"),
+            'simoffload sweep: argument --workers: "0" is not a whole number above 0',
+        ),
+        ((*AXES, "--chunk", "x"), 'simoffload sweep: argument --chunk: "x" is not a whole number above 0'),
         ((*AXES, "--max-points", "3"), "error: sweep.axes: 2 x 2 = 4 points are more than 3"),
         (
             (*AXES, "--resume", "--overwrite"),

@@ -70,7 +70,7 @@ def test_the_end_of_a_tuning(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("Task Read Speed = 12 GB/sec\n", ': holds no line "E2E Read Speed'),
-        ("\nE2E Write Speed = nan GB/sec\n", ":2: 'nan' is no speed above 0 in GB/sec; run it again"),
+        ("\nE2E Write Speed = nan GB/sec\n", ":2: 'nan' is not a speed above 0 in GB/sec; run it again"),
         (TUNED.splitlines()[0], ':1: after "Best performance" its settings'),
         (TUNED.replace("32", '"deep"'), ": aio.queue_depth: must be a whole number above 0, not 'deep'"),
     ],

@@ -66,7 +66,7 @@ def test_runs_are_appended_with_or_without_a_header(tmp_path: Path) -> None:
         ([HEADER, READ.replace(",,3.1-1", ",700,3.1-1")], ":2: the phase both read and wrote"),
         (
             [HEADER, READ.replace("2026-05-22", "yesterday")],
-            ":2: ISO date: 'yesterdayT16:09:38' is no ISO date",
+            ":2: ISO date: 'yesterdayT16:09:38' is not an ISO date",
         ),
         ([], ": holds no phase"),
     ],

@@ -113,7 +113,7 @@ def test_global_options_and_defaults(tmp_path: Path) -> None:
     [
         (job(ERROR=5), ": jobs[0].error: the job ended with error 5; its rates mean nothing, run it again"),
         (job(WRITE={"io_bytes": 9, "bw_bytes": 9}), ": jobs[0].read: the job both read and wrote"),
-        (job(bs="big"), ": jobs[0].job options.bs: 'big' is no size; fio writes e.g. 1M or 128k"),
+        (job(bs="big"), ": jobs[0].job options.bs: 'big' is not a size; fio writes e.g. 1M or 128k"),
         (job(bssplit="4k/50:8k/50"), "requests of several sizes"),
         (job(iodepth="0"), ": jobs[0].job options.iodepth: must be a whole number above 0, not '0'"),
         (job(READ={"io_bytes": 9}), ": jobs[0].read.bw_bytes: missing or 0"),

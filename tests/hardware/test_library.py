@@ -90,7 +90,7 @@ def test_folder_laid_out_like_the_shipped_one(folder: Path) -> None:
 
 def test_path_is_relative_to_the_root(folder: Path) -> None:
     assert load_platform("small.yaml", root=folder).machine().gpus == 4
-    with pytest.raises(InputError, match="lies outside of the folder whose files may be used"):
+    with pytest.raises(InputError, match="is outside the folder whose files may be used"):
         load_platform("../small.yaml", root=folder / "drive")
 
 
@@ -106,9 +106,7 @@ def test_references_may_not_leave_the_folder(folder: Path, reference: str) -> No
     path.write_text(
         (folder / "small.yaml").read_text().replace("profile: disk, at", f"profile: {reference}, at")
     )
-    assert f'tiers.disk.profile: "{reference}" lies outside of the folder whose files may be used' in refuse(
-        path
-    )
+    assert f'tiers.disk.profile: "{reference}" is outside the folder whose files may be used' in refuse(path)
 
 
 def test_ids_do_not_follow_links_out_of_the_folder(
@@ -137,7 +135,7 @@ def test_missing_file() -> None:
 
 
 def test_unknown_kind_is_refused() -> None:
-    with pytest.raises(InputError, match='"drives" is no kind of profile; did you mean "drive"'):
+    with pytest.raises(InputError, match='"drives" is not a kind of profile; did you mean "drive"'):
         list_profiles("drives")
 
 

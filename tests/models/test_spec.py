@@ -324,7 +324,7 @@ def test_a_config_stays_inside_its_folder(tmp_path: Path) -> None:
     outside = write(tmp_path, LLAMA_8B, "llama.json")
     (inside / "link.json").symlink_to(outside)
     for path in ("../llama.json", str(outside), "link.json"):
-        with pytest.raises(InputError, match=r"lies outside the scenario's folder"):
+        with pytest.raises(InputError, match=r"is outside the scenario's folder"):
             load_model({"config": path}, root=inside)
         assert load_model({"config": path}, root=inside, allow_path=True).num_parameters == 8_030_261_248
     assert load_model({"config": str(outside)}).num_parameters == 8_030_261_248

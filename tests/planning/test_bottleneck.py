@@ -47,7 +47,7 @@ def document(case: str):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bottleneck_everywhere(case: str, tmp_path: Path) -> None:
-    """The cause, and what holds it back, as ``run --json`` has them."""
+    """The cause, and what limits it, as ``run --json`` has them."""
     loaded = resolve(document(case))
     result = simulate(loaded)
     reported = result.to_dict()["step"]["bottleneck"], result.to_dict()["step"]["limit"]
@@ -63,8 +63,8 @@ def test_adapters_that_hold_a_filesystem_back_are_named_by_all() -> None:
     loaded = resolve(document("the filesystem's adapters"))
     result = simulate(loaded)
     assert (result.bottleneck, result.limit) == ("ai400x2 read", "ib0 in")
-    assert ", held back by ib0 in decode 1: " in " ".join(result_text(result).split())
-    assert "\n  ai400x2 read is held back by ib0 in\n" in compare_text([result])
-    assert "most of it ai400x2 read, held back by ib0 in: " in advice_verdict(advise(loaded))
+    assert ", limited by ib0 in decode 1: " in " ".join(result_text(result).split())
+    assert "\n  ai400x2 read is limited by ib0 in\n" in compare_text([result])
+    assert "most of it ai400x2 read, limited by ib0 in: " in advice_verdict(advise(loaded))
     faster = resolve(document("the filesystem"))
     assert simulate(faster).limit != "ib0 in"

@@ -127,14 +127,14 @@ def test_a_point_counts_once(path: Path) -> None:
 @pytest.mark.parametrize("content", [b"index,fits\n0,true\n", b"some notes", b"{}\n", b"\0" * 9000])
 def test_other_files_are_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    assert "is no journal of a sweep" in refusal(path)
+    assert "is not the journal of a sweep" in refusal(path)
     assert path.read_bytes() == content
 
 
 def test_another_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "mine.db"
     execute(path, "CREATE TABLE sweep (notes TEXT)", "INSERT INTO sweep VALUES ('dear')")
-    assert "is no journal of a sweep" in refusal(path)
+    assert "is not the journal of a sweep" in refusal(path)
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT * FROM sweep").fetchall() == [("dear",)]
 

@@ -119,7 +119,7 @@ def test_an_axis_reaches_into_a_ds_config_file(tmp_path: Path) -> None:
             "",
             {"axes": ["workload.batch_size=1", "workload=[{}]"]},
             "--axis: workload.batch_size",
-            "lies within the axis workload",
+            "is within the axis workload",
         ),
         ("", {"axes": ["workload.batch_size=1,2", "nodes=1,1"], "most": 3}, "sweep.axes", "2 x 2 = 4 points"),
         ("", {"axes": ["nodes=1"], "constraints": ["node < 3"]}, "sweep constraint", 'did you mean "nodes"?'),

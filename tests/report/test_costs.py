@@ -87,7 +87,7 @@ def test_columns_without_room_follow_under_the_same_names(drive: Costed, memory:
 def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory: Costed) -> None:
     (section,) = costs_compared([memory, drive])
     first, *turns, gathered = section.sentences
-    assert first == f"{ONE} costs least for its work, {SIX} 1.76 times as much"
+    assert first == f"{ONE} has the lowest cost per unit of work, {SIX} 1.76 times as much"
     assert turns == [
         f"{SIX} would cost less with everything bought for {SIX} below 37,980 USD (now 67,560 USD)",
         f"{SIX} would cost less with accelerator/l40s below 2,455 USD (now 10,000 USD)",
@@ -137,7 +137,7 @@ def test_names_command_no_terminal(drive: Costed, memory: Costed) -> None:
 
 def test_what_costs_the_same_is_said_so(drive: Costed) -> None:
     (section,) = costs_compared([drive, drive._replace(label="its twin")])
-    assert section.sentences[0] == f"{ONE} and its twin cost the same for their work"
+    assert section.sentences[0] == f"{ONE} and its twin cost the same per unit of work"
     assert not [text for text in section.sentences if "would cost less" in text or "times as much" in text]
 
 

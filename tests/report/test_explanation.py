@@ -29,12 +29,12 @@ Storage bandwidth and throughput
   the storage (raid) reads 25 GB/s
   it is the bottleneck below 40 GB/s
   from 80 GB/s on, faster storage gains less than 2 % (2.5 times the throughput at most)
-  storage  tokens/s  no schedule beats
+  storage  tokens/s  upper bound
   13 GB/s         2                2.5
   25 GB/s         4                  5  this platform
   50 GB/s         7                  8
 
-What the result hangs on
+Sensitivity to inputs
   time per output token (TPOT) with inputs 10 % lower and higher: 3 of 3 that matter; 5 change
     nothing, 7 are not used
   input    lower  higher  elasticity  origin    of
@@ -99,7 +99,7 @@ def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
 ) -> None:
     text = result_text(make_result(planner=Explaining(explanation)))
     assert TOLD in text
-    assert text.index("How sure") < text.index(STORAGE) < text.index("hangs on") < text.index("Range")
+    assert text.index("Confidence") < text.index(STORAGE) < text.index("hangs on") < text.index("Range")
 
 
 def test_the_range_has_its_largest_doubts(explanation: Explanation) -> None:
@@ -118,9 +118,9 @@ def test_the_range_has_its_largest_doubts(explanation: Explanation) -> None:
 
 
 def test_without_an_explanation_only_how_sure_is_told(make_result: Make, make_refusal: Make) -> None:
-    (sure,) = (one for one in findings(make_result()) if one.title == "How sure")
+    (sure,) = (one for one in findings(make_result()) if one.title == "Confidence")
     assert sure.sentences[0].startswith("±13.3 %, the mean error of 5 held-out runs")
-    assert "How sure" not in [one.title for one in findings(make_refusal())]
+    assert "Confidence" not in [one.title for one in findings(make_refusal())]
 
 
 def test_no_storage_is_a_sentence(explanation: Explanation) -> None:
@@ -134,7 +134,7 @@ def test_no_storage_is_a_sentence(explanation: Explanation) -> None:
 def test_a_bottleneck_that_stays_says_what_holds_it_back(explanation: Explanation) -> None:
     assert explanation.storage is not None
     stays = replace(explanation.storage, hidden=None)
-    assert stays.sentences[1] == "it stays the bottleneck however fast it is, held back by raid.0 -> cpu"
+    assert stays.sentences[1] == "it stays the bottleneck however fast it is, limited by raid.0 -> cpu"
     assert len(bandwidth(stays)["layout"]["shapes"]) == 1
 
 
@@ -165,7 +165,7 @@ def test_a_page_says_the_same_without_scripts(
     before, after = Page(tmp_path / "plain.html"), Page(tmp_path / "explained.html")
     assert len(after.figures) == len(before.figures) + 2
     assert "How sure ±13.3 %, the mean error of 5 held-out runs" in before.text
-    assert "What the result hangs on" not in before.text
+    assert "Sensitivity to inputs" not in before.text
     assert "It is the bottleneck below 40 GB/s." in after.text
     assert "read +8.0 % -7.0 % -0.75 spec drive/pm1733" in after.text
     assert "25 GB/s 4 5 this platform" in after.text

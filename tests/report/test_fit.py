@@ -46,7 +46,7 @@ def test_options_to_copy_are_never_broken() -> None:
 
 def test_that_nothing_helps_is_said() -> None:
     assert rendered(Remedies((), ("ZeRO stage 3", "weights on dram"))) == [
-        "  nothing that was tried makes it fit, alone, in pairs or in threes; tried: ZeRO",
+        "  nothing tried here makes it fit, alone, in pairs or in threes; tried: ZeRO",
         "    stage 3; weights on dram",
     ]
 

@@ -63,7 +63,7 @@ def test_results_side_by_side(make_result: Make, make_refusal: Make, tmp_path: P
     published = {"raid": Published(1.8, "white paper, figure 3")}
     text = markdown(comparison_document(results, published=published, command="simoffload compare"))
     assert heads(text) == [
-        "Side by side",
+        "Comparison",
         "Capacity",
         "Each result",
         "Inputs and their origin",

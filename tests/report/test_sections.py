@@ -119,7 +119,7 @@ def test_a_checkpoint_alone_is_told() -> None:
     )
     assert "96 GB are there after 12 s (8 GB/s), training stands still for 9.6 s (0.3 % of the time)" in text
     assert "largest part: pfs write, 80 %." in text
-    assert "pfs write takes 80 % of the checkpoint, held back by pfs write" in text
+    assert "pfs write takes 80 % of the checkpoint, limited by pfs write" in text
     assert "efficiency 99.68 %" in text
     assert "tokens" not in text
 

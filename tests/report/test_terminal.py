@@ -52,20 +52,20 @@ Speed
                                                     and DDN's white paper count it
 
 Where the time goes
-  largest part: raid read takes 81 % of decode 1, held back by raid
+  largest part: raid read takes 81 % of decode 1, limited by raid
   decode 1: 2 s, 1 new token per sequence, context 33
   cause        exposed  share    busy  held back by
   raid read     1.62 s   81 %   1.8 s  raid
   GPU compute   240 ms   12 %  300 ms
   host to GPU   140 ms  7.0 %     1 s  what one transfer reaches by itself
-  By what works
+  Time by resource group
   in all     exposed  share  hidden
   storage     1.62 s   81 %  180 ms
   GPU         240 ms   12 %   60 ms
   transfers   140 ms  7.0 %  860 ms
 
-How close to the bound
-  74 % of the speed of light (1.48 s, set by raid)
+Share of the bound
+  74 % of the bound (1.48 s, set by raid)
 
 Links
   decode 1
@@ -90,7 +90,7 @@ Warning: nfs: slow
 Side by side
   hbm does not fit: raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs
     (100 TB)
-  raid read is held back by raid
+  raid read is limited by raid
   weights    TTFT    TPOT  tokens/s  vs dram  published  bottleneck      share of the bound
   hbm                                                    does not fit
   dram     1.25 s  1.01 s      7.71       1×             raid read 81 %                74 %
@@ -208,7 +208,7 @@ def test_one_token_has_no_time_per_output_token(make_result: Make) -> None:
         [make_result(target="dram", time_s=1.0, **alone), make_result(target="raid", **alone)]
     )
     head, _, last = table_of(text)
-    assert "\n  raid read is held back by raid\n" in text
+    assert "\n  raid read is limited by raid\n" in text
     assert head.split()[:5] == ["weights", "TTFT", "tokens/s", "vs", "dram"]
     assert last.split()[:5] == ["raid", "2.5", "s", "3.2", "2×"]
     assert "one token is made, so that there is no time per output token;" in text

@@ -25,8 +25,8 @@ Verdict: llama-2-7b, time per token: dram+dram 160 us (0.525×), hbm+raid 305 us
 
 Side by side
   raid+raid does not fit: raid needs 100 GB in all, has 90 GB; use more drives
-  raid write is held back by raid
-  host to GPU is held back by gpu.pcie
+  raid write is limited by raid
+  host to GPU is limited by gpu.pcie
   weights  optimizer  step  forward  backward  opt. step  tokens/s  vs hbm+raid  bottleneck
   hbm      raid       40 s      8 s      13 s       19 s     3,277           1×  raid write 24 %
   dram     dram       21 s      8 s      13 s        0 s     6,242       0.525×  host to GPU 45 %
@@ -67,10 +67,10 @@ def test_kinds_have_tables_of_their_own(make_training: Make, make_result: MakeAn
     results = [make_training(), make_result(model="llama-2-7b"), make_training(target="dram")]
     text = compare_text(results)
     _, first, second, *_ = text.split("\n\n")
-    assert first.startswith("Side by side: training\n")
+    assert first.startswith("Comparison: training\n")
     assert "opt. step" in first
     assert "TTFT" not in first
-    assert second.startswith("Side by side: inference\n")
+    assert second.startswith("Comparison: inference\n")
     assert "TTFT" in second
     assert "opt. step" not in second
     found = groups(results)

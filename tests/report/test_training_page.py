@@ -44,11 +44,11 @@ def test_the_page_reads_without_scripts(single: str) -> None:
         "initialisation 2 GiB 64 GiB 0 B forward and backward 30 GiB 16 GiB 80 GB",
         "backward passes 13 s 32 % backward_s = backward passes of all micro-steps",
         "backward 3 × 3 s 9 s 22 % GPU compute 60 %",
-        "Largest part: raid write takes 24 % of the step, held back by raid.",
+        "Largest part: raid write takes 24 % of the step, limited by raid.",
         "cause exposed share in forward in backward in optimizer busy held back by",
         "host to GPU 9.5 s 24 % 6 s 3.5 s 19 s gpu.pcie",
         "last backward: 4 s each, 1 × in a step",
-        "50 % of the speed of light (20 s, set by raid)",
+        "50 % of the bound (20 s, set by raid)",
         "First parts (optimizer, rank 0)",
         "raid 84 GB 168 GB 12 B 24 B",
     ):
@@ -63,10 +63,10 @@ def test_the_sections_come_in_order(single: str) -> None:
         "Speed",
         "Phases of a step",
         "Where the time goes",
-        "How close to the bound",
+        "Share of the bound",
         "Links",
         "Storage",
-        "How sure",
+        "Confidence",
         "Timeline",
     ]
 
@@ -123,8 +123,8 @@ def test_inference_and_training_share_no_table_or_chart(
     write_comparison([make_training(), make_result(model="llama-2-7b"), make_training(target="dram")], path)
     page = path.read_text()
     assert re.findall("<h2>(.*?)</h2>", page)[:8] == [
-        "Side by side: training",
-        "Side by side: inference",
+        "Comparison: training",
+        "Comparison: inference",
         "Time per token: training",
         "Phases of a step: training",
         "Where the time goes: training",

@@ -32,7 +32,7 @@ Capacity
         pinned
   raid  in all                         100 GB   15 TB  14.9 TB  in all    fits  optimizer step
         optimizer states               100 GB
-  Needed at each moment
+  Memory needed at each stage
   moment                hbm per GPU  dram per host  raid in all
   initialisation              2 GiB         64 GiB          0 B
   forward and backward       30 GiB         16 GiB        80 GB
@@ -72,7 +72,7 @@ Phases of a step
   optimizer            1 ×  19 s    19 s   48 %  raid write 45 %
 
 Where the time goes
-  largest part: raid write takes 24 % of the step, held back by raid
+  largest part: raid write takes 24 % of the step, limited by raid
   step: 40 s
   cause                 exposed  share  in forward  in backward  in optimizer    busy  held back by
   raid write              9.8 s   24 %                    1.2 s         8.6 s  19.6 s  raid
@@ -81,15 +81,15 @@ Where the time goes
   raid read               8.5 s   21 %                                  8.5 s    17 s  raid
   optimizer on the CPU    1.9 s  4.8 %                                  1.9 s   3.8 s
   GPU to host            900 ms  2.2 %                   900 ms                 1.8 s  gpu.pcie
-  By what works
+  Time by resource group
   in all     exposed  share  hidden
   storage     18.3 s   46 %  18.3 s
   transfers   10.4 s   26 %  10.4 s
   GPU          9.4 s   24 %   9.4 s
   host         1.9 s  4.8 %   1.9 s
 
-How close to the bound
-  50 % of the speed of light (20 s, set by raid)
+Share of the bound
+  50 % of the bound (20 s, set by raid)
 
 Links
   step
@@ -146,12 +146,12 @@ def test_capacity_alone(make_training: Make) -> None:
     text = result_text(make_training(phases=()))
     assert "llama-2-7b fits on dgx-a100 with its weights in HBM and its optimizer on raid." in text
     assert sections(text) == ["Capacity", "Storage", "Inputs and their origin"]
-    assert "Needed at each moment" in text
+    assert "Memory needed at each stage" in text
 
 
 def test_a_run_that_holds_the_same_all_the_time_has_no_table_of_moments(make_training: Make) -> None:
     result = make_training(memory_stages=make_training().memory_stages[:1])
-    assert "Needed at each moment" not in result_text(result)
+    assert "Memory needed at each stage" not in result_text(result)
 
 
 def test_one_place_is_said_once(make_training: Make) -> None:

@@ -82,7 +82,9 @@ def test_it_is_said_wherever_the_answer_is(tmp_path) -> None:
     assert bound is not None
     (warning,) = (text for text in result.warnings if GATHERS in text)
     assert "is not tensor parallelism" in warning
-    assert f"up to {bound:,.0f} tokens/s in decode by their bytes alone (a bound, no prediction)" in warning
+    assert (
+        f"up to {bound:,.0f} tokens/s in decode by their bytes alone (a bound, not a prediction)" in warning
+    )
     text = " ".join(result_text(result).split())
     assert "its weights in HBM, of which every GPU gathers every layer for every token (ZeRO-3)" in text
     assert GATHERS in text

@@ -81,7 +81,7 @@ def test_without_changes_nothing_changes() -> None:
         ("hdr200.achived=1 GB/s", "profiles.hdr200.achived", 'did you mean "achieved"?'),
         ("hdr200.achieved=0", "profiles.hdr200.achieved", '"0" has no unit'),
         ("hdr200.achieved=5 GB", "profiles.hdr200.achieved", '"5 GB" is a size, not a rate'),
-        ("hdr200.pcie.profile=gen5", "profiles.hdr200.pcie.profile", "is no number; only numbers can be"),
+        ("hdr200.pcie.profile=gen5", "profiles.hdr200.pcie.profile", "is not a number; only numbers can be"),
         ("hdr200.pcie=3", "profiles.hdr200.pcie", "holds several numbers; name one of profile, lanes"),
         ("gen4.copy_lanes=many", "profiles.gen4.copy_lanes", "must be a number"),
         ("gen4.host_to_device=3 GB/s", "profiles.gen4.host_to_device", "is a curve; write {points:"),

@@ -281,8 +281,8 @@ def test_too_many_ranks_are_refused_with_their_place() -> None:
 
 def test_weights_that_are_not_on_the_target_are_said() -> None:
     small = scenario(model="opt-125m", platform="dgx-a100", ranks=8)
-    assert any("of the weights lie on raid" in warning for warning in small.plan().warnings)
-    assert not any("of the weights lie on" in warning for warning in scenario().plan().warnings)
+    assert any("of the weights are stored on raid" in warning for warning in small.plan().warnings)
+    assert not any("of the weights are stored on" in warning for warning in scenario().plan().warnings)
 
 
 def test_resident_is_a_target_without_zero() -> None:

@@ -147,7 +147,7 @@ def _check_folder(folder: Path, taken: str) -> Path:
             raise _refusal(str(folder), taken)
         above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not above.is_dir():
-        raise _refusal(str(folder), f'lies below "{above.name}", which is no folder')
+        raise _refusal(str(folder), f'is below "{above.name}", which is not a folder')
     if not os.access(above, os.W_OK | os.X_OK):
         raise _refusal(str(folder), f"{above} cannot be written to; name another")
     return above

@@ -79,7 +79,7 @@ def _storage_size(request: MeasurementRequest) -> int:
     folder = request.storage
     assert folder is not None
     if not (exists(folder) and folder.is_dir()):
-        raise _error("--storage", f"{shortened(str(folder))} is no folder; make it first")
+        raise _error("--storage", f"{shortened(str(folder))} is not a folder; make it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _error("--storage", f"{folder} cannot be written to")
     free = shutil.disk_usage(folder).free

@@ -54,13 +54,13 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     if not equals or not value:
         raise _refusal(text, f"has no limit; {_EXAMPLE}")
     if metric not in (*_TIMES.values(), *_RATES):
-        raise _refusal(text, f"there is no metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
+        raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
     if metric not in result.formulas:
-        raise _refusal(text, f"{name} is no metric of this kind of work; it has {', '.join(mine)}")
+        raise _refusal(text, f"{name} is not a metric of this kind of work; it has {', '.join(mine)}")
     try:
         limit = float(value) if metric in _RATES else parse_seconds(value)
     except ValueError as error:
-        reason = str(error) if metric not in _RATES else f"{quoted(value)} is no number"
+        reason = str(error) if metric not in _RATES else f"{quoted(value)} is not a number"
         raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
     if not 0 < limit < math.inf:
         raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")

@@ -1,4 +1,4 @@
-"""Which of several answers costs least for its work, and at which prices that turns round."""
+"""Which of several answers has the lowest cost per unit of work, and at which prices that turns round."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Costed(NamedTuple):
 
 
 class CostVerdict(NamedTuple):
-    """The answer that costs least for its work, beside the next."""
+    """The answer that has the lowest cost per unit of work, beside the next."""
 
     cheapest: str
     next: str

@@ -115,7 +115,7 @@ class CostList:
         if not aged:
             return ()
         names = ", ".join(f"{figure.what} ({figure.date})" for figure in aged)
-        return (f"prices older than a year: {names}; lay a list of your own over them with --costs",)
+        return (f"prices older than a year: {names}; give a newer list with --costs",)
 
     def _device(self, key: str) -> DeviceCosts:
         return self.costs.devices.get(key, DeviceCosts())
@@ -184,7 +184,7 @@ def _overlaid(below: Any, above: Any) -> Any:
     return below.model_copy(update=found)
 
 
-_NOBODY = "is no shipped profile and none of this machine: its price counts for nothing here"
+_NOBODY = "is neither a shipped profile nor one of this machine: its price counts for nothing here"
 
 
 def _unknown(mine: Costs) -> dict[str, str]:

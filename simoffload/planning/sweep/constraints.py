@@ -101,7 +101,7 @@ def compile_constraint(text: str, find: Find, *, first: Choice | None = None) ->
         tree = ast.parse(text.strip(), mode="eval").body
         is_negation = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
         if not is_negation and not isinstance(tree, ast.Compare | ast.BoolOp):
-            raise ConstraintError("is no condition; compare something, e.g. workload.batch_size <= 64")
+            raise ConstraintError("is not a condition; compare something, e.g. workload.batch_size <= 64")
         tree = reader.visit(tree)
     except ConstraintError:
         raise
@@ -194,7 +194,7 @@ def _is_list(node: ast.expr) -> TypeGuard[ast.Tuple | ast.List]:
 def _numbers(pair: tuple[Any, Any], message: str = "") -> tuple[_ConstraintQuantity, _ConstraintQuantity]:
     for one in pair:
         if not isinstance(one, _ConstraintQuantity):
-            raise ConstraintError(f'"{shortened(str(one))}" is no number{message}')
+            raise ConstraintError(f'"{shortened(str(one))}" is not a number{message}')
     return pair
 
 

@@ -176,7 +176,7 @@ def _check_names(grid: Grid, most: int) -> None:
     for one in grid.axes:
         for other in grid.axes:
             if one is not other and one.location == other.location[: len(one.location)]:
-                text = f"lies within the axis {shortened(one.name)}; vary one of them"
+                text = f"is within the axis {shortened(one.name)}; vary one of them"
                 raise InputError((other.written._replace(message=text),))
     if grid.size > most:
         sizes = " x ".join(f"{len(axis.values):,}" for axis in grid.axes)

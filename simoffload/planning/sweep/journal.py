@@ -197,7 +197,7 @@ class _UnreadableError(Exception):
     """A file that is no database of a journal."""
 
 
-_NO_JOURNAL = "is no journal of a sweep that this version knows"
+_NO_JOURNAL = "is not the journal of a sweep that this version knows"
 _DAMAGED = "the journal is damaged: {}; start anew with --overwrite"
 
 

@@ -18,7 +18,7 @@ from simoffload.units import format_seconds
 
 __all__ = ["inference"]
 
-_BOUND = "share of the bound: fraction of the speed of light that a step reaches"
+_BOUND = "share of the bound: fraction of the bound that a step reaches"
 _LEGEND = f"ratio: of TPOT, the time per output token of a sequence; {_BOUND}"
 _LEGEND_OF_ONE = (
     "one token is made, so that there is no time per output token; "

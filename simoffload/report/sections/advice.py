@@ -40,7 +40,7 @@ def advice_verdict(advice: Advice) -> str:
     """The answer in a sentence."""
     result = advice.result
     if not result.fits:
-        return f"As it is, {'; '.join(result.advice)}. {_what_fits(advice)}"
+        return f"Without changes, {'; '.join(result.advice)}. {_what_fits(advice)}"
     held = held_back(result.step) if result.step is not None else ""
     now = f"{_took(result)}, most of it {result.bottleneck}{held}"
     texts = [f"most is gained with {_with_gain(one)}" for one in advice.helping[:1]]
@@ -54,7 +54,7 @@ def _what_fits(advice: Advice) -> str:
     """The fastest change, and the cheapest of which the price is known."""
     if not advice.helping:
         texts = _first([one.option.description for one in advice.impossible])
-        return f"No change that was tried makes it fit. Tried: {texts}."
+        return f"No change tried here makes it fit. Tried: {texts}."
     helping = [one for one in advice.helping if one.option.same_work] or advice.helping
     first = helping[0]
     cheap = min(helping, key=lambda one: math.inf if one.extra is None else one.extra)
@@ -105,7 +105,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     if advice.impossible:
         rows = tuple((one.option.description, one.why) for one in advice.impossible)
         table = ReportTable("", ("change", "why not"), rows, (), folded=plural(len(rows), "change"))
-        sections.append(ReportSection("What is impossible", tables=(table,), page_only=True))
+        sections.append(ReportSection("Not possible", tables=(table,), page_only=True))
     sections += _settings(advice)
     if curve is not None or (advice.result.fits and not _stored(advice)):
         sections.append(bandwidth_section(curve))
@@ -115,7 +115,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
 def next_steps_section(advice: Advice) -> ReportSection:
     """The few changes that gain most; ``advise`` tells all of them."""
     table = _table(advice.helping[:_FEW], advice.economics.costs.currency, advice.result)
-    texts = "simoffload advise tells all changes that were tried and writes them as scenarios"
+    texts = "simoffload advise lists every change that was tried and writes each as a scenario"
     return ReportSection("What next", (texts,), (table,) if table.rows else ())
 
 
@@ -223,9 +223,9 @@ def purchase_verdict(search: Search) -> str:
         return f"nothing keeps the budget and the service level; nearest: {what}, {_took(near.result)}"
     if best is None:
         if search.points:
-            return "nothing has a price for its work: lay a list of your own over the shipped one (--costs)"
+            return "no price per unit of work is known: give a price list of your own (--costs)"
         return "nothing of it works within the budget"
-    what = {"throughput": "fastest", "cost": "cheapest for its work"}[search.objective]
+    what = {"throughput": "fastest", "cost": "cheapest per unit of work"}[search.objective]
     rate = per_second(best.rate, f" {best.result.unit}s/s")
     price = f"{best.purchase:,.0f} {search.currency}" if math.isfinite(best.purchase) else "an unknown price"
     return f"{what}: {', '.join(best.description) or 'as it is'}; {rate} for {price}"

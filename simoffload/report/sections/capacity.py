@@ -33,7 +33,7 @@ def capacity(result: SimulationResult) -> ReportSection:
 def _chart(result: SimulationResult) -> Chart:
     """Each tier at its peak, or at every moment where there are several."""
     if isinstance(result, TrainingResult) and len(result.memory_stages) > 1:
-        return Chart("what each tier must hold at each moment", partial(charts.memory, result))
+        return Chart("what each tier must hold at each stage of the run", partial(charts.memory, result))
     return Chart("what each tier must hold", partial(charts.capacity, result.capacity))
 
 
@@ -70,7 +70,7 @@ def _memory_stages(result: TrainingResult) -> tuple[ReportTable, ...]:
         fits.append(all(use.steady <= use.capacity for use in result.capacity))
     refused = tuple(number for number, fit in enumerate(fits) if not fit)
     numbers = tuple(range(1, len(head)))
-    return (ReportTable("Needed at each moment", head, tuple(rows), numbers, refused=refused),)
+    return (ReportTable("Memory needed at each stage", head, tuple(rows), numbers, refused=refused),)
 
 
 def _at_a_moment(use: TierUse) -> Datum:
@@ -79,14 +79,14 @@ def _at_a_moment(use: TierUse) -> Datum:
 
 
 def _estimates(result: TrainingResult) -> tuple[ReportTable, ...]:
-    """What others' rules say of the memory; nothing where there are none."""
+    """Published rules of thumb of the memory; nothing where there are none."""
     rows = []
     for one in result.estimates:
         sizes = ((one.per_gpu, "per GPU"), (one.per_host, "per host"), (one.total, "in all"))
         sizes_text = ", ".join(f"{format_bytes(size, binary=True)} {scope}" for size, scope in sizes if size)
         rows.append((one.name, sizes_text, one.formula))
     return (
-        (ReportTable("What others' rules say", ("rule", "memory", "formula"), tuple(rows), ()),)
+        (ReportTable("Published rules of thumb", ("rule", "memory", "formula"), tuple(rows), ()),)
         if rows
         else ()
     )

@@ -27,7 +27,7 @@ from simoffload.units import format_seconds
 __all__ = ["BOUND", "CAUSES", "bounds", "causes", "links"]
 
 CAUSES = "Where the time goes"
-BOUND = "How close to the bound"
+BOUND = "Share of the bound"
 _EXPOSED = (
     "Exposed: on the chain of operations that determined the time; these add up to it. "
     "What is busy beyond that is hidden (hatched in the chart): done meanwhile."
@@ -58,7 +58,7 @@ def _groups(step: PassResult) -> ReportTable:
         (one.group, seconds(one.exposed_s), fraction(one.exposed_s / step.time_s), seconds(one.hidden_s))
         for one in step.groups
     )
-    return ReportTable("By what works", ("in all", "exposed", "share", "hidden"), rows, (1, 2, 3))
+    return ReportTable("Time by resource group", ("in all", "exposed", "share", "hidden"), rows, (1, 2, 3))
 
 
 def _of_passes(result: SimulationResult, step: PassResult) -> tuple[ReportTable, ...]:
@@ -102,7 +102,7 @@ def _by_cause(
         rows.append(
             (share.cause, seconds(share.exposed_s), unit_name, *parts, seconds(share.busy_s), share.limit)
         )
-    head = ("cause", "exposed", "share", *(f"in {name}" for name in phases), "busy", "held back by")
+    head = ("cause", "exposed", "share", *(f"in {name}" for name in phases), "busy", "limited by")
     return ReportTable(caption, head, tuple(rows), tuple(range(1, len(head) - 1)), folded=folded)
 
 

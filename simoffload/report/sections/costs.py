@@ -252,11 +252,11 @@ def _lifetimes(result: SimulationResult) -> str:
 
 
 def _verdict(one: CostVerdict, currency: str) -> list[str]:
-    """Which answer costs least for its work, and what would turn that round."""
+    """Which answer has the lowest cost per unit of work, and what would turn that round."""
     ratio = format_number(one.ratio)
     if ratio == "1":
-        return [f"{one.cheapest} and {one.next} cost the same for their work"]
-    lines = f"{one.cheapest} costs least for its work, {one.next} {ratio} times as much"
+        return [f"{one.cheapest} and {one.next} cost the same per unit of work"]
+    lines = f"{one.cheapest} has the lowest cost per unit of work, {one.next} {ratio} times as much"
     if one.tie:
         lines += f"; a tie, as predictions of real runs are off by ±{percent(one.margin)}"
     if not one.break_even_points:

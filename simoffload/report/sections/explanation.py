@@ -19,7 +19,7 @@ __all__ = ["STORAGE", "TOP", "bandwidth_section", "explained"]
 
 TOP = 10
 """Inputs that are told."""
-_HANGS_ON = "What the result hangs on"
+_HANGS_ON = "Sensitivity to inputs"
 STORAGE = "Storage bandwidth and throughput"
 
 
@@ -36,7 +36,7 @@ def bandwidth_section(curve: StorageCurve | None) -> ReportSection:
     """Throughput over the rate of the storage, and how fast is fast enough."""
     if curve is None:
         return ReportSection(STORAGE, (NO_STORAGE,))
-    head = ("storage", f"{curve.unit}s/s", "no schedule beats", "")
+    head = ("storage", f"{curve.unit}s/s", "upper bound", "")
     rows: tuple[tuple[Entry, ...], ...] = tuple(
         (
             byte_rate(point.rate),
@@ -85,8 +85,8 @@ def _range(found: Uncertainty, result: SimulationResult) -> ReportSection:
     ends = f"{time} {format_seconds(found.low)} to {format_seconds(found.high)}"
     text = f"{ends} (±{percent(found.relative)}: the model ±{model}, the inputs ±{inputs}, taking {assumed})"
     rows = tuple(map(_uncertainty_sentences, found.largest))
-    table = ReportTable("Largest doubts", ("input", "moves the time by", "origin", "of"), rows, (1,))
-    return ReportSection("Range, with the doubt about inputs", (text,), (table,))
+    table = ReportTable("Largest uncertainties", ("input", "moves the time by", "origin", "of"), rows, (1,))
+    return ReportSection("Predicted range, with uncertain inputs", (text,), (table,))
 
 
 def _uncertainty_sentences(one: UncertaintyTerm) -> tuple[str, ...]:

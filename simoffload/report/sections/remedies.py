@@ -18,7 +18,7 @@ def remedies_section(remedies: Remedies) -> ReportSection:
             Listing(f"{change.description}: {_free(change)}", _options(change)) for change in remedies.changes
         )
         return ReportSection("Changes", ("each makes it fit",), listings=listings)
-    text = "nothing that was tried makes it fit, alone, in pairs or in threes"
+    text = "nothing tried here makes it fit, alone, in pairs or in threes"
     tried = f"; tried: {'; '.join(remedies.tried)}" if remedies.tried else ""
     return ReportSection("Changes", (text + tried,))
 

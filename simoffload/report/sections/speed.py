@@ -65,4 +65,4 @@ def phases(result: TrainingResult) -> ReportSection:
 
 def how_sure(result: SimulationResult) -> ReportSection:
     """The error on real runs that stands for a result with times."""
-    return ReportSection("How sure", (confidence(result).sentence,))
+    return ReportSection("Confidence", (confidence(result).sentence,))

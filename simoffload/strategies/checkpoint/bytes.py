@@ -187,7 +187,7 @@ def _replicated(
 
 
 def _joined(weights: CheckpointPart, states: CheckpointPart) -> tuple[CheckpointPart, ...]:
-    """One file for both, unless they lie in different memories."""
+    """One file for both, unless they are in different memories."""
     if states.device != weights.device:
         return weights, states
     size = weights.size + states.size

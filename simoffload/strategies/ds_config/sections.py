@@ -112,7 +112,7 @@ class ZenFlowSection(ConfigSection):
     overlap_step: bool = False
     """The update on the CPU runs beside the next steps."""
     offload: bool = False
-    """Moments of the selected columns lie in host memory."""
+    """Moments of the selected columns are kept in host memory."""
     auto_ratio: Fraction = 0.99
     """Share of the tensors that make an update under ``update_interval: auto``, whose interval is assumed."""
     full_warm_up_rounds: Elements = 0
@@ -201,7 +201,7 @@ class ActivationCheckpointingSection(ConfigSection):
     partition_activations: bool = False
     """Divides checkpoints among tensor-parallel ranks, of which there is one here."""
     cpu_checkpointing: bool = False
-    """Checkpointed activations lie in host memory."""
+    """Checkpointed activations are kept in host memory."""
 
 
 def _lower(value: Any) -> Any:

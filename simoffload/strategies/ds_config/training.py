@@ -51,7 +51,7 @@ class ZenFlow(NamedTuple):
     overlap_step: bool
     """The update on the CPU runs beside the next steps."""
     offload: bool
-    """Moments of the selected columns lie in host memory."""
+    """Moments of the selected columns are kept in host memory."""
     full_warm_up_rounds: int
     reserved_cores: float
     """Share of the cores that the update's process leaves to PyTorch (``pt_reserved_cores_perc``)."""
@@ -90,7 +90,7 @@ class TrainingSettings(NamedTuple):
     """[B] of an element in which gradients are accumulated (``data_types.grad_accum_dtype``)."""
     gradient_clipping: bool
     cpu_checkpointing: bool
-    """Checkpointed activations lie in host memory."""
+    """Checkpointed activations are kept in host memory."""
 
     @property
     def pipelined(self) -> bool:

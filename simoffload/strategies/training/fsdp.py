@@ -128,7 +128,7 @@ class FsdpPlan(StepWork):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """What lies outside of the range in which the machine was measured."""
+        """Describe what is outside the range in which the machine was measured."""
         host = self.machine.host
         unmeasured = (_UNMEASURED,) if host.fsdp is None else ()
         return (*unmeasured, *ranks_beyond(self.strategy.ranks, self.machine, costs=host.fsdp_costs))

@@ -78,7 +78,7 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def extrapolations(self) -> tuple[str, ...]:
-        """What lies outside of the range in which the machine was measured."""
+        """Describe what is outside the range in which the machine was measured."""
         return tuple(ranks_beyond(self.places.ranks, self.machine, costs=self.machine.host.deepspeed))
 
     @cached_property

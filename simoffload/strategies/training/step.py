@@ -281,7 +281,7 @@ class OptimizerStep:
 
 
 def out_numel(update: Update, out: MicroStepWriter) -> int:
-    """[B] of a sub-group's gradients that lie on storage."""
+    """[B] of a sub-group's gradients that are kept on storage."""
     swapper = out.swapper
     if swapper is None:
         return 0

@@ -339,8 +339,8 @@ class MicroStepWriter(ForwardWriter):
         self.host_waits(WRITE)
 
     def _accumulate_on_cpu(self, tensors: Sequence[Tensor]) -> None:
-        """Stages 1 and 2: gradients lie in host memory between micro-steps; at the boundary each rank sends
-        its part in single precision to the optimizer.
+        """Stages 1 and 2: gradients are kept in host memory between micro-steps; at the boundary
+        each rank sends its part in single precision to the optimizer.
 
         A rank keeps the gradients of the parameters in its partition (``is_param_in_current_partition``), and
         those whole; a partition's sum is one rank's share of the model.

@@ -289,6 +289,6 @@ def _zenflow(zenflow: ZenFlow, accumulation: int) -> Iterator[str]:
         )
     if zenflow.select_interval % interval:
         yield (
-            f"zenflow.select_interval {zenflow.select_interval} is no multiple of update_interval "
+            f"zenflow.select_interval {zenflow.select_interval} is not a multiple of update_interval "
             f"{interval}: DeepSpeed updates at each selection, too, which is left out"
         )
