@@ -125,6 +125,8 @@ def verify(timeline: Timeline, full: Timeline) -> None:
         mine, other = getattr(timeline, what), getattr(full, what)
         if mine != other:
             raise ShortcutError(f"{full.schedule.name}: {what} is {mine} with shortcuts and {other} without")
+    if timeline.whole == full.whole:
+        return
     for mine, other in zip(_operations(timeline), _operations(full), strict=True):
         if mine != other:
             raise ShortcutError(f"{full.schedule.name}: {mine} with shortcuts and {other} without")

@@ -135,12 +135,11 @@ class ZeroTrainingPlan(StepWork):
             out = self._writer(part, swapper)
             write(out, part)
             return out.build()
-        for step in (self._short(part), self._whole):
-            if step is not None:
-                out = self._writer(part, GradientSwapper.of(self.state), step.layers)
-                walk = MicroStepReplay(step, self.state, out)
-                if walk.forward() if part.phase == "forward" else walk.backward():
-                    break
+        for step in self._shortest(self._short(part)):
+            out = self._writer(part, GradientSwapper.of(self.state), step.layers)
+            walk = MicroStepReplay(step, self.state, out)
+            if walk.forward() if part.phase == "forward" else walk.backward():
+                break
         return out.build()
 
     def _writer(
@@ -162,6 +161,12 @@ class ZeroTrainingPlan(StepWork):
     def _whole(self) -> WalkedStep:
         """The micro-step with all its layers."""
         return WalkedStep(self.trace, self.parameters)
+
+    def _shortest(self, short: WalkedStep | None) -> Iterator[WalkedStep]:
+        """The micro-steps to try: ``short``, if there is one, then all layers, laid out only when asked for."""
+        if short is not None:
+            yield short
+        yield self._whole
 
     @cached_property
     def _ways(self) -> Ways:
@@ -203,8 +208,8 @@ class ZeroTrainingPlan(StepWork):
     def _peak(self, *, warm: bool) -> Peak:
         gradients = self.layered.gradients(None) if self.state.homogeneous else None
         short = self.layered.without(gradients, warm=warm) if gradients is not None else None
-        for step in (short, self._whole):
-            found = gathered_peak(step, self.state, warm=warm) if step is not None else None
+        for step in self._shortest(short):
+            found = gathered_peak(step, self.state, warm=warm)
             if found is not None:
                 return found
         raise AssertionError("nothing is left out of the whole")
