@@ -15,7 +15,7 @@ PUBLISHED = [name for name in list_scenarios() if name.startswith("zero-inferenc
 
 
 def few_layers(name: str) -> str:
-    """The override with which a shipped scenario has twelve layers, more than a shortcut needs to be taken."""
+    """The override with which a shipped scenario has twelve layers, enough for every shortcut."""
     return f"model={{name: {name.split('/')[1]}, num_hidden_layers: 12}}"
 
 

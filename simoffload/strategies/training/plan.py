@@ -163,7 +163,7 @@ class ZeroTrainingPlan(StepWork):
         return WalkedStep(self.trace, self.parameters)
 
     def _shortest(self, short: WalkedStep | None) -> Iterator[WalkedStep]:
-        """The micro-steps to try: ``short``, if there is one, then all layers, laid out only when asked for."""
+        """The micro-steps to try: ``short``, if there is one, and that of all layers, made when asked for."""
         if short is not None:
             yield short
         yield self._whole
