@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +18,8 @@ import pytest
 from tests.planning.conftest import Process, finished
 from tests.planning.test_sweep_run import MANY, wait_for_rows
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _dask() -> None:
-    pytest.importorskip("distributed", reason="Dask distributed is not installed")
-
+if find_spec("distributed") is None:
+    pytest.skip("Dask distributed is not installed", allow_module_level=True)
 
 Written = Callable[..., bytes]
 
