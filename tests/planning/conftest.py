@@ -48,9 +48,9 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Process]:
     """Start ``simoffload sweep`` in the folder of the scenario, as a process of its own."""
     all_of_them: list[subprocess.Popen[str]] = []
 
-    def started(*words: str) -> subprocess.Popen[str]:
+    def started(*description: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "simoffload", "sweep", *words],
+            [sys.executable, "-m", "simoffload", "sweep", *description],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(repository)},
             stdout=subprocess.PIPE,
@@ -70,11 +70,12 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Process]:
 def written_here(tmp_path: Path, scenario_file: Path) -> Callable[..., bytes]:
     """What ``simoffload sweep`` of the small scenario writes in this process."""
 
-    def write(*words: str) -> bytes:
+    def write(*description: str) -> bytes:
         out = tmp_path / "here.csv"
         with chdir(tmp_path):
             assert (
-                main(["sweep", scenario_file.name, *words, "--quiet", "--workers", "1", "-o", str(out)]) == 0
+                main(["sweep", scenario_file.name, *description, "--quiet", "--workers", "1", "-o", str(out)])
+                == 0
             )
         return out.read_bytes()
 

@@ -37,11 +37,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Itera
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     started: list[subprocess.Popen[bytes]] = []
 
-    def launch(module: str, *words: str) -> subprocess.Popen[bytes]:
+    def launch(module: str, *description: str) -> subprocess.Popen[bytes]:
         folder = top / f"process{len(started)}"
         folder.mkdir()
         process = subprocess.Popen(
-            [sys.executable, "-m", f"distributed.cli.{module}", *words],
+            [sys.executable, "-m", f"distributed.cli.{module}", *description],
             cwd=folder,
             env=environment,
             stdout=subprocess.DEVNULL,
@@ -85,13 +85,21 @@ def test_workers_need_no_file_of_the_sweep(
         "model=[{config: model.json}]",
         "strategy.ranks=1",
     )
-    words = (*axes, "strategy.weights=dram", "workload.batch_size=1,2,3")
-    words = tuple(word for axis in words for word in ("--axis", axis))
+    description = (*axes, "strategy.weights=dram", "workload.batch_size=1,2,3")
+    description = tuple(word for axis in description for word in ("--axis", axis))
     process = start(
-        scenario_file.name, *words, "--quiet", "--chunk", "1", "-o", "there.csv", "--cluster", cluster.address
+        scenario_file.name,
+        *description,
+        "--quiet",
+        "--chunk",
+        "1",
+        "-o",
+        "there.csv",
+        "--cluster",
+        cluster.address,
     )
     finished(process)
-    here = written_here(*words)
+    here = written_here(*description)
     assert (tmp_path / "there.csv").read_bytes() == here
     assert here.count(b",true,") >= 3
 
@@ -99,15 +107,15 @@ def test_workers_need_no_file_of_the_sweep(
 def test_a_cluster_within_the_process(
     start: Process, tmp_path: Path, scenario_file: Path, written_here: Written
 ) -> None:
-    words = ("--axis", "workload.batch_size=1,2,0,3")
+    description = ("--axis", "workload.batch_size=1,2,0,3")
     local = ("--quiet", "--cluster", "local", "--workers", "2")
-    finished(start(scenario_file.name, *words, *local, "-o", "there.csv"))
-    assert (tmp_path / "there.csv").read_bytes() == written_here(*words)
+    finished(start(scenario_file.name, *description, *local, "-o", "there.csv"))
+    assert (tmp_path / "there.csv").read_bytes() == written_here(*description)
 
 
 def test_an_address_without_a_scheduler(start: Process, tmp_path: Path, scenario_file: Path) -> None:
-    words = (scenario_file.name, "--axis", "nodes=1,1", "-o", "r.csv", "--cluster", "tcp://")
-    process = start(*words)
+    description = (scenario_file.name, "--axis", "nodes=1,1", "-o", "r.csv", "--cluster", "tcp://")
+    process = start(*description)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2
     assert err.startswith("--cluster: no scheduler answers at tcp://")
@@ -120,8 +128,8 @@ def test_an_address_without_a_scheduler(start: Process, tmp_path: Path, scenario
 def test_a_cluster_writes_the_same_bytes_even_if_it_loses_a_worker(
     cluster: Cluster, start: Process, tmp_path: Path, scenario_file: Path, written_here: Written
 ) -> None:
-    words = (scenario_file.name, *MANY, "--quiet", "--chunk", "2")
-    process = start(*words, "-o", "there.csv", "--cluster", cluster.address)
+    description = (scenario_file.name, *MANY, "--quiet", "--chunk", "2")
+    process = start(*description, "-o", "there.csv", "--cluster", cluster.address)
     wait_for_rows(process, tmp_path / "there.csv.journal", 4)
     os.kill(cluster.workers[0].pid, signal.SIGKILL)
     finished(process)

@@ -1,0 +1,177 @@
+"""The folder of ``--output-dir``: only our own files are replaced, and all of them or none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from simoffload.errors import InputError, Problem
+
+__all__ = [
+    "DOCUMENT",
+    "MARKDOWN",
+    "RECOMMENDED",
+    "REPORT",
+    "RESULT",
+    "TABLE",
+    "TRACE",
+    "OutputFolder",
+    "Writer",
+    "content_writer",
+    "digest",
+    "json_writer",
+]
+
+Writer = Callable[[Path], object]
+"""Writes one file to the given path."""
+
+RESULT, TABLE = "result.json", "table.csv"
+REPORT, MARKDOWN, DOCUMENT = "report.html", "report.md", "report.json"
+TRACE = "trace.json"
+RECOMMENDED = "recommended"
+"""A folder in it; of its files those are ours whose names and contents our result.json has under this key."""
+_OURS = {RESULT, REPORT, MARKDOWN, DOCUMENT, TABLE, TRACE}
+_SIGNATURE = b'"schema": "simoffload/'  # near the beginning of every result.json that we write
+
+
+def json_writer(data: Any) -> Writer:
+    """Write plain values as JSON."""
+    return lambda path: path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def content_writer(content: bytes) -> Writer:
+    """Write bytes as they are."""
+    return lambda path: path.write_bytes(content)
+
+
+def digest(content: bytes) -> str:
+    """What tells the content of a file from others (SHA-256)."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class OutputFolder:
+    """A folder that results are written to."""
+
+    @classmethod
+    def of(cls, arguments: Namespace) -> Self | None:
+        """The folder that a command line names, if it does."""
+        path = arguments.output_dir
+        return cls(path, overwrite=arguments.overwrite) if path is not None else None
+
+    def __init__(self, path: Path, *, overwrite: bool) -> None:
+        """Look before anything is computed; InputError if the folder cannot be used."""
+        from simoffload.documents import file_errors
+
+        self._path = path
+        with file_errors(path, option="--output-dir", what="cannot be used"):
+            self._check(overwrite=overwrite)
+
+    def _check(self, *, overwrite: bool) -> None:
+        from simoffload.documents import exists
+
+        if not exists(self._path):
+            if self._path.is_symlink():
+                raise self._refusal("is a link to nowhere")
+            above = next(parent for parent in self._path.absolute().parents if parent.exists())
+            if not above.is_dir():
+                raise self._refusal(f'lies below "{above.name}", which is no folder')
+            return
+        if not self._path.is_dir():
+            raise self._refusal("is a file, not a folder")
+        present = sorted(entry.name for entry in self._path.iterdir())
+        for name in _OURS.intersection(present):
+            entry = self._path / name
+            if entry.is_symlink() or not entry.is_file():
+                raise self._refusal(f'"{name}" in it is not a plain file')
+        foreign = [name for name in present if name not in (*_OURS, RECOMMENDED)]
+        foreign += sorted(set(self._inside()).difference(self._recommended()))
+        if overwrite or not present or (not foreign and self._is_ours()):
+            return
+        held = f'"{foreign[0]}"' if foreign else "files of another program"
+        raise self._refusal(f"is not empty (it holds {held}); choose another folder or give --overwrite")
+
+    def _inside(self) -> Iterator[str]:
+        """The files in the folder of recommended ones."""
+        inner = self._path / RECOMMENDED
+        if inner.is_symlink() or (inner.exists() and not inner.is_dir()):
+            raise self._refusal(f'"{RECOMMENDED}" in it is not a plain folder')
+        for entry in inner.rglob("*"):
+            name = entry.relative_to(self._path).as_posix()
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+                raise self._refusal(f'"{name}" in it is not a plain file')
+            if entry.is_file():
+                yield name
+
+    def _recommended(self) -> Iterator[str]:
+        """Those of them that are ours and still as we wrote them."""
+        written = self._written()
+        for name in self._inside():
+            if written.get(name) == digest((self._path / name).read_bytes()):
+                yield name
+
+    def _written(self) -> dict[str, Any]:
+        """Digests of the recommended files by name, as our result.json has them."""
+        if not self._is_ours():
+            return {}
+        try:
+            found = json.loads((self._path / RESULT).read_text(encoding="utf-8"))[RECOMMENDED]
+        except (KeyError, TypeError, ValueError):  # of another command, or changed since
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _is_ours(self) -> bool:
+        result = self._path / RESULT
+        if not result.is_file():
+            return False
+        with result.open("rb") as file:
+            return _SIGNATURE in file.read(200)
+
+    def _refusal(self, message: str) -> InputError:
+        return InputError((Problem("--output-dir", None, None, str(self._path), message),))
+
+    def write(self, files: Mapping[str, Writer]) -> tuple[Path, ...]:
+        """Write all files, or leave the folder as it was; InputError if that cannot be done.
+
+        The files are made in a temporary folder beside their places and moved when all are complete.
+        """
+        try:
+            return self._write(files)
+        except OSError as error:
+            raise self._refusal(f"cannot be written: {error.strerror or error}") from None
+        except InputError as error:  # about a temporary file, which nobody knows
+            raise self._refusal(error.problems[0].message) from None
+
+    def _write(self, files: Mapping[str, Writer]) -> tuple[Path, ...]:
+        existed = self._path.exists()
+        place = self._path if existed else self._path.parent
+        place.mkdir(parents=True, exist_ok=True)
+        work_folder = Path(tempfile.mkdtemp(prefix=".simoffload-", dir=place))
+        try:
+            for name, writer in files.items():
+                (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
+                writer(work_folder / name)
+            self._path.mkdir(exist_ok=True)
+            for stale in {*_OURS, *self._recommended()}.difference(files):
+                (self._path / stale).unlink(missing_ok=True)
+            for name in files:
+                (self._path / name).parent.mkdir(parents=True, exist_ok=True)
+                (work_folder / name).replace(self._path / name)
+            _remove_empty(self._path / RECOMMENDED)
+        finally:
+            shutil.rmtree(work_folder, ignore_errors=True)
+        return tuple(self._path / name for name in files)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder and those in it, as far as there is nothing in them."""
+    for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        if not any(inner.iterdir()):
+            inner.rmdir()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()

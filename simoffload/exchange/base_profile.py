@@ -1,0 +1,162 @@
+"""What a profile made of measurements keeps of the one that it was made from, and what it must not keep.
+
+A benchmark of one direction says nothing of the other; but the rate of the profile behind it, a different
+device, may be far from what was measured. Such a rate is brought down in proportion and marked an estimate,
+and a count of requests that the measured rate cannot carry is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any, NamedTuple
+
+from simoffload.hardware.library import Entry
+from simoffload.hardware.profiles import Profile
+from simoffload.hardware.quantities import RateCurve
+from simoffload.hardware.storage import Drive
+from simoffload.units import format_rate
+
+__all__ = ["BaseProfile", "base_profile"]
+
+_HEAD = frozenset({"kind", "id", "name", "notes"})
+_REQUEST = 4096
+"""[B] of the random requests that profiles count."""
+_LONGEST = 1900
+"""[characters] of a source; profiles accept 2000."""
+
+_BESIDE = {
+    "drive": {"write": "read"},
+    "pcie": {"host_to_device": "device_to_host", "device_to_host": "host_to_device"},
+}
+"""Rates, and the measured one beside which each is seen."""
+_MOST = 1.5
+"""Times that one: our choice. In the shipped profiles no drive writes faster than it reads, and both
+directions of PCIe differ by less than a fifth."""
+
+
+class BaseProfile(NamedTuple):
+    """The numbers beside the measured ones."""
+
+    data: dict[str, Any]
+    """By key, as the file has them."""
+    estimated: tuple[str, ...]
+    """Keys whose rates were brought down."""
+    left_out: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def base_profile(
+    base: Entry, measured: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Profile]
+) -> BaseProfile:
+    """All of ``base`` that was not ``measured``, as far as it is plausible beside that.
+
+    ``read`` makes a profile of keys and statements.
+    """
+    # A curve of the old drive would overrule the new rate.
+    document = base.document.data
+    own = {
+        key: value for key, value in document.items() if key not in {*_HEAD, *measured, "read_by_outstanding"}
+    }
+    cache = own.pop("write_cache", None)  # without it the new rate of writing may be any
+    data: dict[str, Any] = _of(base.profile.id, own)
+    lowered = list(_lowered(base, measured, read({**data, **measured})))
+    data |= {one.key: one.statement for one in lowered}
+    beside = read({**data, **measured})
+    if cache is not None:
+        data |= _of(base.profile.id, {"write_cache": cache})
+    refused = dict(_refused(base, data, beside))
+    data = {key: value for key, value in data.items() if key not in refused}
+    warnings = [*(one.warning for one in lowered), *refused.values()]
+    estimated = tuple(one.key for one in lowered)
+    if kept := ", ".join(_numbers(base, {key for key in data if key not in estimated})):
+        warnings.append(f"not measured, kept from {base.profile.id}: {kept}")
+    return BaseProfile(data, estimated, tuple(refused), tuple(warnings))
+
+
+class _Lowered(NamedTuple):
+    key: str
+    statement: dict[str, Any]
+    warning: str
+
+
+def _lowered(base: Entry, measured: Mapping[str, Any], profile: Profile) -> Iterator[_Lowered]:
+    """Rates of the old profile that are too high beside a measured one, in proportion to it."""
+    for key, beside in _BESIDE.get(base.use.kind, {}).items():
+        if key in measured or beside not in measured:
+            continue
+        seen, rate = _top(profile, beside), _top(profile, key)
+        share = seen / _top(base.profile, beside)
+        if rate <= _MOST * seen or share >= 1:
+            continue
+        warning = (
+            f"not measured: {key}; {format_rate(rate)} of {base.profile.id} is not plausible beside the "
+            f"measured {beside} of {format_rate(seen)}, so that the profile has an estimate in proportion, "
+            f"{format_rate(rate * share)}; measure it"
+        )
+        yield _Lowered(key, _scaled(base, key, beside, share), warning)
+
+
+def _refused(base: Entry, data: Mapping[str, Any], profile: Profile) -> Iterator[tuple[str, str]]:
+    """Keys of ``data`` that a drive need not have and that its rates contradict, and why."""
+    drive = base.profile
+    if not isinstance(drive, Drive) or not isinstance(profile, Drive):
+        return
+    for key, count, rate in (
+        ("random_read", drive.random_read, profile.read.value),
+        ("random_write", drive.random_write, profile.write.value),
+    ):
+        if key in data and count is not None and count.value * _REQUEST > rate:
+            needed, has = (
+                format_rate(count.value * _REQUEST),
+                f"{key.removeprefix('random_')} is {format_rate(rate)}",
+            )
+            yield (
+                key,
+                f"not measured: {key}; {count.value} of {drive.id} would need {needed} where {has}: left out",
+            )
+    if "write_cache" in data and drive.sustained_write > profile.write.value:
+        after, write = format_rate(drive.sustained_write), format_rate(profile.write.value)
+        why = f"its rate_after of {after} in {drive.id} is above write {write}"
+        yield "write_cache", f"not measured: write_cache; {why}: left out"
+
+
+def _numbers(base: Entry, keys: Set[str]) -> Iterator[str]:
+    """Each number of the old profile that stands below one of ``keys``, with its key."""
+    for one in base.inputs():
+        if one.key.partition(".")[0] in keys:
+            yield f"{one.key} {one.text}"
+
+
+def _top(profile: Profile, key: str) -> float:
+    """[B/s] of a rate, or of the fastest point of a curve."""
+    value = getattr(profile, key)
+    return float(value.top if isinstance(value, RateCurve) else value.value)
+
+
+def _of(identifier: str, node: Any) -> Any:
+    """Statements of another device as they count for this one: nothing of them was measured here."""
+    if not isinstance(node, dict):
+        return node
+    if "origin" not in node:
+        return {key: _of(identifier, value) for key, value in node.items()}
+    origin = "estimate" if node["origin"] == "measured" else node["origin"]
+    source = f"not measured here; of {identifier}: {node['source']}"
+    return {**node, "origin": origin, "source": source[:_LONGEST]}
+
+
+def _scaled(base: Entry, key: str, beside: str, share: float) -> dict[str, Any]:
+    """The rates of a key times ``share``."""
+    node, value = base.document.data[key], getattr(base.profile, key)
+    source = f"not measured here; {key} of {base.profile.id} times {share:.3g}, as {beside} was measured"
+    provenance = {"origin": "estimate", "source": source, "date": node["date"]}
+    if isinstance(value, RateCurve):
+        points = [
+            [size, _rate(rate * share)]
+            for (size, _), (_, rate) in zip(node["points"], value.points, strict=True)
+        ]
+        return {"points": points} | provenance
+    return {"value": _rate(value.value * share)} | provenance
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e6:.4g} MB/s" if rate < 1e10 else f"{rate / 1e9:.4g} GB/s"

@@ -1,0 +1,196 @@
+"""Lists of prices and powers: the shipped one, and the user's own laid over it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simoffload.documents import suggest
+from simoffload.hardware.costs import Costs, DeviceCosts, Power
+from simoffload.hardware.device_groups import MEMORY, DeviceGroup
+from simoffload.hardware.library import Entry, Library
+from simoffload.hardware.location import DocumentLocation
+from simoffload.hardware.quantities import Sourced
+
+__all__ = ["CostList", "Figure", "load_costs"]
+
+REFERENCE = "reference"
+"""The shipped list."""
+_GB = float(1 << 30)
+"""[B] of memory that is sold as one GB."""
+_TB = 1e12
+_HOURS_A_YEAR = 8766.0
+_OLD = 365
+"""[d] after which a price is called old."""
+
+
+class Figure(NamedTuple):
+    """An amount and where it comes from."""
+
+    value: float
+    """In the list's currency, or as ``what`` says."""
+    what: str
+    """What it is the price of: "accelerator/l40s", "electricity per kWh"."""
+    origin: str
+    source: str
+    date: datetime.date
+
+
+@dataclass(frozen=True)
+class CostList:
+    """Prices and powers by device, with all that turns them into the cost of an answer."""
+
+    costs: Costs
+    sources: tuple[tuple[str, str], ...]
+    """(name, sha256) of the files, the last laid over the others."""
+    today: datetime.date
+    remarks: tuple[str, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """By key what to say of devices that no shipped profile describes: slips, or the user's own."""
+
+    @property
+    def currency(self) -> str:
+        """Printed beside amounts."""
+        return self.costs.currency or ""
+
+    def price(self, part: DeviceGroup) -> tuple[Figure, float] | None:
+        """A price, and how many times it is paid for one device; None where the list does not know it.
+
+        Host memory is paid by the GB, and so, by the TB, are drives without a price of their own.
+        """
+        named = self._device(part.key).price
+        if named is not None:
+            return _figure(named, part.key), 1.0
+        if part.key == MEMORY:
+            per_gb = self.costs.memory.price_per_gb
+            return (_figure(per_gb, "memory per GB"), part.size / _GB) if per_gb else None
+        if part.kind == "drive" and self.costs.flash_per_tb is not None:
+            return _figure(self.costs.flash_per_tb, "flash per TB"), part.size / _TB
+        return None
+
+    def machine_price(self, platform: str) -> Figure | None:
+        """Of a whole machine as its platform file has it."""
+        named = self._device(f"platform/{platform}").price
+        return _figure(named, f"platform/{platform}") if named else None
+
+    def rent(self, key: str) -> Figure | None:
+        """Per hour of one device or machine."""
+        named = self._device(key).rent
+        return _figure(named, f"{key}, an hour") if named else None
+
+    def sold(self, key: str) -> bool:
+        """Whether a device can be bought by itself."""
+        return self._device(key).sold is not False
+
+    def power(self, part: DeviceGroup) -> tuple[Power, float] | None:
+        """Of one device, and how many such devices one of the part is; None where the list does not know it.
+
+        Host memory counts as many modules as its size takes.
+        """
+        if part.key != MEMORY:
+            power = self._device(part.key).power
+            return (power, 1.0) if power else None
+        memory = self.costs.memory
+        if memory.power is None or memory.module is None:
+            return None
+        return memory.power, part.size / memory.module.value
+
+    def assumption(self, key: str) -> Figure:
+        """``electricity`` [per kWh], ``pue``, ``lifetime`` [years] or ``utilization``."""
+        value: Sourced[float] | None = getattr(self.costs, key)
+        assert value is not None, f"the shipped list has {key}"
+        return _figure(value, key)
+
+    @property
+    def hours(self) -> float:
+        """Of work over which a purchase is written off."""
+        return self.assumption("lifetime").value * _HOURS_A_YEAR * self.assumption("utilization").value
+
+    def old(self, figures: Iterable[Figure]) -> tuple[str, ...]:
+        """A sentence about prices older than a year, if there are any."""
+        aged = sorted({f for f in figures if (self.today - f.date).days > _OLD}, key=lambda one: one.what)
+        if not aged:
+            return ()
+        names = ", ".join(f"{figure.what} ({figure.date})" for figure in aged)
+        return (f"prices older than a year: {names}; lay a list of your own over them with --costs",)
+
+    def _device(self, key: str) -> DeviceCosts:
+        return self.costs.devices.get(key, DeviceCosts())
+
+
+def _figure(value: Sourced[Any], what: str) -> Figure:
+    return Figure(float(value.value), what, value.origin, value.source, value.date)
+
+
+def load_costs(path: str | Path | None = None, *, today: datetime.date | None = None) -> CostList:
+    """The shipped list, or that with a list of your own (kind: costs) laid over it.
+
+    In another currency than the shipped one's, a list stands alone but for powers and PUE: nothing is
+    converted. ``today`` decides which prices are old. Raises InputError for a file that is wrong.
+    """
+    now = today or _today()
+    shipped = Library().find(REFERENCE, ("costs",))
+    sources = ((shipped.use.path, shipped.use.sha256),)
+    base = shipped.profile
+    assert isinstance(base, Costs)
+    if path is None:
+        return CostList(base, sources, now)
+    file = Path(path)
+    own = Library(file.parent).read(file, ("costs",))
+    mine = own.profile
+    assert isinstance(mine, Costs)
+    remarks: tuple[str, ...] = ()
+    if mine.currency is not None and mine.currency != base.currency:
+        base = _without_money(base)
+        remarks = (f"prices in {mine.currency} come from {file.name} alone: nothing is converted",)
+        _check_complete(own)
+    merged = _merged_costs(mine, base)
+    return CostList(merged, (*sources, (own.use.path, own.use.sha256)), now, remarks, _unknown(mine))
+
+
+def _today() -> datetime.date:
+    return datetime.date.today()  # noqa: DTZ011 - the user's day is meant
+
+
+def _without_money(base: Costs) -> Costs:
+    nothing = {"price": None, "rent": None}
+    devices = {key: one.model_copy(update=nothing) for key, one in base.devices.items()}
+    memory = base.memory.model_copy(update={"price_per_gb": None})
+    return base.model_copy(
+        update={"devices": devices, "memory": memory, "electricity": None, "flash_per_tb": None}
+    )
+
+
+def _check_complete(own: Entry) -> None:
+    assert isinstance(own.profile, Costs)
+    if own.profile.electricity is None:
+        text = f"give the price of a kWh in {own.profile.currency}, too"
+        raise DocumentLocation(own.document, ("currency",)).error(f"electricity is missing: {text}")
+
+
+def _merged_costs(mine: Costs, base: Costs) -> Costs:
+    """What ``mine`` says, and what it leaves open as ``base`` has it, down to single figures."""
+    devices = {key: _overlaid(base.devices.get(key, DeviceCosts()), one) for key, one in mine.devices.items()}
+    both = {"devices": base.devices | devices, "memory": _overlaid(base.memory, mine.memory)}
+    merged: Costs = _overlaid(base, mine).model_copy(update=both)
+    return merged
+
+
+def _overlaid(below: Any, above: Any) -> Any:
+    found = {name: value for name in above.model_fields_set if (value := getattr(above, name)) is not None}
+    return below.model_copy(update=found)
+
+
+_NOBODY = "is no shipped profile and none of this machine: its price counts for nothing here"
+
+
+def _unknown(mine: Costs) -> dict[str, str]:
+    known = Library().names()
+    return {
+        key: f'the list of costs names "{key}", which {_NOBODY}{suggest(key, known)}'
+        for key in mine.devices
+        if key not in known
+    }

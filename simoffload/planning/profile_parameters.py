@@ -1,0 +1,145 @@
+"""The numbers that a scenario takes from profiles, and the scenario with some of them changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any, NamedTuple
+
+from simoffload.documents import Edit
+from simoffload.hardware import Machine
+from simoffload.hardware.library import KINDS, ProfileInput
+from simoffload.hardware.profiles import Profile
+from simoffload.hardware.targets import STORAGE_KINDS
+from simoffload.results.inference import InferenceResult
+from simoffload.results.result import SimulationResult
+
+__all__ = ["ProfileParameter", "deciding_parameters", "edit_of", "profile_parameters", "scaled"]
+
+_QUANTITY = re.compile(r"([0-9.eE+-]+) *(.*)")
+_DIGITS = 6
+"""Of a changed number: nothing is known better."""
+_NO_TIME = (
+    *("capacity", "hbm_capacity", "memory_capacity", "memory_maximum", "reserved"),  # decide what fits
+    *("endurance.", "random_read", "random_write"),
+    "deepspeed.ranks",  # says where the range of the measurements ends
+)
+"""Numbers on which no time depends, or all that begin so."""
+_OF_TRAINING = ("training.", "cpu_optimizer.")
+"""The same of inference."""
+_LOCAL = {"hbm", "dram", "nvme"}
+
+
+class ProfileParameter(NamedTuple):
+    """One number, or curve, of a profile."""
+
+    profile: str
+    """``kind/id``, as a scenario's section ``profiles`` names it."""
+    key: str
+    text: str
+    """As it was written; of a curve "x: y, x: y"."""
+    origin: str
+    source: str
+    residual: float | None
+    """Largest relative difference between the measurements and the fit that gave it, where that is known."""
+
+
+def profile_parameters(machine: Machine) -> Iterator[ProfileParameter]:
+    """Every number of a machine's profiles, without what only tells how it is wired, or yes or no."""
+    held = _held(machine)
+    for given in machine.inputs():
+        kind = _kind(machine, given)
+        if kind != "platform" and given.text[:1].isdigit():
+            residual = _residual(held.get((kind, given.profile)), given.key)
+            yield ProfileParameter(
+                f"{kind}/{given.profile}", given.key, given.text, given.origin, given.source, residual
+            )
+
+
+def _kind(machine: Machine, given: ProfileInput) -> str:
+    """Of several profiles of one id the one that has such a key."""
+    kinds = [use.kind for use in machine.profiles if use.id == given.profile]
+    first = re.split(r"[.\[]", given.key)[0]
+    return next((kind for kind in kinds if first in KINDS[kind].model_fields), "platform")
+
+
+def _held(machine: Machine) -> dict[tuple[str, str], Profile]:
+    """The profiles that measurements of a machine may have made."""
+    pcie = machine.topology.gpu_pcie_link.pcie
+    drives = [target.drive for target in machine.topology.targets.values() if target.drive]
+    return {
+        ("host", machine.host.id): machine.host,
+        ("accelerator", machine.accelerator.id): machine.accelerator,
+        ("pcie", pcie.id): pcie,
+        **{("drive", drive.id): drive for drive in drives},
+    }
+
+
+def _residual(profile: Profile | None, key: str) -> float | None:
+    if profile is None:
+        return None
+    given = reduce(getattr, key.split("."), profile)
+    found: float | None = getattr(given, "residual", None)
+    return found
+
+
+def deciding_parameters(machine: Machine, result: SimulationResult) -> tuple[ProfileParameter, ...]:
+    """Those on which the times of a result may depend: neither capacities, nor storage and adapters that it
+    does not use, nor what only training does."""
+    left_out = _NO_TIME + (_OF_TRAINING if isinstance(result, InferenceResult) else ())
+    tiers = [
+        machine.topology.targets[use.tier] for use in result.capacity if use.tier in machine.topology.targets
+    ]
+    used = {part.id for target in tiers for part in (target, target.drive, target.array) if part}
+    network = machine.nodes > 1 or any(target.kind not in _LOCAL for target in tiers)
+
+    def decides(number: ProfileParameter) -> bool:
+        kind, _, name = number.profile.partition("/")
+        there = name in used if kind in STORAGE_KINDS else network or kind != "nic"
+        return there and not number.key.startswith(left_out)
+
+    return tuple(filter(decides, profile_parameters(machine)))
+
+
+def scaled(number: ProfileParameter, factor: float) -> tuple[Any, float] | None:
+    """The number times ``factor`` as ``profiles`` takes it, and by how much it then really differs.
+
+    A whole number changes by one, a share ends at 1, and of a curve every rate changes. None where it cannot
+    change in that direction.
+    """
+    if ": " in number.text:
+        points = [point.split(": ") for point in number.text.split(", ")]
+        return {"points": [[_plain(x), _plain(_times(y, factor))] for x, y in points]}, factor
+    if number.text.isdecimal():
+        count = int(number.text)
+        other = count + (1 if factor > 1 else -1)
+        return (other, other / count) if count and other else None
+    text = _times(number.text, factor)
+    old, new = _value(number.text), _value(text)
+    return (_plain(text), new / old) if new != old else None
+
+
+def _times(text: str, factor: float) -> str:
+    """A quantity, or a share or multiple of one, times a factor: it stays on its side of 1."""
+    match = _QUANTITY.fullmatch(text)
+    assert match is not None, text
+    old, unit = float(match[1]), match[2]
+    new = old * factor
+    if not unit:
+        new = min(1.0, new) if old <= 1 else max(1.0, new)
+    return f"{new:.{_DIGITS}g} {unit}".rstrip()
+
+
+def _value(text: str) -> float:
+    return float(text.partition(" ")[0])
+
+
+def _plain(text: str) -> str | float:
+    """As a scenario file holds it: text where there is a unit."""
+    return text if " " in text else float(text)
+
+
+def edit_of(profile: str, key: str, value: Any) -> Edit:
+    """Another number in a scenario's section ``profiles``."""
+    return Edit(("profiles", profile, *key.split(".")), value)

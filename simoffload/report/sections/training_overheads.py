@@ -1,0 +1,199 @@
+"""What training moves to and from storage: in a step, for checkpoints and data; and the wear of drives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simoffload.errors import printable
+from simoffload.report.document import (
+    Datum,
+    Entry,
+    ReportSection,
+    ReportTable,
+    byte_count,
+    byte_rate,
+    count,
+    fraction,
+    seconds,
+)
+from simoffload.report.formatting import largest, percent, plural
+from simoffload.results.checkpoint import CheckpointResult, Checkpoints, Outlook
+from simoffload.results.data_loading import DataLoading, Epoch, data_loading_sentences
+from simoffload.results.endurance import TierLifetime, duration
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from simoffload.units import format_bytes, format_number, format_rate, format_seconds
+from simoffload.workload import Dataset
+
+__all__ = ["storage", "training_overheads"]
+
+_FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
+
+
+def training_overheads(result: SimulationResult) -> tuple[ReportSection, ...]:
+    """What a run has beside its steps; nothing for inference."""
+    found: list[ReportSection] = []
+    if isinstance(result, TrainingResult | CheckpointResult) and result.checkpoint is not None:
+        found.append(_checkpoint(result.checkpoint))
+    if isinstance(result, TrainingResult) and result.dataset is not None and result.data_loading is not None:
+        found.append(_data(result.dataset, result.data_loading))
+    if isinstance(result, TrainingResult | CheckpointResult) and result.drive_lifetime:
+        found.append(_lifetimes(result.drive_lifetime))
+    return tuple(found)
+
+
+# -- steps ---------------------------------------------------------------------------------------
+
+
+def storage(result: TrainingResult) -> ReportSection:
+    """Bytes of one step, on all ranks and for each parameter of the model; write caches and requests."""
+    rows: list[tuple[Entry, ...]] = []
+    for one in result.traffic:
+        each = (size / result.parameters for size in (one.read, one.written))
+        per_parameter = (Datum(f"{format_number(size)} B", size, "B") for size in each)
+        rows.append((one.tier, byte_count(one.read), byte_count(one.written), *per_parameter))
+    if not rows:
+        return ReportSection("Storage", ("a step moves nothing to or from storage",), page_only=True)
+    head = ("tier", "read", "written", "read per parameter", "written per parameter")
+    table = ReportTable("One step, all ranks", head, tuple(rows), (1, 2, 3, 4))
+    # What exceeds a cache is among the warnings.
+    caches = [one.sentence for one in result.write_caches if not one.exceeded]
+    requests = [
+        f"{one.tier}: from the start to the end of the first step a rank reads {one.read:,} and writes "
+        f"{one.written:,} whole requests of {format_bytes(one.block, binary=True)}"
+        for one in result.requests
+    ]
+    return ReportSection("Storage", (*caches, *requests), (table,))
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+def _checkpoint(one: Checkpoints) -> ReportSection:
+    lines = [f"{format_bytes(one.size)} in {plural(one.files, 'file')} on {printable(one.tier)}"]
+    if one.keep > 1:
+        lines[0] += f", {one.keep} kept"
+    if one.written > one.size:
+        lines[0] += f"; {format_bytes(one.written)} are written for it"
+    if one.outlook is not None:
+        lines += [*_cost(one, one.outlook), *_failures(one.outlook)]
+    lines += [printable(cache.sentence) for cache in one.write_caches]
+    parts = ReportTable(
+        "Parts of a checkpoint",
+        ("part", "each", "writers", "files", "from"),
+        tuple(
+            (part.name, byte_count(part.size), count(part.writers), count(part.files), _FROM[part.device])
+            for part in one.parts
+        ),
+        (1, 2, 3),
+    )
+    return ReportSection("Checkpoint", tuple(lines), (parts, *_phases(one)))
+
+
+def _cost(one: Checkpoints, outlook: Outlook) -> list[str]:
+    rate = format_rate(one.size / outlook.commit_s)
+    saving = f"saving takes {format_seconds(outlook.commit_s)} ({rate})"
+    if outlook.background_s:
+        saving += f", {format_seconds(outlook.background_s)} of it behind the training"
+    saving += f"; training stands still for {format_seconds(outlook.stall_s)}"
+    if outlook.share is not None and outlook.interval_s is not None:
+        every = format_seconds(outlook.interval_s)
+        saving += f", {percent(outlook.share)} of the time with {every} of training in between"
+    return [saving, f"restoring takes {format_seconds(outlook.restore_s)}"]
+
+
+def _failures(outlook: Outlook) -> list[str]:
+    if outlook.mtbf_s is None or outlook.young_s is None or outlook.daly_s is None:
+        return []
+    lines = (
+        f"with a failure every {format_seconds(outlook.mtbf_s)} the best interval is "
+        f"{format_seconds(outlook.young_s)} (Young), {format_seconds(outlook.daly_s)} (Daly)"
+    )
+    if outlook.best_efficiency is not None:
+        lines += f"; {_efficiency(outlook.best_efficiency)} of the time then goes into training"
+    if outlook.efficiency is not None and outlook.interval_s is not None:
+        lines += f", {_efficiency(outlook.efficiency)} at {format_seconds(outlook.interval_s)}"
+    if outlook.lost_work_s is None:
+        return [lines]
+    lost, restart = format_seconds(outlook.lost_work_s), format_seconds(outlook.restart_s)
+    return [
+        lines,
+        f"a failure throws away {lost} of training on average, and {restart} pass until it goes on",
+    ]
+
+
+def _efficiency(share: float) -> str:
+    """ "99.87 %": the digits in which such fractions differ."""
+    return f"{share * 100:.2f} %"
+
+
+def _phases(one: Checkpoints) -> tuple[ReportTable, ...]:
+    if not one.saving:
+        return ()
+    rows = [
+        (phase.result.name, "behind the training" if phase.background else "save", phase.result)
+        for phase in one.saving
+    ]
+    rows += [(restored.name, "restore", restored) for restored in one.restoring]
+    table = ReportTable(
+        "Phases of saving and restoring",
+        ("phase", "", "time", "bottleneck"),
+        tuple((name, when, seconds(each.time_s), largest(each)) for name, when, each in rows),
+        (2,),
+    )
+    return (table,)
+
+
+# -- data ----------------------------------------------------------------------------------------
+
+
+def _data(dataset: Dataset, data_loading: DataLoading) -> ReportSection:
+    size = f"{dataset.samples:,} samples of {format_bytes(dataset.sample_size)}"
+    steps, lasting = f"{data_loading.steps_per_epoch:,}", format_seconds(data_loading.cold.duration_s)
+    where = f"{printable(dataset.tier)}, {format_bytes(data_loading.stored)} there"
+    lines = (
+        f"{size} on {where}; an epoch has {steps} steps and takes {lasting}",
+        *(printable(text) for text in data_loading_sentences(dataset, data_loading)),
+    )
+    table = ReportTable(
+        "Epochs",
+        ("epoch", "in page cache", "needed", "reachable", "a batch every", "waiting"),
+        tuple(_epoch(epoch) for epoch in data_loading.epochs),
+        (1, 2, 3, 4, 5),
+    )
+    return ReportSection("Data", lines, (table,))
+
+
+def _epoch(epoch: Epoch) -> tuple[Entry, ...]:
+    last = epoch.first + epoch.repeats - 1
+    return (
+        count(epoch.first) if last == epoch.first else f"{epoch.first} to {last}",
+        fraction(epoch.hit_ratio),
+        byte_rate(epoch.needed) if epoch.needed else Datum("nothing", 0.0, "B/s"),
+        byte_rate(epoch.reachable),
+        seconds(epoch.batch_s),
+        fraction(epoch.starvation),
+    )
+
+
+# -- wear ----------------------------------------------------------------------------------------
+
+
+def _lifetimes(found: Sequence[TierLifetime]) -> ReportSection:
+    rows: list[tuple[Entry, ...]] = []
+    for tier, unit, one in found:
+        rated = one.rated_drive_writes_per_day
+        each_day = f"{format_bytes(one.per_drive_day)} ({format_number(one.drive_writes_per_day, digits=2)})"
+        rows.append(
+            (
+                tier,
+                count(one.drives),
+                Datum(f"{format_bytes(one.per_step)} a {unit}", one.per_step, "B"),
+                byte_count(one.per_day),
+                Datum(each_day, one.per_drive_day, "B"),
+                "no rating" if rated is None else Datum(f"{format_number(rated, digits=2)}", rated),
+                Datum(duration(one.years), one.years, "years") if one.years is not None else "",
+            )
+        )
+    head = ("tier", "drives", "written", "a day", "each a day (drive writes)", "rated", "used up in")
+    return ReportSection("Wear of drives", tables=(ReportTable("", head, tuple(rows), (1, 2, 3, 4, 5, 6)),))

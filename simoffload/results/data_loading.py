@@ -1,0 +1,138 @@
+"""What reading a dataset means for a training run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from simoffload.units import format_bytes, format_rate, format_seconds
+from simoffload.workload.dataset import Dataset
+
+__all__ = ["DataLoading", "Epoch", "Limit", "data_loading_sentences"]
+
+Limit = Literal["gpu", "link", "requests", "decode", "files", "copy", "cores", "look_ahead", "no_workers"]
+"""What sets the pace: the GPU (nothing waits), a full link or target, the wait of every request (latency and
+requests in flight), decoding in the workers, opening files, copies out of the page cache, all cores of the
+host, too few batches made ahead for the optimizer's pause, or reading between the steps without workers."""
+
+
+class Epoch(NamedTuple):
+    """One epoch, or several in a row that are alike."""
+
+    first: int
+    """Its number, from 1."""
+    repeats: int
+    hit_ratio: float
+    """Fraction of the samples found in the hosts' page caches."""
+    needed: float
+    """[B/s] that must come from storage, for all ranks, so that no GPU waits (mean over a step)."""
+    reachable: float
+    """[B/s] that storage delivers to the workers of all ranks, at the pace of the slowest rank."""
+    first_batch_s: float
+    """[s] until the first batch is there; the GPU waits that long in any case."""
+    batch_s: float
+    """[s] between two batches that a rank's loader can make."""
+    step_s: float
+    """[s] of a step that waits for its batches where it must."""
+    starvation: float
+    """Fraction of the step in which the GPU waits for data."""
+    limit: Limit
+    link: str
+    """Name of the full resource, if ``limit`` is "link"."""
+    duration_s: float
+    """[s] of one such epoch."""
+
+
+class DataLoading(NamedTuple):
+    """What reading a dataset means for a training run."""
+
+    size: int
+    """[B] of the dataset."""
+    stored: int
+    """[B] that the tier must hold: a copy in every host where drives are local and the order changes."""
+    fits: bool
+    steps_per_epoch: int
+    cache: int
+    """[B] of each host's memory left for its page cache."""
+    look_ahead: int
+    """[B] of each host's memory in batches made ahead."""
+    bridged_s: float
+    """[s] without a new batch that full queues bridge."""
+    epochs: tuple[Epoch, ...]
+    workers_needed: int | None
+    """Fewest workers per rank with which no GPU waits in the first epoch; None: however many there are."""
+    remaining: Limit
+    """What limits the first epoch with that many workers, or with more than anyone starts."""
+
+    @property
+    def cold(self) -> Epoch:
+        """The first epoch."""
+        return self.epochs[0]
+
+    @property
+    def warm(self) -> Epoch:
+        """The last epoch."""
+        return self.epochs[-1]
+
+    @property
+    def duration_s(self) -> float:
+        """[s] of all epochs."""
+        return sum(epoch.repeats * epoch.duration_s for epoch in self.epochs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values; sizes, rates and times are numbers."""
+        return self._asdict() | {
+            "epochs": [epoch._asdict() for epoch in self.epochs],
+            "duration_s": self.duration_s,
+        }
+
+
+def data_loading_sentences(dataset: Dataset, data_loading: DataLoading) -> tuple[str, ...]:
+    """Whether the GPUs wait, why, what would help, and what the page cache does."""
+    cold, warm = data_loading.cold, data_loading.warm
+    lines = [_verdict(cold)]
+    if cold.limit != "gpu":
+        lines.append(_cause(dataset, cold))
+        lines.append(_remedy(data_loading))
+    if data_loading.epochs[1:] and dataset.page_cache:
+        found = (
+            f"from epoch 2 on the page cache ({format_bytes(data_loading.cache, binary=True)} per host) has "
+        )
+        lines.append(found + f"{warm.hit_ratio * 100:.0f} % of what is read; {_verdict(warm)}")
+    if not data_loading.fits:
+        lines.append(f"{dataset.tier} is too small for {format_bytes(data_loading.stored)} of data")
+    return tuple(lines)
+
+
+def _verdict(epoch: Epoch) -> str:
+    need = f"{format_rate(epoch.needed)} needed, {format_rate(epoch.reachable)} reachable"
+    if epoch.limit == "gpu":
+        return f"the GPUs do not wait for data: {need}"
+    return f"the GPUs wait for data in {epoch.starvation * 100:.1f} % of the time: {need}"
+
+
+def _cause(dataset: Dataset, epoch: Epoch) -> str:
+    flight = format_bytes(dataset.in_flight, binary=True)
+    workers = "one worker" if dataset.workers == 1 else f"{dataset.workers} workers"
+    causes = {
+        "link": f"{epoch.link} is full",
+        "requests": f"requests wait for storage: {workers} per rank with {flight} in flight",
+        "decode": f"decoding takes {workers} {format_seconds(dataset.decode_time)} a sample",
+        "files": f"opening files takes {format_seconds(dataset.open_time)} each",
+        "copy": "copying out of the page cache is the longest part of the workers' time",
+        "cores": "all cores of the host are busy decoding and copying",
+        "look_ahead": f"{dataset.workers * dataset.prefetch_factor} batches made ahead are used up before "
+        "the optimizer's pause pays back",
+        "no_workers": "without workers the training process reads between its steps",
+    }
+    return causes[epoch.limit]
+
+
+def _remedy(data_loading: DataLoading) -> str:
+    workers, needed = data_loading.workers_needed, format_rate(data_loading.cold.needed)
+    if workers is not None and data_loading.cold.limit == "look_ahead":
+        return f"a larger prefetch_factor or {workers} workers per rank would do"
+    if workers is not None:
+        return f"{workers} {'worker' if workers == 1 else 'workers'} per rank would do"
+    if data_loading.remaining == "cores":
+        return "no number of workers is enough: decoding needs more cores, or must cost less"
+    return f"no number of workers is enough: storage must deliver {needed}"

@@ -1,0 +1,290 @@
+"""How long a run takes in which one duration is longer, known from the course of a shorter one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from simoffload.results.timeline import Piece, Repeat, Timeline, Track
+from simoffload.schedule import Schedule
+from simoffload.schedule.ir import CompiledOp, Need
+
+__all__ = ["makespan_for_longer_context"]
+
+_LARGEST = 300_000
+"""Operations that are looked at, at most."""
+
+
+def makespan_for_longer_context(timeline: Timeline, schedule: Schedule) -> int | None:
+    """The end [ps] of a run of ``schedule``, the program of ``timeline`` but for one fixed duration x, which
+    is longer wherever it occurs; None where that takes another run to know.
+
+    In the longer run every time may be the old one plus k times what x has grown by, k being how often x lies
+    on the chain that led there. Three things are asked for. Nothing begins before what it waits for is over:
+    what ended last there still does. Transfers that may get in each other's way and overlap have one k, so
+    that their rates change when they did; or none of them has ever changed its rate. And of all moments at
+    which such transfers begin or end no two change their order. What holds for no growth and for all of it
+    holds between, as times lie on straight lines: so all runs between have their times there, too. Where
+    periods repeat, k grows by the same number from each to the next, for everything in them.
+    """
+    growth = _growth(timeline.schedule, schedule)
+    if growth is None or timeline.entries > _LARGEST:
+        return None
+    if not growth.by:
+        return timeline.makespan
+    slopes = _Slopes(timeline, growth)
+    if not slopes.found() or not _transfers(timeline, slopes, growth.by):
+        return None
+    lasts = [(number, len(track) - 1) for number, track in enumerate(timeline.tracks) if track.end]
+    return max([end + k * growth.by for end, k in (slopes.at(*last) for last in lasts)], default=0)
+
+
+class _Growth(NamedTuple):
+    places: frozenset[tuple[int, int]]
+    """(block, position) of what lasts longer."""
+    by: int
+    """[ps]"""
+
+
+def _growth(one: Schedule, other: Schedule) -> _Growth | None:
+    """What lasts longer in the other; None if that is not one duration, or not all that is different."""
+    places: dict[tuple[int, int], int] = {}
+    for index, (block, twin) in enumerate(zip(one.blocks, other.blocks, strict=True)):
+        for position, (op, grown) in enumerate(zip(block.ops, twin.ops, strict=True)):
+            if op is not grown and op != grown:
+                if op._replace(fixed=grown.fixed) != grown:
+                    return None
+                places[index, position] = grown.fixed - op.fixed
+    by = set(places.values()) or {0}
+    return _Growth(frozenset(places), min(by)) if len(by) == 1 and min(by) >= 0 else None
+
+
+class _Slopes:
+    """For each operation how often x lies on the chain that leads to its end: k, as far as it has one."""
+
+    def __init__(self, timeline: Timeline, growth: _Growth) -> None:
+        self._tracks = timeline.tracks
+        self._peers = timeline.schedule.peers
+        self._ranks_by_class = timeline.ranks_by_class
+        pairs = enumerate(self._ranks_by_class)
+        self._classes = {rank: number for number, ranks in pairs for rank in ranks}
+        # Of each class the track of stream 0, if it had that: those of its own streams follow.
+        self._offsets = {track.rank: number - track.stream for number, track in enumerate(self._tracks)}
+        self._offsets_by_stream: list[list[int]] = [[] for _ in timeline.schedule.streams]
+        for track in self._tracks:
+            self._offsets_by_stream[track.stream].append(self._offsets[track.rank])
+        self._ends = [track.end for track in timeline.tracks]
+        self._places, self._by = growth
+        self._known = [[0] * len(track.end) for track in timeline.tracks]  # by entry
+        self._simple = [  # ordinals below are entries
+            track.repeats[0].ordinal + track.repeats[0].size if track.repeats else len(track.end)
+            for track in timeline.tracks
+        ]
+        self._windows: list[dict[int, Repeat]] = [{} for _ in timeline.tracks]
+        self._firsts: dict[int, tuple[int, int]] = {}  # when and on which track a steady state begins
+        self._each: dict[int, int] = {}  # by how much k grows from period to period, by steady state
+
+    def found(self) -> bool:
+        """Find k for everything; False where there is none."""
+        rows: list[_Row] = []
+        for number, track in enumerate(self._tracks):
+            self._windows[number] = {repeat.window: repeat for repeat in track.repeats}
+            for piece in track.pieces():
+                rows += _rows(number, track, piece)
+            for repeat in track.repeats:
+                self._note_first(number, track, repeat)
+        rows.sort()  # in the order of the program everything comes after what it waits for
+        begins, places = self._begins, self._places
+        starts, known = [track.start for track in self._tracks], self._known
+        for block, iteration, position, number, entry, ordinal, step in rows:
+            k = begins(number, step, ordinal, iteration, starts[number][entry])
+            if k is None:
+                return False
+            known[number][entry] = k + ((block, position) in places)
+        return all(
+            self._repeats(number, repeat)
+            for number, track in enumerate(self._tracks)
+            for repeat in track.repeats
+        )
+
+    def at(self, number: int, ordinal: int) -> tuple[int, int]:
+        """An operation's end [ps], and its k."""
+        track = self._tracks[number]
+        if ordinal < self._simple[number]:
+            return track.end[ordinal], self._known[number][ordinal]
+        entry, copy = track.find(ordinal)
+        end, k = track.end[entry], self._known[number][entry]
+        if not copy:
+            return end, k
+        repeat = track.repeat_of(entry)
+        assert repeat is not None
+        return end + copy * repeat.length, k + copy * self._growing(repeat.window)
+
+    def _begins(self, number: int, step: CompiledOp, ordinal: int, iteration: int, start: int) -> int | None:
+        """k of an operation's beginning; None if something else would end last of what it waits for."""
+        op, simple, by = step.op, self._simple, self._by
+        slope = latest = 0
+        # For a collective, on every rank of the program.
+        firsts = self._offsets_by_stream[op.stream] if op.collective else (number - op.stream,)
+        for first in firsts:
+            needs: Sequence[Need] = step.needs
+            if step.peer_needs:
+                needs = [*needs, *self._of_peers(first, step)]
+            for stream, per_iteration, offset in ((op.stream, 0, ordinal), *needs):
+                awaited, track = offset + iteration * per_iteration - 1, first + stream
+                if awaited < 0:
+                    continue
+                if awaited < simple[track]:
+                    end, k = self._ends[track][awaited], self._known[track][awaited]
+                else:
+                    end, k = self.at(track, awaited)
+                if end == start and k > slope:
+                    slope = k
+                if end + k * by > latest:
+                    latest = end + k * by
+        return slope if latest <= start + slope * by else None
+
+    def _of_peers(self, first: int, step: CompiledOp) -> Iterator[Need]:
+        """What an operation needs of other ranks, each stream by its track's distance from ``first``."""
+        own = self._ranks_by_class[self._tracks[first + step.op.stream].rank][0]
+        for peers, (stream, per_iteration, offset) in step.peer_needs:
+            for other in {self._classes[rank] for rank in self._peers[peers][own]}:
+                yield self._offsets[other] + stream - first, per_iteration, offset
+
+    # -- what repeats ---------------------------------------------------------------------------
+
+    def _note_first(self, number: int, track: Track, repeat: Repeat) -> None:
+        first = self._firsts.get(repeat.window)
+        if first is None or track.start[repeat.first] < first[0]:
+            self._firsts[repeat.window] = track.start[repeat.first], number
+
+    def _growing(self, window: int) -> int:
+        """By how much k grows from one period to the next: seen at what begins first in it, all that this
+        waits for belonging to the period before."""
+        if window not in self._each:
+            self._each[window] = 0
+            start, number = self._firsts[window]
+            repeat, known = self._windows[number][window], self._known[number]
+            step = self._tracks[number].steps[repeat.first]
+            ordinal = repeat.ordinal + repeat.size
+            k = self._begins(number, step, ordinal, step.iteration(ordinal), start + repeat.length)
+            own = (step.block, step.position) in self._places
+            self._each[window] = 0 if k is None else k + own - known[repeat.first]
+        return self._each[window]
+
+    def _repeats(self, number: int, repeat: Repeat) -> bool:
+        """Whether k grows by as much from each period to the next for all of a track: to be asked of what
+        waits for something before the first period, as far as that reaches back."""
+        track, each = self._tracks[number], self._growing(repeat.window)
+        for entry in range(repeat.first, repeat.last):
+            ordinal, step = repeat.ordinal + entry - repeat.first, track.steps[entry]
+            reach = self._reach(number, step, ordinal, repeat.window)
+            if not reach:
+                continue
+            k = self._known[number][entry] - ((step.block, step.position) in self._places)
+            for copy in range(1, 1 + min(repeat.times, reach)):
+                own, start = ordinal + copy * repeat.size, track.start[entry] + copy * repeat.length
+                if self._begins(number, step, own, step.iteration(own), start) != k + copy * each:
+                    return False
+        return True
+
+    def _reach(self, number: int, step: CompiledOp, ordinal: int, window: int) -> int:
+        """Periods from the first one, in which something is waited for that came before."""
+        op, most = step.op, 0
+        iteration = step.iteration(ordinal)
+        for first in self._offsets_by_stream[op.stream] if op.collective else (number - op.stream,):
+            for stream, per_iteration, offset in (
+                (op.stream, 0, ordinal),
+                *step.needs,
+                *self._of_peers(first, step),
+            ):
+                repeat = self._windows[first + stream].get(window)
+                awaited = offset + iteration * per_iteration - 1
+                if repeat is not None and awaited < repeat.ordinal:
+                    most = max(most, -((awaited - repeat.ordinal) // repeat.size))
+        return most
+
+
+_Row = tuple[int, int, int, int, int, int, CompiledOp]
+"""Block, iteration, position, track, entry, ordinal, step."""
+
+
+def _rows(number: int, track: Track, piece: Piece) -> Iterator[_Row]:
+    later = piece.first - piece.ordinal
+    for ordinal, step in enumerate(track.steps[piece.first : piece.last], piece.ordinal):
+        _, block, position, first, per_iteration, _, _ = step
+        iteration = (ordinal - first) // per_iteration
+        yield block, iteration, position, number, ordinal + later, ordinal, step
+
+
+# -- transfers ----------------------------------------------------------------------------------
+
+_Instant = tuple[int, int, int]
+"""When [ps], k, transfers more."""
+
+
+def _transfers(timeline: Timeline, slopes: _Slopes, by: int) -> bool:
+    """Whether transfers that may get in each other's way go on doing as they did."""
+    if not timeline.shared:
+        return True
+    group, copies = _meeting(timeline.schedule), _copies(timeline)
+    instants: dict[int, list[_Instant]] = {}
+    for number, track in enumerate(timeline.tracks):
+        for piece in track.pieces():
+            for entry in range(piece.first, piece.last):
+                op = track.steps[entry].op
+                if not op.size or op.route not in timeline.shared:
+                    continue
+                begin = track.start[entry] - track.end[entry] + op.fixed
+                for copy in _chosen(piece.times, copies):
+                    end, k = slopes.at(number, track.ordinal(entry, copy))
+                    instants.setdefault(group[op.route], []).extend([(end + begin, k, 1), (end, k, -1)])
+    return all(_ordered(sorted(found), by, timeline.constant_rates) for found in instants.values())
+
+
+def _copies(timeline: Timeline) -> int:
+    """Copies of each period to look at, at its beginning and at its end: all that overlap are among them."""
+    spans: dict[int, tuple[int, int, int]] = {}  # by steady state: begin, end, length
+    for track in timeline.tracks:
+        for repeat in track.repeats:
+            begin, end = track.start[repeat.first], track.end[repeat.last - 1]
+            earliest, latest, _ = spans.get(repeat.window, (begin, end, 0))
+            spans[repeat.window] = min(begin, earliest), max(end, latest), repeat.length
+    return max([1 - (-(end - begin) // length) for begin, end, length in spans.values()], default=1)
+
+
+def _chosen(times: int, copies: int) -> range | list[int]:
+    if times <= 2 * copies:
+        return range(times)
+    return [*range(copies), *range(times - copies, times)]
+
+
+def _ordered(instants: list[_Instant], by: int, constant: bool) -> bool:
+    """Whether moments keep their order, and rates change when they did."""
+    going = 0
+    for (time, k, more), (next_time, next_k, _) in pairwise(instants):
+        if next_time + next_k * by < time + k * by or (next_time == time and next_k != k):
+            return False
+        going += more
+        # Transfers that overlap, directly or through others, must be shifted by one and the same time.
+        if not constant and going and k != next_k:
+            return False
+    return True
+
+
+def _meeting(program: Schedule) -> list[int]:
+    """For each route the lowest number of a route that it meets on a link, at one or more removes."""
+    group = list(range(len(program.routes)))
+    first: dict[int, int] = {}  # route on each link
+
+    def root(route: int) -> int:
+        while group[route] != route:
+            route = group[route]
+        return route
+
+    for number, route in enumerate(program.routes):
+        for link in {link for hops in route.hops for link, _ in hops}:
+            other, mine = root(first.setdefault(link, number)), root(number)
+            group[max(mine, other)] = min(mine, other)
+    return [root(number) for number in range(len(group))]
