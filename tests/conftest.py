@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.examples import EXPLORES, FEW, some
+
 # A shared machine may be slow, so no deadline; HYPOTHESIS_PROFILE=explore looks for new examples.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None, max_examples=2000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+settings.register_profile("repeatable", deadline=None, max_examples=some(FEW), derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=some(FEW))
+settings.load_profile("explore" if EXPLORES else "repeatable")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,13 @@ class Source(NamedTuple):
 
     @property
     def nodes(self) -> Iterator[ast.AST]:
-        return ast.walk(ast.parse(self.text))
+        return ast.walk(_tree(self.text))
+
+
+@cache
+def _tree(text: str) -> ast.Module:
+    """What a file says, parsed once for all checks."""
+    return ast.parse(text)
 
 
 Check = Callable[[Source], Iterable[str]]

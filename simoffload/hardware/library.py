@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -296,15 +297,10 @@ class Library:
         return entry._replace(profile=profile, document=document)
 
     def _open(self, path: Path) -> Entry:
-        document = read_document(path)
-        kind = document.data.get("kind") if isinstance(document.data, dict) else None
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise DocumentLocation(document, ("kind",)).error(_unknown_kind(kind))
-        profile = validate(document, KINDS[kind])
-        with file_errors(path):
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        use = ProfileUse(profile.id, kind, self._name(path), digest)
-        return Entry(profile, document, use)
+        if path.is_relative_to(self._folders[-1]) and path.is_file():
+            status = path.stat()
+            return _shipped(path, self._name(path), (status.st_mtime_ns, status.st_size))
+        return _opened(path, self._name(path))
 
     def _files_of(self, kind: str) -> list[Path]:
         """The files of a kind; of equal names the one that counts comes last."""
@@ -332,6 +328,24 @@ class Library:
         if path.is_relative_to(shipped):
             return str(Path("hardware_profiles") / path.relative_to(shipped))
         return str(path)
+
+
+def _opened(path: Path, name: str) -> Entry:
+    """What a file says, which is called ``name`` in results."""
+    document = read_document(path)
+    kind = document.data.get("kind") if isinstance(document.data, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise DocumentLocation(document, ("kind",)).error(_unknown_kind(kind))
+    profile = validate(document, KINDS[kind])
+    with file_errors(path):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Entry(profile, document, ProfileUse(profile.id, kind, name, digest))
+
+
+@lru_cache(maxsize=512)
+def _shipped(path: Path, name: str, _version: tuple[int, int]) -> Entry:
+    """The same of a shipped file, which every library has: it is read again only after a change on disk."""
+    return _opened(path, name)
 
 
 def _error(message: str, written: DocumentLocation | None) -> InputError:

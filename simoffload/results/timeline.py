@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
+from itertools import chain
 from typing import NamedTuple
 
 from simoffload.schedule import Op, Schedule
@@ -226,7 +227,7 @@ class Timeline:
     def __iter__(self) -> Iterator[Interval]:
         """Every operation in order of completion; of those that end at once, in the program's order."""
         blocks = self.schedule.blocks
-        for end, block, iteration, position, rank, start in self._rows():
+        for end, block, iteration, position, rank, start in merge(*self._rows()):
             yield Interval(rank, block, iteration, blocks[block].ops[position], start, end)
 
     @property
@@ -293,7 +294,7 @@ class Timeline:
     def all_operations(self) -> Columns:
         """All operations as columns, ranks by their own numbers; large where much repeats."""
         if self._expanded is None:
-            rows = [*zip(*self._rows(), strict=True)] or [()] * 6
+            rows = [*zip(*sorted(chain(*self._rows())), strict=True)] or [()] * 6
             end, block, iteration, position, rank, start = rows
             self._expanded = Columns(
                 array("H", rank),
@@ -305,15 +306,14 @@ class Timeline:
             )
         return self._expanded
 
-    def _rows(self) -> Iterator[_Row]:
-        return merge(
-            *[
-                _all_rows(track, rank)
-                for track in self.tracks
-                for rank in self.ranks_by_class[track.rank]
-                if track.end
-            ]
-        )
+    def _rows(self) -> list[Iterator[_Row]]:
+        """Of every track and rank, each in order."""
+        return [
+            _all_rows(track, rank)
+            for track in self.tracks
+            for rank in self.ranks_by_class[track.rank]
+            if track.end
+        ]
 
     @property
     def rank(self) -> array[int]:
@@ -352,10 +352,15 @@ of ranks."""
 
 
 def _all_rows(track: Track, rank: int) -> Iterator[_Row]:
+    steps, ends, starts = track.steps, track.end, track.start
     for piece in track.pieces():
+        size = piece.last - piece.first
         for copy in range(piece.times):
+            later, ordinal = copy * piece.length, piece.ordinal - piece.first + copy * size
             for entry in range(piece.first, piece.last):
-                yield from _rows_of(track, rank, piece, entry, range(copy, copy + 1))
+                step = steps[entry]
+                iteration = step.iteration(ordinal + entry)
+                yield ends[entry] + later, step.block, iteration, step.position, rank, starts[entry] + later
 
 
 def _rows_of(track: Track, rank: int, piece: Piece, entry: int, copies: range) -> Iterator[_Row]:

@@ -8,6 +8,7 @@ statistics of LayerNorm are those of CUDA: one byte an element, two single-preci
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,7 +50,8 @@ def pinned_rounding(sizes: Sequence[int]) -> int:
 
     Source: aten/src/ATen/core/CachingHostAllocator.h of PyTorch 2.x (PowerOf2Ceil).
     """
-    return sum((1 << (size - 1).bit_length()) - size for size in sizes if size > 0)
+    counts = Counter(sizes).items()  # layers that are alike make the same allocations
+    return sum(count * ((1 << (size - 1).bit_length()) - size) for size, count in counts if size > 0)
 
 
 def working_memory(model: ModelShape, workload: Inference, machine: Machine) -> tuple[MemoryTerm, ...]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simoffload.cli import main
 from tests.broken.slips import DRIVE, DS_CONFIG, PLATFORM, SCENARIO
 from tests.broken.training import TRAINING
+from tests.examples import some
 
 SWEEP = """\
 sweep:
@@ -97,7 +98,7 @@ def answered(argv: list[str], files: dict[str, bytes], folder: Path) -> int:
 
 
 @given(mutations())
-@settings(max_examples=250)
+@settings(max_examples=some(100))
 def test_no_mutation_breaks_the_program(
     tmp_path_factory: pytest.TempPathFactory, mutated: tuple[str, str]
 ) -> None:
@@ -145,7 +146,7 @@ COMMANDS = [
 
 
 @given(st.sampled_from(COMMANDS), st.sampled_from(KEYS), st.sampled_from(ARGUMENTS))
-@settings(max_examples=60)
+@settings(max_examples=some(40))
 def test_no_argument_breaks_the_program(
     tmp_path_factory: pytest.TempPathFactory, command: list[str], key: str, value: str
 ) -> None:

@@ -99,9 +99,17 @@ def carry_out(name: str, folder: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def done() -> dict[str, Run]:
+    """Runs by the name of their scenario, each carried out for the first test that asks for it."""
+    return {}
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, done: dict[str, Run], tmp_path: Path) -> Run:
     """One scenario under real DeepSpeed."""
-    return carry_out(request.param, tmp_path_factory.mktemp("exports"))
+    if request.param not in done:
+        done[request.param] = carry_out(request.param, tmp_path)
+    return done[request.param]
 
 
 def section(run: Run, name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from simoffload.schedule import Block, Link, Route, Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from tests.engine import reference
 from tests.engine.generated import program_schedules, schedules, slowed
+from tests.examples import some
 
 
 def rows(timeline: Timeline) -> list[tuple[int, ...]]:
@@ -21,7 +22,7 @@ def rows(timeline: Timeline) -> list[tuple[int, ...]]:
     return sorted(zip(*columns, timeline.start, timeline.end, strict=True))
 
 
-@settings(max_examples=5 * settings().max_examples)
+@settings(max_examples=some(100))
 @given(schedules())
 def test_agrees_with_the_slow_engine_to_the_picosecond(schedule: Schedule) -> None:
     timeline = execute(schedule)
@@ -30,7 +31,7 @@ def test_agrees_with_the_slow_engine_to_the_picosecond(schedule: Schedule) -> No
     assert list(timeline.link_busy) == expected.busy
 
 
-@settings(max_examples=2 * settings().max_examples, deadline=None)
+@settings(max_examples=some(40))
 @given(program_schedules(most=4))
 def test_agrees_with_it_on_two_programs(schedule: Schedule) -> None:
     timeline = execute(schedule)

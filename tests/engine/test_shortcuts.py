@@ -15,6 +15,7 @@ from simoffload.results.attribution import attribute
 from simoffload.results.timeline import Interval, Timeline
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
 from tests.engine.generated import long_schedules, program_schedules, schedules
+from tests.examples import some
 
 SECOND = 10**12
 
@@ -50,25 +51,24 @@ def agree(schedule: Schedule) -> list[Timeline]:
     return found
 
 
-@settings(max_examples=2 * settings().max_examples, deadline=None)
+@settings(max_examples=some(40))
 @given(long_schedules())
 def test_on_topologies_and_schedules_with_ranks_that_are_alike(schedule: Schedule) -> None:
     agree(schedule)
 
 
-@settings(max_examples=2 * settings().max_examples, deadline=None)
+@settings(max_examples=some(40))
 @given(schedules())
 def test_on_topologies_and_schedules_of_any_kind(schedule: Schedule) -> None:
     agree(schedule)
 
 
-@settings(max_examples=2 * settings().max_examples, deadline=None)
+@settings(max_examples=some(40))
 @given(program_schedules())
 def test_on_two_programs_that_wait_for_each_other(schedule: Schedule) -> None:
     agree(schedule)
 
 
-@settings(deadline=None)
 @given(long_schedules() | program_schedules())
 def test_what_determined_the_time_is_the_same(schedule: Schedule) -> None:
     full = attribute(execute(schedule, fold=False, jump=False))
@@ -76,7 +76,6 @@ def test_what_determined_the_time_is_the_same(schedule: Schedule) -> None:
         assert attribute(execute(schedule, fold=fold, jump=jump)) == full
 
 
-@settings(deadline=None)
 @given(long_schedules(), st.randoms(use_true_random=False))
 def test_ranks_have_no_order(schedule: Schedule, random: Random) -> None:
     """Ranks under other numbers do the same: nothing breaks ties by rank, which is what folding rests on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import simoffload
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+KernelManager = pytest.importorskip("jupyter_client", reason="jupyter_client is not installed").KernelManager
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -28,11 +30,25 @@ def test_they_are_numbered_in_the_order_of_reading() -> None:
     assert [path.stem[:3] for path in NOTEBOOKS] == [f"{1 + place:02}-" for place in range(len(NOTEBOOKS))]
 
 
-@each
-def test_it_runs(path: Path) -> None:
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """One for all notebooks, as starting one and importing everything takes longer than most of them."""
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    manager = KernelManager()
+    manager.start_kernel(cwd=str(FOLDER))
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
+@each
+def test_it_runs(path: Path, kernel: Any) -> None:
     notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    client = nbclient.NotebookClient(notebook, km=kernel, timeout=600)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))  # nothing is left of the one before
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
 
 

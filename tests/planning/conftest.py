@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import chdir, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simoffload.cli import main
 from simoffload.documents import parse_yaml
 from simoffload.planning.sweep import Sweep, define_sweep
 from tests.cli.conftest import SCENARIO
@@ -63,6 +64,22 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Process]:
     for process in all_of_them:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def written_here(tmp_path: Path, scenario_file: Path) -> Callable[..., bytes]:
+    """What ``simoffload sweep`` of the small scenario writes in this process."""
+
+    def write(*description: str) -> bytes:
+        out = tmp_path / "here.csv"
+        with chdir(tmp_path):
+            assert (
+                main(["sweep", scenario_file.name, *description, "--quiet", "--workers", "1", "-o", str(out)])
+                == 0
+            )
+        return out.read_bytes()
+
+    return write
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[str, str]:

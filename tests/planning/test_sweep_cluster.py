@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +18,10 @@ import pytest
 from tests.planning.conftest import Process, finished
 from tests.planning.test_sweep_run import MANY, wait_for_rows
 
+if find_spec("distributed") is None:
+    pytest.skip("Dask distributed is not installed", allow_module_level=True)
 
-@pytest.fixture(autouse=True, scope="module")
-def _dask() -> None:
-    pytest.importorskip("distributed", reason="Dask distributed is not installed")
+Written = Callable[..., bytes]
 
 
 class Cluster(NamedTuple):
@@ -28,15 +29,16 @@ class Cluster(NamedTuple):
     workers: list[subprocess.Popen[bytes]]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, repository: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[Cluster]:
     """A scheduler and two workers, all of them processes of this machine, in folders of their own."""
-    contact = tmp_path / "scheduler.json"
+    top = tmp_path_factory.mktemp("cluster")
+    contact = top / "scheduler.json"
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     started: list[subprocess.Popen[bytes]] = []
 
     def launch(module: str, *description: str) -> subprocess.Popen[bytes]:
-        folder = tmp_path / f"process{len(started)}"
+        folder = top / f"process{len(started)}"
         folder.mkdir()
         process = subprocess.Popen(
             [sys.executable, "-m", f"distributed.cli.{module}", *description],
@@ -66,20 +68,8 @@ def cluster(tmp_path: Path, repository: Path) -> Iterator[Cluster]:
             process.wait()
 
 
-def test_a_cluster_writes_the_same_bytes_even_if_it_loses_a_worker(
-    cluster: Cluster, start: Process, tmp_path: Path, scenario_file: Path
-) -> None:
-    description = (scenario_file.name, *MANY, "--quiet", "--chunk", "2")
-    finished(start(*description, "-o", "here.csv", "--workers", "1"))
-    process = start(*description, "-o", "there.csv", "--cluster", cluster.address)
-    wait_for_rows(process, tmp_path / "there.csv.journal", 4)
-    os.kill(cluster.workers[0].pid, signal.SIGKILL)
-    finished(process)
-    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
-
-
 def test_workers_need_no_file_of_the_sweep(
-    cluster: Cluster, start: Process, tmp_path: Path, scenario_file: Path
+    cluster: Cluster, start: Process, tmp_path: Path, scenario_file: Path, written_here: Written
 ) -> None:
     """What the points refer to is sent: a ds_config, a model's config.json, a platform of the user."""
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"offload_param": {"buffer_size": 4e9}}}')
@@ -95,21 +85,32 @@ def test_workers_need_no_file_of_the_sweep(
         "model=[{config: model.json}]",
         "strategy.ranks=1",
     )
-    description = (scenario_file.name, "--quiet", *(word for axis in axes for word in ("--axis", axis)))
-    description = (*description, "--axis", "strategy.weights=dram", "--axis", "workload.batch_size=1,2,3")
-    finished(start(*description, "-o", "here.csv", "--workers", "1"))
-    process = start(*description, "-o", "there.csv", "--cluster", cluster.address, "--chunk", "1")
+    description = (*axes, "strategy.weights=dram", "workload.batch_size=1,2,3")
+    description = tuple(word for axis in description for word in ("--axis", axis))
+    process = start(
+        scenario_file.name,
+        *description,
+        "--quiet",
+        "--chunk",
+        "1",
+        "-o",
+        "there.csv",
+        "--cluster",
+        cluster.address,
+    )
     finished(process)
-    here = (tmp_path / "here.csv").read_text()
-    assert (tmp_path / "there.csv").read_text() == here
-    assert here.count(",true,") >= 3
+    here = written_here(*description)
+    assert (tmp_path / "there.csv").read_bytes() == here
+    assert here.count(b",true,") >= 3
 
 
-def test_a_cluster_within_the_process(start: Process, tmp_path: Path, scenario_file: Path) -> None:
-    description = (scenario_file.name, "--axis", "workload.batch_size=1,2,0,3", "--quiet")
-    finished(start(*description, "-o", "here.csv", "--workers", "1"))
-    finished(start(*description, "-o", "there.csv", "--cluster", "local", "--workers", "2"))
-    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+def test_a_cluster_within_the_process(
+    start: Process, tmp_path: Path, scenario_file: Path, written_here: Written
+) -> None:
+    description = ("--axis", "workload.batch_size=1,2,0,3")
+    local = ("--quiet", "--cluster", "local", "--workers", "2")
+    finished(start(scenario_file.name, *description, *local, "-o", "there.csv"))
+    assert (tmp_path / "there.csv").read_bytes() == written_here(*description)
 
 
 def test_an_address_without_a_scheduler(start: Process, tmp_path: Path, scenario_file: Path) -> None:
@@ -119,3 +120,17 @@ def test_an_address_without_a_scheduler(start: Process, tmp_path: Path, scenario
     assert process.returncode == 2
     assert err.startswith("--cluster: no scheduler answers at tcp://")
     assert [path.name for path in tmp_path.glob("r.csv*")] == []
+
+
+# The last one: the cluster of the tests above has one worker less from here on.
+
+
+def test_a_cluster_writes_the_same_bytes_even_if_it_loses_a_worker(
+    cluster: Cluster, start: Process, tmp_path: Path, scenario_file: Path, written_here: Written
+) -> None:
+    description = (scenario_file.name, *MANY, "--quiet", "--chunk", "2")
+    process = start(*description, "-o", "there.csv", "--cluster", cluster.address)
+    wait_for_rows(process, tmp_path / "there.csv.journal", 4)
+    os.kill(cluster.workers[0].pid, signal.SIGKILL)
+    finished(process)
+    assert (tmp_path / "there.csv").read_bytes() == written_here(*MANY)

@@ -12,6 +12,7 @@ from simoffload.engine import execute
 from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
 from tests.engine.generated import long_schedules, program_schedules, schedules
+from tests.examples import some
 
 US = 10**6  # [ps]
 HOST, COPY, GPU = range(3)
@@ -47,19 +48,19 @@ def check(schedule: Schedule, data: st.DataObject) -> None:
     assert makespan_for_longer_context(timeline, part) == execute(part).makespan
 
 
-@settings(max_examples=2 * settings().max_examples, deadline=None)
+@settings(max_examples=some(40))
 @given(long_schedules(), st.data())
 def test_what_is_known_is_what_a_run_takes(schedule: Schedule, data: st.DataObject) -> None:
     check(schedule, data)
 
 
-@settings(max_examples=2 * settings().max_examples, deadline=None)
+@settings(max_examples=some(40))
 @given(schedules(), st.data())
 def test_on_schedules_of_any_kind(schedule: Schedule, data: st.DataObject) -> None:
     check(schedule, data)
 
 
-@settings(max_examples=2 * settings().max_examples, deadline=None)
+@settings(max_examples=some(40))
 @given(program_schedules(), st.data())
 def test_on_two_programs(schedule: Schedule, data: st.DataObject) -> None:
     check(schedule, data)

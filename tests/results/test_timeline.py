@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
@@ -53,7 +53,6 @@ def test_the_chain_is_counted_and_not_walked(timeline: Timeline) -> None:
     assert sum(link.times for link in links) == 1001
 
 
-@settings(deadline=None)
 @given(long_schedules() | program_schedules(), st.data())
 def test_parts_are_those_of_the_whole(schedule: Schedule, data: st.DataObject) -> None:
     timeline = execute(schedule)

@@ -43,6 +43,8 @@ def is_zero(name: str) -> bool:
 
 SHORT = ("workload.output_length=2",)
 SHIPPED = [name for name in list_scenarios() if is_zero(name)]
+STUDIES = {name.rpartition("/")[0]: name for name in SHIPPED}.values()
+"""One of each study: put elsewhere, the scenarios of a study differ in their models alone."""
 
 
 def small(name: str) -> LoadedScenario:
@@ -103,7 +105,7 @@ def test_pasted_settings_of_shipped_scenarios_give_the_same_answer(name: str) ->
     assert planned(pasted(scenario)) == planned(scenario)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", [*STUDIES, "xinnor/llama-16b-optimizer"])
 def test_pasted_settings_say_where_everything_lies(name: str) -> None:
     for scenario in elsewhere(small(name)):
         assert planned(pasted(scenario, *NAMED)) == planned(scenario), "ds_config alone says it"

@@ -17,6 +17,7 @@ from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.zero_inference import ZeroInference
 from simoffload.workload import Inference
+from tests.examples import some
 
 WORK = Inference(batch_size=2, prompt_length=64, output_length=4)
 PASSES = (
@@ -71,7 +72,7 @@ def plans(draw: st.DrawFn) -> tuple[ZeroInference, Machine]:
     return strategy, there
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(25))
 @given(shape=shapes(), planned=plans(), forward=st.sampled_from(PASSES))
 def test_time_is_bounded_accounted_for_and_repeatable(
     shape: dict[str, object], planned: tuple[ZeroInference, Machine], forward: ForwardPass

@@ -18,6 +18,7 @@ from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
 from simoffload.strategies.plan import StepWork
 from tests.engine.generated import slowed
+from tests.examples import some
 
 LLAMA = {
     "family": "llama",
@@ -137,7 +138,7 @@ def planned(run: dict[str, Any]) -> StepWork:
         raise
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(20))
 @given(run=runs())
 def test_every_part_is_bounded_accounted_for_and_repeatable(run: dict[str, Any]) -> None:
     plan = planned(run)
@@ -150,7 +151,7 @@ def test_every_part_is_bounded_accounted_for_and_repeatable(run: dict[str, Any])
         assert execute(plan.schedule(part)).end == timeline.end
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=some(10))
 @given(run=runs())
 def test_half_the_rates_and_double_the_waits_take_twice_as_long(run: dict[str, Any]) -> None:
     plan = planned(run)
@@ -160,7 +161,7 @@ def test_half_the_rates_and_double_the_waits_take_twice_as_long(run: dict[str, A
         assert execute(slowed(schedule, 2)).makespan == pytest.approx(twice, rel=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=some(10))
 @given(run=runs())
 def test_ranks_do_the_same_and_links_carry_what_they_move(run: dict[str, Any]) -> None:
     """Every byte of an operation crosses every hop of its route, in proportion to the hop's share."""

@@ -17,6 +17,7 @@ from simoffload.strategies.layer_stack import LayeredModel
 from simoffload.strategies.plan import ForwardPass
 from simoffload.strategies.schedule_templates import ScheduleTemplates, schedule_templates_of
 from simoffload.strategies.zero_inference import ZeroInference, ZeroInferencePlan
+from tests.examples import some
 from tests.simulation.test_properties import WORK, plans, shapes
 
 ONE = Sequences(WORK.batch_size, 8, 8)
@@ -54,7 +55,7 @@ def outcome(planned: Callable[[], Schedule]) -> Schedule | str:
         return str(error)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(25))
 @given(
     shape=shapes(),
     planned=plans(),
@@ -76,7 +77,7 @@ def test_as_walking_through_every_layer(
     assert found._replace(blocks=()) == expected._replace(blocks=())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=some(15))
 @given(shape=shapes(), planned=plans(), layers=st.integers(10, 40))
 def test_memory_as_walking_through_every_layer(
     shape: dict[str, object], planned: tuple[ZeroInference, Machine], layers: int

@@ -140,12 +140,11 @@ class ZeroTrainingPlan(StepWork):
             out = self._writer(part, swapper)
             write(out, part)
             return out.build()
-        for step in (self._short(part), self._full):
-            if step is not None:
-                out = self._writer(part, GradientSwapper.of(self.state), step.layers)
-                replay = MicroStepReplay(step, self.state, out)
-                if replay.forward() if part.phase == "forward" else replay.backward():
-                    break
+        for step in self._shortest(self._short(part)):
+            out = self._writer(part, GradientSwapper.of(self.state), step.layers)
+            replay = MicroStepReplay(step, self.state, out)
+            if replay.forward() if part.phase == "forward" else replay.backward():
+                break
         return out.build()
 
     def _writer(
@@ -167,6 +166,12 @@ class ZeroTrainingPlan(StepWork):
     def _full(self) -> ReplayedStep:
         """The micro-step with all its layers."""
         return ReplayedStep(self.trace, self.parameters)
+
+    def _shortest(self, short: ReplayedStep | None) -> Iterator[ReplayedStep]:
+        """The micro-steps to try: ``short``, if there is one, and that of all layers, made when asked for."""
+        if short is not None:
+            yield short
+        yield self._full
 
     @cached_property
     def _routes(self) -> Routes:
@@ -208,8 +213,8 @@ class ZeroTrainingPlan(StepWork):
     def _peak(self, *, warm: bool) -> ReplayPeaks:
         gradients = self.layered.gradients(None) if self.state.homogeneous else None
         short = self.layered.without(gradients, warm=warm) if gradients is not None else None
-        for step in (short, self._full):
-            found = gathered_peak(step, self.state, warm=warm) if step is not None else None
+        for step in self._shortest(short):
+            found = gathered_peak(step, self.state, warm=warm)
             if found is not None:
                 return found
         raise AssertionError("nothing is left out of the whole")

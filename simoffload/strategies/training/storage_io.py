@@ -128,7 +128,9 @@ class RankFiles:
 
     def _sizes(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         element = self._state.model.dtype_bytes
-        return tuple(self._aligned(tensor.slice_numel * element) for tensor in tensors)
+        numels = [tensor.slice_numel for tensor in tensors]
+        aligned = {numel: self._aligned(numel * element) for numel in set(numels)}
+        return tuple(aligned[numel] for numel in numels)
 
 
 def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:

@@ -107,7 +107,7 @@ def summary(found: Search) -> list[tuple[tuple[str, ...], float, float]]:
 def test_optuna_finds_the_same_each_time_and_simulates_nothing_twice(
     scenario: LoadedScenario, simulated: list[LoadedScenario]
 ) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="optuna is not installed")
     first = search_catalogue(scenario, method="optuna", trials=40)
     assert len(simulated) == len(first.points) <= 15
     again = search_catalogue(scenario, method="optuna", trials=40)
@@ -119,7 +119,7 @@ def test_optuna_finds_the_same_each_time_and_simulates_nothing_twice(
 
 
 def test_optuna_may_try_only_once(scenario: LoadedScenario, simulated: list[LoadedScenario]) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="optuna is not installed")
     found = search_catalogue(scenario, method="optuna", trials=1)
     assert [point.description for point in found.points] == [("weights on raid", "batch 4")]
     assert len(simulated) == 1
@@ -128,7 +128,7 @@ def test_optuna_may_try_only_once(scenario: LoadedScenario, simulated: list[Load
 def test_optuna_gets_past_a_dimension_of_which_little_works(
     scenario: LoadedScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="optuna is not installed")
     mostly = Dimension("storage", (tier("nowhere"), *map(tier, "abcdefgh"), tier("hbm")))
     monkeypatch.setattr(purchases, "dimensions", lambda *_: (mostly, SPACE[1]))
     found = search_catalogue(scenario, method="optuna", trials=30)
@@ -141,7 +141,7 @@ def test_where_everything_is_refused_there_is_no_best(
     scenario: LoadedScenario, monkeypatch: pytest.MonkeyPatch, method: purchases.Method
 ) -> None:
     if method == "optuna":
-        pytest.importorskip("optuna")
+        pytest.importorskip("optuna", reason="optuna is not installed")
     monkeypatch.setattr(purchases, "dimensions", lambda *_: (REFUSED, SPACE[1]))
     found = search_catalogue(scenario, method=method, trials=12)
     assert (found.best, found.front, found.points) == (None, (), ())

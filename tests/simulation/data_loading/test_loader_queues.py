@@ -13,6 +13,7 @@ from simoffload.hardware import Machine, load_platform
 from simoffload.results.data_loading import data_loading_sentences
 from simoffload.simulation.data_loading import predict_data_loading
 from simoffload.simulation.data_loading.loader import GpuStep, Pace
+from tests.examples import some
 from tests.hardware.conftest import FILES, curve
 from tests.simulation.data_loading.conftest import MIB, dataset
 
@@ -42,7 +43,7 @@ def replay(steps: int, step: GpuStep, workers: int, prefetch: int, made: float) 
     st.floats(0.01, 10),
     st.floats(0, 20),
 )
-@settings(max_examples=150)
+@settings(max_examples=some(100))
 def test_steps_take_as_long_as_in_a_replay(
     workers: int, prefetch: int, batches: int, made: float, pause: float
 ) -> None:
@@ -111,7 +112,7 @@ def test_prefetching_deeper_carries_through_the_optimizers_pause(small: Machine)
     st.integers(1, 4),
     st.integers(0, 3),
 )
-@settings(max_examples=25)
+@settings(max_examples=some(25))
 def test_no_fewer_workers_than_proposed_suffice(
     small: Machine, workers: int, batch: int, step_time: float, ranks: int, decode_ms: int
 ) -> None:

@@ -19,6 +19,7 @@ from simoffload.strategies.checkpoint.bytes import (
     PAGE_CACHE_S,
     fresh_share,
 )
+from tests.examples import some
 from tests.strategies.checkpoint.cases import (
     FAST,
     behind,
@@ -299,7 +300,7 @@ def test_other_runs_do_not_restore_at_the_same_time() -> None:
 WRITERS: list[dict[str, Any]] = [{}, {"checkpoint_serialization": False}, {"type": "fast"}, FAST]
 
 
-@settings(max_examples=25)
+@settings(max_examples=some(15))
 @given(
     writer=st.sampled_from(WRITERS),
     stage=st.integers(0, 3),

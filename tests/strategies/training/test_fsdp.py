@@ -24,6 +24,7 @@ from simoffload.simulation import simulate
 from simoffload.strategies.training.fsdp import Fsdp, FsdpPlan
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime
 from simoffload.workload import Training
+from tests.examples import some
 from tests.strategies.training.make_fsdp_traces import CASES, LAYERS, Case
 from tests.strategies.training.mode_cases import carried
 
@@ -222,7 +223,7 @@ def test_the_limiter_holds_the_third_layer_ahead_back(machine: Machine) -> None:
     assert limited[-1] > 2 * free[-1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=some(10))
 @given(
     reported=st.fixed_dictionaries(
         {

@@ -15,6 +15,7 @@ from simoffload.errors import InputError
 from simoffload.scenario import load_scenario
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.storage_io import StorageStage, Transfer
+from tests.examples import some
 from tests.strategies.training.mode_cases import (
     BIG,
     BIG_LAYERS,
@@ -141,7 +142,7 @@ def test_many_micro_steps_are_counted_and_not_written_down() -> None:
 # -- traffic and schedules agree -----------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=some(10))
 @given(
     params=st.booleans(),
     ranks=st.sampled_from([1, 2, 4]),

@@ -21,6 +21,7 @@ from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
+from tests.examples import some
 from tests.strategies.training.mode_cases import machine
 
 SHIPPED = ["bloom-176b", "bloom-7b1", "bloom-mod-1", "bloom-mod-2", "gpt-1t"]
@@ -146,7 +147,7 @@ def runs(draw: st.DrawFn) -> tuple[ZeroTraining, dict[str, Any], Training]:
     return strategy, model, work
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=some(8))
 @given(run=runs())
 def test_as_walking_through_every_layer(run: tuple[ZeroTraining, dict[str, Any], Training]) -> None:
     strategy, model, work = run

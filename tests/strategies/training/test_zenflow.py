@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from simoffload.errors import InputError
 from simoffload.strategies.training.zenflow import SelectedColumns, update_s, update_threads
+from tests.examples import some
 from tests.strategies.training.mode_cases import (
     CPU,
     FIRST,
@@ -50,7 +51,7 @@ SELECTED = picked({(256, 256): 4 * 3 + 0, (512, 256): 2 * 3, (256, 512): 3, (100
 # -- how often ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(15))
 @given(interval=st.integers(1, 9), accumulation=st.integers(1, 9), overlap=st.booleans())
 def test_every_micro_step_happens_once(interval: int, accumulation: int, overlap: bool) -> None:
     plan = plan_of(zero(interval=interval, overlap_step=overlap), gradient_accumulation_steps=accumulation)

@@ -13,7 +13,7 @@ gradient partition of at least that size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from simoffload.hardware import Machine
 from simoffload.models.shape import SINGLE
@@ -153,8 +153,9 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
     if memory.state.weights_on == "hbm":
         return
     params, sizes = memory.settings.params, memory.parameter_sizes
-    trained = [numel * memory.size for numel in memory.partitions.slices]
     if memory.state.weights_on == "dram":
+        element = memory.size
+        trained = [numel * element for numel in memory.partitions.slices]
         frozen = [
             size
             for size, weight in zip(sizes, memory.partitions.weights, strict=True)
@@ -164,9 +165,10 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
         # One flat buffer, pinned whatever pin_memory says, takes the place of the partitions.
         ledger.add("parameters", sum(trained), pinned=True)
         if params.pin_memory:
-            ledger.add_locked(_CACHED, sum(_rounded(size) for size in trained), remedy=_PINNED)
+            ledger.add_locked(_CACHED, _rounded(trained), remedy=_PINNED)
         return
-    small = [size for size in sizes if not memory.state.swapped(size)]
+    staying = {size for size in set(sizes) if not memory.state.swapped(size)}
+    small = [size for size in sizes if size in staying]
     ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
     add = _locking(memory, ledger)
     if not params.use_gds:
@@ -252,9 +254,7 @@ def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: list[int]
         pinned = memory.settings.pin_memory
         ledger.add("gradient buffer of the CPU Adam process", buffer, pinned=pinned, remedy=_SUB_GROUP)
     if memory.settings.pin_memory:
-        ledger.add_locked(
-            _CACHED, sum(_rounded(size) for size in single), remedy="unset offload_optimizer.pin_memory"
-        )
+        ledger.add_locked(_CACHED, _rounded(single), remedy="unset offload_optimizer.pin_memory")
 
 
 def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
@@ -267,7 +267,7 @@ def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulat
     if accumulates and memory.workload.gradient_accumulation_steps > 1:
         # One buffer for every tensor of the partition, each of the tensor's full size.
         sizes = [memory.size * weight.numel for weight in memory.partitions.trained]
-        held = sum(_rounded(size) if pinned else size for size in sizes) // memory.ranks
+        held = (_rounded(sizes) if pinned else sum(sizes)) // memory.ranks
         ledger.add_locked("accumulated gradients", held, remedy="lower gradient_accumulation_steps to 1")
 
 
@@ -292,9 +292,9 @@ def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
 # -- allocations ----------------------------------------------------------------------------------
 
 
-def _rounded(size: int) -> int:
-    """[B] that PyTorch page-locks for an allocation of ``size``: a power of two."""
-    return size + pinned_rounding([size])
+def _rounded(sizes: Sequence[int]) -> int:
+    """[B] that PyTorch page-locks for allocations of ``sizes``: each a power of two."""
+    return sum(sizes) + pinned_rounding(sizes)
 
 
 class _Ledger:
