@@ -152,7 +152,7 @@ def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
 
 def _recommended(advice: Advice, found: Search | None) -> dict[str, bytes]:
     """Scenarios and settings by the names of their files, with the user's own files that they need."""
-    from simoffload.planning.advise.files import recommended, user_files
+    from simoffload.planning.advise.evaluate import recommended, user_files
 
     texts = {name: text.encode() for name, text in recommended(advice, found).items()}
     bought = [point.scenario for point in (*found.front, found.best) if point] if found else []

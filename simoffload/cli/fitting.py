@@ -114,7 +114,7 @@ def _each(
 
 def _machines(found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, console: Console) -> _Answer:
     """``tiers`` are those to offload to."""
-    from simoffload.planning.fit import MachinesNeeded, machines_needed
+    from simoffload.planning.sizing import MachinesNeeded, machines_needed
     from simoffload.report.from_fit import machines_document
 
     def needed(scenario: LoadedScenario) -> MachinesNeeded:
@@ -132,7 +132,7 @@ def _machines(found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, c
 
 
 def _largest(found: dict[str, LoadedScenario], console: Console) -> _Answer:
-    from simoffload.planning.fit import Largest, largest
+    from simoffload.planning.sizing import Largest, largest
     from simoffload.report.from_fit import largest_document
 
     def held(scenario: LoadedScenario) -> Largest:

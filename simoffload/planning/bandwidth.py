@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine
 from simoffload.hardware.targets import Target
+from simoffload.planning.evaluator import timed
 from simoffload.planning.numbers import edit_of, numbers, scaled
-from simoffload.planning.sensitivity import timed
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import Time
 from simoffload.results.result import SimulationResult

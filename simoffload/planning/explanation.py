@@ -1,17 +1,284 @@
-"""Everything that explains one result: what it hangs on, how sure it is, what faster storage would bring."""
+"""What a result hangs on, in which range it lies, and everything that explains it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from math import hypot, log
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from simoffload.errors import InputError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
-from simoffload.planning.sensitivity import Sensitivity, sensitivity
-from simoffload.planning.uncertainty import Uncertainty, uncertainty
+from simoffload.planning.confidence import Confidence, confidence
+from simoffload.planning.evaluator import timed
+from simoffload.planning.numbers import Number, deciding_numbers, edit_of, numbers, scaled
+from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress
+from simoffload.simulation import Progress, simulate
 
-__all__ = ["Explanation", "explain"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "ASSUMED",
+    "Doubt",
+    "Explanation",
+    "Sensitivity",
+    "SensitivityRow",
+    "Uncertainty",
+    "explain",
+    "sensitivity",
+    "uncertainty",
+]
+
+CHANGE = 0.1
+"""By which numbers are changed: our choice, small enough to say something of where the machine is, large
+enough to be seen behind what only rounds."""
+_LITTLE = 1e-3
+"""Relative to the time: what changes it less in the worse direction is not tried in the other, our choice."""
+_TIME = re.compile(r" (s|ms|us|ns|min|h|d)$")
+"""What is worse when it is more."""
+
+
+class SensitivityRow(NamedTuple):
+    """One number and the result without and with more of it."""
+
+    number: Number
+    low: float | None
+    """[s], the result's ``compared_by`` with the number lower; None where it was not tried, or cannot be."""
+    high: float | None
+    """[s] the same with the number higher."""
+    elasticity: float
+    """Per cent by which the time changes for each per cent of the number."""
+    swing: float
+    """Difference between both times, relative to the time as it is."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The numbers on which a result hangs, the largest first."""
+
+    result: SimulationResult
+    """As it is."""
+    change: float
+    """Relative, down and up."""
+    rows: tuple[SensitivityRow, ...]
+    """Numbers that change the time at all."""
+    without_effect: int
+    """Numbers that change nothing, or cannot change."""
+    left_out: int
+    """Numbers that were not tried: what the work does not use, and what only decides what fits."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, times [s] are those of ``metric``."""
+        return {
+            "unit": self.result.unit,
+            "metric": self.result.compared_by,
+            "unit_s": self.result.compared_s,
+            "change": self.change,
+            "without_effect": self.without_effect,
+            "left_out": self.left_out,
+            "rows": [_as_values(row) for row in self.rows],
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per number: profile, key, value, origin, source, low_s, high_s, elasticity, swing."""
+        import pandas as pd
+
+        columns = ["profile", "key", "value", "origin", "source", "low_s", "high_s", "elasticity", "swing"]
+        return pd.DataFrame([_as_values(row) for row in self.rows], columns=columns)
+
+
+def _as_values(row: SensitivityRow) -> dict[str, Any]:
+    number = row.number
+    return {
+        "profile": number.profile,
+        "key": number.key,
+        "value": number.text,
+        "origin": number.origin,
+        "source": number.source,
+        "low_s": row.low,
+        "high_s": row.high,
+        "elasticity": row.elasticity,
+        "swing": row.swing,
+    }
+
+
+def sensitivity(
+    scenario: LoadedScenario, *, change: float = CHANGE, progress: Progress | None = None
+) -> Sensitivity:
+    """Simulate a scenario with each number of its profiles lower and higher by ``change``.
+
+    Whole numbers change by one, shares go up to 1, of curves all rates change. A rate is lowered first, and
+    a time raised: where that changes less than a thousandth, the other direction is not tried. Raises
+    InputError where the scenario does not fit, and what ``simulate`` raises.
+    """
+    result, time = timed(scenario)
+    tried = deciding_numbers(scenario.machine, result)
+    rows = []
+    for count, number in enumerate(tried, 1):
+        if progress:
+            progress(f"sensitivity, {count} of {len(tried)}: {number.profile} {number.key}")
+        row = _row(number, change, time, partial(_end, scenario, number))
+        if row.swing:
+            rows.append(row)
+    rows.sort(key=lambda row: (-row.swing, row.number))
+    total = sum(1 for _ in numbers(scenario.machine))
+    return Sensitivity(result, change, tuple(rows), len(tried) - len(rows), total - len(tried))
+
+
+class _End(NamedTuple):
+    """What comes of changing a number in one direction."""
+
+    time: float
+    """[s], ``SimulationResult.compared_by``."""
+    ratio: float
+    """The number over what it was."""
+
+
+def _end(scenario: LoadedScenario, number: Number, factor: float) -> _End | None:
+    """None where the number cannot be so."""
+    found = scaled(number, factor)
+    if found is None:
+        return None
+    value, ratio = found
+    try:
+        result = simulate(scenario.edited(edit_of(number.profile, number.key, value)))
+    except InputError:
+        return None
+    return _End(result.compared_s, ratio) if result.compared_s is not None else None
+
+
+def _row(number: Number, change: float, time: float, end: Callable[[float], _End | None]) -> SensitivityRow:
+    down, up = 1 - change, 1 + change
+    worse, better = (up, down) if _TIME.search(number.text) else (down, up)
+    ends = {worse: end(worse)}
+    first = ends[worse]
+    # Of a share or a count it is not known which direction is the worse one.
+    if first is None or abs(first.time / time - 1) > _LITTLE or " " not in number.text:
+        ends[better] = end(better)
+    low, high = ends.get(down), ends.get(up)
+    below, above = low or _End(time, 1.0), high or _End(time, 1.0)
+    times = (time, below.time, above.time)
+    return SensitivityRow(
+        number,
+        low.time if low else None,
+        high.time if high else None,
+        log(above.time / below.time) / log(above.ratio / below.ratio) if above.ratio != below.ratio else 0.0,
+        (max(times) - min(times)) / time,
+    )
+
+
+ASSUMED = {"estimate": 0.30, "spec": 0.05, "measured": 0.03}
+"""Relative uncertainty of a number by its origin, our choice; of a fit its residual, where that is larger."""
+
+
+class Doubt(NamedTuple):
+    """What is not known for sure, and what that means for the result."""
+
+    profile: str
+    keys: tuple[str, ...]
+    """Several where one estimate stands behind all of them."""
+    origin: str
+    contribution: float
+    """Relative to the time: its elasticity times how uncertain it is."""
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The range of a result, in the time by which results are compared."""
+
+    unit: str
+    metric: str
+    """Name of that time: ``SimulationResult.compared_by``."""
+    time: float
+    """[s]"""
+    confidence: Confidence
+    """Error of the model, as real runs showed it."""
+    doubts: tuple[Doubt, ...]
+    """Of the inputs, the largest first."""
+
+    @property
+    def of_inputs(self) -> float:
+        """All doubts about inputs together, relative to the time."""
+        return hypot(*(doubt.contribution for doubt in self.doubts))
+
+    @property
+    def relative(self) -> float:
+        """Error of the model and doubts about inputs together, relative to the time."""
+        return hypot(self.confidence.relative_error, self.of_inputs)
+
+    @property
+    def low(self) -> float:
+        """[s]"""
+        return self.time / (1 + self.relative)
+
+    @property
+    def high(self) -> float:
+        """[s]"""
+        return self.time * (1 + self.relative)
+
+    @property
+    def largest(self) -> tuple[Doubt, ...]:
+        """The three inputs that make most of it."""
+        return self.doubts[:3]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "unit": self.unit,
+            "metric": self.metric,
+            "unit_s": self.time,
+            "low_s": self.low,
+            "high_s": self.high,
+            "relative": self.relative,
+            "of_model": self.confidence.relative_error,
+            "of_inputs": self.of_inputs,
+            "assumed": ASSUMED,
+            "doubts": [doubt._asdict() for doubt in self.doubts],
+        }
+
+
+def uncertainty(found: Sensitivity) -> Uncertainty:
+    """Carry the error of the model and the uncertainty of every input to the answer.
+
+    Each input moves the time by its elasticity times its own uncertainty. All of them, and the error of the
+    model, are taken to know nothing of each other, so that their squares add up; but what one profile has
+    from one estimate is wrong together, and adds up as it is.
+
+    Notes
+    -----
+    An elasticity is that of small changes: where an estimate is so wrong that something else comes to
+    decide, the range is too wide on one side and too narrow on the other.
+    """
+    result = found.result
+    assert result.compared_s is not None
+    together: dict[tuple[str, str], list[SensitivityRow]] = {}
+    alone = []
+    for row in found.rows:
+        if row.number.origin == "estimate":
+            together.setdefault((row.number.profile, row.number.source), []).append(row)
+        else:
+            alone.append([row])
+    doubts = sorted(map(_doubt, (*together.values(), *alone)), key=lambda doubt: -doubt.contribution)
+    return Uncertainty(result.unit, result.compared_by, result.compared_s, confidence(result), tuple(doubts))
+
+
+def _doubt(rows: Iterable[SensitivityRow]) -> Doubt:
+    """One of several rows of one estimate, the largest first."""
+    rows = sorted(rows, key=lambda row: -abs(row.elasticity))
+    moved = sum(row.elasticity * _uncertain(row.number) for row in rows)
+    first = rows[0].number
+    return Doubt(first.profile, tuple(row.number.key for row in rows), first.origin, abs(moved))
+
+
+def _uncertain(number: Number) -> float:
+    """Relative uncertainty of a number; none of counts (lanes, NUMA nodes), which are right or wrong."""
+    if number.text.isdecimal():
+        return 0.0
+    return max(ASSUMED[number.origin], number.residual or 0.0)
 
 
 @dataclass(frozen=True)

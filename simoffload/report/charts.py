@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from simoffload.planning.advise import Point, Search, Tried
     from simoffload.planning.bandwidth import StorageCurve
-    from simoffload.planning.sensitivity import Sensitivity
+    from simoffload.planning.explanation import Sensitivity
 
 __all__ = ["bandwidth", "bounds", "capacity", "causes", "front", "gains", "memory", "phases", "tornado"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simoffload.planning.fit.largest import Largest, Limit
-from simoffload.planning.fit.machines import MachinesNeeded
+from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
 from simoffload.report.document import Datum, Entry, ReportDocument, Section, Table
 from simoffload.report.formatting import plural
 from simoffload.units import format_bytes, format_number

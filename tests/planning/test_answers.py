@@ -11,7 +11,7 @@ import pytest
 
 import simoffload as so
 from simoffload.errors import WorkLimitError
-from simoffload.planning.fit import changes
+from simoffload.planning import remedies as changes
 
 TOO_LARGE = ["strategy.weights=hbm"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.planning.advise import Advice, Search, advise, parse_service, purchases, search_catalogue
-from simoffload.planning.advise.files import recommended
+from simoffload.planning.advise.evaluate import recommended
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.report.charts import front, gains
 from simoffload.report.document import ReportDocument

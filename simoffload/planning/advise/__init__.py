@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from simoffload.planning.advise.evaluate import WORTH, Advice, Impossible, Tried, advise
 from simoffload.planning.advise.options import Option
-from simoffload.planning.advise.purchases import Method, Objective, Point, Search, search_catalogue
-from simoffload.planning.advise.service import ServiceLevel, parse_service
+from simoffload.planning.advise.purchases import (
+    Method,
+    Objective,
+    Point,
+    Search,
+    ServiceLevel,
+    parse_service,
+    search_catalogue,
+)
 
 __all__ = [
     "WORTH",

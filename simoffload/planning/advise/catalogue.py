@@ -13,8 +13,7 @@ from simoffload.errors import PlacementError
 from simoffload.hardware import Machine, Platform, Tier, list_profiles
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.storage import LEAST_DRIVES, Raid
-from simoffload.planning.advise.hardware import shipped, takes_drives
-from simoffload.planning.advise.options import placement_words
+from simoffload.planning.advise.options import placement_words, shipped, takes_drives
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.placement import Placement

@@ -7,19 +7,89 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from simoffload.documents import Edit
-from simoffload.errors import InputError, SimulationError
+from simoffload.documents import Edit, quoted, suggest
+from simoffload.errors import InputError, Problem, SimulationError, shortened
 from simoffload.planning.advise.catalogue import Dimension, dimensions
-from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.shelf import canonical
 from simoffload.simulation import Progress, fit, simulate
+from simoffload.units import format_number, format_seconds, parse_seconds
 
-__all__ = ["Method", "Objective", "Point", "Search", "search_catalogue"]
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = [
+    "Method",
+    "Objective",
+    "Point",
+    "Search",
+    "ServiceLevel",
+    "parse_service",
+    "search_catalogue",
+]
+
+_TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
+"""Short names of metrics that must not be larger [s]."""
+_RATES = ("tokens_per_s", "decode_tokens_per_s", "samples_per_s")
+"""Metrics that must not be smaller [1/s]."""
+_EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
+
+
+class ServiceLevel(NamedTuple):
+    """A metric and its limit."""
+
+    metric: str
+    limit: float
+    """[s], or [1/s] for rates."""
+
+    @property
+    def text(self) -> str:
+        """ "tpot_s at most 200 ms"."""
+        if self.metric in _RATES:
+            return f"{self.metric} at least {format_number(self.limit)}"
+        return f"{self.metric} at most {format_seconds(self.limit)}"
+
+    def kept(self, result: SimulationResult) -> bool:
+        """Whether a result keeps it; one that has no such metric does not."""
+        return self.missed(result) <= 1
+
+    def missed(self, result: SimulationResult) -> float:
+        """How many times the limit a time is, or a rate is too small; 1 and less is kept."""
+        value = result.metrics().get(self.metric)
+        if not value:
+            return math.inf
+        return self.limit / value if self.metric in _RATES else value / self.limit
+
+
+def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
+    """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    metric = _TIMES.get(name, name)
+    known = [*(short for short, full in _TIMES.items() if full in result.formulas), *_RATES]
+    mine = [one for one in known if _TIMES.get(one, one) in result.formulas]
+    if not equals or not value:
+        raise _refusal(text, f"has no limit; {_EXAMPLE}")
+    if metric not in (*_TIMES.values(), *_RATES):
+        raise _refusal(text, f"there is no metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
+    if metric not in result.formulas:
+        raise _refusal(text, f"{name} is no metric of this kind of work; it has {', '.join(mine)}")
+    try:
+        limit = float(value) if metric in _RATES else parse_seconds(value)
+    except ValueError as error:
+        told = str(error) if metric not in _RATES else f"{quoted(value)} is no number"
+        raise _refusal(text, f"{told}; {_EXAMPLE}") from None
+    if not 0 < limit < math.inf:
+        raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
+    return ServiceLevel(metric, limit)
+
+
+def _refusal(text: str, message: str) -> InputError:
+    return InputError((Problem("--slo", None, None, shortened(text), message),))
+
 
 Objective = Literal["throughput", "cost"]
 """The most work per time, or the least money per unit of work, within budget and service level."""
@@ -160,7 +230,7 @@ def search_catalogue(
             for choice in itertools.product(*(range(len(one.choices)) for one in space)):
                 run.point(space, choice)
         else:
-            from simoffload.planning.advise.optimizer import explore
+            from simoffload.planning.advise.purchases import explore
 
             explore(space, run.point, trials=max(1, trials // len(spaces)))
     fitting = [one for one in run.points if one.meets]
@@ -257,3 +327,63 @@ class _Run:
             return None
         meets = all(level.kept(result) for level in self._service)
         return Point(words, edits, scenario, result, economics(scenario, result, self._costs), meets)
+
+
+_SEED = 20261121
+_WORST = (0.0, 1e18)
+
+
+def explore(
+    space: Sequence[Dimension],
+    evaluate: Callable[[Sequence[Dimension], Sequence[int]], Point | None],
+    *,
+    trials: int,
+) -> None:
+    """Try ``trials`` combinations that look promising for a high rate and a low purchase.
+
+    The first ones go through one dimension after the other and keep the fastest choice of each: NSGA-II by
+    itself needs long where few choices work, or one dimension outweighs the others. The same catalogue gives
+    the same trials. Raises InputError without the package optuna.
+    """
+    try:
+        import optuna
+    except ImportError:
+        text = "needs the package optuna: pip install 'simoffload[search]', or narrow the search"
+        raise InputError((Problem("--method", None, None, "optuna", text),)) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        choice = [trial.suggest_int(one.name, 0, len(one.choices) - 1) for one in space]
+        point = evaluate(space, choice)
+        if point is None or not point.meets:
+            return _WORST
+        return point.rate, min(point.purchase, _WORST[1])
+
+    study = optuna.create_study(
+        directions=["maximize", "minimize"],
+        sampler=optuna.samplers.NSGAIISampler(population_size=max(2, min(24, trials)), seed=_SEED),
+    )
+    _climb(study, objective, space, trials=trials)
+    study.optimize(objective, n_trials=trials - len(study.trials))
+
+
+def _climb(
+    study: optuna.Study,
+    objective: Callable[[optuna.Trial], tuple[float, float]],
+    space: Sequence[Dimension],
+    *,
+    trials: int,
+) -> None:
+    """Go through the dimensions until no other choice in any of them is faster."""
+    before: dict[str, int] = {}
+    fastest = {one.name: 0 for one in space}
+    while fastest != before:
+        before = fastest
+        for dimension in sorted(space, key=lambda one: len(one.choices)):
+            line = (fastest | {dimension.name: index} for index in range(len(dimension.choices)))
+            done = [trial.params for trial in study.trials]
+            new = [choice for choice in line if choice not in done][: trials - len(done)]
+            for choice in new:
+                study.enqueue_trial(choice)
+            study.optimize(objective, n_trials=len(new))
+            fastest = max(study.trials, key=lambda trial: trial.values[0]).params

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from simoffload.planning.costs.bill import Bill, Item, bill
-from simoffload.planning.costs.break_even import Costed, CostVerdict, Flip, flips, verdicts
-from simoffload.planning.costs.economics import FORMULAS, Economics, economics
-from simoffload.planning.costs.energy import Draw, Energy, energy
+from simoffload.planning.costs.bill import Bill, Draw, Energy, Item, bill, energy
+from simoffload.planning.costs.economics import (
+    FORMULAS,
+    Costed,
+    CostVerdict,
+    Economics,
+    Flip,
+    economics,
+    flips,
+    verdicts,
+)
 from simoffload.planning.costs.lists import CostList, load_costs
 
 __all__ = [

@@ -1,8 +1,10 @@
-"""A sweep: a scenario, what is varied in it, and which combinations count."""
+"""A sweep: a scenario, what is varied in it, which combinations count, and which of them are the same."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +13,21 @@ from simoffload import __version__
 from simoffload.documents import Document, Edit, edited, quoted, suggest, validate, without
 from simoffload.documents.tree import Location, key_path
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.planning.sweep.axes import Axis, axes_of, parse_axis, same_names
+from simoffload.planning.sweep.axes import Axis, SweepSection, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
-from simoffload.planning.sweep.section import SweepSection
 from simoffload.scenario import Shelf
 from simoffload.scenario.loading import SWEEP, completed, resolve
+from simoffload.scenario.shelf import canonical
 
-__all__ = ["MOST_POINTS", "Grid", "Sweep", "define_sweep"]
+__all__ = [
+    "MOST_POINTS",
+    "Grid",
+    "Points",
+    "Sweep",
+    "define_sweep",
+    "find_points",
+]
 
 _TRIED = 64
 """Points that are tried before a sweep is refused for what is wrong with its scenario."""
@@ -292,3 +301,45 @@ def _axis_value(position: int, axis: Axis, within: tuple[str, ...]) -> Term:
 
     table = [inner(value) for value in axis.values]
     return lambda choice: table[choice[position]]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points by number, in the order of the grid; numbers count from 0."""
+
+    combination: array[int]
+    """Of each point, in the grid."""
+    first: array[int]
+    """For each point the first one with the same scenario, which is simulated for all of them."""
+    sweep_hash: str
+    """Of everything that the results depend on."""
+
+    def __len__(self) -> int:
+        return len(self.combination)
+
+    @property
+    def unique(self) -> list[int]:
+        """The points that are simulated."""
+        return [point for point, first in enumerate(self.first) if point == first]
+
+    @property
+    def duplicates(self) -> int:
+        """How many points are the scenario of an earlier one."""
+        return sum(point != first for point, first in enumerate(self.first))
+
+
+def find_points(sweep: Sweep) -> Points:
+    """Go through the grid. Raises InputError where the constraints leave nothing, or cannot be decided."""
+    combination, first = array("q"), array("q")
+    known: dict[bytes, int] = {}
+    hashed = hashlib.sha256(canonical(sweep.description()).encode("utf-8", "surrogatepass"))
+    for index in sweep.combinations():
+        identity = bytes.fromhex(sweep.identity(index))
+        point = len(combination)
+        combination.append(index)
+        first.append(known.setdefault(identity, point))
+        hashed.update(identity)
+    if not combination:
+        text = f"none of {sweep.grid.size:,} combinations meets the constraints"
+        raise InputError.at("sweep.constraints", text)
+    return Points(combination, first, hashed.hexdigest())

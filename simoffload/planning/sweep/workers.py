@@ -1,12 +1,8 @@
-"""Worker processes on this machine, behind the ``submit`` of a pool of threads.
-
-Each thread of the pool has one worker: a fresh interpreter that inherits nothing, with a pipe to it and one
-from it. A worker that ends closes its own pipe only, so that its end concerns one call; a worker whose parent
-is gone reads the end of its pipe and leaves.
-"""
+"""Where tasks run: processes of this machine, or the workers of a Dask cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -17,12 +13,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from simoffload.errors import SimulationError
-from simoffload.planning.sweep.pool import MOST_DEATHS, Pool
+from simoffload.errors import InputError, Problem, SimulationError, shortened
+from simoffload.planning.sweep.tasks import MOST_DEATHS, Pool
 
-__all__ = ["local_processes", "work"]
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = [
+    "cluster_workers",
+    "local_processes",
+    "work",
+]
 
 _READY = b"ready\n"
 
@@ -158,3 +161,65 @@ def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[A
         return function(*arguments), ""
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
+
+
+LOCAL = "local"
+"""In place of an address: a cluster within this process."""
+_PATIENCE = 20  # [s] for the scheduler to answer, and again for a first worker
+_AHEAD = 2
+"""Tasks sent for each thread of the cluster."""
+
+
+@contextlib.contextmanager
+def cluster_workers(address: str, *, count: int) -> Iterator[Pool]:
+    """Yield the pool of the workers at ``address``; ``count`` is how many ``local`` has.
+
+    Raises InputError where there is no cluster, or Dask is not installed.
+    """
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError:
+        text = "needs Dask distributed; install it with: pip install 'simoffload[cluster]'"
+        raise _refusal(text) from None
+    with contextlib.ExitStack() as stack:
+        if address == LOCAL:
+            cluster = LocalCluster(
+                n_workers=count, threads_per_worker=1, processes=False, dashboard_address=None
+            )
+            client = stack.enter_context(Client(stack.enter_context(cluster)))
+        else:
+            client = stack.enter_context(_connected(address))
+        submit = client.get_executor(pure=False).submit
+        yield Pool("the cluster", submit, lambda: _room(client), _how_cluster_ended)
+
+
+def _room(client: Client) -> int:
+    """Tasks that keep the cluster busy, and no busier."""
+    threads: int = sum(client.nthreads().values())
+    return _AHEAD * max(1, threads)
+
+
+def _how_cluster_ended(error: Exception) -> str | None:
+    from distributed import KilledWorker
+
+    return "lost by the cluster" if isinstance(error, KilledWorker) else None
+
+
+def _connected(address: str) -> Client:
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout=_PATIENCE)
+    except (OSError, ValueError, TypeError) as error:
+        raise _refusal(f"no scheduler answers at {shortened(address)} ({error})") from None
+    try:
+        client.wait_for_workers(1, timeout=_PATIENCE)
+    except TimeoutError:
+        client.close()
+        text = f"the scheduler at {address} has no workers; start some with: dask worker {address}"
+        raise _refusal(text) from None
+    return client
+
+
+def _refusal(message: str) -> InputError:
+    return InputError((Problem("--cluster", None, None, "", message),))

@@ -6,9 +6,14 @@ from functools import partial
 
 from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
 from simoffload.planning.confidence import confidence
-from simoffload.planning.explanation import Explanation
-from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
-from simoffload.planning.uncertainty import ASSUMED, Doubt, Uncertainty
+from simoffload.planning.explanation import (
+    ASSUMED,
+    Doubt,
+    Explanation,
+    Sensitivity,
+    SensitivityRow,
+    Uncertainty,
+)
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Section, Table, byte_rate
 from simoffload.report.formatting import percent, uncapitalized

@@ -12,10 +12,8 @@ import pytest
 from simoffload.documents import Edit
 from simoffload.errors import WorkLimitError
 from simoffload.planning.advise import WORTH, Advice, advise
-from simoffload.planning.advise.evaluate import Tried, _together
-from simoffload.planning.advise.files import SIGNATURE, recommended
-from simoffload.planning.advise.hardware import memory
-from simoffload.planning.advise.options import Option
+from simoffload.planning.advise.evaluate import SIGNATURE, Tried, _together, recommended
+from simoffload.planning.advise.options import Option, memory
 from simoffload.planning.costs import economics
 from simoffload.report.sections.advice import GAINS, advised
 from simoffload.results.result import SimulationResult

@@ -11,7 +11,8 @@ from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
 from simoffload.hardware import list_profiles, load_profile
 from simoffload.hardware.profiles import Accelerator, Pcie
-from simoffload.planning.advise import Advice, Option, advise, hardware
+from simoffload.planning.advise import Advice, Option, advise
+from simoffload.planning.advise import options as hardware
 from simoffload.planning.advise.evaluate import options_of
 from simoffload.planning.bandwidth import storage_curve
 from simoffload.planning.costs import load_costs

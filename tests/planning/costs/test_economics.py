@@ -8,7 +8,7 @@ import pytest
 
 import simoffload as so
 from simoffload.planning.costs import Costed, CostList, Economics, economics, flips, load_costs, verdicts
-from simoffload.planning.costs.break_even import FIRST, SECOND
+from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.results.result import SimulationResult
 from tests.planning.costs.conftest import TODAY
 
