@@ -30,6 +30,7 @@ from simoffload.limits import keep, limited, now_doing
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search, ServiceLevel
     from simoffload.planning.bandwidth import StorageCurve
+    from simoffload.planning.evaluator import Evaluator
     from simoffload.report.document import ReportDocument
     from simoffload.scenario import LoadedScenario
 
@@ -44,8 +45,10 @@ def advise(arguments: Namespace, console: Console) -> Exit:
         scenario = _moved(scenario, arguments.on)
     from simoffload.planning.advise import advise, parse_service, search_catalogue
     from simoffload.planning.costs import load_costs
+    from simoffload.planning.evaluator import Evaluator
     from simoffload.simulation import fit
 
+    evaluator = Evaluator(scenario)
     prices = load_costs(arguments.costs)
     kind = type(fit(scenario))
     service = [parse_service(text, kind) for text in arguments.slo]
@@ -63,9 +66,10 @@ def advise(arguments: Namespace, console: Console) -> Exit:
                 trials=arguments.trials,
                 costs=prices,
                 progress=progress,
+                evaluator=evaluator,
             )
-        advice = advise(scenario, costs=prices, progress=progress)
-        curve = _curve(advice, console, progress)
+        advice = advise(scenario, costs=prices, progress=progress, evaluator=evaluator)
+        curve = _curve(evaluator, console, progress) if advice.result.fits else None
     reported = _reported(_Found(advice, curve, found, service), folder, arguments, console)
     console.answer(reported.text, reported.data)
     if reported.written:
@@ -112,14 +116,12 @@ def _reported(answer: _Found, folder: OutputFolder | None, arguments: Namespace,
     return _Report(terminal_text(document, color=console.color, width=console.width), data, written)
 
 
-def _curve(advice: Advice, console: Console, progress: Progress) -> StorageCurve | None:
+def _curve(evaluator: Evaluator, console: Console, progress: Progress) -> StorageCurve | None:
     """What faster storage would bring; None where nothing is stored, or a simulation reaches its limit."""
     from simoffload.planning.bandwidth import storage_curve
 
-    if not advice.result.fits:
-        return None
     try:
-        return storage_curve(advice.scenario, progress=progress)
+        return storage_curve(evaluator.scenario, progress=progress, evaluator=evaluator)
     except WorkLimitError as error:
         console.note(f"without the rates of storage: {error}")
         return None

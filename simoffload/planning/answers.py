@@ -6,7 +6,7 @@ result is asked for its remedies, its costs or its confidence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from simoffload import simulation
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import Advice
     from simoffload.planning.confidence import Confidence
     from simoffload.planning.costs import CostList, Economics
+    from simoffload.planning.evaluator import Evaluator
     from simoffload.planning.explanation import Explanation
 
 __all__ = ["ScenarioPlanner", "fit", "simulate"]
@@ -66,6 +67,8 @@ class ScenarioPlanner:
     explains: bool = False
     """Whether it is asked for explanations."""
     progress: Progress | None = None
+    _evaluators: list[Evaluator] = field(default_factory=list, repr=False, compare=False)
+    """The one that all further simulations ask, once there is one."""
 
     @limited
     def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
@@ -90,18 +93,26 @@ class ScenarioPlanner:
 
         return confidence(result)
 
-    def explanation(self, result: SimulationResult) -> Explanation | None:  # noqa: ARG002
+    def explanation(self, result: SimulationResult) -> Explanation | None:
         """By further simulations, each within the limits of the scenario."""
         if not self.explains:
             return None
         from simoffload.planning.explanation import explain
 
-        return explain(self.scenario, progress=self.progress)
+        return explain(self.scenario, progress=self.progress, evaluator=self._evaluator(result))
 
-    def next_changes(self, result: SimulationResult) -> Advice | None:  # noqa: ARG002
+    def next_changes(self, result: SimulationResult) -> Advice | None:
         """By further simulations, each within the limits of the scenario."""
         if not self.explains:
             return None
         from simoffload.planning.advise import advise
 
-        return advise(self.scenario, costs=self.prices, progress=self.progress)
+        evaluator = self._evaluator(result)
+        return advise(self.scenario, costs=self.prices, progress=self.progress, evaluator=evaluator)
+
+    def _evaluator(self, result: SimulationResult) -> Evaluator:
+        from simoffload.planning.evaluator import Evaluator
+
+        if not self._evaluators:
+            self._evaluators.append(Evaluator(self.scenario, result=result))
+        return self._evaluators[0]

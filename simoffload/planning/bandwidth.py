@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine
 from simoffload.hardware.targets import Target
-from simoffload.planning.evaluator import timed
+from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.numbers import edit_of, numbers, scaled
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import Time
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress, simulate
+from simoffload.simulation import Progress
 from simoffload.units import format_number, format_rate
 
 __all__ = ["NO_STORAGE", "Needed", "Point", "StorageCurve", "storage_curve"]
@@ -120,16 +120,19 @@ class StorageCurve:
         }
 
 
-def storage_curve(scenario: LoadedScenario, *, progress: Progress | None = None) -> StorageCurve | None:
+def storage_curve(
+    scenario: LoadedScenario, *, progress: Progress | None = None, evaluator: Evaluator | None = None
+) -> StorageCurve | None:
     """Simulate a scenario with slower and faster storage; None where no storage is used (``NO_STORAGE``).
 
     The rates of the drives, with all that their slots have, or of the server with as many ports as it takes,
     change together; cables, slots, adapters of the hosts and memory stay. Raises
     InputError where the scenario does not fit, and what ``simulate`` raises.
     """
-    result, _ = timed(scenario)
+    evaluator = evaluator or Evaluator(scenario)
+    result, _ = evaluator.timed()
     tier = _tier(scenario.machine, result)
-    return _Storage(scenario, result, tier, progress).curve() if tier else None
+    return _Storage(evaluator, tier, progress).curve() if tier else None
 
 
 def _tier(machine: Machine, result: SimulationResult) -> str | None:
@@ -170,12 +173,11 @@ class _Run(NamedTuple):
 class _Storage:
     """Simulates a scenario with storage of other speeds, each once."""
 
-    def __init__(
-        self, scenario: LoadedScenario, result: SimulationResult, tier: str, progress: Progress | None
-    ) -> None:
-        self._scenario, self._result, self._tier, self._progress = scenario, result, tier, progress
-        self._writes = _writes(scenario.machine, result, tier)
-        self._runs: dict[float, _Run] = {1.0: self._run(scenario, result)}
+    def __init__(self, evaluator: Evaluator, tier: str, progress: Progress | None) -> None:
+        self._evaluator, self._tier, self._progress = evaluator, tier, progress
+        self._scenario, self._result = evaluator.answer()
+        self._writes = _writes(self._scenario.machine, self._result, tier)
+        self._runs: dict[float, _Run] = {1.0: self._run(self._scenario, self._result)}
 
     def curve(self) -> StorageCurve:
         runs = {self.at(factor).rate: self.at(factor) for factor in (*_FACTORS, 1.0)}
@@ -209,8 +211,7 @@ class _Storage:
         if factor not in self._runs:
             if self._progress:
                 self._progress(f"{self._tier} at {format_number(factor)} times its rate")
-            scenario = self._scenario.edited(*self._edits(factor))
-            self._runs[factor] = self._run(scenario, simulate(scenario))
+            self._runs[factor] = self._run(*self._evaluator.answer(*self._edits(factor)))
         return self._runs[factor]
 
     def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _Run:

@@ -1,12 +1,12 @@
-"""What edits of a scenario give: the one way in which planning asks."""
+"""What edits of a scenario give: every question of planning about a changed scenario is asked here."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
@@ -14,16 +14,20 @@ from simoffload.hardware.changes import spelled
 from simoffload.results.capacity import TierUse
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import simulate
+from simoffload.scenario.shelf import canonical
+from simoffload.simulation import Progress, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy
 from simoffload.workload import Workload
 
+if TYPE_CHECKING:
+    from simoffload.planning.costs import Economics
+
 __all__ = [
+    "Evaluated",
     "Evaluator",
     "largest_that_fits",
     "smallest_that_fits",
-    "timed",
 ]
 
 Shortage = Callable[[int], float]
@@ -31,15 +35,6 @@ Shortage = Callable[[int], float]
 
 _STRIDE = 4
 """By how much a count grows while its end is not in sight."""
-
-
-def timed(scenario: LoadedScenario) -> tuple[SimulationResult, float]:
-    """The result of a scenario and its ``compared_s`` [s]; InputError if it does not fit."""
-    result = simulate(scenario)
-    if result.compared_s is None:
-        text = f"there is no time to explain, as it does not fit: {'; '.join(result.advice)}"
-        raise InputError((Problem(scenario.document.path, None, None, "", text),))
-    return result, result.compared_s
 
 
 class _End(NamedTuple):
@@ -155,13 +150,74 @@ class Effort:
     """Runs of which the needs were counted."""
 
 
-class Evaluator:
-    """A scenario and itself with edits, of each what it needs, counted once, and the effort that it took."""
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A changed scenario, its simulation, and what it costs."""
 
-    def __init__(self, scenario: LoadedScenario, effort: Effort | None = None) -> None:
+    scenario: LoadedScenario
+    result: SimulationResult
+    economics: Economics
+
+
+class Evaluator:
+    """Answers what a scenario needs and how fast it is with edits, each once for all that ask.
+
+    ``result`` is that of the scenario as it is, where it is known.
+    """
+
+    def __init__(
+        self,
+        scenario: LoadedScenario,
+        effort: Effort | None = None,
+        *,
+        result: SimulationResult | None = None,
+    ) -> None:
         self.scenario = scenario
         self.effort = Effort() if effort is None else effort
         self._known: dict[str, tuple[TierUse, ...] | str] = {}
+        self._scenarios = {self.identity(): scenario}
+        self._results: dict[str, SimulationResult] = {}
+        if result is not None:
+            self._results[self.identity()] = replace(result, planner=None)
+
+    # -- simulations ----------------------------------------------------------------------------
+
+    def identity(self, *edits: Edit) -> str:
+        """Return a text that is equal for edits that lead to the same document."""
+        return canonical(self.scenario.changed(*edits).data)
+
+    def edited(self, *edits: Edit) -> LoadedScenario:
+        """Return the scenario with edits. Raises InputError for edits that lead to no scenario."""
+        key = self.identity(*edits)
+        if key not in self._scenarios:
+            self._scenarios[key] = self.scenario.edited(*edits)
+        return self._scenarios[key]
+
+    def answer(
+        self, *edits: Edit, progress: Progress | None = None
+    ) -> tuple[LoadedScenario, SimulationResult]:
+        """Return the scenario with edits and its simulation.
+
+        Raises InputError for edits that the scenario, its machine or DeepSpeed refuses, SimulationError if
+        the engine cannot finish, and WorkLimitError beyond one of the scenario's limits.
+        """
+        key, scenario = self.identity(*edits), self.edited(*edits)
+        if key not in self._results:
+            self._results[key] = simulate(scenario, progress=progress)
+        return scenario, self._results[key]
+
+    def timed(self) -> tuple[SimulationResult, float]:
+        """Return the result of the scenario as it is, and its ``compared_s`` [s].
+
+        Raises InputError if it does not fit, and what ``answer`` raises.
+        """
+        _, result = self.answer()
+        if result.compared_s is None:
+            text = f"there is no time to explain, as it does not fit: {'; '.join(result.advice)}"
+            raise InputError((Problem(self.scenario.document.path, None, None, "", text),))
+        return result, result.compared_s
+
+    # -- memory ---------------------------------------------------------------------------------
 
     @property
     def strategy(self) -> Strategy:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.errors import InputError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.planning.confidence import Confidence, confidence
-from simoffload.planning.evaluator import timed
+from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.numbers import Number, deciding_numbers, edit_of, numbers, scaled
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress, simulate
+from simoffload.simulation import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +107,11 @@ def _as_values(row: SensitivityRow) -> dict[str, Any]:
 
 
 def sensitivity(
-    scenario: LoadedScenario, *, change: float = CHANGE, progress: Progress | None = None
+    scenario: LoadedScenario,
+    *,
+    change: float = CHANGE,
+    progress: Progress | None = None,
+    evaluator: Evaluator | None = None,
 ) -> Sensitivity:
     """Simulate a scenario with each number of its profiles lower and higher by ``change``.
 
@@ -115,13 +119,14 @@ def sensitivity(
     a time raised: where that changes less than a thousandth, the other direction is not tried. Raises
     InputError where the scenario does not fit, and what ``simulate`` raises.
     """
-    result, time = timed(scenario)
+    evaluator = evaluator or Evaluator(scenario)
+    result, time = evaluator.timed()
     tried = deciding_numbers(scenario.machine, result)
     rows = []
     for count, number in enumerate(tried, 1):
         if progress:
             progress(f"sensitivity, {count} of {len(tried)}: {number.profile} {number.key}")
-        row = _row(number, change, time, partial(_end, scenario, number))
+        row = _row(number, change, time, partial(_end, evaluator, number))
         if row.swing:
             rows.append(row)
     rows.sort(key=lambda row: (-row.swing, row.number))
@@ -138,14 +143,14 @@ class _End(NamedTuple):
     """The number over what it was."""
 
 
-def _end(scenario: LoadedScenario, number: Number, factor: float) -> _End | None:
+def _end(evaluator: Evaluator, number: Number, factor: float) -> _End | None:
     """None where the number cannot be so."""
     found = scaled(number, factor)
     if found is None:
         return None
     value, ratio = found
     try:
-        result = simulate(scenario.edited(edit_of(number.profile, number.key, value)))
+        _, result = evaluator.answer(edit_of(number.profile, number.key, value))
     except InputError:
         return None
     return _End(result.compared_s, ratio) if result.compared_s is not None else None
@@ -299,7 +304,11 @@ class Explanation:
         }
 
 
-def explain(scenario: LoadedScenario, *, progress: Progress | None = None) -> Explanation:
+def explain(
+    scenario: LoadedScenario, *, progress: Progress | None = None, evaluator: Evaluator | None = None
+) -> Explanation:
     """Explain the result of a scenario; InputError where it does not fit."""
-    found = sensitivity(scenario, progress=progress)
-    return Explanation(found, uncertainty(found), storage_curve(scenario, progress=progress))
+    evaluator = evaluator or Evaluator(scenario)
+    found = sensitivity(scenario, progress=progress, evaluator=evaluator)
+    storage = storage_curve(scenario, progress=progress, evaluator=evaluator)
+    return Explanation(found, uncertainty(found), storage)

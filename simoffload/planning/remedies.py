@@ -14,7 +14,7 @@ from simoffload.planning.evaluator import Evaluator, smallest_that_fits
 from simoffload.results.capacity import Change, Remedies, TierUse
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies.base import Move, Tunable
+from simoffload.strategies.base import Tunable
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 
@@ -34,11 +34,11 @@ _TERABYTE = 10**12
 Kind = Callable[[Evaluator], Iterator[Change]]
 
 
-def enough(evaluator: Evaluator, step: Move) -> Iterator[Change]:
+def enough(evaluator: Evaluator, step: Change) -> Iterator[Change]:
     """The change, if everything fits with it."""
     uses = evaluator.needs(*step.edits)
     if uses is not None and all(use.fits for use in uses):
-        yield Change(step.kind, step.words, step.edits, uses)
+        yield step._replace(uses=uses)
 
 
 def _lacking(evaluator: Evaluator) -> list[TierUse]:
@@ -60,7 +60,7 @@ def stages(evaluator: Evaluator) -> Iterator[Change]:
     yield from _first(evaluator, steps, *(step.words for step in steps))
 
 
-def _first(evaluator: Evaluator, steps: Iterable[Move], *words: str) -> Iterator[Change]:
+def _first(evaluator: Evaluator, steps: Iterable[Change], *words: str) -> Iterator[Change]:
     """The first that is enough; ``words`` are what is tried."""
     evaluator.trying(*words)
     yield from islice((change for step in steps for change in enough(evaluator, step)), 1)
@@ -81,12 +81,12 @@ def settings(evaluator: Evaluator) -> Iterator[Change]:
             yield from _first(evaluator, _other_values(tunable), tunable.word)
 
 
-def _other_values(tunable: Tunable) -> Iterator[Move]:
+def _other_values(tunable: Tunable) -> Iterator[Change]:
     for value in tunable.values(tunable.now):
         words = f"{tunable.word} {tunable.now:,} → {value:,}"
         if isinstance(value, bool):
             words = f"{tunable.word} {'set' if value else 'unset'}"
-        yield Move("setting", words, (Edit(tunable.path, value),))
+        yield Change("setting", words, (Edit(tunable.path, value),))
 
 
 def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
@@ -120,7 +120,7 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
     if found is None:
         return
     yield from enough(
-        evaluator, Move("batch", f"batch {now} → {found}{_each(evaluator)}", evaluator.batch(found))
+        evaluator, Change("batch", f"batch {now} → {found}{_each(evaluator)}", evaluator.batch(found))
     )
     if isinstance(workload, Training):
         part = max(count for count in range(1, found + 1) if now % count == 0)
@@ -131,7 +131,7 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
         more = Edit(("workload", key), times)
         freed = evaluator.strategy.release_fixed_batch("batch_size", key)
         same = (Edit(("workload", "batch_size"), part), more, *freed)
-        yield from enough(evaluator, Move("batch", words, same))
+        yield from enough(evaluator, Change("batch", words, same))
 
 
 def context(evaluator: Evaluator) -> Iterator[Change]:
@@ -153,7 +153,7 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
     evaluator.trying("shorter sequences")
     found = evaluator.largest(steps, start=now, most=now)
     if found is not None:
-        yield from enough(evaluator, Move("context", f"{key} {now:,} → {found:,} tokens", steps(found)))
+        yield from enough(evaluator, Change("context", f"{key} {now:,} → {found:,} tokens", steps(found)))
 
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
@@ -162,9 +162,9 @@ def precision(evaluator: Evaluator) -> Iterator[Change]:
         yield from _first(evaluator, [step], step.words)
 
 
-def _halved(evaluator: Evaluator) -> Iterator[Move]:
+def _halved(evaluator: Evaluator) -> Iterator[Change]:
     if evaluator.scenario.model.dtype == "float32":
-        yield Move("precision", "float32 → bfloat16", (evaluator.model("dtype", "bfloat16"),))
+        yield Change("precision", "float32 → bfloat16", (evaluator.model("dtype", "bfloat16"),))
 
 
 def adapters(evaluator: Evaluator) -> Iterator[Change]:
@@ -173,7 +173,7 @@ def adapters(evaluator: Evaluator) -> Iterator[Change]:
     yield from _first(evaluator, steps, *(step.words for step in steps))
 
 
-def adapters_of(evaluator: Evaluator) -> Iterator[Move]:
+def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
     """Adapters in place of the model, in training."""
     trains = isinstance(evaluator.workload, Training)
     return evaluator.strategy.adapters(evaluator.scenario.model) if trains else iter(())
@@ -192,7 +192,7 @@ def gpus(evaluator: Evaluator) -> Iterator[Change]:
     evaluator.trying(*([f"up to {most} GPUs"] if most > now else []))
     found = evaluator.smallest(steps, start=now, most=most)
     if found is not None and found > now:
-        yield from enough(evaluator, Move("gpus", f"{now} → {found} GPUs", steps(found)))
+        yield from enough(evaluator, Change("gpus", f"{now} → {found} GPUs", steps(found)))
 
 
 def machines(evaluator: Evaluator) -> Iterator[Change]:
@@ -208,7 +208,7 @@ def machines(evaluator: Evaluator) -> Iterator[Change]:
     found = evaluator.smallest(steps, start=now, most=min(MOST_NODES, MOST_RANKS // each))
     if found is not None and found > now:
         words = f"{now} → {found:,} machines, {used} → {found * each:,} GPUs"
-        yield from enough(evaluator, Move("machines", words, steps(found)))
+        yield from enough(evaluator, Change("machines", words, steps(found)))
 
 
 def capacity(evaluator: Evaluator) -> Iterator[Change]:
@@ -224,7 +224,7 @@ def capacity(evaluator: Evaluator) -> Iterator[Change]:
         words.append(step[0])
         edits.append(step[1])
     evaluator.trying(*words)
-    yield from enough(evaluator, Move("capacity", " and ".join(words), tuple(edits)))
+    yield from enough(evaluator, Change("capacity", " and ".join(words), tuple(edits)))
 
 
 def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
@@ -286,13 +286,13 @@ BOUGHT = {"gpus", "machines", "capacity"}
 """What costs something."""
 
 
-def first_steps(evaluator: Evaluator) -> Iterator[Move]:
+def first_steps(evaluator: Evaluator) -> Iterator[Change]:
     """What may be the first of several changes, each as far as it goes, the smaller ones first."""
     workload = evaluator.workload
     yield from _halved(evaluator)
     if isinstance(workload, Training) and not workload.gradient_checkpointing:
         keys = ("workload", "gradient_checkpointing")
-        yield Move("setting", "gradient_checkpointing set", (Edit(keys, True),))
+        yield Change("setting", "gradient_checkpointing set", (Edit(keys, True),))
     strategy = evaluator.strategy
     last = list(strategy.stages(evaluator.plan))[-1:]
     yield from last
@@ -300,7 +300,7 @@ def first_steps(evaluator: Evaluator) -> Iterator[Move]:
     moves = [step for step in every if not last or last[0].words in step.words]
     yield from sorted(moves, key=lambda step: len(step.edits))
     if not isinstance(workload, Checkpointing) and workload.batch_size > 1:
-        yield Move("batch", f"batch {workload.batch_size} → 1{_each(evaluator)}", evaluator.batch(1))
+        yield Change("batch", f"batch {workload.batch_size} → 1{_each(evaluator)}", evaluator.batch(1))
 
 
 _MOST = 4
@@ -362,7 +362,7 @@ def _first_of(found: Iterator[Change]) -> list[Change]:
 
 
 def _pairs(
-    evaluator: Evaluator, steps: Iterable[Move], kinds: Sequence[Kind], *, most: int
+    evaluator: Evaluator, steps: Iterable[Change], kinds: Sequence[Kind], *, most: int
 ) -> Iterator[Change]:
     """Changes that go as far as they can, each with the first that then is enough; ``most`` are planned."""
     before = evaluator.effort.planned
@@ -386,12 +386,12 @@ def _pairs(
             )
 
 
-def _threes(evaluator: Evaluator, both: Iterable[tuple[Move, Move]], *, most: int) -> Iterator[Change]:
+def _threes(evaluator: Evaluator, both: Iterable[tuple[Change, Change]], *, most: int) -> Iterator[Change]:
     """Two changes that go as far as they can, with the first setting or length that then is enough."""
     steps = (one.with_(other) for one, other in both if not _same_keys(one, other))
     return _pairs(evaluator, steps, (settings, context, precision), most=most)
 
 
-def _same_keys(one: Move, other: Move) -> bool:
+def _same_keys(one: Change, other: Change) -> bool:
     mine, others = ({each.path for each in step.edits} for step in (one, other))
     return not mine.isdisjoint(others)

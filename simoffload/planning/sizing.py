@@ -153,6 +153,8 @@ class MachinesNeeded(NamedTuple):
     """[B] of the model by the rule of thumb of the work."""
     counts: tuple[MachineCount, ...]
     """Without offload, then for each tier."""
+    gathers: str = ""
+    """What has every GPU gather each layer where there is no offload: "ZeRO-3"; "" where nothing does."""
 
     @property
     def by_rule(self) -> int:
@@ -212,6 +214,7 @@ def machines_needed(scenario: LoadedScenario, *, tiers: Sequence[str] | None = N
         hbm=machine.gpus_per_node * machine.tiers["hbm"].capacity,
         states=_states(scenario),
         counts=tuple(_count(scenario, tier) for tier in named),
+        gathers=scenario.scenario.strategy.gathers,
     )
 
 

@@ -15,7 +15,6 @@ _NONE = "–"
 _RULES = (
     "rule = machines whose HBM holds the weights and nothing else (training: 240 x layers x hidden^2 bytes)",
     "hbm = without offload, weights and optimizer divided among all GPUs, everything counted",
-    "without offload ZeRO-3 gathers every layer on every GPU for every pass",
     f"the others = with offload to that tier; {_NONE} = however many, it does not fit",
 )
 _LIMITS = (
@@ -42,12 +41,16 @@ def _machines(found: Sequence[MachinesNeeded]) -> Section:
     ]
     head = ("model", "work", "rule", *tiers)
     first = found[0]
+    gathers = [
+        f"without offload {what} gathers every layer on every GPU for every pass"
+        for what in dict.fromkeys(one.gathers for one in found if one.gathers)
+    ]
     hbm = format_bytes(first.hbm, binary=True)
     return Section(
         f"{first.platform}, {plural(first.gpus, 'GPU')} with {hbm} of HBM in all",
         tuple(f"{one.name}, {count.tier}: {count.why}" for one in found for count in one.counts if count.why),
         (Table("", head, tuple(rows), tuple(range(2, len(head))), keys=2),),
-        _RULES,
+        (*_RULES[:2], *gathers, *_RULES[2:]),
         notes_on_terminal=True,
     )
 

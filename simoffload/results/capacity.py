@@ -91,16 +91,30 @@ class TierUse(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Something that makes a scenario fit."""
+    """A set of edits of a scenario, described: what a strategy offers, and what planning tries."""
 
     kind: str
-    """"tier", "stage", "setting", "batch", "context", "precision", "gpus", "machines", "capacity" or "lora";
-    several of them with " + " between."""
+    """What is changed. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision", "gpus",
+    "machines", "capacity" or "lora", several with " + " between; ``advise`` changes "hardware", "placement",
+    "workload" or "setting"."""
     words: str
-    """"batch 16 → 11 on each GPU"."""
-    edits: tuple[Edit, ...]
-    uses: tuple[TierUse, ...]
-    """What each tier then holds at its peak."""
+    """"batch 16 → 11 on each GPU"; empty for a scenario as it is."""
+    edits: tuple[Edit, ...] = ()
+    uses: tuple[TierUse, ...] = ()
+    """What each tier then holds at its peak; empty where that was not counted."""
+    key: str = ""
+    """A short name, unique among the options of ``advise``, which calls files after it."""
+    priced: bool = True
+    """Whether a bill shows what it costs."""
+    same_work: bool = True
+    """Whether it makes the same as before; to train adapters in place of a model does not."""
+    barred: str = ""
+    """Why it cannot be made; empty where it can."""
+
+    def with_(self, other: Change) -> Change:
+        """Return both changes as one."""
+        kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
+        return Change(kind, f"{self.words}, {other.words}", (*self.edits, *other.edits))
 
     @property
     def assignments(self) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ def test_what_was_tried_in_vain_is_told(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_advice_says_the_same() -> None:
-    words = {one.option.words: one.option.same_work for one in advise(load_scenario("8b.yaml")).helping}
+    words = {one.change.words: one.change.same_work for one in advise(load_scenario("8b.yaml")).helping}
     assert words["ZeRO stage 3, optimizer on nvme"]
     assert not words[LORA]
 

@@ -128,7 +128,7 @@ def test_what_has_no_price_is_in_no_chart(search: Search) -> None:
 def evil(advice: Advice, curve: StorageCurve, search: Search, tmp_path: Path) -> Path:
     """A page on which every name is an attack."""
     tried = tuple(
-        replace(one, option=one.option._replace(key=EVIL, words=EVIL), result=replace(one.result, name=EVIL))
+        replace(one, change=one.change._replace(key=EVIL, words=EVIL), result=replace(one.result, name=EVIL))
         for one in advice.tried
     )
     points = tuple(replace(one, words=(EVIL,)) for one in search.points)

@@ -291,7 +291,7 @@ def test_every_recommended_scenario_gives_what_was_promised(advice: Any, tmp_pat
         found = load_scenario(tmp_path / name)
         assert simulate(found).unit_s == one.result.unit_s
         assert found.exports() == one.scenario.exports() == one.to_dict()["exports"]
-        if one.option.kind == "setting":
+        if one.change.kind == "setting":
             assert json.loads(files[name.replace(".yaml", f".{FILE}")]) == one.scenario.exports()[FILE]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from simoffload.planning.advise.evaluate import WORTH, Advice, Impossible, Tried, advise
-from simoffload.planning.advise.options import Option
+from simoffload.planning.advise.evaluate import WORTH, Advice, Tried, advise
 from simoffload.planning.advise.purchases import (
     Method,
     Objective,
@@ -17,10 +16,9 @@ from simoffload.planning.advise.purchases import (
 __all__ = [
     "WORTH",
     "Advice",
-    "Impossible",
+    "Change",
     "Method",
     "Objective",
-    "Option",
     "Point",
     "Search",
     "ServiceLevel",

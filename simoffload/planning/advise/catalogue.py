@@ -15,34 +15,32 @@ from simoffload.hardware.paths import TierKind
 from simoffload.hardware.storage import LEAST_DRIVES, Raid
 from simoffload.planning.advise.options import placement_words, shipped, takes_drives
 from simoffload.planning.costs import CostList
+from simoffload.results.capacity import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.placement import Placement
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing
 
-__all__ = ["Choice", "Dimension", "dimensions"]
+__all__ = ["Dimension", "dimensions"]
 
 _DRIVES = (2, 4, 8, 16)
 _MEMORY = (1, 2, 4)
 _BATCH = (1, 2, 4, 8, 16)
 _SYSTEMS = (1, 2)
+_KIND = "hardware"
 _TIER = "bought"
 """Name of the tier that a choice adds to the platform."""
 
 
-class Choice(NamedTuple):
-    """One value of a dimension."""
-
-    words: str
-    """Empty for what is there already."""
-    edits: tuple[Edit, ...]
+_AS_IT_IS = Change(_KIND, "")
 
 
 class Dimension(NamedTuple):
     """Something to choose."""
 
     name: str
-    choices: tuple[Choice, ...]
+    choices: tuple[Change, ...]
+    """Empty words stand for what is there already."""
 
 
 def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[Dimension, ...]:
@@ -55,19 +53,21 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     free = scenario.scenario.strategy.release_fixed_batch("batch_size")
     moved = (*there, *gpus) if there else ()
-    found = [Dimension("platform", (Choice(platform.profile.name if moved else "", moved),))]
+    found = [Dimension("platform", (Change(_KIND, platform.profile.name if moved else "", moved),))]
     found.append(Dimension("storage", tuple(_storage(scenario, platform, costs, own=name is None))))
     host = platform.host
     has = host.memory_capacity.value
     most = host.memory_maximum.value if host.memory_maximum else math.inf
     sizes = list(dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY))
-    memory = (Choice("", ()), *(_memory(host.id, size) for size in sizes[1:]))
+    memory = (_AS_IT_IS, *(_memory(host.id, size) for size in sizes[1:]))
     found.append(Dimension("memory", memory))
     work = scenario.scenario.workload
     if not isinstance(work, Checkpointing):
         now, *batches = (factor * work.batch_size for factor in _BATCH)
-        larger = (Choice(f"batch {one}", (Edit.at("workload.batch_size", one), *free)) for one in batches)
-        found.append(Dimension("batch", (Choice(f"batch {now}", ()), *larger)))
+        larger = (
+            Change(_KIND, f"batch {one}", (Edit.at("workload.batch_size", one), *free)) for one in batches
+        )
+        found.append(Dimension("batch", (Change(_KIND, f"batch {now}"), *larger)))
     return tuple(found)
 
 
@@ -77,24 +77,24 @@ def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
     return *scenario.scenario.strategy.spread(gpus), *nodes
 
 
-def _memory(host: str, size: int) -> Choice:
+def _memory(host: str, size: int) -> Change:
     changed = Edit(("profiles", f"host/{host}", "memory_capacity"), f"{size} B")
-    return Choice(f"{format_bytes(size, binary=True)} of host memory", (changed,))
+    return Change(_KIND, f"{format_bytes(size, binary=True)} of host memory", (changed,))
 
 
-def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Choice]:
+def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Change]:
     """As it is, every tier that the platform has, arrays of any number of drives, and shared storage."""
     if not scenario.scenario.strategy.uses_storage:
-        yield Choice("", ())
+        yield _AS_IT_IS
         return
     if own:
-        yield Choice("storage as it is", ())
+        yield Change(_KIND, "storage as it is")
     ranks = scenario.scenario.strategy.ranks if own else len(platform.profile.gpus)
     machine = platform.machine()
     for tier in ("hbm", "dram", *platform.targets):
         words = placement_words(scenario, Placement(tier), ranks=ranks)
         with suppress(PlacementError):  # not a place of the strategy's
-            yield Choice(words, _moved(scenario, tier, machine))
+            yield Change(_KIND, words, _moved(scenario, tier, machine))
     where, through = _attached(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
         local = _tier({"profile": array.id, "at": list(where)})
@@ -103,7 +103,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
         for number in (one for one in _DRIVES if one >= LEAST_DRIVES[array.level]):
             count = Edit(("profiles", f"raid/{array.id}", "count"), number)
             words = f"RAID{array.level} of {number} x {array.drive}" + (f", {kind}" if kind else "")
-            yield Choice(words, (local, count, *moved))
+            yield Change(_KIND, words, (local, count, *moved))
     if not through:
         return
     shared: tuple[TierKind, ...] = ("nfs", "pfs", "nvmeof")
@@ -113,7 +113,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
             moved = _moved(scenario, _TIER, _with_tier(machine, kind))
             for number in _SYSTEMS if kind == "pfs" else (1,):
                 joined = (Edit(("profiles", f"{kind}/{one.id}", "count"), number),) if number > 1 else ()
-                yield Choice(f"{number} x {one.id}", (remote, *joined, *moved))
+                yield Change(_KIND, f"{number} x {one.id}", (remote, *joined, *moved))
 
 
 def _arrays(costs: CostList) -> Iterator[Raid]:

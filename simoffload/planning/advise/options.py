@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
@@ -14,78 +14,76 @@ from simoffload.hardware.storage import Drive, Raid
 from simoffload.hardware.targets import Plug, Ports, Target, adapter_rate
 from simoffload.planning.costs import CostList
 from simoffload.planning.remedies import smallest_changes
+from simoffload.results.capacity import Change
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
 from simoffload.strategies.placement import Placement
-from simoffload.strategies.zero import gathered
 from simoffload.units import format_bytes, format_rate
-from simoffload.workload import Checkpointing, Inference, Training
+from simoffload.workload import Checkpointing, Training
 
-__all__ = [
-    "Option",
-    "cables",
-    "drives",
-    "memory",
-    "placement_words",
-    "places",
-    "ports",
-    "processors",
-    "remedies",
-    "resident",
-    "settings",
-    "shipped",
-    "systems",
-    "takes_drives",
-    "workloads",
-]
+__all__ = ["cables", "memory", "options_of", "placement_words", "places", "shipped", "takes_drives"]
 
-Kind = Literal["hardware", "placement", "workload", "setting"]
-"""What is changed: something to buy, where things lie, what is asked for, or how DeepSpeed is set."""
+_KINDS = {"tier": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
+_KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
+"""Kinds of options by the first kind of a change of ``fit``; all others are "hardware"."""
+P = TypeVar("P", bound=Profile)
+
+_FASTER_DRIVES = 2
+"""Kinds of faster drives that are tried."""
+_AS_MUCH = 1.05
+"""Rates of both ends of a way that are within this of each other are taken to be equal: our choice."""
+_FASTER_THREAD = 1.25
+"""Our choice: about a generation of server CPUs."""
 
 
-_KINDS: Mapping[str, Kind] = {
-    "tier": "placement",
-    "stage": "setting",
-    "setting": "setting",
-    "batch": "workload",
-    "context": "workload",
-    "precision": "workload",
-    "lora": "workload",
-}
-"""By the first kind of a change of ``fit``; the others are of the machine."""
+def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
+    """Everything that is tried, each key once, without what changes nothing."""
+    found: dict[str, Change] = {}
+    for option in _options(scenario, result, costs):
+        if scenario.changed(*option.edits).data != scenario.document.data:
+            found.setdefault(option.key, option)
+    if not result.fits:
+        found |= {option.key: option for option in remedies(scenario)}
+    return tuple(found.values())
 
 
-class Option(NamedTuple):
-    """A change that may pay."""
+def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Iterator[Change]:
+    platform = scenario.platform()
+    used = [result.target, *([result.optimizer_target] if isinstance(result, TrainingResult) else [])]
+    tiers = tuple(dict.fromkeys(used))
+    stores = [tier for tier in tiers if tier in platform.targets]
+    for tier in stores:
+        yield from drives(platform, tier, costs)
+        yield from systems(platform, tier)
+        yield from ports(platform, tier, nodes=scenario.machine.nodes)
+    yield from places(scenario, tiers)
+    yield from resident(scenario)
+    yield from memory(scenario, tiers)
+    yield from cables(scenario)
+    yield from processors(scenario)
+    yield from workloads(scenario)
+    yield from scenario.scenario.strategy.settings(
+        scenario.model, storage=bool(stores), direct=_direct(scenario, tiers[0])
+    )
 
-    key: str
-    """A short name, unique among the options of a scenario; its file is called after it."""
-    words: str
-    kind: Kind
-    edits: tuple[Edit, ...]
-    priced: bool = True
-    """Whether a bill shows what it costs."""
-    same_work: bool = True
-    """Whether the same comes out of it, as it does not where adapters are trained in place of a model."""
-    barred: str = ""
-    """Why it cannot be, where that is known before it is tried."""
+
+def _direct(scenario: LoadedScenario, tier: str) -> bool:
+    """Whether GPUs and storage of weights are known to have GPUDirect Storage."""
+    said, target = scenario.machine.accelerator.gpudirect_storage, scenario.machine.wiring.targets.get(tier)
+    return said is not None and said.value and target is not None and target.has_rdma
 
 
 def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: int) -> str:
-    """ "weights on dram"; of HBM also what tells it from a model that is served from there."""
+    """Describe a placement: "weights on dram, optimizer on nvme", with what the strategy adds to it."""
     work, (weights, optimizer) = scenario.scenario.workload, placement
     words = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
     words += f", optimizer on {optimizer}" if optimizer else ""
-    return words + (gathered(weights, ranks=ranks) if isinstance(work, Inference) else "")
+    return words + scenario.scenario.strategy.caveat(weights, ranks=ranks)
 
 
-def settings(scenario: LoadedScenario, *, storage: bool, direct: bool) -> Iterator[Option]:
-    """Those of the strategy, one at a time; ``storage`` and ``direct`` as ``Strategy.settings`` says."""
-    for one in scenario.scenario.strategy.settings(scenario.model, storage=storage, direct=direct):
-        yield Option(one.key, one.words, "setting", one.edits)
-
-
-def workloads(scenario: LoadedScenario) -> Iterator[Option]:
+def workloads(scenario: LoadedScenario) -> Iterator[Change]:
     """More work at a time."""
     work = scenario.scenario.workload
     if isinstance(work, Checkpointing):
@@ -96,15 +94,15 @@ def workloads(scenario: LoadedScenario) -> Iterator[Option]:
     for factor in (2, 4, 8):
         batch = factor * work.batch_size
         words = f"batch {batch}{each} instead of {work.batch_size}"
-        yield Option(f"batch-{batch}", words, "workload", (Edit.at("workload.batch_size", batch), *free))
+        yield Change("workload", words, (Edit.at("workload.batch_size", batch), *free), key=f"batch-{batch}")
     if isinstance(work, Training):
         steps = 2 * work.gradient_accumulation_steps
         words = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"
         changed = Edit.at("workload.gradient_accumulation_steps", steps)
-        yield Option(f"accumulate-{steps}", words, "workload", (changed, *free))
+        yield Change("workload", words, (changed, *free), key=f"accumulate-{steps}")
 
 
-def remedies(scenario: LoadedScenario) -> Iterator[Option]:
+def remedies(scenario: LoadedScenario) -> Iterator[Change]:
     """What ``fit`` would change, of each kind the least; other places only where they are no options
     anyway."""
     alone = not scenario.scenario.strategy.uses_storage
@@ -115,19 +113,10 @@ def remedies(scenario: LoadedScenario) -> Iterator[Option]:
         # A server or a drive that is only called larger has no price of its own.
         priced = all(edit.path[-1] != "capacity" for edit in one.edits)
         same = not one.kind.startswith("lora")
-        yield Option(f"fit-{number}", one.words, kind, one.edits, priced=priced, same_work=same)
+        yield one._replace(kind=kind, key=f"fit-{number}", priced=priced, same_work=same)
 
 
-P = TypeVar("P", bound=Profile)
-
-_FASTER_DRIVES = 2
-_AS_MUCH = 1.05
-"""Rates of both ends of a way that are within this of each other are taken to be equal: our choice."""
-_FASTER_THREAD = 1.25
-"""Our choice: about a generation of server CPUs."""
-
-
-def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
+def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
     """What lies in one tier put into another one: weights, checkpoints, in training the optimizer, too."""
     strategy, machine = scenario.scenario.strategy, scenario.machine
     for placement in _placements(scenario, tiers):
@@ -136,15 +125,16 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
         except PlacementError:
             continue
         words = placement_words(scenario, placement, ranks=strategy.ranks)
-        yield Option(f"on-{placement}", words, "placement", edits)
+        yield Change("placement", words, edits, key=f"on-{placement}")
 
 
-def resident(scenario: LoadedScenario) -> Iterator[Option]:
-    """A whole copy in each GPU, without ZeRO."""
+def resident(scenario: LoadedScenario) -> Iterator[Change]:
+    """A whole copy in each GPU, without what divides the states now."""
+    strategy = scenario.scenario.strategy
     with suppress(PlacementError):
-        if edits := scenario.scenario.strategy.resident():
-            words = "a whole copy in each GPU, without ZeRO"
-            yield Option("on-resident", words, "placement", edits)
+        if edits := strategy.resident():
+            words = f"a whole copy in each GPU{f', without {strategy.method}' if strategy.method else ''}"
+            yield Change("placement", words, edits, key="on-resident")
 
 
 def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
@@ -159,7 +149,7 @@ def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Plac
     yield from (pair for pair in dict.fromkeys(pairs) if pair != (weights, now))
 
 
-def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
+def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
     """Twice the host memory, or all that its board takes, alone, and with the weights in it where they do not
     fit as it is."""
     host = scenario.machine.host
@@ -171,7 +161,7 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
         words = f"more host memory than {now}"
     changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{more} B")
     barred = f"host/{host.id} takes no more" if more == has else ""
-    yield Option("memory-x2", words, "hardware", (changed,), barred=barred)
+    yield Change("hardware", words, (changed,), barred=barred, key="memory-x2")
     if barred:
         return
     if "dram" not in tiers:
@@ -182,7 +172,9 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
         if fit(inside).fits:
             return
         moved = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
-        yield Option("memory-x2-on-dram", f"{words}, and the weights in it", "hardware", (changed, *moved))
+        yield Change(
+            "hardware", f"{words}, and the weights in it", (changed, *moved), key="memory-x2-on-dram"
+        )
 
 
 def takes_drives(platform: Platform, costs: CostList) -> bool:
@@ -191,7 +183,7 @@ def takes_drives(platform: Platform, costs: CostList) -> bool:
     return all(costs.sold(f"drive/{drive.id}") for drive in own if drive is not None)
 
 
-def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Option]:
+def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Change]:
     """One more drive, twice as many, and faster ones."""
     target, where = platform.targets[tier], platform.profile.tiers[tier].at
     if target.drive is None or where is None or not takes_drives(platform, costs):
@@ -203,17 +195,17 @@ def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Option]:
     yield from _faster(platform, tier, target, where, known)
 
 
-def _more(tier: str, target: Target, where: tuple[str, ...], array: Raid) -> Iterator[Option]:
+def _more(tier: str, target: Target, where: tuple[str, ...], array: Raid) -> Iterator[Change]:
     for number in (target.drives + 1, 2 * target.drives):
         words = f"{number} drives in {tier} instead of {target.drives}"
         count = Edit(("profiles", f"raid/{array.id}", "count"), number)
         changed = (count,) if target.array else _array(tier, array, where, number)
-        yield Option(f"{tier}-{number}-drives", words, "hardware", changed)
+        yield Change("hardware", words, changed, key=f"{tier}-{number}-drives")
 
 
 def _faster(
     platform: Platform, tier: str, target: Target, where: tuple[str, ...], known: Sequence[Drive]
-) -> Iterator[Option]:
+) -> Iterator[Change]:
     """As many of faster drives, the fastest in these slots first."""
     assert target.drive is not None
     slots = [platform.slots[vertex] for vertex in where]
@@ -234,7 +226,7 @@ def _faster(
             if joined is not None
             else (Edit(("equipment", "tiers", tier), {"profile": drive.id, "at": list(where)}),)
         )
-        yield Option(f"{tier}-{drive.id}", words, "hardware", changed)
+        yield Change("hardware", words, changed, key=f"{tier}-{drive.id}")
 
 
 def _rate(drive: Drive, plug: Plug | None, slots: Sequence[Pcie | None]) -> int:
@@ -271,17 +263,17 @@ def _array(tier: str, array: Raid, where: tuple[str, ...], number: int) -> tuple
     )
 
 
-def systems(platform: Platform, tier: str) -> Iterator[Option]:
+def systems(platform: Platform, tier: str) -> Iterator[Change]:
     """A second filesystem appliance, joined to the first."""
     target = platform.targets[tier]
     if target.kind == "pfs":
         number = target.systems + 1
         words = f"{number} x {target.id} instead of {target.systems}"
         changed = (Edit(("profiles", f"pfs/{target.id}", "count"), number),)
-        yield Option(f"{tier}-{number}-systems", words, "hardware", changed)
+        yield Change("hardware", words, changed, key=f"{tier}-{number}-systems")
 
 
-def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Option]:
+def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Change]:
     """Twice the ports, or faster ones, on the way to a remote tier, at the narrower end of it.
 
     The ends are the adapters of the hosts and the ports of the server, where its profile has them; ends that
@@ -305,10 +297,10 @@ def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Option]:
         pairs = zip(_at_host(platform, tier, through), _at_server(platform, tier, server), strict=False)
         for mine, theirs in pairs:
             words, changed = f"{mine.words}, and {theirs.words}", (*mine.edits, *theirs.edits)
-            yield Option(mine.key, words, "hardware", changed, priced=False)
+            yield Change("hardware", words, changed, priced=False, key=mine.key)
 
 
-def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterator[Option]:
+def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterator[Change]:
     attached = {name: platform.profile.nics[name] for name in through}
     taken = platform.profile.names
     letters = next(end for end in "bcdefghij" if not any(f"{name}-{end}" in taken for name in through))
@@ -317,7 +309,7 @@ def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterato
     doubled = Edit(("equipment", "tiers", tier), _wired(platform, tier, through=[*through, *more]))
     number = 2 * len(through)
     words = f"{number} ports of the host to {tier} instead of {len(through)}"
-    yield Option(f"{tier}-{number}-ports", words, "hardware", (*changed, doubled))
+    yield Change("hardware", words, (*changed, doubled), key=f"{tier}-{number}-ports")
     nic = platform.nics[through[0]][0]
     faster = _next_nic(nic)
     if faster is not None:
@@ -326,10 +318,10 @@ def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterato
             for name, one in attached.items()
         )
         words = f"{faster.name} of the host to {tier} instead of {nic.name}"
-        yield Option(f"{tier}-{faster.id}", words, "hardware", changed)
+        yield Change("hardware", words, changed, key=f"{tier}-{faster.id}")
 
 
-def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Option]:
+def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Change]:
     """What a server's own adapters cost is in no list: they come with it."""
     target, number = platform.targets[tier], 2 * server.number
     profile = f"{target.kind}/{target.id}"
@@ -337,12 +329,12 @@ def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Option]
     if server.mounts:  # a mount goes over one port
         changed.append(Edit(("profiles", profile, "mounts"), max(number, server.mounts)))
     words = f"{number} ports of the server of {tier} instead of {server.number}"
-    yield Option(f"{tier}-server-{number}-ports", words, "hardware", tuple(changed), priced=False)
+    yield Change("hardware", words, tuple(changed), priced=False, key=f"{tier}-server-{number}-ports")
     faster = _next_nic(server.nic)
     if faster is not None:
         linked = Edit(("equipment", "tiers", tier), _wired(platform, tier, link=faster.id))
         words = f"{faster.name} of the server of {tier} instead of {server.nic.name}"
-        yield Option(f"{tier}-server-{faster.id}", words, "hardware", (linked,), priced=False)
+        yield Change("hardware", words, (linked,), priced=False, key=f"{tier}-server-{faster.id}")
 
 
 def _wired(platform: Platform, tier: str, **other: Any) -> dict[str, Any]:
@@ -358,7 +350,7 @@ def _next_nic(now: Nic) -> Nic | None:
     return min(faster, key=lambda one: one.link_rate.value, default=None)
 
 
-def cables(scenario: LoadedScenario) -> Iterator[Option]:
+def cables(scenario: LoadedScenario) -> Iterator[Change]:
     """The next generation of PCIe in slots and switches, where the GPUs have it and their slots do not."""
     platform = scenario.platform()
     own, now = platform.gpu.pcie, platform.gpu_plug.pcie
@@ -371,10 +363,10 @@ def cables(scenario: LoadedScenario) -> Iterator[Option]:
     replaced = [key for key, other in before.items() if other == now.id] or [now.id]
     changed = tuple(Edit(("equipment", "pcie", key), following.id) for key in replaced)
     words = f"host and switches with {following.name} instead of {now.name}"
-    yield Option(f"pcie-{following.id}", words, "hardware", changed, priced=False)
+    yield Change("hardware", words, changed, priced=False, key=f"pcie-{following.id}")
 
 
-def processors(scenario: LoadedScenario) -> Iterator[Option]:
+def processors(scenario: LoadedScenario) -> Iterator[Change]:
     """A CPU that is faster on one thread: every cost of the host thread shorter."""
     host = scenario.machine.host
     changed = []
@@ -387,7 +379,7 @@ def processors(scenario: LoadedScenario) -> Iterator[Option]:
                     Edit(("profiles", f"host/{host.id}", section, key), f"{value / _FASTER_THREAD} s")
                 )
     words = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
-    yield Option("faster-thread", words, "hardware", tuple(changed), priced=False)
+    yield Change("hardware", words, tuple(changed), priced=False, key="faster-thread")
 
 
 _NO_TIMES = {"ranks", "cold_share", "cold_limit", "graph"}

@@ -13,10 +13,12 @@ from simoffload.documents import Edit, quoted, suggest
 from simoffload.errors import InputError, Problem, SimulationError, shortened
 from simoffload.planning.advise.catalogue import Dimension, dimensions
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.planning.evaluator import Evaluated, Evaluator
+from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
-from simoffload.scenario.shelf import canonical
-from simoffload.simulation import Progress, fit, simulate
+from simoffload.simulation import Progress, fit
 from simoffload.units import format_number, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
@@ -99,22 +101,28 @@ MOST_ON_A_GRID = 1000
 """Combinations up to which all are tried."""
 
 
-@dataclass(frozen=True)
-class Point:
+@dataclass(frozen=True, kw_only=True)
+class Point(Evaluated):
     """One purchase that works, simulated."""
 
-    words: tuple[str, ...]
+    changes: tuple[Change, ...]
     """What was chosen, one for each dimension."""
-    edits: tuple[Edit, ...]
-    scenario: LoadedScenario
-    result: SimulationResult
-    economics: Economics
     meets: bool
     """Whether it keeps the budget and the service level."""
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """What differs from the scenario as it is."""
+        return tuple(one.words for one in self.changes if one.words)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """All edits that lead to it."""
+        return tuple(edit for one in self.changes for edit in one.edits)
+
+    @property
     def purchase(self) -> float:
-        """In the list's currency; endless where prices are missing."""
+        """In the list's currency; infinite where prices are missing."""
         return _purchase(self.economics)
 
     @property
@@ -123,13 +131,10 @@ class Point:
         return 1 / self.result.unit_s if self.result.unit_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return everything as plain values."""
         return {
-            "words": list(self.words),
-            "changes": [{"path": list(place), "value": value} for place, value in self.edits],
-            "meets": self.meets,
-            "units_per_s": self.rate,
-            "purchase": self.economics.purchase,
+            **by_name(self, "words changes=edits meets units_per_s=rate"),
+            **by_name(self.economics, "purchase"),
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
         }
@@ -166,6 +171,11 @@ class Search:
     currency: str
 
     @property
+    def simulated(self) -> int:
+        """Number of combinations that were simulated."""
+        return len(self.points)
+
+    @property
     def refused(self) -> int:
         """Combinations that DeepSpeed or the machine refuses."""
         return sum(self.refusals.values())
@@ -181,23 +191,11 @@ class Search:
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values."""
+        counted = "combinations simulated too_dear too_large alike refused refusals missing_prices=missing"
         return {
             "schema": SCHEMA,
-            "objective": self.objective,
-            "method": self.method,
-            "currency": self.currency,
-            "combinations": self.combinations,
-            "simulated": len(self.points),
-            "too_dear": self.too_dear,
-            "too_large": self.too_large,
-            "alike": self.alike,
-            "refused": self.refused,
-            "refusals": self.refusals,
-            "missing_prices": list(self.missing),
-            "best": self.best.to_dict() if self.best else None,
-            "nearest": self.nearest.to_dict() if self.nearest else None,
-            "front": [point.to_dict() for point in self.front],
+            **by_name(self, f"objective method currency {counted} best nearest front"),
         }
 
 
@@ -212,6 +210,7 @@ def search_catalogue(
     trials: int = 200,
     costs: CostList | None = None,
     progress: Progress | None = None,
+    evaluator: Evaluator | None = None,
 ) -> Search:
     """Simulate purchases from the shipped catalogue for the work of a scenario.
 
@@ -221,7 +220,7 @@ def search_catalogue(
     an unknown platform, or without the package optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
-    run = _Run(scenario, known, budget, tuple(service), progress)
+    run = _Run(evaluator or Evaluator(scenario), known, budget, tuple(service), progress)
     spaces = [dimensions(scenario, platform, known) for platform in dict.fromkeys((None, *platforms))]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
@@ -269,13 +268,13 @@ class _Run:
 
     def __init__(
         self,
-        scenario: LoadedScenario,
+        evaluator: Evaluator,
         costs: CostList,
         budget: float | None,
         service: tuple[ServiceLevel, ...],
         progress: Progress | None,
     ) -> None:
-        self._scenario, self._costs = scenario, costs
+        self._evaluator, self._costs = evaluator, costs
         self._budget, self._service, self._progress = budget, service, progress
         self._known: dict[str, Point | None] = {}
         self.missing: dict[str, None] = {}
@@ -285,13 +284,12 @@ class _Run:
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> Point | None:
         """The combination of a choice in each dimension; None if it cannot be had."""
-        picked = [dimension.choices[index] for dimension, index in zip(space, choice, strict=True)]
-        edits = tuple(one for option in picked for one in option.edits)
+        picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
+        edits = tuple(edit for change in picked for edit in change.edits)
         self.combined += 1
-        key = canonical(self._scenario.changed(*edits).data)
+        key = self._evaluator.identity(*edits)
         if key not in self._known:
-            words = tuple(option.words for option in picked if option.words)
-            self._known[key] = self._simulated(edits, words)
+            self._known[key] = self._simulated(picked, edits)
         return self._known[key]
 
     @property
@@ -304,9 +302,9 @@ class _Run:
         """What was simulated."""
         return tuple(point for point in self._known.values() if point is not None)
 
-    def _simulated(self, edits: tuple[Edit, ...], words: tuple[str, ...]) -> Point | None:
+    def _simulated(self, changes: tuple[Change, ...], edits: tuple[Edit, ...]) -> Point | None:
         try:
-            scenario = self._scenario.edited(*edits)
+            scenario = self._evaluator.edited(*edits)
             capacity = fit(scenario)
             if not capacity.fits:
                 self.too_large += 1
@@ -317,16 +315,18 @@ class _Run:
                 self.too_dear += 1
                 return None
             if self._progress is not None:
-                self._progress(f"{len(self._known) + 1}: {', '.join(words) or 'as it is'}")
-            result = simulate(scenario)
+                words = ", ".join(one.words for one in changes if one.words)
+                self._progress(f"{len(self._known) + 1}: {words or 'as it is'}")
+            scenario, result = self._evaluator.answer(*edits)
         except InputError as error:
             self.refusals[error.problems[0].message] += 1
             return None
         except SimulationError as error:
             self.refusals[str(error)] += 1
             return None
+        cost = economics(scenario, result, self._costs)
         meets = all(level.kept(result) for level in self._service)
-        return Point(words, edits, scenario, result, economics(scenario, result, self._costs), meets)
+        return Point(changes=changes, scenario=scenario, result=result, economics=cost, meets=meets)
 
 
 _SEED = 20261121

@@ -45,7 +45,7 @@ def advice_verdict(advice: Advice) -> str:
     now = f"{_took(result)}, most of it {result.bottleneck}{held}"
     told = [f"most is gained with {_said(one)}" for one in advice.helping[:1]]
     paid = [f"most for the money with {_said(one)}" for one in advice.by_cost[:1]]
-    free = [one for one in advice.helping if one.option.kind == "setting"][:1]
+    free = [one for one in advice.helping if one.change.kind == "setting"][:1]
     set_ = [f"of the settings with {_said(one)}" for one in free]
     return f"{now}: {', '.join([*told, *paid, *set_]) or 'no change that was tried helps'}."
 
@@ -53,13 +53,13 @@ def advice_verdict(advice: Advice) -> str:
 def _what_fits(advice: Advice) -> str:
     """The fastest change, and the cheapest of which the price is known."""
     if not advice.helping:
-        told = _first([one.option.words for one in advice.impossible])
+        told = _first([one.words for one in advice.impossible])
         return f"No change that was tried makes it fit. Tried: {told}."
-    helping = [one for one in advice.helping if one.option.same_work] or advice.helping
+    helping = [one for one in advice.helping if one.change.same_work] or advice.helping
     first = helping[0]
     cheap = min(helping, key=lambda one: math.inf if one.extra is None else one.extra)
-    told = f"It fits and is fastest with: {first.option.words}"
-    return f"{told}." if cheap is first else f"{told}; at the least cost with: {cheap.option.words}."
+    told = f"It fits and is fastest with: {first.change.words}"
+    return f"{told}." if cheap is first else f"{told}; at the least cost with: {cheap.change.words}."
 
 
 def _took(result: SimulationResult) -> str:
@@ -69,7 +69,7 @@ def _took(result: SimulationResult) -> str:
 
 
 def _said(one: Tried) -> str:
-    return f"{one.option.words} ({_times(one.gain)})"
+    return f"{one.change.words} ({_times(one.gain)})"
 
 
 def _times(gain: float | None) -> str:
@@ -95,11 +95,11 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[Section, ...]:
     if advice.by_cost:
         paid = _table(advice.by_cost[:_MOST], currency, advice.result)._replace(page_columns=_FOR_SPEED)
         sections.append(Section("Most for the money", tables=(paid,)))
-    told = [f"{one.option.words} ({_times(one.gain)})" for one in advice.tried if (one.gain or WORTH) < WORTH]
+    told = [f"{one.change.words} ({_times(one.gain)})" for one in advice.tried if (one.gain or WORTH) < WORTH]
     if told:
         sections.append(Section("What does not help", (_first(told),)))
     if advice.impossible:
-        rows = tuple((one.option.words, one.why) for one in advice.impossible)
+        rows = tuple((one.words, one.barred) for one in advice.impossible)
         table = Table("", ("change", "why not"), rows, (), folded=plural(len(rows), "change"))
         sections.append(Section("What is impossible", tables=(table,), page_only=True))
     sections += _settings(advice)
@@ -141,8 +141,8 @@ def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> Tab
         gain = one.gain_per_cost
         rows.append(
             (
-                Datum(one.option.words, name=one.option.key),
-                _KINDS[one.option.kind],
+                Datum(one.change.words, name=one.change.key),
+                _KINDS[one.change.kind],
                 "" if one.gain is None else Datum(_times(one.gain), one.gain),
                 _cost(one, currency),
                 "" if gain is None else Datum(f"{'+' if gain > 0 else ''}{format_number(gain)}", gain),
@@ -170,7 +170,7 @@ def _cost(one: Tried, currency: str) -> Entry:
 
 def _settings(advice: Advice) -> list[Section]:
     """The complete ds_config of the settings that gain most."""
-    best = [one for one in advice.helping if one.option.kind == "setting" and one.gain is not None][:1]
+    best = [one for one in advice.helping if one.change.kind == "setting" and one.gain is not None][:1]
     found = (settings(one.result.provenance, f"with {_said(one)}", title="Settings to paste") for one in best)
     return [section for sections in found for section in sections]
 
