@@ -17,6 +17,7 @@ from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import Time
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress
 from simoffload.units import format_number, format_rate
@@ -107,17 +108,8 @@ class StorageCurve:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
-        return {
-            "tier": self.tier,
-            "unit": self.unit,
-            "points": [point._asdict() for point in self.points],
-            "own": self.own._asdict(),
-            "fastest": self.fastest,
-            "not_the_bottleneck_from": self.hidden._asdict() if self.hidden else None,
-            "fast_enough_from": self.enough._asdict(),
-            "held_back": self.held_back,
-            "sentences": list(self.sentences),
-        }
+        ends = "not_the_bottleneck_from=hidden fast_enough_from=enough"
+        return by_name(self, f"tier unit points own fastest {ends} held_back sentences")
 
 
 def storage_curve(

@@ -23,6 +23,7 @@ from simoffload.planning.costs import (
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
@@ -153,17 +154,13 @@ class Comparison:
     def _rows(self) -> dict[str, dict[str, Any]]:
         return {
             label: {
-                "model": result.model,
-                "platform": result.platform,
-                "target": result.target,
+                **by_name(result, "model platform target"),
                 **self._particular(result),
                 "fits": result.fits,
                 "refused": "; ".join(result.refused) or None,
                 **result.metrics(),
                 **(self.economics[label].metrics() if label in self.economics else {}),
-                "bottleneck": result.bottleneck,
-                "limit": result.limit,
-                "bound_fraction": result.bound_fraction,
+                **by_name(result, "bottleneck limit bound_fraction"),
                 **self._relation(label),
                 "warnings": "; ".join(result.warnings) or None,
             }

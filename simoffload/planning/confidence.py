@@ -17,6 +17,7 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.strategies import strategies
 
 __all__ = [
@@ -132,13 +133,11 @@ class Confidence:
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
         return {
-            "relative_error": self.relative_error,
+            **by_name(self, "relative_error"),
             "known": not self.unlike,
-            "runs": self.runs,
-            "worst": self.row.worst,
-            "source": self.source,
-            "extrapolates": self.extrapolates,
-            "sentence": self.sentence,
+            **by_name(self, "runs"),
+            **by_name(self.row, "worst"),
+            **by_name(self, "source extrapolates sentence"),
         }
 
 

@@ -15,6 +15,7 @@ from simoffload.planning.confidence import Confidence, confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.numbers import Number, deciding_numbers, edit_of, numbers, scaled
 from simoffload.results.result import SimulationResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress
 
@@ -55,6 +56,11 @@ class SensitivityRow(NamedTuple):
     swing: float
     """Difference between both times, relative to the time as it is."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        number = by_name(self.number, "profile key value=text origin source")
+        return number | by_name(self, "low_s=low high_s=high elasticity swing")
+
 
 @dataclass(frozen=True)
 class Sensitivity:
@@ -74,13 +80,8 @@ class Sensitivity:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, times [s] are those of ``metric``."""
         return {
-            "unit": self.result.unit,
-            "metric": self.result.compared_by,
-            "unit_s": self.result.compared_s,
-            "change": self.change,
-            "without_effect": self.without_effect,
-            "left_out": self.left_out,
-            "rows": [_as_values(row) for row in self.rows],
+            **by_name(self.result, "unit metric=compared_by unit_s=compared_s"),
+            **by_name(self, "change without_effect left_out rows"),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -88,22 +89,7 @@ class Sensitivity:
         import pandas as pd
 
         columns = ["profile", "key", "value", "origin", "source", "low_s", "high_s", "elasticity", "swing"]
-        return pd.DataFrame([_as_values(row) for row in self.rows], columns=columns)
-
-
-def _as_values(row: SensitivityRow) -> dict[str, Any]:
-    number = row.number
-    return {
-        "profile": number.profile,
-        "key": number.key,
-        "value": number.text,
-        "origin": number.origin,
-        "source": number.source,
-        "low_s": row.low,
-        "high_s": row.high,
-        "elasticity": row.elasticity,
-        "swing": row.swing,
-    }
+        return pd.DataFrame([row.to_dict() for row in self.rows], columns=columns)
 
 
 def sensitivity(
@@ -233,16 +219,11 @@ class Uncertainty:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {
-            "unit": self.unit,
-            "metric": self.metric,
-            "unit_s": self.time,
-            "low_s": self.low,
-            "high_s": self.high,
-            "relative": self.relative,
+            **by_name(self, "unit metric unit_s=time low_s=low high_s=high relative"),
             "of_model": self.confidence.relative_error,
-            "of_inputs": self.of_inputs,
+            **by_name(self, "of_inputs"),
             "assumed": ASSUMED,
-            "doubts": [doubt._asdict() for doubt in self.doubts],
+            **by_name(self, "doubts"),
         }
 
 
@@ -297,11 +278,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
-        return {
-            "sensitivity": self.sensitivity.to_dict(),
-            "uncertainty": self.uncertainty.to_dict(),
-            "storage": self.storage.to_dict() if self.storage else None,
-        }
+        return by_name(self, "sensitivity uncertainty storage")
 
 
 def explain(

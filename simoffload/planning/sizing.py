@@ -9,6 +9,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import tier_name
 from simoffload.strategies.placement import Placement
@@ -37,7 +38,11 @@ class Limit(NamedTuple):
     reaches: int
     """As much as a scenario may have: a ``most`` of that much is not the memory's."""
     edits: tuple[Edit, ...]
-    """What makes it so large, as ``--set`` takes it."""
+    """What makes it so large."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values; ``set`` is what ``--set`` takes."""
+        return by_name(self, "now most") | {"set": [one.assignment for one in self.edits]}
 
 
 class Largest(NamedTuple):
@@ -61,19 +66,9 @@ class Largest(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; ``set`` is what ``--set`` takes."""
-        limits = {"batch_size": self.batch, "context": self.context, "num_hidden_layers": self.layers}
         return {
-            "name": self.name,
-            "model": self.model,
-            "platform": self.platform,
-            "target": self.target,
-            "ranks": self.ranks,
-            **{
-                name: {"now": one.now, "most": one.most, "set": [each.assignment for each in one.edits]}
-                for name, one in limits.items()
-            },
-            "made_for": self.made_for,
-            "parameters": self.parameters,
+            **by_name(self, "name model platform target ranks"),
+            **by_name(self, "batch_size=batch context num_hidden_layers=layers made_for parameters"),
         }
 
 
@@ -163,17 +158,7 @@ class MachinesNeeded(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
-        return {
-            "name": self.name,
-            "model": self.model,
-            "work": self.work,
-            "platform": self.platform,
-            "gpus": self.gpus,
-            "hbm_bytes": self.hbm,
-            "states_bytes": self.states,
-            "by_rule": self.by_rule,
-            "counts": [count._asdict() for count in self.counts],
-        }
+        return by_name(self, "name model work platform gpus hbm_bytes=hbm states_bytes=states by_rule counts")
 
 
 def machines_needed(scenario: LoadedScenario, *, tiers: Sequence[str] | None = None) -> MachinesNeeded:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.hardware import Tier
+from simoffload.results.values import by_name
 from simoffload.units import format_bytes
 
 __all__ = ["Change", "Estimate", "MemoryTerm", "Moment", "Remedies", "TierUse", "peak_uses", "tier_uses"]
@@ -88,6 +89,15 @@ class TierUse(NamedTuple):
         binary = self.kind in {"hbm", "dram"}
         needed, has = (format_bytes(size, binary=binary) for size in (self.needed, self.capacity))
         return f"{self.tier} needs {needed} {self.scope}, has {has}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values; sizes are in bytes."""
+        sizes = "needed_bytes=needed steady_bytes=steady capacity_bytes=capacity headroom_bytes=headroom"
+        return {
+            **by_name(self, f"tier kind scope {sizes} fits"),
+            **({"moment": self.moment} if self.moment else {}),
+            "terms": [by_name(term, "name bytes=size pinned") for term in self.terms],
+        }
 
 
 class Change(NamedTuple):

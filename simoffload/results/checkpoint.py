@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 from simoffload.results.endurance import TierWear
 from simoffload.results.passes import PassResult, combined
 from simoffload.results.result import SimulationResult, attributed
+from simoffload.results.values import by_name
 from simoffload.results.write_cache import CachedWrites
 
 __all__ = [
@@ -112,6 +113,10 @@ class CheckpointPhase(NamedTuple):
     background: bool
     """It goes on behind the training."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return its name and where its time went."""
+        return {"name": self.result.name, **attributed(self.result), "background": self.background}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
@@ -177,21 +182,9 @@ class Checkpoints:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; seconds and bytes are numbers."""
         return {
-            "tier": self.tier,
-            "contents": self.contents,
-            "writer": self.writer,
-            "mode": self.mode,
-            "keep": self.keep,
-            "bytes": self.size,
-            "written_bytes": self.written,
-            "parts": [part._asdict() for part in self.parts],
-            "saving": [
-                {"name": one.result.name, **attributed(one.result), "background": one.background}
-                for one in self.saving
-            ],
+            **by_name(self, "tier contents writer mode keep bytes=size written_bytes=written parts saving"),
             "restoring": [{"name": one.name, **attributed(one)} for one in self.restoring],
-            "write_caches": [one.to_dict() for one in self.write_caches],
-            "outlook": self.outlook._asdict() if self.outlook else None,
+            **by_name(self, "write_caches outlook"),
         }
 
 
@@ -248,10 +241,7 @@ class CheckpointResult(SimulationResult):
 
     def particulars(self) -> dict[str, Any]:
         """Parts, phases, outlook, and wear of drives."""
-        return {
-            "checkpoint": self.checkpoint.to_dict(),
-            "wear": [one.to_dict() for one in self.wear],
-        }
+        return by_name(self, "checkpoint wear")
 
 
 _FEW = 700.0  # exp() of more than this is beyond a float: such a run gets nowhere

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
+from simoffload.results.values import by_name
 
 __all__ = ["InferenceResult"]
 
@@ -56,11 +57,7 @@ class InferenceResult(SimulationResult):
     @property
     def workload(self) -> dict[str, Any]:
         """Batch and lengths."""
-        return {
-            "batch_size": self.batch_size,
-            "prompt_length": self.prompt_length,
-            "output_length": self.output_length,
-        }
+        return by_name(self, "batch_size prompt_length output_length")
 
     @property
     def ttft_s(self) -> float | None:
@@ -122,6 +119,5 @@ class InferenceResult(SimulationResult):
         return {
             "decode_steps": self.output_length - 1 if self.decode else 0,
             "decode_steps_simulated": len(self.decode),
-            "decode_steps_estimated": self.decode_estimated,
-            "decode_bound": self.decode_bound,
+            **by_name(self, "decode_steps_estimated=decode_estimated decode_bound"),
         }

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.results.attribution import Attribution, Group, attribute
 from simoffload.results.timeline import Timeline
+from simoffload.results.values import by_name
 from simoffload.schedule import LinkUnit
 from simoffload.schedule.bounds import link_time, stream_times
 
@@ -128,6 +129,11 @@ class LinkUse(NamedTuple):
     exposed_s: float = 0.0
     """[s] that transfers over it took on the chain of operations that determined the pass."""
     unit: LinkUnit = "B"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the capacity as plain values."""
+        size = "bytes" if self.unit == "B" else "core_ns"
+        return by_name(self, f"link {size}=size busy_s saturated_s exposed_s")
 
 
 class PassResult(NamedTuple):

@@ -12,6 +12,7 @@ from simoffload.results.capacity import Change, Remedies, TierUse
 from simoffload.results.passes import PassResult, whole
 from simoffload.results.planner import Planner
 from simoffload.results.timeline import PassWork, Timeline
+from simoffload.results.values import by_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +48,16 @@ class Provenance:
         for _, _, _, origin, _, _ in self.inputs:
             counts[origin] = counts.get(origin, 0) + 1
         return counts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the inputs, of which only their origins are counted."""
+        profiles = [dict(zip(("kind", "id", "sha256"), use, strict=True)) for use in self.profiles]
+        return {
+            "scenario": self.scenario,
+            "profiles": profiles,
+            **by_name(self, "origins versions"),
+            "exports": self.exports,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,18 +243,11 @@ class SimulationResult(ABC):
         """The same without what has to be worked out."""
         return {
             "schema": SCHEMA,
-            "name": self.name,
-            "model": {"name": self.model, "parameters": self.parameters, "dtype": self.dtype},
-            "platform": self.platform,
-            "target": self.target,
-            "ranks": self.ranks,
-            "gpus": self.gpus,
-            "replicas": self.replicas,
-            "workload": self.workload,
-            "fits": self.fits,
-            "refused": list(self.refused),
-            "capacity": [_tier(use) for use in self.capacity],
-            "advice": list(self.advice),
+            **by_name(self, "name"),
+            "model": by_name(self, "name=model parameters dtype"),
+            **by_name(self, "platform target ranks gpus replicas workload fits refused"),
+            "capacity": [use.to_dict() for use in self.capacity],
+            **by_name(self, "advice"),
             "changes": None,
             "changes_tried": [],
             "metrics": self.metrics(),
@@ -252,17 +256,7 @@ class SimulationResult(ABC):
             "passes": [_pass(one) for one in self.passes],
             **self.particulars(),
             "engine": [_worked(one) for one in self.work],
-            "warnings": list(self.warnings),
-            "extrapolations": list(self.extrapolations),
-            "provenance": {
-                "scenario": self.provenance.scenario,
-                "profiles": [
-                    dict(zip(("kind", "id", "sha256"), use, strict=True)) for use in self.provenance.profiles
-                ],
-                "origins": self.provenance.origins,
-                "versions": self.provenance.versions,
-                "exports": self.provenance.exports,
-            },
+            **by_name(self, "warnings extrapolations provenance"),
         }
 
     def particulars(self) -> dict[str, Any]:
@@ -275,12 +269,9 @@ class SimulationResult(ABC):
         return {
             "pass": self.step.name,
             **attributed(self.step),
-            "bottleneck": self.bottleneck,
-            "bottleneck_share": self.bottleneck_share,
-            "limit": self.limit,
-            "bound_s": self.step.bound_s,
-            "bound_by": self.step.bound_by,
-            "bound_fraction": self.bound_fraction,
+            **by_name(self, "bottleneck bottleneck_share limit"),
+            **by_name(self.step, "bound_s bound_by"),
+            **by_name(self, "bound_fraction"),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -300,29 +291,10 @@ class SimulationResult(ABC):
 
 
 def _worked(one: PassWork) -> dict[str, Any]:
-    jumps = [{"block": jump.name, "period": jump.period, "times": jump.times} for jump in one.how.jumps]
     return {
-        "pass": one.name,
-        "operations": one.operations,
-        "operations_run": one.run,
-        "jumps": jumps,
-        "not_folded": one.how.not_folded,
-        "not_jumped": list(one.how.not_jumped),
-    }
-
-
-def _tier(use: TierUse) -> dict[str, Any]:
-    return {
-        "tier": use.tier,
-        "kind": use.kind,
-        "scope": use.scope,
-        "needed_bytes": use.needed,
-        "steady_bytes": use.steady,
-        "capacity_bytes": use.capacity,
-        "headroom_bytes": use.headroom,
-        "fits": use.fits,
-        **({"moment": use.moment} if use.moment else {}),
-        "terms": [{"name": term.name, "bytes": term.size, "pinned": term.pinned} for term in use.terms],
+        **by_name(one, "pass=name operations operations_run=run"),
+        "jumps": [by_name(jump, "block=name period times") for jump in one.how.jumps],
+        **by_name(one.how, "not_folded not_jumped"),
     }
 
 
@@ -341,53 +313,29 @@ def attributed(one: PassResult) -> dict[str, Any]:
         "time_ps": round(one.time_ps),
         "time_by_cause": causes,
         "time_by_group": [
-            {
-                "group": each.group,
-                "exposed_s": each.exposed_s,
-                "hidden_s": each.hidden_s,
-                "exposed_ps": of_group[each.group],
-            }
+            by_name(each, "group exposed_s hidden_s") | {"exposed_ps": of_group[each.group]}
             for each in one.groups
         ],
     }
 
 
 def _causes(one: PassResult) -> list[dict[str, Any]]:
+    exposed = whole([share.exposed_ps for share in one.shares])
     return [
-        {
-            "cause": share.cause,
-            "group": share.group,
-            "exposed_s": share.exposed_s,
-            "busy_s": share.busy_s,
-            "limit": share.limit,
-            "size": share.size,
-            "exposed_ps": exposed,
-        }
-        for share, exposed in zip(one.shares, whole([share.exposed_ps for share in one.shares]), strict=True)
+        by_name(share, "cause group exposed_s busy_s limit size") | {"exposed_ps": time}
+        for share, time in zip(one.shares, exposed, strict=True)
     ]
 
 
 def _change(one: Change) -> dict[str, Any]:
     headroom = {use.tier: use.headroom for use in one.uses}
-    return {"kind": one.kind, "words": one.words, "set": list(one.assignments), "headroom_bytes": headroom}
+    return by_name(one, "kind words set=assignments") | {"headroom_bytes": headroom}
 
 
 def _pass(one: PassResult) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "new_tokens": one.new_tokens,
-        "context": one.context,
+        **by_name(one, "name new_tokens context"),
         **attributed(one),
-        "links": [
-            {
-                "link": use.link,
-                "bytes" if use.unit == "B" else "core_ns": use.size,
-                "busy_s": use.busy_s,
-                "saturated_s": use.saturated_s,
-                "exposed_s": use.exposed_s,
-            }
-            for use in one.links
-        ],
-        "streams": [use._asdict() for use in one.streams],
-        "bounds_s": one.bounds,
+        "links": [use.to_dict() for use in one.links],
+        **by_name(one, "streams bounds_s=bounds"),
     }

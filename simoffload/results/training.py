@@ -13,6 +13,7 @@ from simoffload.results.endurance import TierWear
 from simoffload.results.passes import PassResult, Time, combined, seconds
 from simoffload.results.reading import Reading
 from simoffload.results.result import SimulationResult
+from simoffload.results.values import by_name
 from simoffload.results.write_cache import CachedWrites
 from simoffload.workload import Dataset
 
@@ -41,6 +42,15 @@ class TimedPhase(NamedTuple):
         """[s] in one step."""
         return seconds(self.time_ps)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return how often it happens, and its time in a step."""
+        return {
+            "name": self.name,
+            "pass": self.result.name,
+            **by_name(self, "times time_s"),
+            "time_ps": round(self.time_ps),
+        }
+
 
 class StorageTraffic(NamedTuple):
     """What one step moves to and from a tier of storage, all ranks together."""
@@ -50,6 +60,10 @@ class StorageTraffic(NamedTuple):
     """[B]"""
     written: int
     """[B]"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return by_name(self, "tier read_bytes=read written_bytes=written")
 
 
 class StorageRequests(NamedTuple):
@@ -111,12 +125,7 @@ class TrainingResult(SimulationResult):
     @property
     def workload(self) -> dict[str, Any]:
         """Batch, length and accumulation."""
-        return {
-            "kind": "training",
-            "batch_size": self.batch_size,
-            "sequence_length": self.sequence_length,
-            "gradient_accumulation_steps": self.gradient_accumulation_steps,
-        }
+        return {"kind": "training", **by_name(self, "batch_size sequence_length gradient_accumulation_steps")}
 
     @property
     def passes(self) -> tuple[PassResult, ...]:
@@ -189,45 +198,12 @@ class TrainingResult(SimulationResult):
 
     def particulars(self) -> dict[str, Any]:
         """Phases, traffic to storage, memory over the run, checkpoints, data and wear."""
+        memory = [{"moment": name, "tiers": [_held(use) for use in uses]} for name, uses in self.moments]
         return {
-            "requests_to_first_step": [one._asdict() for one in self.requests],
-            "memory_estimates": [one._asdict() for one in self.estimates],
-            "optimizer_target": self.optimizer_target,
-            "phases": [
-                {
-                    "name": phase.name,
-                    "pass": phase.result.name,
-                    "times": float(phase.times),
-                    "time_s": phase.time_s,
-                    "time_ps": round(phase.time_ps),
-                }
-                for phase in self.phases
-            ],
-            "forward_flops": self.forward_flops,
-            "recomputed_flops": self.recomputed_flops,
-            "storage_per_step": [
-                {"tier": one.tier, "read_bytes": one.read, "written_bytes": one.written}
-                for one in self.traffic
-            ],
-            "write_caches": [one.to_dict() for one in self.write_caches],
-            "memory": [
-                {
-                    "moment": name,
-                    "tiers": [
-                        {
-                            "tier": use.tier,
-                            "needed_bytes": use.needed,
-                            "fits": use.fits,
-                            "terms": [{"name": term.name, "bytes": term.size} for term in use.terms],
-                        }
-                        for use in uses
-                    ],
-                }
-                for name, uses in self.moments
-            ],
-            "checkpoint": self.checkpoint.to_dict() if self.checkpoint else None,
-            "reading": self.reading.to_dict() if self.reading else None,
-            "wear": [one.to_dict() for one in self.wear],
+            **by_name(self, "requests_to_first_step=requests memory_estimates=estimates optimizer_target"),
+            **by_name(self, "phases forward_flops recomputed_flops storage_per_step=traffic write_caches"),
+            "memory": memory,
+            **by_name(self, "checkpoint reading wear"),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -238,6 +214,12 @@ class TrainingResult(SimulationResult):
         frame.insert(0, "phase", [phase.name for phase in rows])
         frame.insert(1, "times", [float(phase.times) for phase in rows])
         return frame
+
+
+def _held(use: TierUse) -> dict[str, Any]:
+    """What a tier holds at one stage of the run."""
+    terms = [by_name(term, "name bytes=size") for term in use.terms]
+    return by_name(use, "tier needed_bytes=needed fits") | {"terms": terms}
 
 
 def _sum(phases: Iterable[TimedPhase]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware.library import is_path
@@ -16,6 +16,7 @@ from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes
 
@@ -63,6 +64,11 @@ class Item(NamedTuple):
         if self.covered:
             return 0.0
         return self.number * self.units * self.price.value if self.price else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is paid for, how often, and at which price."""
+        price = self.price.value if self.price else None
+        return by_name(self, "key number units") | {"price": price} | by_name(self, "total covered")
 
 
 class Bill(NamedTuple):

@@ -12,6 +12,7 @@ from simoffload.planning.costs.lists import CostList, Figure, load_costs
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 
 __all__ = [
@@ -143,23 +144,13 @@ class Economics:
             "currency": self.costs.currency,
             "metrics": self.metrics(),
             "formulas": dict(FORMULAS),
-            "bill": [
-                {
-                    "key": item.key,
-                    "number": item.number,
-                    "units": item.units,
-                    "price": item.price.value if item.price else None,
-                    "total": item.total,
-                    "covered": item.covered,
-                }
-                for item in self.bill.items
-            ],
+            "bill": [item.to_dict() for item in self.bill.items],
             "power": [draw._asdict() | {"watts": draw.watts} for draw in self.energy.draws]
             if self.energy
             else [],
             "figures": [figure._asdict() | {"date": str(figure.date)} for figure in self.figures],
             "lists": [{"file": name, "sha256": digest} for name, digest in self.costs.sources],
-            "warnings": list(self.warnings),
+            **by_name(self, "warnings"),
         }
 
 
@@ -326,7 +317,7 @@ class CostVerdict(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return self._asdict() | {"tie": self.tie} | {"flips": [flip._asdict() for flip in self.flips]}
+        return by_name(self, "cheapest next ratio margin flips tie")
 
 
 def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
