@@ -19,11 +19,10 @@ from fractions import Fraction
 from math import exp, expm1, sqrt
 from typing import Any, ClassVar, NamedTuple
 
-from simoffload.results.endurance import TierWear
+from simoffload.results.endurance import CachedWrites, TierWear
 from simoffload.results.passes import PassResult, combined
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.values import by_name
-from simoffload.results.write_cache import CachedWrites
 
 __all__ = [
     "CheckpointPhase",

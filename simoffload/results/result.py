@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from simoffload.results.capacity import Change, Remedies, TierUse
 from simoffload.results.passes import PassResult, whole
-from simoffload.results.planner import Planner
 from simoffload.results.timeline import PassWork, Timeline
 from simoffload.results.values import by_name
 
@@ -25,6 +24,30 @@ if TYPE_CHECKING:
 __all__ = ["Provenance", "SimulationResult", "attributed"]
 
 SCHEMA = "simoffload/result/1"
+
+
+class Planner(Protocol):
+    """Who works out what takes more than the simulation, once the result is asked for it."""
+
+    def remedies(self, result: SimulationResult) -> Remedies:
+        """The smallest changes that make it fit."""
+        ...
+
+    def costs(self, result: SimulationResult) -> Economics | None:
+        """What it costs; None where only its memory was asked for."""
+        ...
+
+    def confidence(self, result: SimulationResult) -> Confidence:
+        """How sure its times are."""
+        ...
+
+    def explanation(self, result: SimulationResult) -> Explanation | None:
+        """What its time hangs on; None where that was not asked for."""
+        ...
+
+    def next_changes(self, result: SimulationResult) -> Advice | None:
+        """What to change next; None where that was not asked for."""
+        ...
 
 
 @dataclass(frozen=True)

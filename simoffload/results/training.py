@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
-from simoffload.results.endurance import TierWear
+from simoffload.results.endurance import CachedWrites, TierWear
 from simoffload.results.passes import PassResult, Time, combined, seconds
 from simoffload.results.reading import Reading
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.results.write_cache import CachedWrites
 from simoffload.workload import Dataset
 
 if TYPE_CHECKING:

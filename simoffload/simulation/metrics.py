@@ -16,9 +16,13 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, memory_stages
-from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times, checkpoint_wear
 from simoffload.simulation.runner import Runner
-from simoffload.simulation.training_overheads import around_training
+from simoffload.simulation.training_overheads import (
+    around_training,
+    checkpoint_facts,
+    checkpoint_times,
+    checkpoint_wear,
+)
 from simoffload.simulation.write_cache import steps_with_caches
 from simoffload.strategies.base import Phase, PhaseSeries, Plan
 from simoffload.units import format_bytes, format_number, format_seconds

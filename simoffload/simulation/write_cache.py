@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.hardware.targets import Target
+from simoffload.results.endurance import CachedWrites, cache_warnings
 from simoffload.results.training import StorageTraffic, TrainingResult
-from simoffload.results.write_cache import CachedWrites, cache_warnings
 from simoffload.strategies import Plan
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 

@@ -344,6 +344,8 @@ def explore(
     The first ones go through one dimension after the other and keep the fastest choice of each: NSGA-II by
     itself needs long where few choices work, or one dimension outweighs the others. The same catalogue gives
     the same trials. Raises InputError without the package optuna.
+
+    NSGA-II: Deb et al., "A fast and elitist multiobjective genetic algorithm" (2002).
     """
     try:
         import optuna

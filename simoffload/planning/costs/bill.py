@@ -1,4 +1,9 @@
-"""What an answer takes: what has to be bought, drives bought again, and the power that devices draw."""
+"""What an answer takes: what has to be bought, drives bought again, and the power that devices draw.
+
+A device draws P = idle + (active - idle) x busy (drdobbs.com 215800830). A GPU is busy while it computes or
+copies in its own memory; a CPU while host threads run, each on one core, or all cores update; memory,
+adapters, drives and servers as far as their bandwidth is used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Running a sweep: simulate what is not done yet, and write the rows as CSV, JSON or Parquet."""
+"""Running a sweep: simulate what is not done yet, and write the rows as CSV, JSON or Parquet.
+
+What is written depends on the rows alone: not on when, where or in which order they were computed.
+"""
 
 from __future__ import annotations
 

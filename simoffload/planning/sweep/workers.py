@@ -1,4 +1,11 @@
-"""Where tasks run: processes of this machine, or the workers of a Dask cluster."""
+"""Where tasks run: processes of this machine, or the workers of a Dask cluster (https://distributed.dask.org).
+
+Each thread of the local pool has one worker: a fresh interpreter that inherits nothing, with a pipe to it and
+one from it. A worker that ends closes its own pipe only, so that its end concerns one call; a worker whose
+parent is gone reads the end of its pipe and leaves. A task of a cluster carries all that it needs: data that
+is scattered to workers would be lost with them, and a task that was sent does not ask this machine for
+anything.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simoffload.hardware import Machine, load_platform
 from simoffload.results.reading import reading_sentences
 from simoffload.simulation.data_loading import predict_reading
-from simoffload.simulation.data_loading.loader import Pace, Step
+from simoffload.simulation.loaders import Pace, Step
 from tests.hardware.conftest import FILES, curve
 from tests.simulation.data_loading.conftest import MIB, dataset
 
