@@ -131,8 +131,7 @@ def _tier(machine: Machine, result: SimulationResult) -> str | None:
     """The storage on which weights, optimizer or checkpoints are; of two the one that takes more time."""
     assert result.step is not None
     shares = result.step.shares
-    used = [result.target, *([result.optimizer_target] if isinstance(result, TrainingResult) else [])]
-    found = [tier for tier in used if tier in machine.wiring.targets]
+    found = [tier for tier in result.targets if tier in machine.wiring.targets]
 
     def exposed(tier: str) -> Time:
         return sum(share.exposed_ps for share in shares if share.cause in _causes(tier))

@@ -12,17 +12,8 @@ from simoffload.errors import InputError, PlacementError, Problem, WorkLimitErro
 from simoffload.hardware.library import is_path
 from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.confidence import margin, tie
-from simoffload.planning.costs import (
-    Costed,
-    CostList,
-    CostVerdict,
-    Economics,
-    load_costs,
-    verdicts,
-)
-from simoffload.results.inference import InferenceResult
+from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
 from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import placement_of
@@ -169,12 +160,10 @@ class Comparison:
 
     def _particular(self, result: SimulationResult) -> dict[str, str]:
         """What tells results apart where some are not of inference."""
-        if all(isinstance(each, InferenceResult) for each in self.results.values()):
+        if all(each.kind == "inference" for each in self.results.values()):
             return {}
-        kind = {"workload": str(result.workload.get("kind", "inference"))}
-        if isinstance(result, TrainingResult):
-            return kind | {"optimizer_target": result.optimizer_target}
-        return kind
+        found = {"workload": result.kind}
+        return found | {"optimizer_target": result.targets[1]} if result.targets[1:] else found
 
 
 def _alike(one: SimulationResult, other: SimulationResult) -> bool:

@@ -13,10 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
-from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
 from simoffload.results.values import by_name
 from simoffload.strategies import strategies
 
@@ -149,22 +146,19 @@ def confidence(result: SimulationResult) -> Confidence:
     from drives in the host) then stand for the least that is to be expected.
     """
     kinds = {use.tier: use.kind for use in result.capacity}
-    tiers = [result.target]
-    if isinstance(result, TrainingResult):
-        tiers.append(result.optimizer_target)
-    held = [kinds.get(tier, "hbm") for tier in tiers]
+    held = [kinds.get(tier, "hbm") for tier in result.targets]
     kind = str((result.provenance.scenario.get("strategy") or {}).get("kind"))
     strategy = strategies().get(kind)
     group = strategy.evidence if strategy is not None else ""
     unlike = _unlike(result, held) or (f"of strategy.kind {kind}" if not group else "")
-    far = isinstance(result, CheckpointResult) or not _MEASURED.issuperset(held)
+    far = result.kind == "checkpoint" or not _MEASURED.issuperset(held)
     row = _row(group or _MOST_RUNS, _work(result), "nvme" if far else place_of(held))
     return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations))
 
 
 def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
     """What real runs were never made of, as it continues "there are no real runs"."""
-    if isinstance(result, CheckpointResult):
+    if result.kind == "checkpoint":
         return "of checkpoints"
     remote = [kind for kind in held if kind not in _MEASURED]
     return f"with anything on {remote[0]}" if remote else ""
@@ -172,9 +166,8 @@ def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
 
 def _work(result: SimulationResult) -> Work:
     """The kind of pass whose errors stand for a result: decode steps where more than one token is made."""
-    if isinstance(result, InferenceResult):
-        return "decode" if result.output_length > 1 else "prefill"
-    return "step"
+    work: Work = "decode" if result.compared_by == "tpot_s" else "prefill"
+    return work if result.kind == "inference" else "step"
 
 
 def _row(group: str, work: Work, place: str) -> CalibrationError:

@@ -23,12 +23,7 @@ from simoffload.workload import Workload
 if TYPE_CHECKING:
     from simoffload.planning.costs import Economics
 
-__all__ = [
-    "Evaluated",
-    "Evaluator",
-    "largest_that_fits",
-    "smallest_that_fits",
-]
+__all__ = ["Evaluated", "Evaluator", "largest_that_fits", "smallest_that_fits"]
 
 Shortage = Callable[[int], float]
 """What lacks with a count, as a fraction of what there is: 0 or less fits, infinity is refused."""

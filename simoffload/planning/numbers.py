@@ -12,7 +12,6 @@ from simoffload.hardware import Machine
 from simoffload.hardware.library import KINDS, ProfileInput
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.targets import STORAGE_KINDS
-from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 
 __all__ = ["Number", "deciding_numbers", "edit_of", "numbers", "scaled"]
@@ -85,7 +84,7 @@ def _residual(profile: Profile | None, key: str) -> float | None:
 def deciding_numbers(machine: Machine, result: SimulationResult) -> tuple[Number, ...]:
     """Those on which the times of a result may depend: neither capacities, nor storage and adapters that it
     does not use, nor what only training does."""
-    left_out = _NO_TIME + (_OF_TRAINING if isinstance(result, InferenceResult) else ())
+    left_out = _NO_TIME + (_OF_TRAINING if result.kind == "inference" else ())
     tiers = [
         machine.wiring.targets[use.tier] for use in result.capacity if use.tier in machine.wiring.targets
     ]

@@ -18,12 +18,7 @@ from simoffload.strategies.base import Tunable
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 
-__all__ = [
-    "MOST_NODES",
-    "MOST_RANKS",
-    "search_changes",
-    "smallest_changes",
-]
+__all__ = ["MOST_NODES", "MOST_RANKS", "search_changes", "smallest_changes"]
 
 MOST_NODES, MOST_RANKS = 8192, 65_536
 """As many as a scenario may have."""

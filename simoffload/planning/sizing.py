@@ -16,14 +16,7 @@ from simoffload.strategies.placement import Placement
 from simoffload.strategies.training.memory.states import white_paper_rule
 from simoffload.workload import Checkpointing, Inference, Training
 
-__all__ = [
-    "Largest",
-    "Limit",
-    "MachineCount",
-    "MachinesNeeded",
-    "largest",
-    "machines_needed",
-]
+__all__ = ["Largest", "Limit", "MachineCount", "MachinesNeeded", "largest", "machines_needed"]
 
 _MOST_SEQUENCES, _MOST_TOKENS, _MOST_LAYERS = 1_000_000, 10_000_000, 100_000
 """As many as a scenario may have."""

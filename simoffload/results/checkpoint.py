@@ -192,6 +192,7 @@ class CheckpointResult(SimulationResult):
     """Saving one checkpoint, restoring from it, and what both mean for a run."""
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
+    kind: ClassVar[str] = "checkpoint"
     unit: ClassVar[str] = "checkpoint"
 
     checkpoint: Checkpoints
@@ -212,6 +213,11 @@ class CheckpointResult(SimulationResult):
     def step(self) -> PassResult | None:
         """Saving, from the call until everything is on storage."""
         return self.checkpoint.saved
+
+    @property
+    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+        """Each phase of saving."""
+        return tuple((phase.result, phase.result.time_s) for phase in self.checkpoint.saving)
 
     @property
     def passes(self) -> tuple[PassResult, ...]:
@@ -329,9 +335,7 @@ def outlook(
     """
     window = interval_s if overlap_s is None else overlap_s
     stall = stall_per_checkpoint(
-        blocking_s=blocking_s,
-        background_s=background_s,
-        window_s=background_s if window is None else window,
+        blocking_s=blocking_s, background_s=background_s, window_s=background_s if window is None else window
     )
     restart = restart_s + restore_s
     result = Outlook(stall, blocking_s, background_s, blocking_s + background_s, restore_s, restart)

@@ -36,6 +36,7 @@ class InferenceResult(SimulationResult):
     """Prefill and decode steps."""
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
+    kind: ClassVar[str] = "inference"
     optional: ClassVar[frozenset[str]] = frozenset({"spread_bound_tokens_per_s"})
 
     batch_size: int
@@ -58,6 +59,24 @@ class InferenceResult(SimulationResult):
     def workload(self) -> dict[str, Any]:
         """Batch and lengths."""
         return by_name(self, "batch_size prompt_length output_length")
+
+    @property
+    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+        """The prefill, and all decode steps as the first one."""
+        if self.prefill is None:
+            return ()
+        decode = ((self.decode[0], self.decode_total_s),) if self.decode else ()
+        return ((self.prefill, self.prefill.time_s), *decode)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated for all sequences."""
+        return self.batch_size * self.replicas * self.output_length
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """[tokens] of prompt and output."""
+        return self.prompt_length, self.output_length
 
     @property
     def ttft_s(self) -> float | None:

@@ -91,6 +91,8 @@ class SimulationResult(ABC):
     """Metric names and how each is computed."""
     optional: ClassVar[frozenset[str]] = frozenset()
     """Metrics that are left out where they have no value."""
+    kind: ClassVar[str]
+    """Kind of workload: "inference", "training" or "checkpoint"."""
     unit: ClassVar[str] = "token"
     """What is made, in the words of a comparison."""
 
@@ -122,6 +124,29 @@ class SimulationResult(ABC):
     """How each pass was simulated; the answer does not depend on it."""
     planner: Planner | None = field(default=None, repr=False, compare=False)
     """Who is asked for ``remedies``, ``costs`` and the like; None: they are None."""
+
+    @property
+    @abstractmethod
+    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+        """Passes that stand for the work, and the time [s] of each in it: a generation, a step, a checkpoint.
+
+        All decode steps count as the first one that was simulated. Empty where nothing fits.
+        """
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Tiers of the weights (or of the checkpoints) and of the optimizer."""
+        return (self.target,)
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens made in the time of ``spent``; None for work that makes none."""
+        return None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """[tokens] of each sequence, as the workload has them."""
+        return ()
 
     @property
     @abstractmethod

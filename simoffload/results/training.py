@@ -91,6 +91,8 @@ class TrainingResult(SimulationResult):
         "hardware_tflops_per_gpu": "FLOP carried out, recomputation included / step_s / 1e12",
     }
 
+    kind: ClassVar[str] = "training"
+
     optimizer_target: str
     """Tier that holds the optimizer's states."""
     batch_size: int
@@ -125,6 +127,27 @@ class TrainingResult(SimulationResult):
     def workload(self) -> dict[str, Any]:
         """Batch, length and accumulation."""
         return {"kind": "training", **by_name(self, "batch_size sequence_length gradient_accumulation_steps")}
+
+    @property
+    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+        """Each phase with its time in one step."""
+        return tuple((phase.result, phase.time_s) for phase in self.phases)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Tiers of the weights and of the optimizer."""
+        return self.target, self.optimizer_target
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that one step is trained on."""
+        samples = self.batch_size * self.gradient_accumulation_steps * self.replicas
+        return samples * self.sequence_length
+
+    @property
+    def lengths(self) -> tuple[int]:
+        """[tokens] of a sequence."""
+        return (self.sequence_length,)
 
     @property
     def passes(self) -> tuple[PassResult, ...]:

@@ -119,11 +119,7 @@ def identity(
 @cache
 def _versions() -> Mapping[str, str]:
     """Of what the numbers depend on; looking one up reads files."""
-    return {
-        "simoffload": __version__,
-        "simpy": version("simpy"),
-        "python": interpreter.python_version(),
-    }
+    return {"simoffload": __version__, "simpy": version("simpy"), "python": interpreter.python_version()}
 
 
 def _advice(scenario: LoadedScenario, plan: Plan, uses: tuple[TierUse, ...]) -> tuple[str, ...]:

@@ -16,13 +16,7 @@ from simoffload.results.reading import Epoch, Limit, Reading
 from simoffload.simulation.loaders import ROUNDING, Host, Step, Supply, Ways, loader_pace, storage_ways
 from simoffload.workload.dataset import Dataset
 
-__all__ = [
-    "look_ahead_bytes",
-    "predict_reading",
-    "random_hit_ratio",
-    "sequential_hit_ratio",
-    "stored_bytes",
-]
+__all__ = ["look_ahead_bytes", "predict_reading", "random_hit_ratio", "sequential_hit_ratio", "stored_bytes"]
 
 
 def sequential_hit_ratio(cache: float, part: float) -> float:

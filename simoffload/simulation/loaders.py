@@ -13,15 +13,7 @@ from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.results.reading import Limit
 from simoffload.workload.dataset import Dataset
 
-__all__ = [
-    "Host",
-    "Pace",
-    "Step",
-    "Supply",
-    "Ways",
-    "loader_pace",
-    "storage_ways",
-]
+__all__ = ["Host", "Pace", "Step", "Supply", "Ways", "loader_pace", "storage_ways"]
 
 ROUNDING = 1e-6
 """Rates are whole [B/s]: a link that lacks less than this fraction is full, a step longer by less waits for

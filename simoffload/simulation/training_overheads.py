@@ -18,12 +18,7 @@ from simoffload.strategies.checkpoint.bytes import Part
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.workload import Dataset
 
-__all__ = [
-    "around_training",
-    "checkpoint_facts",
-    "checkpoint_times",
-    "checkpoint_wear",
-]
+__all__ = ["around_training", "checkpoint_facts", "checkpoint_times", "checkpoint_wear"]
 
 
 def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:

@@ -131,7 +131,10 @@ def evil(advice: Advice, curve: StorageCurve, search: Search, tmp_path: Path) ->
         replace(one, change=one.change._replace(key=EVIL, words=EVIL), result=replace(one.result, name=EVIL))
         for one in advice.tried
     )
-    points = tuple(replace(one, words=(EVIL,)) for one in search.points)
+    points = tuple(
+        replace(one, changes=tuple(each._replace(words=EVIL) for each in one.changes))
+        for one in search.points
+    )
     mine = replace(advice, result=replace(advice.result, name=EVIL, model=EVIL), tried=tried)
     looked = replace(search, points=points, best=points[0], currency=EVIL, missing=(EVIL,))
     storage = replace(curve, tier=EVIL, held_back=EVIL)

@@ -23,15 +23,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress, labelled
 from simoffload.strategies.ds_config.export import BATCH, FILE
 
-__all__ = [
-    "SIGNATURE",
-    "WORTH",
-    "Advice",
-    "Tried",
-    "advise",
-    "recommended",
-    "user_files",
-]
+__all__ = ["SIGNATURE", "WORTH", "Advice", "Tried", "advise", "recommended", "user_files"]
 
 SCHEMA = "simoffload/advice/1"
 WORTH = 1.005

@@ -16,7 +16,6 @@ from simoffload.planning.costs import CostList
 from simoffload.planning.remedies import smallest_changes
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
 from simoffload.strategies.placement import Placement
@@ -51,8 +50,7 @@ def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostLi
 
 def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Iterator[Change]:
     platform = scenario.platform()
-    used = [result.target, *([result.optimizer_target] if isinstance(result, TrainingResult) else [])]
-    tiers = tuple(dict.fromkeys(used))
+    tiers = tuple(dict.fromkeys(result.targets))
     stores = [tier for tier in tiers if tier in platform.targets]
     for tier in stores:
         yield from drives(platform, tier, costs)

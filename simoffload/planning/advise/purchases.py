@@ -24,15 +24,7 @@ from simoffload.units import format_number, format_seconds, parse_seconds
 if TYPE_CHECKING:
     import optuna
 
-__all__ = [
-    "Method",
-    "Objective",
-    "Point",
-    "Search",
-    "ServiceLevel",
-    "parse_service",
-    "search_catalogue",
-]
+__all__ = ["Method", "Objective", "Point", "Search", "ServiceLevel", "parse_service", "search_catalogue"]
 
 _TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
 """Short names of metrics that must not be larger [s]."""
@@ -193,10 +185,7 @@ class Search:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         counted = "combinations simulated too_dear too_large alike refused refusals missing_prices=missing"
-        return {
-            "schema": SCHEMA,
-            **by_name(self, f"objective method currency {counted} best nearest front"),
-        }
+        return {"schema": SCHEMA, **by_name(self, f"objective method currency {counted} best nearest front")}
 
 
 def search_catalogue(

@@ -16,26 +16,13 @@ from simoffload.hardware.parts import MEMORY, Part
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS
 from simoffload.planning.costs.lists import CostList, Figure
 from simoffload.results.attribution import Group
-from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
 from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes
 
-__all__ = [
-    "Bill",
-    "Draw",
-    "Energy",
-    "Item",
-    "Replacement",
-    "bill",
-    "energy",
-    "replacements",
-    "used_parts",
-]
+__all__ = ["Bill", "Draw", "Energy", "Item", "Replacement", "bill", "energy", "replacements", "used_parts"]
 
 _SHARED = set(STORAGE_KINDS) - set(LOCAL_KINDS)
 """Kinds of storage that no machine comes with."""
@@ -236,27 +223,11 @@ class Energy(NamedTuple):
         return sum(draw.watts for draw in self.draws)
 
 
-def activity(result: SimulationResult) -> tuple[tuple[PassResult, float], ...]:
-    """Passes that stand for the work, and the time [s] of each: a generation, a step, a checkpoint.
-
-    All decode steps count as the first one that was simulated.
-    """
-    match result:
-        case InferenceResult(prefill=PassResult() as prefill):
-            decode = [(result.decode[0], result.decode_total_s)] if result.decode else []
-            return ((prefill, prefill.time_s), *decode)
-        case TrainingResult():
-            return tuple((phase.result, phase.time_s) for phase in result.phases)
-        case CheckpointResult():
-            return tuple((phase.result, phase.result.time_s) for phase in result.checkpoint.saving)
-    return ()
-
-
 def energy(
     machine: Machine, result: SimulationResult, parts: Iterable[Part], costs: CostList
 ) -> Energy | None:
     """Power and energy of the work; None where it does not fit."""
-    work = activity(result)
+    work = result.spent
     total = sum(time for _, time in work)
     if not total:
         return None

@@ -9,9 +9,7 @@ from typing import Any, Literal, NamedTuple
 from simoffload.planning.confidence import margin
 from simoffload.planning.costs.bill import Bill, Energy, Replacement, bill, energy, replacements, used_parts
 from simoffload.planning.costs.lists import CostList, Figure, load_costs
-from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
 from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 
@@ -177,7 +175,7 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
         profiles=frozenset(f"{use.kind}/{use.id}" for use in machine.profiles),
         rent=whole or known.rent(f"accelerator/{machine.accelerator.id}"),
         rented=machine.nodes if whole else machine.gpus,
-        tokens=_tokens(result),
+        tokens=result.tokens,
         idle=_idle_gpus(scenario),
     )
 
@@ -196,17 +194,6 @@ def _idle_gpus(scenario: LoadedScenario) -> str:
     text = f"{here - gpus} of {here} GPUs{which} are idle, and paid for all the same, as machines are bought"
     more = any(edit.path == ("strategy", "ranks") for edit in strategy.spread(here))
     return f"{text} whole" + (f"; strategy.ranks: {here} would use {all_}" if more else "")
-
-
-def _tokens(result: SimulationResult) -> int | None:
-    """In a generation of all sequences, or a step."""
-    match result:
-        case InferenceResult():
-            return result.batch_size * result.replicas * result.output_length
-        case TrainingResult():
-            samples = result.batch_size * result.gradient_accumulation_steps * result.replicas
-            return samples * result.sequence_length
-    return None
 
 
 FIRST, SECOND = "all that the first buys", "all that the second buys"
@@ -283,13 +270,7 @@ class Costed(NamedTuple):
     @property
     def work(self) -> tuple[Any, ...]:
         """What results must have in common to be compared by cost: kind, model, lengths of sequences."""
-        result = self.result
-        lengths: tuple[int, ...] = ()
-        if isinstance(result, InferenceResult):
-            lengths = result.prompt_length, result.output_length
-        if isinstance(result, TrainingResult):
-            lengths = (result.sequence_length,)
-        return type(result), result.model, *lengths
+        return self.result.kind, self.result.model, *self.result.lengths
 
     @property
     def per_unit(self) -> float | None:

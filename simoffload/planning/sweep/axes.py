@@ -26,13 +26,7 @@ from simoffload.documents.tree import Location, key_path
 from simoffload.documents.yaml_reader import read_yaml
 from simoffload.errors import InputError, Problem, shortened
 
-__all__ = [
-    "Axis",
-    "SweepSection",
-    "axes_of",
-    "parse_axis",
-    "same_names",
-]
+__all__ = ["Axis", "SweepSection", "axes_of", "parse_axis", "same_names"]
 
 _QUANTITY = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?) *([^\W\d_].{0,20})?")
 _FORMS = "write {choices: [1, 2, 4]} or {range: {min: 1, max: 8, step: 1}}"

@@ -20,14 +20,7 @@ from simoffload.scenario import Shelf
 from simoffload.scenario.loading import SWEEP, completed, resolve
 from simoffload.scenario.shelf import canonical
 
-__all__ = [
-    "MOST_POINTS",
-    "Grid",
-    "Points",
-    "Sweep",
-    "define_sweep",
-    "find_points",
-]
+__all__ = ["MOST_POINTS", "Grid", "Points", "Sweep", "define_sweep", "find_points"]
 
 _TRIED = 64
 """Points that are tried before a sweep is refused for what is wrong with its scenario."""
@@ -124,11 +117,7 @@ class Sweep:
 
 
 def define_sweep(
-    document: Document,
-    *,
-    axes: Sequence[str] = (),
-    constraints: Sequence[str] = (),
-    most: int = MOST_POINTS,
+    document: Document, *, axes: Sequence[str] = (), constraints: Sequence[str] = (), most: int = MOST_POINTS
 ) -> Sweep:
     """Read the section ``sweep`` of a scenario, and more axes and constraints as the command line has them.
 
