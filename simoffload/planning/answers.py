@@ -57,7 +57,7 @@ def fit(scenario: LoadedScenario) -> SimulationResult:
 
 @dataclass(frozen=True)
 class ScenarioPlanner:
-    """Works out what follows from the result of a scenario, when it is asked."""
+    """Works out what follows from the result of a scenario, once somebody asks for it."""
 
     scenario: LoadedScenario
     prices: CostList | None = None
@@ -80,7 +80,7 @@ class ScenarioPlanner:
         return search_changes(self.scenario)
 
     def costs(self, result: SimulationResult) -> Economics | None:
-        """By the list of prices and powers."""
+        """Return the costs by the list of prices and powers; None where only memory was asked for."""
         if not self.priced:
             return None
         from simoffload.planning.costs import economics
@@ -88,13 +88,13 @@ class ScenarioPlanner:
         return economics(self.scenario, result, self.prices)
 
     def confidence(self, result: SimulationResult) -> Confidence:
-        """By the errors of predictions of real runs of its kind."""
+        """Return the expected error, from predictions of real runs of the same kind."""
         from simoffload.planning.confidence import confidence
 
         return confidence(result)
 
     def explanation(self, result: SimulationResult) -> Explanation | None:
-        """By further simulations, each within the limits of the scenario."""
+        """Explain the result by further simulations, each within the limits of the scenario."""
         if not self.explains:
             return None
         from simoffload.planning.explanation import explain
@@ -102,7 +102,7 @@ class ScenarioPlanner:
         return explain(self.scenario, progress=self.progress, evaluator=self._evaluator(result))
 
     def next_changes(self, result: SimulationResult) -> Advice | None:
-        """By further simulations, each within the limits of the scenario."""
+        """Rank changes by further simulations, each within the limits of the scenario."""
         if not self.explains:
             return None
         from simoffload.planning.advise import advise

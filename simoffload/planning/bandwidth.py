@@ -45,7 +45,7 @@ _LATENCIES = ("read_latency", "write_latency")
 
 
 class Point(NamedTuple):
-    """One rate of storage."""
+    """The throughput at one rate of storage."""
 
     rate: int
     """[B/s] that the storage reads for one host, or writes where that takes more of its time."""
@@ -56,7 +56,7 @@ class Point(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """The least rate at which something holds."""
+    """The lowest rate of storage at which a condition holds."""
 
     rate: int
     """[B/s]"""
@@ -94,7 +94,7 @@ class StorageCurve:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """How fast it is, and how fast it would have to be."""
+        """Sentences about how fast the storage is, and how fast it would have to be."""
         own = f"the storage ({self.tier}) {self.verb} {format_rate(self.own.rate)}"
         gains = f"from {format_rate(self.enough.rate)} on, faster storage gains less than 2 %"
         times = format_number(self.fastest / self.own.throughput)
@@ -107,7 +107,7 @@ class StorageCurve:
         return own, f"it is the bottleneck below {format_rate(self.hidden.rate)}", f"{gains} ({most})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return everything as plain values."""
         ends = "not_the_bottleneck_from=hidden fast_enough_from=enough"
         return by_name(self, f"tier unit points own fastest {ends} held_back sentences")
 
@@ -128,7 +128,8 @@ def storage_curve(
 
 
 def _tier(machine: Machine, result: SimulationResult) -> str | None:
-    """The storage on which weights, optimizer or checkpoints are; of two the one that takes more time."""
+    """Return the storage that holds weights, optimizer or checkpoints; of two, the one with more exposed
+    time."""
     assert result.step is not None
     shares = result.step.shares
     found = [tier for tier in result.targets if tier in machine.wiring.targets]
@@ -140,12 +141,12 @@ def _tier(machine: Machine, result: SimulationResult) -> str | None:
 
 
 def _causes(tier: str) -> tuple[str, str]:
-    """As routes of reads and writes are called (CONTRIBUTING.md)."""
+    """Return the names of the routes that read and write a tier, which are causes of time, too."""
     return f"{tier} read", f"{tier} write"
 
 
 def _writes(machine: Machine, result: SimulationResult, tier: str) -> bool:
-    """Whether writing takes more of the storage's own time than reading: bytes over its rate of either."""
+    """Return whether writes need more of the storage's time than reads do, each as bytes over its rate."""
     assert result.step is not None
     bounds = result.step.bounds
     read, write = (
@@ -162,7 +163,7 @@ class _Run(NamedTuple):
 
 
 class _Storage:
-    """Simulates a scenario with storage of other speeds, each once."""
+    """Simulates a scenario with storage of other speeds."""
 
     def __init__(self, evaluator: Evaluator, tier: str, progress: Progress | None) -> None:
         self._evaluator, self._tier, self._progress = evaluator, tier, progress
@@ -190,7 +191,8 @@ class _Storage:
         )
 
     def _scope(self, held_back: str) -> str:
-        """Faster drives stay in their slots."""
+        """Return the scope of the curve where the cables of the drives are the limit: faster drives stay in
+        their slots."""
         drives = self._scenario.machine.wiring.targets[self._tier].drives
         if f"{self._tier}." not in held_back:  # no cable of a drive
             return ""
@@ -198,7 +200,7 @@ class _Storage:
         return f" in {slots}; more drives have more slots"
 
     def at(self, factor: float) -> _Run:
-        """The scenario with storage so many times as fast."""
+        """Simulate the scenario with storage that is ``factor`` times as fast."""
         if factor not in self._runs:
             if self._progress:
                 self._progress(f"{self._tier} at {format_number(factor)} times its rate")
@@ -224,7 +226,7 @@ class _Storage:
         return *found, *self._ports(target, factor), *self._lanes(target, factor)
 
     def _adapters(self, machine: Machine) -> int:
-        """[B/s] of the adapters of a host on the way to a server; endless for local drives."""
+        """Return the rate [B/s] of a host's adapters on the way to a server; no limit for local drives."""
         access = machine.wiring.access[self._tier][0]
         if machine.wiring.targets[self._tier].drives:
             return sys.maxsize
@@ -232,7 +234,8 @@ class _Storage:
         return min(int(machine.resources[port].capacity / share) for way, share in ways for port in way)
 
     def _lanes(self, target: Target, factor: float) -> Iterator[Edit]:
-        """As much of faster slots as drives take that have them, said as lanes of the drives' generation."""
+        """Yield the lanes that faster drives take, as far as their slots have them, in the drives' own
+        generation of PCIe."""
         drive, plug = target.drive, target.plug
         if drive is None or plug is None:
             return
@@ -245,7 +248,7 @@ class _Storage:
             yield edit_of(f"drive/{drive.id}", "pcie.lanes", lanes)
 
     def _ports(self, target: Target, factor: float) -> Iterator[Edit]:
-        """As many ports of the server, and mounts over them, as a host's adapters and what is behind take."""
+        """Yield as many ports of the server, with mounts over them, as the host's adapters can use."""
         ports = target.ports
         if ports is None:
             return
@@ -267,7 +270,8 @@ class _Storage:
         return run.result.step.bottleneck.cause not in _causes(self._tier)
 
     def _least(self, holds: Callable[[_Run], bool]) -> Needed:
-        """The slowest storage with which something holds, by bisection: what holds goes on to hold."""
+        """Find the slowest storage for which a condition holds, by bisection; what holds goes on to hold for
+        faster storage."""
         low, high = (_SLOWEST, 1.0) if holds(self.at(1.0)) else (1.0, _FASTEST)
         if holds(self.at(low)):
             high = low
@@ -280,7 +284,8 @@ class _Storage:
 
 
 def _roof(result: SimulationResult) -> float:
-    """Throughput [1/s] that no schedule can beat on the machine of a run: pass by pass its fullest resource.
+    """Return the throughput [1/s] that no schedule can exceed on a machine: in each pass its fullest resource
+    decides.
 
     Of decode steps the first counts, in which attention reads the shortest cache.
     """

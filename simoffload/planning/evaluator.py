@@ -59,7 +59,8 @@ _BY_SHARE = _Scale(_inverse, _inverse)
 
 
 def largest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | None:
-    """The largest count from 1 to ``most`` of something of which more needs more; None if not even 1 fits.
+    """Return the largest count from 1 to ``most`` of something of which more needs more; None if not even 1
+    fits.
 
     ``start`` is where to begin.
     """
@@ -78,7 +79,8 @@ def largest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | Non
 
 
 def smallest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | None:
-    """The smallest count from ``start`` to ``most`` of something that shares a need; None if none fits."""
+    """Return the smallest count from ``start`` to ``most`` of something that shares a need; None if none
+    fits."""
     bad = _End(start, shortage(start))
     if bad.fits:
         return start
@@ -93,7 +95,7 @@ def smallest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | No
 
 
 def _ahead(before: _End | None, bad: _End, most: int) -> int:
-    """A count that should fit if the need falls with 1 / count, as it did from ``before`` to ``bad``."""
+    """Return a count that should fit if the need falls with 1 / count, as from ``before`` to ``bad``."""
     if before is None or not math.isfinite(before.shortage):
         return 2 * bad.at
     slope = (before.shortage - bad.shortage) / (1 / before.at - 1 / bad.at)
@@ -104,7 +106,7 @@ def _ahead(before: _End | None, bad: _End, most: int) -> int:
 
 
 def _between(shortage: Shortage, good: _End, bad: _End, scale: _Scale) -> int:
-    """The last count that fits on the way from ``good`` to ``bad``.
+    """Return the last count that fits on the way from ``good`` to ``bad``.
 
     False position, at once there where the need is linear on the scale, with a bisection as every third
     step for needs that are not.
@@ -119,7 +121,7 @@ def _between(shortage: Shortage, good: _End, bad: _End, scale: _Scale) -> int:
 
 
 def _guess(good: _End, bad: _End, scale: _Scale) -> int:
-    """Where the need should be met, rounded to the side that fits; strictly between the two."""
+    """Return where the need should be met, rounded to the side that fits and strictly between both ends."""
     low, high = sorted((good.at + 1, bad.at - 1) if good.at < bad.at else (good.at - 1, bad.at + 1))
     if not math.isfinite(bad.shortage):
         return (low + high) // 2
@@ -135,7 +137,7 @@ Counted = Callable[[int], tuple[Edit, ...]]
 
 @dataclass
 class Effort:
-    """What was done for a scenario and all that come of it."""
+    """The work that a search took, for a scenario and all that were made of it."""
 
     tried: dict[str, None] = field(default_factory=dict)
     """Changes in words, in the order of the first time."""
@@ -216,30 +218,30 @@ class Evaluator:
 
     @property
     def strategy(self) -> Strategy:
-        """That of the scenario as it is."""
+        """The strategy of the scenario as it is."""
         return self.scenario.scenario.strategy
 
     @property
     def workload(self) -> Workload:
-        """The same of its work."""
+        """The workload of the scenario as it is."""
         return self.scenario.scenario.workload
 
     @cached_property
     def plan(self) -> Plan:
-        """That of the scenario as it is."""
+        """The plan of the scenario as it is."""
         return self.scenario.plan()
 
     def changed_by(self, *edits: Edit) -> Evaluator:
-        """The scenario so changed, to be changed further. Raises InputError."""
+        """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""
         return Evaluator(self.scenario.edited(*edits), self.effort)
 
     def needs(self, *edits: Edit) -> tuple[TierUse, ...] | None:
-        """What each tier must hold with these changes; None if they are refused."""
+        """Return what each tier must hold with these edits; None if they are refused."""
         known = self._counted(*edits)
         return None if isinstance(known, str) else known
 
     def refusal(self, *edits: Edit) -> str:
-        """Why these changes are refused; empty if they are not."""
+        """Return why these edits are refused; empty if they are not."""
         known = self._counted(*edits)
         return known if isinstance(known, str) else ""
 
@@ -254,44 +256,44 @@ class Evaluator:
         return self._known[key]
 
     def shortage(self, *edits: Edit) -> float:
-        """What the tier lacks that lacks most with these changes, over what it has; infinity if they are
-        refused, 0 or less if all fit."""
+        """Return the largest shortage of a tier over its capacity; 0 or less if all fit, infinity if the
+        edits are refused."""
         uses = self.needs(*edits)
         return math.inf if uses is None else max(-use.headroom / use.capacity for use in uses)
 
     def largest(self, edits: Counted, *, start: int, most: int) -> int | None:
-        """The largest count up to ``most`` that fits; see ``largest_that_fits``."""
+        """Return the largest count up to ``most`` that fits; see ``largest_that_fits``."""
         return largest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
 
     def smallest(self, edits: Counted, *, start: int, most: int) -> int | None:
-        """The smallest count from ``start`` on that fits; see ``smallest_that_fits``."""
+        """Return the smallest count from ``start`` on that fits; see ``smallest_that_fits``."""
         return smallest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
 
     def trying(self, *words: str) -> None:
-        """Note what is tried."""
+        """Note that changes are tried, in words."""
         self.effort.tried |= dict.fromkeys(words)
 
     def bar(self, sentence: str) -> None:
-        """Note what would help, and why it cannot be."""
+        """Note a sentence about what would help, and why it cannot be."""
         self.effort.barred |= {sentence: None}
 
     # -- edits ----------------------------------------------------------------------------------
 
     def named(self, profile: str) -> str:
-        """A profile ``kind/id`` as the scenario names it in its section ``profiles``."""
+        """Return a profile ``kind/id`` as the scenario names it in its section ``profiles``."""
         return spelled(self.scenario.document.data.get("profiles") or {}, profile)
 
     def model(self, key: str, value: Any) -> Edit:
-        """The model with another value of one of its keys."""
+        """Return the edit that gives the model another value of one of its keys."""
         said = self.scenario.document.data["model"]
         if isinstance(said, str):  # a name alone has no keys
             return Edit(("model",), {"name": said, key: value})
         return Edit(("model", key), value)
 
     def batch(self, count: int) -> tuple[Edit, ...]:
-        """So many sequences at a time."""
+        """Return the edits for so many sequences at a time."""
         return (Edit.at("workload.batch_size", count), *self.strategy.release_fixed_batch("batch_size"))
 
     def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
-        """Over so many hosts, with so many GPUs used on each."""
+        """Return the edits for so many hosts, with so many GPUs used on each."""
         return (Edit(("nodes",), nodes), *self.strategy.spread(nodes * per_node))

@@ -44,7 +44,7 @@ _TIME = re.compile(r" (s|ms|us|ns|min|h|d)$")
 
 
 class SensitivityRow(NamedTuple):
-    """One number and the result without and with more of it."""
+    """One number of a profile, and the time with less and with more of it."""
 
     number: Number
     low: float | None
@@ -64,7 +64,7 @@ class SensitivityRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The numbers on which a result hangs, the largest first."""
+    """The numbers that decide a result, the most important first."""
 
     result: SimulationResult
     """As it is."""
@@ -78,14 +78,14 @@ class Sensitivity:
     """Numbers that were not tried: what the work does not use, and what only decides what fits."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, times [s] are those of ``metric``."""
+        """Return everything as plain values; times [s] are those of ``metric``."""
         return {
             **by_name(self.result, "unit metric=compared_by unit_s=compared_s"),
             **by_name(self, "change without_effect left_out rows"),
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per number: profile, key, value, origin, source, low_s, high_s, elasticity, swing."""
+        """Return a row per number: profile, key, value, origin, source, low_s, high_s, elasticity, swing."""
         import pandas as pd
 
         columns = ["profile", "key", "value", "origin", "source", "low_s", "high_s", "elasticity", "swing"]
@@ -121,7 +121,7 @@ def sensitivity(
 
 
 class _End(NamedTuple):
-    """What comes of changing a number in one direction."""
+    """The result of changing a number in one direction."""
 
     time: float
     """[s], ``SimulationResult.compared_by``."""
@@ -130,7 +130,7 @@ class _End(NamedTuple):
 
 
 def _end(evaluator: Evaluator, number: Number, factor: float) -> _End | None:
-    """None where the number cannot be so."""
+    """Simulate with a number times ``factor``; None where the number cannot be so."""
     found = scaled(number, factor)
     if found is None:
         return None
@@ -167,7 +167,7 @@ ASSUMED = {"estimate": 0.30, "spec": 0.05, "measured": 0.03}
 
 
 class Doubt(NamedTuple):
-    """What is not known for sure, and what that means for the result."""
+    """An input that is not known for sure, and what that means for the result."""
 
     profile: str
     keys: tuple[str, ...]
@@ -193,31 +193,31 @@ class Uncertainty:
 
     @property
     def of_inputs(self) -> float:
-        """All doubts about inputs together, relative to the time."""
+        """Uncertainty from all inputs together, relative to the time."""
         return hypot(*(doubt.contribution for doubt in self.doubts))
 
     @property
     def relative(self) -> float:
-        """Error of the model and doubts about inputs together, relative to the time."""
+        """Uncertainty from the model's error and all inputs together, relative to the time."""
         return hypot(self.confidence.relative_error, self.of_inputs)
 
     @property
     def low(self) -> float:
-        """[s]"""
+        """Lower end of the range [s]."""
         return self.time / (1 + self.relative)
 
     @property
     def high(self) -> float:
-        """[s]"""
+        """Upper end of the range [s]."""
         return self.time * (1 + self.relative)
 
     @property
     def largest(self) -> tuple[Doubt, ...]:
-        """The three inputs that make most of it."""
+        """The three inputs that contribute most."""
         return self.doubts[:3]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return everything as plain values."""
         return {
             **by_name(self, "unit metric unit_s=time low_s=low high_s=high relative"),
             "of_model": self.confidence.relative_error,
@@ -253,7 +253,7 @@ def uncertainty(found: Sensitivity) -> Uncertainty:
 
 
 def _doubt(rows: Iterable[SensitivityRow]) -> Doubt:
-    """One of several rows of one estimate, the largest first."""
+    """Return what the rows of one estimate come to together, the most important key first."""
     rows = sorted(rows, key=lambda row: -abs(row.elasticity))
     moved = sum(row.elasticity * _uncertain(row.number) for row in rows)
     first = rows[0].number
@@ -261,7 +261,8 @@ def _doubt(rows: Iterable[SensitivityRow]) -> Doubt:
 
 
 def _uncertain(number: Number) -> float:
-    """Relative uncertainty of a number; none of counts (lanes, NUMA nodes), which are right or wrong."""
+    """Return the relative uncertainty of a number; 0 for counts (lanes, NUMA nodes), which are right or
+    wrong."""
     if number.text.isdecimal():
         return 0.0
     return max(ASSUMED[number.origin], number.residual or 0.0)
@@ -269,7 +270,7 @@ def _uncertain(number: Number) -> float:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Answers that take more simulations than the result itself."""
+    """Everything that explains one result and takes more simulations than the result itself."""
 
     sensitivity: Sensitivity
     uncertainty: Uncertainty
@@ -277,14 +278,14 @@ class Explanation:
     """None where no storage is used."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return everything as plain values."""
         return by_name(self, "sensitivity uncertainty storage")
 
 
 def explain(
     scenario: LoadedScenario, *, progress: Progress | None = None, evaluator: Evaluator | None = None
 ) -> Explanation:
-    """Explain the result of a scenario; InputError where it does not fit."""
+    """Explain the result of a scenario. Raises InputError where it does not fit."""
     evaluator = evaluator or Evaluator(scenario)
     found = sensitivity(scenario, progress=progress, evaluator=evaluator)
     storage = storage_curve(scenario, progress=progress, evaluator=evaluator)

@@ -30,7 +30,7 @@ Kind = Callable[[Evaluator], Iterator[Change]]
 
 
 def enough(evaluator: Evaluator, step: Change) -> Iterator[Change]:
-    """The change, if everything fits with it."""
+    """Yield the change with the memory that it leaves, if everything fits with it."""
     uses = evaluator.needs(*step.edits)
     if uses is not None and all(use.fits for use in uses):
         yield step._replace(uses=uses)
@@ -44,19 +44,19 @@ def _lacking(evaluator: Evaluator) -> list[TierUse]:
 
 
 def tiers(evaluator: Evaluator) -> Iterator[Change]:
-    """Every other tier that is large enough, the smallest first."""
+    """Yield, for each tier, the first placement on it that is enough; the smallest tiers first."""
     for steps in evaluator.strategy.moves(evaluator.plan):
         yield from _first(evaluator, steps, *(step.words for step in steps if step.kind == "tier"))
 
 
 def stages(evaluator: Evaluator) -> Iterator[Change]:
-    """States divided among more ranks."""
+    """Yield the first stage that divides the states among enough ranks."""
     steps = tuple(evaluator.strategy.stages(evaluator.plan))
     yield from _first(evaluator, steps, *(step.words for step in steps))
 
 
 def _first(evaluator: Evaluator, steps: Iterable[Change], *words: str) -> Iterator[Change]:
-    """The first that is enough; ``words`` are what is tried."""
+    """Yield the first change that is enough; ``words`` say what is tried."""
     evaluator.trying(*words)
     yield from islice((change for step in steps for change in enough(evaluator, step)), 1)
 
@@ -65,7 +65,7 @@ def _first(evaluator: Evaluator, steps: Iterable[Change], *words: str) -> Iterat
 
 
 def settings(evaluator: Evaluator) -> Iterator[Change]:
-    """Settings that the parts of what is too large name as their remedies.
+    """Yield settings that the memory terms of a tier that is too small name as their remedies.
 
     A setting is left out where the parts that name it are smaller than what lacks.
     """
@@ -100,12 +100,12 @@ def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
 
 
 def _each(evaluator: Evaluator) -> str:
-    """What a batch is of, where every GPU has its own."""
+    """Return what the batch counts, where every GPU has its own."""
     return " on each GPU" if evaluator.strategy.replicas == evaluator.strategy.gpus else ""
 
 
 def batch(evaluator: Evaluator) -> Iterator[Change]:
-    """The largest batch that fits; in training also as many sequences a step in more micro-steps."""
+    """Yield the largest batch that fits; in training also as many sequences in more micro-steps."""
     workload = evaluator.workload
     if isinstance(workload, Checkpointing) or workload.batch_size == 1:
         return
@@ -130,7 +130,7 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def context(evaluator: Evaluator) -> Iterator[Change]:
-    """The longest sequences that fit; of prompt and output the longer one is cut."""
+    """Yield the longest sequences that fit; of prompt and output the longer one is cut."""
     workload = evaluator.workload
     if isinstance(workload, Checkpointing):
         return
@@ -152,7 +152,7 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
-    """16 instead of 32 bit; frozen weights in 4 bit where adapters are trained."""
+    """Yield 16 instead of 32 bit, and 4-bit frozen weights where adapters are trained."""
     for step in (*_halved(evaluator), *evaluator.strategy.precisions()):
         yield from _first(evaluator, [step], step.words)
 
@@ -163,13 +163,13 @@ def _halved(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def adapters(evaluator: Evaluator) -> Iterator[Change]:
-    """LoRA in place of all weights, which trains something else; then with frozen weights in 4 bit."""
+    """Yield LoRA in place of all weights, which trains something else; then with frozen weights in 4 bit."""
     steps = tuple(adapters_of(evaluator))
     yield from _first(evaluator, steps, *(step.words for step in steps))
 
 
 def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
-    """Adapters in place of the model, in training."""
+    """Return the changes that train adapters in place of the model; none but in training."""
     trains = isinstance(evaluator.workload, Training)
     return evaluator.strategy.adapters(evaluator.scenario.model) if trains else iter(())
 
@@ -178,7 +178,7 @@ def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def gpus(evaluator: Evaluator) -> Iterator[Change]:
-    """More of the GPUs that the machines have."""
+    """Yield the smallest number of GPUs of the machines that is enough."""
     if isinstance(evaluator.workload, Checkpointing):
         return  # it is as large on however many
     strategy = evaluator.strategy
@@ -191,7 +191,7 @@ def gpus(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def machines(evaluator: Evaluator) -> Iterator[Change]:
-    """More machines, with as many ranks on each."""
+    """Yield the smallest number of machines that is enough, with as many ranks on each."""
     machine, used = evaluator.scenario.machine, evaluator.strategy.gpus
     now, each = machine.nodes_of(used), machine.ranks_per_node(used)
     if isinstance(evaluator.workload, Checkpointing):
@@ -207,7 +207,7 @@ def machines(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def capacity(evaluator: Evaluator) -> Iterator[Change]:
-    """More host memory, more drives, larger storage: everything that lacks at once."""
+    """Yield more host memory, drives and larger storage for all tiers that are too small, as one change."""
     words: list[str] = []
     edits: list[Edit] = []
     for use in _lacking(evaluator):
@@ -223,7 +223,7 @@ def capacity(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
-    """More host memory, as far as the board takes it."""
+    """Return more host memory, in words and as an edit; None where its board does not take enough."""
     host = evaluator.scenario.machine.host
     size = -(-use.needed // _MODULE) * _MODULE
     has, needed = (format_bytes(each, binary=True) for each in (use.capacity, use.needed))
@@ -256,7 +256,8 @@ def _storage(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
 
 
 def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Edit] | None:
-    """More drives in an array; those of RAID10 come in pairs."""
+    """Return more drives in an array, in words and as an edit; those of RAID10 come in pairs. None if none
+    are enough."""
     array = target.array
     assert array is not None
     pair = 2 if array.level == 10 else 1
@@ -282,7 +283,7 @@ BOUGHT = {"gpus", "machines", "capacity"}
 
 
 def first_steps(evaluator: Evaluator) -> Iterator[Change]:
-    """What may be the first of several changes, each as far as it goes, the smaller ones first."""
+    """Yield what may be the first of several changes, each as far as it goes, the smaller changes first."""
     workload = evaluator.workload
     yield from _halved(evaluator)
     if isinstance(workload, Training) and not workload.gradient_checkpointing:
@@ -305,7 +306,8 @@ _PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 60, 30, 40, 20
 
 
 def smallest_changes(scenario: LoadedScenario) -> tuple[Change, ...]:
-    """Of each kind of change the smallest that makes the scenario fit; several at once where none does alone.
+    """Return the smallest change of each kind that makes the scenario fit, and combinations where no single
+    one does.
 
     Every change was tried on the scenario. Empty if it fits as it is, or if nothing that was tried helps.
     Adapters, which train something else, come last. Raises InputError for what DeepSpeed would refuse.
@@ -314,7 +316,7 @@ def smallest_changes(scenario: LoadedScenario) -> tuple[Change, ...]:
 
 
 def search_changes(scenario: LoadedScenario) -> Remedies:
-    """The same, and what was tried."""
+    """Return the same as ``smallest_changes``, and what was tried."""
     if all(use.fits for use in memory_footprint(scenario)):
         return Remedies((), ())
     evaluator = Evaluator(scenario)
@@ -335,7 +337,7 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
 
 
 def _of_several(evaluator: Evaluator) -> list[Change]:
-    """Pairs; threes where no pair is enough without buying something."""
+    """Return pairs of changes, and threes where no pair is enough without a purchase."""
     steps = list(first_steps(evaluator))
     pairs = _first_of(_pairs(evaluator, steps, KINDS[2:], most=_PAIRS))
     if not all(map(_is_bought, pairs)):
@@ -348,7 +350,7 @@ def _is_bought(change: Change) -> bool:
 
 
 def _parts(change: Change) -> int:
-    """How many kinds of changes it is made of."""
+    """Return the number of kinds of changes after the first."""
     return change.kind.count(" + ")
 
 
@@ -359,7 +361,7 @@ def _first_of(found: Iterator[Change]) -> list[Change]:
 def _pairs(
     evaluator: Evaluator, steps: Iterable[Change], kinds: Sequence[Kind], *, most: int
 ) -> Iterator[Change]:
-    """Changes that go as far as they can, each with the first that then is enough; ``most`` are planned."""
+    """Yield each step together with the first change that is then enough; at most ``most`` plans are made."""
     before = evaluator.effort.planned
     for step in steps:
         if evaluator.effort.planned - before >= most:
@@ -382,7 +384,7 @@ def _pairs(
 
 
 def _threes(evaluator: Evaluator, both: Iterable[tuple[Change, Change]], *, most: int) -> Iterator[Change]:
-    """Two changes that go as far as they can, with the first setting or length that then is enough."""
+    """Yield two steps together with the first setting, length or precision that is then enough."""
     steps = (one.with_(other) for one, other in both if not _same_keys(one, other))
     return _pairs(evaluator, steps, (settings, context, precision), most=most)
 

@@ -58,7 +58,7 @@ class Largest(NamedTuple):
     """[elements] of the model of so many layers."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON; ``set`` is what ``--set`` takes."""
+        """Return everything as plain values; ``set`` is what ``--set`` takes."""
         return {
             **by_name(self, "name model platform target ranks"),
             **by_name(self, "batch_size=batch context num_hidden_layers=layers made_for parameters"),
@@ -109,13 +109,13 @@ def _limit(evaluator: Evaluator, change: Callable[[int], tuple[Edit, ...]], *, n
 
 
 def _longer(tokens: Limit, output: int) -> Limit:
-    """Of prompt and output what was found for the prompt."""
+    """Return the limit of prompt and output together, from the limit of the prompt."""
     most = None if tokens.most is None else tokens.most + output
     return Limit(tokens.now + output, most, tokens.reaches + output, tokens.edits)
 
 
 class MachineCount(NamedTuple):
-    """Machines for a model whose states are on one tier."""
+    """The number of machines for a model whose states are on one tier."""
 
     tier: str
     """"hbm" without offload."""
@@ -126,7 +126,7 @@ class MachineCount(NamedTuple):
 
 
 class MachinesNeeded(NamedTuple):
-    """How many machines of one platform a scenario's work needs, all of their GPUs at work."""
+    """The number of machines of one platform that a scenario's work needs, with all of their GPUs at work."""
 
     name: str
     model: str
@@ -146,11 +146,11 @@ class MachinesNeeded(NamedTuple):
 
     @property
     def by_rule(self) -> int:
-        """Machines whose GPUs hold ``states`` and nothing else."""
+        """Number of machines whose GPUs hold ``states`` and nothing else."""
         return -(-self.states // self.hbm)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values."""
         return by_name(self, "name model work platform gpus hbm_bytes=hbm states_bytes=states by_rule counts")
 
 
@@ -205,7 +205,7 @@ def _states(scenario: LoadedScenario) -> int:
 
 
 def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
-    """By trying: a need that is divided falls with the number of machines."""
+    """Count machines by trying: a need that is divided falls with the number of machines."""
     try:
         moved = scenario.edited(
             *scenario.scenario.strategy.retarget(_wholly(scenario, tier), scenario.machine)
@@ -228,7 +228,7 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
 
 
 def _wholly(scenario: LoadedScenario, tier: str) -> Placement:
-    """As much as the strategy can have on a tier: weights and optimizer, or the one that may be there."""
+    """Return the placement with as much on a tier as the strategy can have there."""
     whole = Placement(tier, tier if isinstance(scenario.scenario.workload, Training) else None)
     listed = scenario.scenario.strategy.placements(scenario.machine)
     if whole.optimizer is None or whole in listed:
@@ -238,7 +238,8 @@ def _wholly(scenario: LoadedScenario, tier: str) -> Placement:
 
 
 def _why(evaluator: Evaluator, tried: Mapping[int, tuple[Edit, ...]]) -> str:
-    """What is too small with most machines, or with one where more are refused; why more are refused."""
+    """Return what is too small with the most machines, or with one where more are refused, and why they are
+    refused."""
     told = []
     for nodes, edits in sorted(tried.items(), key=lambda one: -one[0]):
         uses = evaluator.needs(*edits)

@@ -36,7 +36,7 @@ _AS_IT_IS = Change(_KIND, "")
 
 
 class Dimension(NamedTuple):
-    """Something to choose."""
+    """One thing to choose when hardware is bought, with its choices."""
 
     name: str
     choices: tuple[Change, ...]
@@ -44,7 +44,7 @@ class Dimension(NamedTuple):
 
 
 def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[Dimension, ...]:
-    """The catalogue for the work of a scenario on a platform; None is its own.
+    """Return what can be chosen for the work of a scenario on a platform; None means its own platform.
 
     Raises InputError for an unknown platform.
     """
@@ -72,7 +72,7 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
 
 
 def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
-    """All GPUs of one machine of another platform."""
+    """Return the edits that use all GPUs of one machine of another platform."""
     nodes = (Edit.at("nodes", 1),) if scenario.scenario.nodes > 1 else ()
     return *scenario.scenario.strategy.spread(gpus), *nodes
 
@@ -83,7 +83,8 @@ def _memory(host: str, size: int) -> Change:
 
 
 def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Change]:
-    """As it is, every tier that the platform has, arrays of any number of drives, and shared storage."""
+    """Yield the storage as it is, every tier of the platform, arrays of any number of drives, and shared
+    storage."""
     if not scenario.scenario.strategy.uses_storage:
         yield _AS_IT_IS
         return
@@ -117,7 +118,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
 
 
 def _arrays(costs: CostList) -> Iterator[Raid]:
-    """Arrays of drives that are sold; of those that differ in the number of drives alone the first."""
+    """Yield the arrays whose drives are sold, one of those that differ only in the number of drives."""
     seen = set()
     for array in shipped("raid", Raid):
         key = (array.level, array.drive, array.name.partition("(")[2])
@@ -127,7 +128,8 @@ def _arrays(costs: CostList) -> Iterator[Raid]:
 
 
 def _attached(platform: Platform) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where local drives go, as others do, else at the CPU; and the most adapters that storage has."""
+    """Return where local drives are attached (by default at the CPU), and the largest set of adapters that
+    storage uses."""
     tiers = platform.profile.tiers.values()
     local = max((tier.at for tier in tiers if tier.at), key=len, default=("cpu",))
     return local, max((tier.through for tier in tiers if tier.through), key=len, default=())
@@ -138,11 +140,12 @@ def _tier(content: dict[str, Any]) -> Edit:
 
 
 def _with_tier(machine: Machine, kind: TierKind) -> Machine:
-    """The machine with the tier that a choice adds, of which only the kind counts."""
+    """Return the machine with the tier that a choice adds; only its kind matters."""
     return replace(machine, tiers={**machine.tiers, _TIER: Tier(_TIER, kind, 0, _TIER)})
 
 
 def _moved(scenario: LoadedScenario, tier: str, machine: Machine) -> tuple[Edit, ...]:
-    """Weights, and in training the optimizer with them where it is on storage, put into a tier."""
+    """Return the edits that put the weights into a tier, and in training the optimizer, too, if it is on
+    storage now."""
     stored = scenario.places[1] in scenario.machine.wiring.targets
     return scenario.scenario.strategy.retarget(Placement(tier, tier if stored else None), machine)

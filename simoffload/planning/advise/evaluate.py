@@ -32,7 +32,7 @@ WORTH = 1.005
 
 @dataclass(frozen=True, kw_only=True)
 class Tried(Evaluated):
-    """A change, simulated."""
+    """A change that was simulated, with what it gains and what it costs."""
 
     change: Change
     gain: float | None
@@ -72,12 +72,12 @@ class Advice:
 
     @property
     def helping(self) -> tuple[Tried, ...]:
-        """Those that gain."""
+        """The changes that gain, the largest gain first."""
         return tuple(one for one in self.tried if one.gain is None or one.gain >= WORTH)
 
     @property
     def by_cost(self) -> tuple[Tried, ...]:
-        """Those that gain and cost something, the most gain for the money first."""
+        """The changes that gain and cost something, the largest gain for the money first."""
         paid = [one for one in self.helping if one.gain_per_cost is not None]
         return tuple(sorted(paid, key=lambda one: -(one.gain_per_cost or 0.0)))
 
@@ -141,7 +141,8 @@ def advise(
 
 
 def _together(tried: Sequence[Tried]) -> Change | None:
-    """All settings that gain by themselves at once, of each key the best; None where that is one or none."""
+    """Return all settings that gain alone as one change, the best of each key; None if that is one setting or
+    none."""
     helping = [one for one in tried if one.change.kind == "setting" and (one.gain or 0.0) >= WORTH]
     best: dict[Location, Edit] = {}
     for one in sorted(helping, key=lambda one: one.gain or 0.0):
@@ -153,7 +154,7 @@ def _together(tried: Sequence[Tried]) -> Change | None:
 
 
 def _extra(now: Economics, then: Economics) -> float | None:
-    """What has to be bought: line by line what one bill has more than the other; nothing is given back.
+    """Return the price of what has to be bought: the sum of what each line of one bill exceeds the other by.
 
     What has no price does not matter where both bills have as much of it.
     """
@@ -180,7 +181,8 @@ _LONGEST_NAME = 200
 
 
 def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
-    """Texts by file name: every change that helps, the best purchase and the front of a search.
+    """Return the files to write, by name: every change that helps, the best purchase, and the front of a
+    search.
 
     A scenario that refers to files of its own needs ``user_files`` beside it.
     """
@@ -200,7 +202,8 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
 
 
 def _scenario(base: LoadedScenario, found: Evaluated, words: str) -> str:
-    """What was simulated with all settings of DeepSpeed, but the batch, which the workload says."""
+    """Return a scenario file of what was simulated, with all settings of DeepSpeed but the batch, which the
+    workload sets."""
     name = f"{base.name}: {words}"[:_LONGEST_NAME]
     edits = [Edit.at("name", name), Edit.at("description", f"{base.name} with {words}.")]
     exported = found.result.provenance.exports.get(FILE)
@@ -211,7 +214,7 @@ def _scenario(base: LoadedScenario, found: Evaluated, words: str) -> str:
 
 
 def user_files(scenarios: Iterable[LoadedScenario]) -> dict[str, Path]:
-    """The user's own files that scenarios of one folder need, by where they lie in it."""
+    """Return the user's own files that scenarios of one folder need, by their path in it."""
     found: dict[str, Path] = {}
     for scenario in scenarios:
         root = scenario.document.root

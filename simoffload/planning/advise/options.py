@@ -38,7 +38,7 @@ _FASTER_THREAD = 1.25
 
 
 def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
-    """Everything that is tried, each key once, without what changes nothing."""
+    """Return all changes to try, each key once, without those that change nothing."""
     found: dict[str, Change] = {}
     for option in _options(scenario, result, costs):
         if scenario.changed(*option.edits).data != scenario.document.data:
@@ -68,7 +68,7 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
 
 
 def _direct(scenario: LoadedScenario, tier: str) -> bool:
-    """Whether GPUs and storage of weights are known to have GPUDirect Storage."""
+    """Return whether the GPUs and the storage of the weights are known to have GPUDirect Storage."""
     said, target = scenario.machine.accelerator.gpudirect_storage, scenario.machine.wiring.targets.get(tier)
     return said is not None and said.value and target is not None and target.has_rdma
 
@@ -82,7 +82,7 @@ def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: in
 
 
 def workloads(scenario: LoadedScenario) -> Iterator[Change]:
-    """More work at a time."""
+    """Yield larger batches, and in training more micro-steps."""
     work = scenario.scenario.workload
     if isinstance(work, Checkpointing):
         return
@@ -101,8 +101,7 @@ def workloads(scenario: LoadedScenario) -> Iterator[Change]:
 
 
 def remedies(scenario: LoadedScenario) -> Iterator[Change]:
-    """What ``fit`` would change, of each kind the least; other places only where they are no options
-    anyway."""
+    """Yield what ``fit`` would change, the smallest change of each kind."""
     alone = not scenario.scenario.strategy.uses_storage
     for number, one in enumerate(smallest_changes(scenario), start=1):
         if one.kind == "tier" and not alone:
@@ -115,7 +114,7 @@ def remedies(scenario: LoadedScenario) -> Iterator[Change]:
 
 
 def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
-    """What lies in one tier put into another one: weights, checkpoints, in training the optimizer, too."""
+    """Yield other tiers for the weights or checkpoints, and in training for the optimizer."""
     strategy, machine = scenario.scenario.strategy, scenario.machine
     for placement in _placements(scenario, tiers):
         try:
@@ -127,7 +126,7 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
 
 
 def resident(scenario: LoadedScenario) -> Iterator[Change]:
-    """A whole copy in each GPU, without what divides the states now."""
+    """Yield a whole copy of the weights in each GPU, in place of what divides them now."""
     strategy = scenario.scenario.strategy
     with suppress(PlacementError):
         if edits := strategy.resident():
@@ -136,7 +135,7 @@ def resident(scenario: LoadedScenario) -> Iterator[Change]:
 
 
 def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
-    """Where the work is not yet."""
+    """Yield the placements that differ from the present one."""
     names = scenario.machine.tiers
     if not isinstance(scenario.scenario.workload, Training):
         yield from (Placement(tier) for tier in names if tier not in tiers)
@@ -148,8 +147,8 @@ def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Plac
 
 
 def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
-    """Twice the host memory, or all that its board takes, alone, and with the weights in it where they do not
-    fit as it is."""
+    """Yield twice the host memory (or as much as its board takes), and the same with the weights moved into
+    it."""
     host = scenario.machine.host
     has, most = host.memory_capacity.value, host.memory_maximum
     more = 2 * has if most is None else max(has, min(2 * has, most.value))
@@ -176,13 +175,14 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
 
 
 def takes_drives(platform: Platform, costs: CostList) -> bool:
-    """Whether one can put drives into it: not into a machine that is only rented, whose own nobody sells."""
+    """Return whether drives can be added: not to a machine that is only rented, whose own drives nobody
+    sells."""
     own = (target.drive for target in platform.targets.values())
     return all(costs.sold(f"drive/{drive.id}") for drive in own if drive is not None)
 
 
 def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Change]:
-    """One more drive, twice as many, and faster ones."""
+    """Yield one more drive, twice as many, and faster ones."""
     target, where = platform.targets[tier], platform.profile.tiers[tier].at
     if target.drive is None or where is None or not takes_drives(platform, costs):
         return
@@ -204,7 +204,7 @@ def _more(tier: str, target: Target, where: tuple[str, ...], array: Raid) -> Ite
 def _faster(
     platform: Platform, tier: str, target: Target, where: tuple[str, ...], known: Sequence[Drive]
 ) -> Iterator[Change]:
-    """As many of faster drives, the fastest in these slots first."""
+    """Yield as many faster drives, those first that are fastest in the slots of this machine."""
     assert target.drive is not None
     slots = [platform.slots[vertex] for vertex in where]
     rates, found = {one.id: _rate(one, _own_side(one), slots) for one in known}, 0
@@ -228,20 +228,20 @@ def _faster(
 
 
 def _rate(drive: Drive, plug: Plug | None, slots: Sequence[Pcie | None]) -> int:
-    """[B/s] that a drive reads in the slowest of some slots."""
+    """Return the rate [B/s] at which a drive reads in the slowest of some slots."""
     assert plug is not None
     return min(drive.read.value, *(plug.within(slot).payload_rate for slot in slots))
 
 
 def _own_side(drive: Drive) -> Plug:
-    """How a shipped drive is plugged in."""
+    """Return the PCIe connector of a shipped drive."""
     pcie = load_profile("pcie", drive.pcie.profile)
     assert isinstance(pcie, Pcie)
     return Plug(pcie, drive.pcie.lanes.value)
 
 
 def shipped(kind: str, model: type[P]) -> Iterator[P]:
-    """All shipped profiles of a kind, which are of a class."""
+    """Yield all shipped profiles of a kind. Raises AssertionError for one of another class."""
     for one in list_profiles(kind):
         profile = load_profile(kind, one.id)
         assert isinstance(profile, model)
@@ -249,7 +249,8 @@ def shipped(kind: str, model: type[P]) -> Iterator[P]:
 
 
 def _striped(drive: str, *, like: Raid | None = None) -> Raid | None:
-    """A shipped array of such drives, of the level of another one, or RAID0."""
+    """Return a shipped array of a drive with the RAID level of another array, or RAID0; None if there is
+    none."""
     level = like.level if like is not None else 0
     return next((one for one in shipped("raid", Raid) if (one.drive, one.level) == (drive, level)), None)
 
@@ -262,7 +263,7 @@ def _array(tier: str, array: Raid, where: tuple[str, ...], number: int) -> tuple
 
 
 def systems(platform: Platform, tier: str) -> Iterator[Change]:
-    """A second filesystem appliance, joined to the first."""
+    """Yield a second filesystem appliance beside the first."""
     target = platform.targets[tier]
     if target.kind == "pfs":
         number = target.systems + 1
@@ -272,7 +273,7 @@ def systems(platform: Platform, tier: str) -> Iterator[Change]:
 
 
 def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Change]:
-    """Twice the ports, or faster ones, on the way to a remote tier, at the narrower end of it.
+    """Yield twice as many ports, or faster ones, at the narrower end of the way to a remote tier.
 
     The ends are the adapters of the hosts and the ports of the server, where its profile has them; ends that
     carry as much as each other change together.
@@ -320,7 +321,7 @@ def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterato
 
 
 def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Change]:
-    """What a server's own adapters cost is in no list: they come with it."""
+    """Yield more and faster ports of the server; no list of prices has them, as they come with it."""
     target, number = platform.targets[tier], 2 * server.number
     profile = f"{target.kind}/{target.id}"
     changed = [Edit(("profiles", profile, "links"), number)]
@@ -336,20 +337,20 @@ def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Change]
 
 
 def _wired(platform: Platform, tier: str, **other: Any) -> dict[str, Any]:
-    """A tier as it is wired, but for something."""
+    """Return a tier as the platform wires it, with some of its keys changed."""
     now = platform.profile.tiers[tier].model_dump(exclude_none=True)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in (now | other).items()}
 
 
 def _next_nic(now: Nic) -> Nic | None:
-    """The next faster adapter of the same network."""
+    """Return the next faster adapter of the same kind of network; None if there is none."""
     same = [one for one in shipped("nic", Nic) if one.id.endswith("gbe") == now.id.endswith("gbe")]
     faster = (one for one in same if one.link_rate.value > now.link_rate.value)
     return min(faster, key=lambda one: one.link_rate.value, default=None)
 
 
 def cables(scenario: LoadedScenario) -> Iterator[Change]:
-    """The next generation of PCIe in slots and switches, where the GPUs have it and their slots do not."""
+    """Yield the next generation of PCIe for slots and switches that are slower than the GPUs in them."""
     platform = scenario.platform()
     own, now = platform.gpu.pcie, platform.gpu_plug.pcie
     known = [one for one in shipped("pcie", Pcie) if one.id.startswith("gen")]
@@ -365,7 +366,7 @@ def cables(scenario: LoadedScenario) -> Iterator[Change]:
 
 
 def processors(scenario: LoadedScenario) -> Iterator[Change]:
-    """A CPU that is faster on one thread: every cost of the host thread shorter."""
+    """Yield a CPU that is faster on one thread, which shortens every cost of the host thread."""
     host = scenario.machine.host
     changed = []
     for section in ("deepspeed", "training"):

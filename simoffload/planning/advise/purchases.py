@@ -34,7 +34,7 @@ _EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
 
 
 class ServiceLevel(NamedTuple):
-    """A metric and its limit."""
+    """A metric and the limit that it has to keep."""
 
     metric: str
     limit: float
@@ -48,11 +48,11 @@ class ServiceLevel(NamedTuple):
         return f"{self.metric} at most {format_seconds(self.limit)}"
 
     def kept(self, result: SimulationResult) -> bool:
-        """Whether a result keeps it; one that has no such metric does not."""
+        """Return whether a result keeps the limit; a result without this metric does not."""
         return self.missed(result) <= 1
 
     def missed(self, result: SimulationResult) -> float:
-        """How many times the limit a time is, or a rate is too small; 1 and less is kept."""
+        """Return how many times too long a time is, or too small a rate; at most 1 if the limit is kept."""
         value = result.metrics().get(self.metric)
         if not value:
             return math.inf
@@ -95,7 +95,7 @@ MOST_ON_A_GRID = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Evaluated):
-    """One purchase that works, simulated."""
+    """One purchase that was simulated."""
 
     changes: tuple[Change, ...]
     """What was chosen, one for each dimension."""
@@ -104,17 +104,17 @@ class Point(Evaluated):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What differs from the scenario as it is."""
+        """What differs from the scenario as it is, in words."""
         return tuple(one.words for one in self.changes if one.words)
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """All edits that lead to it."""
+        """All edits that lead from the scenario to this purchase."""
         return tuple(edit for one in self.changes for edit in one.edits)
 
     @property
     def purchase(self) -> float:
-        """In the list's currency; infinite where prices are missing."""
+        """Price in the list's currency; infinite where prices are missing."""
         return _purchase(self.economics)
 
     @property
@@ -138,7 +138,7 @@ def _purchase(one: Economics) -> float:
 
 @dataclass(frozen=True)
 class Search:
-    """What was found in a catalogue."""
+    """The purchases that were found in a catalogue."""
 
     points: tuple[Point, ...]
     """Everything that was simulated."""
@@ -169,7 +169,7 @@ class Search:
 
     @property
     def refused(self) -> int:
-        """Combinations that DeepSpeed or the machine refuses."""
+        """Number of combinations that DeepSpeed or the machine refuses."""
         return sum(self.refusals.values())
 
     @property
@@ -247,13 +247,13 @@ def search_catalogue(
 
 
 def _dearness(point: Point) -> float:
-    """Cost of a unit of work; endless where it is not known."""
+    """Return the cost of a unit of work; infinite where it is not known."""
     per_h = point.economics.metrics()["cost_per_h"]
     return per_h / point.rate if per_h is not None and not point.economics.missing else math.inf
 
 
 class _Run:
-    """Simulates combinations, each scenario once, and counts what falls through."""
+    """Simulates combinations, each scenario once, and counts those that have no answer."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class _Run:
         self.too_dear = self.too_large = self.combined = 0
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> Point | None:
-        """The combination of a choice in each dimension; None if it cannot be had."""
+        """Return the purchase for one choice in each dimension; None if it has no answer."""
         picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
         edits = tuple(edit for change in picked for edit in change.edits)
         self.combined += 1
@@ -283,12 +283,12 @@ class _Run:
 
     @property
     def distinct(self) -> int:
-        """Combinations of which no two come to the same."""
+        """Number of combinations, those that lead to the same scenario counted once."""
         return len(self._known)
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """What was simulated."""
+        """The purchases that were simulated."""
         return tuple(point for point in self._known.values() if point is not None)
 
     def _simulated(self, changes: tuple[Change, ...], edits: tuple[Edit, ...]) -> Point | None:

@@ -47,12 +47,12 @@ class Item(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Of its profile: "drive", "host", …; "memory"."""
+        """Kind of its profile: "drive", "host", …; or "memory"."""
         return self.key.partition("/")[0]
 
     @property
     def total(self) -> float | None:
-        """Of all of them; None without a price."""
+        """Price of all of them; None without a price."""
         if self.covered:
             return 0.0
         return self.number * self.units * self.price.value if self.price else None
@@ -64,13 +64,13 @@ class Item(NamedTuple):
 
 
 class Bill(NamedTuple):
-    """All that has to be bought."""
+    """All that has to be bought for an answer."""
 
     items: tuple[Item, ...]
 
     @property
     def total(self) -> float | None:
-        """Of everything that has a price; None if nothing has."""
+        """Sum of everything that has a price; None if nothing has."""
         known = [item.total for item in self.items if item.total is not None]
         return sum(known) if known else None
 
@@ -81,7 +81,7 @@ class Bill(NamedTuple):
 
     @property
     def by_key(self) -> dict[str, float]:
-        """Sums of what has a price."""
+        """Sums by key of what has a price."""
         found: dict[str, float] = {}
         for item in self.items:
             found[item.key] = found.get(item.key, 0.0) + (item.total or 0.0)
@@ -89,24 +89,24 @@ class Bill(NamedTuple):
 
     @property
     def prices(self) -> tuple[Figure, ...]:
-        """All that went in."""
+        """All prices that count in the sum."""
         found = (item.price for item in self.items if item.price and not item.covered)
         return tuple(dict.fromkeys(found))
 
     def paid(self, price: str) -> float:
-        """How many times a price (``Figure.what``) is paid."""
+        """Return how many times a price (``Figure.what``) is paid."""
         mine = (one for one in self.items if one.price and one.price.what == price and not one.covered)
         return sum(item.number * item.units for item in mine)
 
 
 def used_parts(scenario: LoadedScenario, result: SimulationResult) -> tuple[Part, ...]:
-    """The parts of the machine, and of its storage those tiers that must hold something."""
+    """Return the parts of the machine, and of its storage only the tiers that must hold something."""
     tiers = {"", *(use.tier for use in result.capacity)}
     return tuple(part for part in scenario.machine.parts if part.tier in tiers)
 
 
 def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Bill:
-    """What the machine and the storage in use cost.
+    """Return what the machine and the storage in use cost.
 
     Machines are bought whole, with all their GPUs. Where the list has a price of the platform, that covers
     host, GPUs, memory, adapters and local drives as the platform's file has them, and what the scenario
@@ -127,7 +127,8 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
 
 
 def _split(part: Part, has: Part) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """What of a part a machine has, and what is added; more memory is added to what is there."""
+    """Divide a part into what the machine has already and what is added; added memory comes on top of what is
+    there."""
     covered = min(part.number, has.number)
     inside, added = part._replace(number=covered), part._replace(number=part.number - covered)
     if part.key != MEMORY or part.size <= has.size:
@@ -137,7 +138,8 @@ def _split(part: Part, has: Part) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
 
 
 def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], Part]:
-    """By key and tier what comes with a platform as its file has it, without what the scenario changes."""
+    """Return, by key and tier, the parts that come with a platform as its file has it, without the scenario's
+    changes."""
     reference, root = scenario.scenario.platform, scenario.document.root
     where = root / reference if root and is_path(reference) else reference
     shipped = load_platform(where, root=root).machine(nodes=nodes).parts
@@ -153,7 +155,7 @@ def _item(part: Part, costs: CostList, count: int) -> Item:
 
 
 class Replacement(NamedTuple):
-    """Drives of a tier that last less long than the purchase is written off."""
+    """Drives of a tier that wear out before the purchase is written off."""
 
     tier: str
     price: str
@@ -170,7 +172,8 @@ class Replacement(NamedTuple):
 
 
 def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple[Replacement, ...]:
-    """For drives whose rating is used up within ``hours`` of work: price x (1 / hours they last - 1 / hours).
+    """Return the drives whose rating is used up within ``hours`` of work; each costs price x (1 / hours they
+    last - 1 / hours).
 
     Those that come with a machine have the price of their kind.
     """
@@ -192,7 +195,7 @@ _ALL_CORES = frozenset(("CPU Adam", "CPU casts and scaling"))
 
 
 class Draw(NamedTuple):
-    """What equal devices draw on average."""
+    """The average power of equal devices."""
 
     key: str
     number: float
@@ -209,7 +212,7 @@ class Draw(NamedTuple):
 
 
 class Energy(NamedTuple):
-    """Power while the work goes on, without what the site adds."""
+    """The power while the work goes on, without what the site adds."""
 
     draws: tuple[Draw, ...]
     missing: tuple[str, ...]
@@ -226,7 +229,7 @@ class Energy(NamedTuple):
 def energy(
     machine: Machine, result: SimulationResult, parts: Iterable[Part], costs: CostList
 ) -> Energy | None:
-    """Power and energy of the work; None where it does not fit."""
+    """Return the power and energy of the work; None where it does not fit."""
     work = result.spent
     total = sum(time for _, time in work)
     if not total:
@@ -244,7 +247,7 @@ def energy(
 
 
 def _busy(part: Part, one: PassResult, machine: Machine, result: SimulationResult) -> float:
-    """Fraction of a pass in which such devices are busy, on average over all of them."""
+    """Return the fraction of a pass in which the devices of a part are busy, on average over all of them."""
     if not one.time_s:
         return 0.0
     if part.kind == "accelerator":
@@ -261,5 +264,5 @@ def _busy(part: Part, one: PassResult, machine: Machine, result: SimulationResul
 
 
 def _share(one: PassResult, group: Group) -> float:
-    """Fraction of a pass in which something of a group is busy, on the rank that has most of it."""
+    """Return the fraction of a pass in which something of a group is busy, on the rank where that is most."""
     return sum(share.busy_s for share in one.shares if share.group == group) / one.time_s

@@ -50,7 +50,7 @@ FORMULAS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Economics:
-    """Money and energy of one answer; what no list knows is None, and named."""
+    """Money and energy of one answer; what no list knows is None, and is named as missing."""
 
     bill: Bill
     energy: Energy | None
@@ -72,7 +72,7 @@ class Economics:
 
     @property
     def units(self) -> int:
-        """Tokens made, or one checkpoint."""
+        """Number of tokens made, or 1 for a checkpoint."""
         return self.tokens or 1
 
     @property
@@ -87,7 +87,7 @@ class Economics:
         return tuple(dict.fromkeys((*self.bill.missing, *(f"{key} (power)" for key in power))))
 
     def metrics(self) -> dict[str, float | None]:
-        """All metrics by name: see ``FORMULAS``."""
+        """Return all metrics by name: see ``FORMULAS``."""
         pue, price = self.costs.assumption("pue").value, self.costs.assumption("electricity").value
         watts = self.energy.watts if self.energy else None
         purchase = _product(self.purchase, 1 / self.costs.hours)
@@ -118,18 +118,18 @@ class Economics:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Everything that was taken from the lists, powers apart."""
+        """All prices and assumptions that were taken from the lists, without powers."""
         assumed = (self.costs.assumption(key) for key in ("electricity", "pue", "lifetime", "utilization"))
         return (*self.bill.prices, *([self.rent] if self.rent else []), *assumed)
 
     @property
     def slips(self) -> tuple[str, ...]:
-        """About names in the list that neither a shipped profile has nor one of the machine."""
+        """Sentences about names in the list that neither a shipped profile has nor one of the machine."""
         return tuple(told for key, told in self.costs.unknown.items() if key not in self.profiles)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """About GPUs that are idle, what is missing, and prices that are old."""
+        """Sentences about idle GPUs, about what is missing, and about old prices."""
         prices = (*self.bill.prices, self.costs.assumption("electricity"))
         missing = (f"no price or power is known of {', '.join(self.missing)}: sums are too small",)
         idle = (self.idle,) if self.idle else ()
@@ -137,7 +137,7 @@ class Economics:
         return (*idle, *self.costs.remarks, *self.slips, *unknown, *self.costs.old(prices))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values."""
         return {
             "currency": self.costs.currency,
             "metrics": self.metrics(),
@@ -162,7 +162,7 @@ def _product(*factors: float | None) -> float | None:
 
 
 def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostList | None = None) -> Economics:
-    """What an answer costs by a list of prices and powers, the shipped one by default."""
+    """Return what an answer costs by a list of prices and powers, by default the shipped one."""
     known, machine = load_costs() if costs is None else costs, scenario.machine
     whole = known.rent(f"platform/{machine.platform}")
     bought = bill(scenario, result, known)
@@ -181,7 +181,7 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
 
 
 def _idle_gpus(scenario: LoadedScenario) -> str:
-    """Machines are bought whole; hosts without any rank are another matter, of which the result warns."""
+    """Return a sentence about idle GPUs of machines with work, which are bought whole; "" without any."""
     machine, strategy = scenario.machine, scenario.scenario.strategy
     gpus = strategy.gpus
     used = machine.nodes_of(gpus)
@@ -200,7 +200,7 @@ FIRST, SECOND = "all that the first buys", "all that the second buys"
 
 
 class Flip(NamedTuple):
-    """A price at which two answers come to the same."""
+    """A price at which two answers cost the same."""
 
     what: str
     """The price that is varied, all others fixed: "accelerator/l40s", "memory per GB"."""
@@ -212,14 +212,15 @@ class Flip(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """Cost of a unit of work as a function of one price: at zero, and for each unit of it."""
+    """The cost of a unit of work as a linear function of one price."""
 
     fixed: float
     slope: float
 
 
 def flips(first: Economics, second: Economics, *, electricity: bool = True) -> tuple[Flip, ...]:
-    """For each price where one of two answers pays it more often per unit of work, where both cost the same.
+    """Return the prices at which two answers cost the same, where one of them pays a price more often for a
+    unit of work.
 
     The cost of a token (or checkpoint) is (purchase / hours + worn drives + electricity per hour) x its
     time, a line in each price; without ``electricity`` it is hardware alone, as in returns on invested
@@ -241,14 +242,14 @@ def flips(first: Economics, second: Economics, *, electricity: bool = True) -> t
 
 
 def _prices(first: Economics, second: Economics) -> list[tuple[str, float]]:
-    """All prices of two answers, and the sums of each, by name."""
+    """Return all prices of two answers, and the sum of each, by name."""
     single = {figure.what: figure.value for one in (first, second) for figure in one.bill.prices}
     sums = {FIRST: first.purchase or 0.0, SECOND: second.purchase or 0.0}
     return [*single.items(), *sums.items()]
 
 
 def _line(one: Economics, what: str | Literal[True], now: float, *, electricity: bool) -> _Line | None:
-    """``what`` is a price, or True for the whole purchase; None where nothing is known."""
+    """Return the cost as a function of a price (True: the whole purchase); None where nothing is known."""
     if one.energy is None or one.purchase is None:
         return None
     hours = one.energy.time_s / 3600 / one.units
@@ -274,7 +275,7 @@ class Costed(NamedTuple):
 
     @property
     def per_unit(self) -> float | None:
-        """Cost of a token or a checkpoint, in the list's currency; None where anything has no price."""
+        """Cost of a token or a checkpoint, in the list's currency; None where a price is missing."""
         run = self.economics.metrics()["cost_per_run"]
         return None if run is None or self.economics.bill.missing else run / self.economics.units
 
@@ -297,12 +298,12 @@ class CostVerdict(NamedTuple):
         return self.ratio - 1 <= self.margin
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return everything as plain values."""
         return by_name(self, "cheapest next ratio margin flips tie")
 
 
 def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
-    """A verdict for each kind of work of which at least two answers have a cost."""
+    """Return a verdict for each kind of work of which at least two answers have a cost."""
     by_work: dict[tuple[Any, ...], list[Costed]] = {}
     for one in found:
         if one.per_unit is not None:

@@ -33,7 +33,7 @@ _FORMS = "write {choices: [1, 2, 4]} or {range: {min: 1, max: 8, step: 1}}"
 
 
 class Bound(NamedTuple):
-    """A number, or a quantity such as ``10 GB/s``."""
+    """An end or a step of a range: a number, or a quantity such as ``10 GB/s``."""
 
     value: Decimal
     unit: str
@@ -72,7 +72,7 @@ class _Section(BaseModel):
 
 
 def _one_of(*keys: str) -> ConfigDict:
-    """One of the keys is given, and null is as good as not given."""
+    """Return the JSON schema of an object that gives exactly one of some keys; null counts as not given."""
     given: list[JsonValue] = [
         {"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys
     ]
@@ -147,7 +147,7 @@ _EXACT = Context(prec=40)
 
 
 def expand(spec: RangeSection, complain: Complaint, *, most: int) -> tuple[Value, ...]:
-    """All values of a range, both ends included where the step meets them.
+    """Return all values of a range, with both ends where the step meets them.
 
     Between ends that are written as whole numbers, n gives whole numbers, each once; between 1.0 and 8.0 it
     does not. Raises what ``complain`` makes.
@@ -173,7 +173,7 @@ def expand(spec: RangeSection, complain: Complaint, *, most: int) -> tuple[Value
 
 
 def _rounded(numbers: list[Decimal], complain: Complaint) -> list[Decimal]:
-    """Whole numbers, each once."""
+    """Return whole numbers, each once."""
     between = numbers[-1] - numbers[0] + 1
     if between < len(numbers):
         low, high = numbers[0], numbers[-1]
@@ -226,7 +226,7 @@ _RANGE = re.compile(r"\s*range\s*\((.*)\)\s*", re.DOTALL)
 
 
 class Axis(NamedTuple):
-    """Something that is varied."""
+    """A path of a scenario that is varied, and its values."""
 
     name: str
     """Of its column, and in constraints: the path unless the axis has a name of its own."""
@@ -245,7 +245,7 @@ class Axis(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where an axis is written: in a file, or on the command line."""
+    """The place where an axis is written: in a file, or on the command line."""
 
     document: Document
     location: Location
@@ -257,7 +257,7 @@ class _Place(NamedTuple):
         return self.as_shown(self.document.problem(self.location, message))
 
     def as_shown(self, problem: Problem) -> Problem:
-        """A problem without a place in a file where there is none."""
+        """Return a problem without line and column where the axis is not written in a file."""
         if self.document.path != AXIS_OPTION:
             return problem
         path = str(self.location[0])
@@ -270,7 +270,7 @@ class _Place(NamedTuple):
 def axes_of(
     document: Document, location: Location, axes: dict[str, AxisSection], *, most: int
 ) -> Iterator[Axis]:
-    """The axes of a mapping at a location of a document. Raises InputError."""
+    """Yield the axes of a mapping in a document. Raises InputError."""
     for path, spec in axes.items():
         yield _axis(path, spec, _Place(document, (*location, path)), most)
 
@@ -340,6 +340,6 @@ def _text(value: Any, written: str | None) -> str:
 
 
 def same_names(axes: Sequence[Axis]) -> str | None:
-    """A name that two axes share, if there is one."""
+    """Return a name that two axes share; None if there is none."""
     names = [axis.name for axis in axes]
     return next((name for name in names if names.count(name) > 1), None)

@@ -39,11 +39,11 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many combinations there are, constraints aside."""
+        """Number of combinations, constraints aside."""
         return math.prod(len(axis.values) for axis in self.axes)
 
     def choice(self, index: int) -> Choice:
-        """Which value of each axis a combination has."""
+        """Return which value of each axis a combination has."""
         digits = []
         for axis in reversed(self.axes):
             index, digit = divmod(index, len(axis.values))
@@ -51,18 +51,18 @@ class Grid:
         return tuple(reversed(digits))
 
     def values(self, index: int) -> tuple[Any, ...]:
-        """The values of a combination, by axis."""
+        """Return the values of a combination, by axis."""
         return tuple(axis.values[i] for axis, i in zip(self.axes, self.choice(index), strict=True))
 
     def neighbourhood(self, index: int) -> Choice:
-        """A key that sorts combinations: those that differ in their workload only are next to each other, so
-        that whoever simulates them can use for one what was worked out for the other."""
+        """Return a key that sorts combinations so that those that differ only in their workload are
+        neighbours: a worker can then use for one what it worked out for another."""
         pairs = list(zip(self.axes, self.choice(index), strict=True))
         outer = [digit for axis, digit in pairs if axis.location[0] != "workload"]
         return (*outer, *[digit for axis, digit in pairs if axis.location[0] == "workload"])
 
     def document(self, index: int) -> Document:
-        """The scenario of a combination. Raises InputError for an axis that leads nowhere."""
+        """Return the scenario of a combination. Raises InputError for an axis that leads nowhere."""
         pairs = zip(self.axes, self.values(index), strict=True)
         return edited(self.base, (Edit(axis.location, value) for axis, value in pairs))
 
@@ -79,7 +79,8 @@ class Sweep:
     """What the scenarios have in common."""
 
     def combinations(self) -> Iterator[int]:
-        """The combinations that the constraints leave. Raises InputError for one that cannot be decided."""
+        """Yield the combinations that the constraints leave. Raises InputError for one that cannot be
+        decided."""
         for index in range(self.grid.size):
             choice = self.grid.choice(index) if self.holds else ()
             for text, holds in zip(self.constraints, self.holds, strict=True):
@@ -92,18 +93,18 @@ class Sweep:
                 yield index
 
     def described(self, index: int) -> str:
-        """A combination in words."""
+        """Return a combination in words."""
         texts = (axis.texts[i] for axis, i in zip(self.grid.axes, self.grid.choice(index), strict=True))
         pairs = zip(self.grid.axes, texts, strict=True)
         return ", ".join(f"{axis.name} = {shortened(text)}" for axis, text in pairs)
 
     def identity(self, index: int) -> str:
-        """The hash of a combination's scenario: the same for what cannot differ in its result."""
+        """Return a hash of a combination's scenario, equal for scenarios whose results cannot differ."""
         document = completed(self.grid.document(index), self.shelf, [])
         return self.shelf.identity(document.data, root=document.root)
 
     def description(self) -> dict[str, Any]:
-        """What is computed, as plain values; with the content of files it is what the sweep's hash is of."""
+        """Return what is computed, as plain values; the sweep's hash is of this and of all files' content."""
         data = completed(self.grid.base, self.shelf, []).data
         return {
             "version": __version__,
@@ -143,7 +144,8 @@ def define_sweep(
 
 
 def _base_of(document: Document, varied: tuple[Location, ...]) -> Document:
-    """Without the section, and without the places of what is varied, where other values will be."""
+    """Return the scenario without its section ``sweep``, and without the line numbers of the values that
+    change."""
     marks = {
         location: mark
         for location, mark in document.marks.items()
@@ -183,7 +185,7 @@ def _check_names(grid: Grid, most: int) -> None:
 
 
 def _with_config(grid: Grid, shelf: Shelf) -> Document:
-    """The base with its ds_config in place of the path where an axis reaches into it."""
+    """Return the base with the content of its ds_config in place of the path, if an axis changes it."""
     strategy = grid.base.data.get("strategy")
     reached = any(len(axis.location) > 2 and axis.location[1] == "ds_config" for axis in grid.axes)
     if not reached or not isinstance(strategy, dict) or not isinstance(strategy.get("ds_config"), str):
@@ -227,7 +229,7 @@ def _problems(grid: Grid, index: int, shelf: Shelf) -> tuple[Problem, ...]:
 
 
 def _concerns(problem: Problem, axis: Axis) -> bool:
-    """Whether a problem lies at an axis, within its values or right around it."""
+    """Return whether a problem is at an axis, within its values, or at a section around it."""
     path, key = key_path(axis.location), problem.key
     return bool(key) and (f"{key}.".startswith(f"{path}.") or f"{path}.".startswith(f"{key}."))
 
@@ -252,7 +254,7 @@ def _constraint_error(text: str, message: str) -> InputError:
 
 
 def _find(name: str, grid: Grid) -> Term:
-    """What a name stands for: an axis, something in its values, or a value of the scenario."""
+    """Return what a name stands for: an axis, something in its values, or a value of the scenario."""
     for field in ("name", "short"):
         meant = [i for i, axis in enumerate(grid.axes) if getattr(axis, field) == name]
         if len(meant) > 1:
@@ -281,7 +283,7 @@ def _find(name: str, grid: Grid) -> Term:
 
 
 def _axis_value(position: int, axis: Axis, within: tuple[str, ...]) -> Term:
-    """The value of an axis, or what its values hold below a path."""
+    """Return a function of a point: the value of an axis there, or what that holds below a path."""
 
     def inner(node: Any) -> Any:
         for part in within:
@@ -294,7 +296,7 @@ def _axis_value(position: int, axis: Axis, within: tuple[str, ...]) -> Term:
 
 @dataclass(frozen=True)
 class Points:
-    """Points by number, in the order of the grid; numbers count from 0."""
+    """The points of a sweep by number, in the order of the grid; numbers count from 0."""
 
     combination: array[int]
     """Of each point, in the grid."""
@@ -313,12 +315,12 @@ class Points:
 
     @property
     def duplicates(self) -> int:
-        """How many points are the scenario of an earlier one."""
+        """Number of points that are the scenario of an earlier one."""
         return sum(point != first for point, first in enumerate(self.first))
 
 
 def find_points(sweep: Sweep) -> Points:
-    """Go through the grid. Raises InputError where the constraints leave nothing, or cannot be decided."""
+    """Number the points of a sweep. Raises InputError where the constraints leave none."""
     combination, first = array("q"), array("q")
     known: dict[bytes, int] = {}
     hashed = hashlib.sha256(canonical(sweep.description()).encode("utf-8", "surrogatepass"))

@@ -40,7 +40,7 @@ _BATCH = 20_000
 
 @dataclass(frozen=True)
 class Table:
-    """A finished sweep, row by row."""
+    """The rows of a finished sweep."""
 
     sweep: Sweep
     points: Points
@@ -54,7 +54,7 @@ class Table:
 
     @classmethod
     def of(cls, sweep: Sweep, points: Points, journal: Journal) -> Self:
-        """The table of a journal in which every point is."""
+        """Return the table of a journal that holds every point."""
         metrics: dict[str, None] = {}
         times = Counter(points.first)
         failed = too_large = 0
@@ -66,11 +66,11 @@ class Table:
         return cls(sweep, points, journal, tuple(metrics), failed, too_large)
 
     def columns(self) -> list[str]:
-        """Names of all columns."""
+        """Return the names of all columns."""
         return ["index", *(axis.name for axis in self.sweep.grid.axes), *self.metrics, *AFTER]
 
     def rows(self, plain: Sequence[bool]) -> Iterator[list[Any]]:
-        """All rows in order; of each axis the values, if that is ``plain``, or else as they were written."""
+        """Yield all rows in order; axes that are ``plain`` as values, the others as they were written."""
         axes = [
             axis.values if as_value else axis.texts
             for axis, as_value in zip(self.sweep.grid.axes, plain, strict=True)
@@ -83,7 +83,7 @@ class Table:
             yield [point, *chosen, *map(found.get, self.metrics), *(getattr(row, name) for name in AFTER)]
 
     def all_axes(self, value: bool) -> list[bool]:
-        """``value`` for every axis."""
+        """Return ``value`` for every axis."""
         return [value] * len(self.sweep.grid.axes)
 
 
@@ -175,7 +175,7 @@ _SHARE = 8
 
 
 class Counts(NamedTuple):
-    """How far a sweep is, in scenarios that are simulated."""
+    """How far a sweep is, counted in scenarios that are simulated."""
 
     total: int
     done: int
@@ -190,7 +190,7 @@ Progress = Callable[[Counts], None]
 
 
 class Summary(NamedTuple):
-    """What a sweep came to, in points."""
+    """The outcome of a sweep, counted in points."""
 
     points: int
     duplicates: int
@@ -205,12 +205,12 @@ class Summary(NamedTuple):
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def journal_of(output: Path) -> Path:
-    """The journal that stands beside a result."""
+    """Return the path of the journal that belongs to a result."""
     return output.with_name(f"{output.name}.journal")
 
 
@@ -291,7 +291,7 @@ def run_sweep(
 
 @contextlib.contextmanager
 def _removed_if_empty(journal: Journal) -> Iterator[None]:
-    """A sweep that could not begin leaves no trace."""
+    """Remove the journal of a sweep that could not begin."""
     try:
         yield
     except BaseException:
@@ -302,7 +302,7 @@ def _removed_if_empty(journal: Journal) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pool(cluster: str | None, count: int) -> Iterator[Pool]:
-    """Yield the workers that a sweep was given, as many as it has use for."""
+    """Yield the workers of a sweep, no more than it can use."""
     if cluster is not None and count:  # nothing to do needs no cluster
         with cluster_workers(cluster, count=count) as pool:
             yield pool

@@ -43,7 +43,7 @@ _PATIENCE = 0.5  # [s] after which a task hands over what it has
 
 
 class Task(NamedTuple):
-    """Points of which a worker simulates as many as it can in a while."""
+    """Points of which a worker simulates as many as it can within a time."""
 
     points: tuple[tuple[int, int], ...]
     """(number, combination)"""
@@ -69,7 +69,8 @@ _local = threading.local()
 
 
 def check_workers_can_import() -> None:
-    """Raise InputError for strategies and families of the program that runs: workers have no such module."""
+    """Raise InputError for strategies and families that are defined in the main program, which workers cannot
+    import."""
     outside = (*families.registered_outside(), *registry.registered_outside())
     here = [one.__qualname__ for one in outside if one.__module__ == "__main__"]
     if here:
@@ -105,7 +106,7 @@ def _setting(job: Job) -> _Setting:
 
 
 def run_task(job: Job, task: Task) -> list[Row]:
-    """Simulate points for some seconds, at least one; the rows of those that were reached."""
+    """Simulate points for some time, at least one, and return the rows of those that were reached."""
     setting = _setting(job)
     rows: list[Row] = []
     started = time.monotonic()
@@ -117,13 +118,13 @@ def run_task(job: Job, task: Task) -> list[Row]:
 
 
 def rest_of(task: Task, rows: Sequence[Row]) -> list[Task]:
-    """A task of the points that a worker did not reach; none if it reached all."""
+    """Return a task of the points that a worker did not reach; none if it reached all."""
     left = task.points[len(rows) :]
     return [Task(left)] if left else []
 
 
 def _row(number: int, combination: int, setting: _Setting) -> Row:
-    """A point that fails in any way is a row that says so."""
+    """Simulate a point; one that fails in any way becomes a row that says so."""
     try:
         return _row_of(number, _simulated(combination, setting))
     except InputError as error:
@@ -145,7 +146,7 @@ def _told(_path: str, _line: int | None, _column: int | None, key: str, message:
 
 
 def failed_row(number: int, error: str) -> Row:
-    """The row of a point that has no result."""
+    """Return the row of a point that has no result."""
     return Row(point=number, error=printable(" ".join(error.split()))[:2000])
 
 
@@ -169,7 +170,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def tasks_of(points: Points, numbers: Sequence[int], *, size: int) -> list[Task]:
-    """Points in tasks of ``size``, in order."""
+    """Return the points in tasks of ``size``, in order."""
     return [
         Task(tuple((number, points.combination[number]) for number in numbers[start : start + size]))
         for start in range(0, len(numbers), size)
@@ -181,7 +182,7 @@ MOST_DEATHS = 3
 
 
 class Pool(NamedTuple):
-    """Workers that simulate tasks."""
+    """Workers that simulate tasks: anything whose ``submit`` returns futures of ``concurrent.futures``."""
 
     name: str
     """What a message calls them, such as "the cluster"."""
@@ -223,7 +224,7 @@ def run_tasks(pool: Pool, job: Job, tasks: Sequence[Task]) -> Iterator[list[Row]
 
 
 def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[Row], list[Task]]:
-    """The rows that a task came to, and what is left of it."""
+    """Return the rows of a task, and what is left of it."""
     try:
         rows: list[Row] = future.result()
         return rows, rest_of(task, rows)
@@ -237,7 +238,8 @@ def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[Row], li
 
 
 def _after_death(task: Task, how: str) -> tuple[list[Row], list[Task]]:
-    """What is left of a task whose worker ended: its points one by one; a row for one that always ends so."""
+    """Return what is left of a task whose worker ended: its points one by one, and a row for a point that
+    always ends a worker."""
     deaths = task.deaths + 1
     if len(task.points) > 1:
         return [], [Task((point,)) for point in task.points]

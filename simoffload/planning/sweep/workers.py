@@ -34,7 +34,7 @@ _READY = b"ready\n"
 
 
 class WorkerEndedError(Exception):
-    """The worker ended during a call; its text says how."""
+    """The worker ended during a call; the text says how."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def _how_it_ended(error: Exception) -> str | None:
 
 
 class _Workers:
-    """One worker process for each thread that calls one."""
+    """Keeps one worker process for each thread that calls one."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
@@ -128,7 +128,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended, for which this waits."""
+    """Wait for a process to end and return how it ended."""
     for pipe in _pipes(process):
         with suppress(OSError):  # what was not sent any more
             pipe.close()
@@ -159,7 +159,7 @@ def work() -> None:
 
 
 def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, str]:
-    """What a function returns, and what it fails with."""
+    """Return what a function returns, and the error with which it fails."""
     try:
         return function(*arguments), ""
     except Exception as error:
@@ -197,7 +197,7 @@ def cluster_workers(address: str, *, count: int) -> Iterator[Pool]:
 
 
 def _room(client: Client) -> int:
-    """Tasks that keep the cluster busy, and no busier."""
+    """Return how many tasks keep the cluster busy without a queue in it."""
     threads: int = sum(client.nthreads().values())
     return _AHEAD * max(1, threads)
 
