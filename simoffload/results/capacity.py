@@ -39,7 +39,7 @@ class Moment(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What somebody else's rule says that a training run holds, and how it comes to it."""
+    """The memory of a training run by somebody else's rule, and the formula of it."""
 
     name: str
     per_host: int | None
@@ -85,7 +85,7 @@ class TierUse(NamedTuple):
         return self.capacity - self.needed
 
     def sentence(self) -> str:
-        """One sentence about a tier that is too small."""
+        """Return a sentence about a tier that is too small."""
         binary = self.kind in {"hbm", "dram"}
         needed, has = (format_bytes(size, binary=binary) for size in (self.needed, self.capacity))
         return f"{self.tier} needs {needed} {self.scope}, has {has}"
@@ -128,12 +128,12 @@ class Change(NamedTuple):
 
     @property
     def assignments(self) -> tuple[str, ...]:
-        """Its edits as ``--set`` takes them."""
+        """The edits as ``--set`` takes them."""
         return tuple(one.assignment for one in self.edits)
 
     @property
     def tightest(self) -> TierUse:
-        """The tier of which the smallest part is then left."""
+        """The tier of which the smallest fraction is left with the change."""
         return min(self.uses, key=lambda use: use.headroom / use.capacity)
 
 
@@ -162,7 +162,7 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
 
 
 def peak_uses(moments: Iterable[Moment], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
-    """For every tier what it holds when it holds most, and later on; of equal moments the first counts."""
+    """Return what every tier holds at its peak and later on; of equal stages the first counts."""
     largest: dict[str, TierUse] = {}
     steady: dict[str, int] = {}
     for moment in moments:

@@ -93,7 +93,7 @@ class Outlook(NamedTuple):
 
 
 class SavedPart(NamedTuple):
-    """Bytes that one or several ranks write, each as much as the others."""
+    """The bytes that one or several ranks write, each as much as the others."""
 
     name: str
     size: int
@@ -149,7 +149,7 @@ class Checkpoints:
 
     @property
     def files(self) -> int:
-        """Files of one checkpoint, those with names and shapes only left out."""
+        """Number of files of one checkpoint, without those that hold only names and shapes."""
         return sum(part.files for part in self.parts)
 
     @property
@@ -160,7 +160,8 @@ class Checkpoints:
         return combined("save", [(phase.result, Fraction(1)) for phase in self.saving])
 
     def metrics(self) -> dict[str, float | None]:
-        """All metrics by name, as ``CheckpointResult.formulas`` explains them [B], [s], [B/s], fractions."""
+        """Return all metrics by name, as ``CheckpointResult.formulas`` explains them [B], [s], [B/s],
+        fractions."""
         found: dict[str, float | None] = dict.fromkeys(_FORMULAS)
         found["checkpoint_bytes"] = float(self.size)
         outlook = self.outlook
@@ -179,7 +180,7 @@ class Checkpoints:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values; seconds and bytes are numbers."""
+        """Return everything as plain values."""
         return {
             **by_name(self, "tier contents writer mode keep bytes=size written_bytes=written parts saving"),
             "restoring": [{"name": one.name, **attributed(one)} for one in self.restoring],
@@ -189,7 +190,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointResult(SimulationResult):
-    """Saving one checkpoint, restoring from it, and what both mean for a run."""
+    """The times of saving one checkpoint and of restoring from it, and what both mean for a run."""
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "checkpoint"
@@ -201,17 +202,17 @@ class CheckpointResult(SimulationResult):
 
     @property
     def workload(self) -> dict[str, Any]:
-        """What is saved, and how."""
+        """The contents of the checkpoint, and how it is written."""
         one = self.checkpoint
         return {"kind": "checkpoint", "contents": one.contents, "writer": one.writer, "mode": one.mode}
 
     def metrics(self) -> dict[str, float | None]:
-        """All metrics by name: see ``formulas``."""
+        """Return all metrics by name: see ``formulas``."""
         return self.checkpoint.metrics()
 
     @property
     def step(self) -> PassResult | None:
-        """Saving, from the call until everything is on storage."""
+        """The whole saving, from the call until everything is on storage."""
         return self.checkpoint.saved
 
     @property
@@ -231,7 +232,7 @@ class CheckpointResult(SimulationResult):
 
     @property
     def per_token_s(self) -> None:
-        """Nothing: a checkpoint makes no tokens."""
+        """Always None: a checkpoint makes no tokens."""
         return
 
     @property
@@ -245,7 +246,7 @@ class CheckpointResult(SimulationResult):
         return "save_s"
 
     def particulars(self) -> dict[str, Any]:
-        """Parts, phases, outlook, and wear of drives."""
+        """Return parts, phases, outlook, and wear of drives."""
         return by_name(self, "checkpoint wear")
 
 

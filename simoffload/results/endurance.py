@@ -35,7 +35,7 @@ Verdict = Literal["unrated", "ok", "before_warranty_ends", "within_a_year"]
 
 
 class Wear(NamedTuple):
-    """What a step writes, and how long the drives that take it last."""
+    """The bytes that a step writes, and how long the drives that take them last."""
 
     drives: int
     """Of all hosts."""
@@ -58,7 +58,7 @@ class Wear(NamedTuple):
 
     @property
     def days(self) -> float | None:
-        """The same in days."""
+        """How long the drives last [d]."""
         return None if self.years is None else self.years * YEAR
 
 
@@ -72,11 +72,11 @@ class TierWear(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What is written to it, and when its rating is used up."""
+        """Sentence about what is written to the tier, and when its rating is used up."""
         return f"{self.tier}: {phrase(self.wear, unit=self.unit)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return everything as plain values."""
         return {"tier": self.tier, "unit": self.unit, **self.wear._asdict(), "days": self.wear.days}
 
 
@@ -98,7 +98,8 @@ def wear(
     hosts: int = 1,
     uneven: float = 1.0,
 ) -> Wear:
-    """How long new drives last when a step of ``step_time`` [s] writes ``per_step`` [B], day and night.
+    """Return how long new drives last when a step of ``step_time`` [s] writes ``per_step`` [B], day and
+    night.
 
     ``array`` is what each of ``hosts`` makes of such drives, None a single one; the host that writes most
     writes ``uneven`` times the mean of all, and its drives are told of.
@@ -135,7 +136,8 @@ def wear(
 def tier_wear(
     machine: Machine, tier: str, by_host: Sequence[float], *, time_s: float, unit: str
 ) -> TierWear | None:
-    """Wear of the drives of a tier to which each host writes ``by_host`` [B] every ``time_s`` [s].
+    """Return the wear of the drives of a tier to which each host writes ``by_host`` [B] every ``time_s``
+    [s].
 
     None where the drives are not known (a file server, a parallel filesystem) or nothing is written.
     """
@@ -151,7 +153,7 @@ def tier_wear(
 
 
 def wear_warnings(found: Sequence[TierWear]) -> tuple[str, ...]:
-    """What does not last as long as its warranty, or a year without one."""
+    """Return a warning for drives that do not last as long as their warranty, or a year without one."""
     short = ("within_a_year", "before_warranty_ends")
     return tuple(f"drives wear out: {one.sentence}" for one in found if one.wear.verdict in short)
 
@@ -167,7 +169,7 @@ def _verdict(rated: int | None, years: float | None, warranty: float | None) -> 
 
 
 def phrase(worn: Wear, *, unit: str = "step") -> str:
-    """One sentence for people: what is written a day, and when the rating is used up."""
+    """Return a sentence: what is written a day, and when the rating is used up."""
     if not worn.per_step:
         return "nothing is written to the drives"
     each = "the drive takes" if worn.drives == 1 else f"each of {worn.drives} drives takes"
@@ -190,7 +192,7 @@ def _writes(count: float) -> str:
 
 
 def duration(years: float) -> str:
-    """ "9.1 days", "3.2 years": years from two on."""
+    """Return "9.1 days" or "3.2 years": years from two on."""
     if years >= 100:
         return "more than 100 years"
     if years >= 2:
@@ -200,7 +202,7 @@ def duration(years: float) -> str:
 
 
 class CachedWrites(NamedTuple):
-    """What a step or a checkpoint writes to the drives of a tier that have a write cache.
+    """The bytes that a step or a checkpoint writes to the drives of a tier that have a write cache.
 
     Of a tier that each host has for itself, those of the host that writes most.
     """
@@ -228,7 +230,7 @@ class CachedWrites(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """How much is written, how much of it finds room, and what that makes of the rate."""
+        """Sentence about how much is written, how much of it finds room, and the rate that follows."""
         written, cached, capacity = map(format_bytes, (self.written, self.cached, self.capacity))
         cache = f"in the write cache of {capacity}"
         into = format_rate(self.cache_rate)
@@ -244,10 +246,10 @@ class CachedWrites(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the sentence."""
+        """Return everything as plain values, with the sentence."""
         return {**self._asdict(), "sentence": self.sentence}
 
 
 def cache_warnings(found: Iterable[CachedWrites]) -> tuple[str, ...]:
-    """What writes more than finds room."""
+    """Return a warning for each tier to which more is written than its caches take."""
     return tuple(f"write cache exceeded: {one.sentence}" for one in found if one.exceeded)

@@ -33,7 +33,7 @@ _FORMULAS = {
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceResult(SimulationResult):
-    """Prefill and decode steps."""
+    """The times of prefill and decode steps."""
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "inference"
@@ -134,7 +134,7 @@ class InferenceResult(SimulationResult):
         return tuple(one for one in (self.first_pass, self.prefill, *self.decode) if one)
 
     def particulars(self) -> dict[str, Any]:
-        """How many decode steps were simulated, and how far the others may be off."""
+        """Return how many decode steps were simulated, and how far the others may be off."""
         return {
             "decode_steps": self.output_length - 1 if self.decode else 0,
             "decode_steps_simulated": len(self.decode),

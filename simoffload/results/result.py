@@ -27,32 +27,32 @@ SCHEMA = "simoffload/result/1"
 
 
 class Planner(Protocol):
-    """Who works out what takes more than the simulation, once the result is asked for it."""
+    """Works out what takes more than the simulation, once the result is asked for it."""
 
     def remedies(self, result: SimulationResult) -> Remedies:
-        """The smallest changes that make it fit."""
+        """Return the smallest changes that make it fit."""
         ...
 
     def costs(self, result: SimulationResult) -> Economics | None:
-        """What it costs; None where only its memory was asked for."""
+        """Return what it costs; None where only its memory was asked for."""
         ...
 
     def confidence(self, result: SimulationResult) -> Confidence:
-        """How sure its times are."""
+        """Return the error to expect of its times."""
         ...
 
     def explanation(self, result: SimulationResult) -> Explanation | None:
-        """What its time hangs on; None where that was not asked for."""
+        """Return what its time depends on; None where that was not asked for."""
         ...
 
     def next_changes(self, result: SimulationResult) -> Advice | None:
-        """What to change next; None where that was not asked for."""
+        """Return what to change next; None where that was not asked for."""
         ...
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the answer was computed from."""
+    """The inputs and versions from which the answer was computed."""
 
     scenario: dict[str, Any]
     """The scenario as read, with all overrides."""
@@ -66,7 +66,7 @@ class Provenance:
 
     @property
     def origins(self) -> dict[str, int]:
-        """How many inputs are spec, measured, estimate."""
+        """Number of inputs by origin: spec, measured, estimate."""
         counts: dict[str, int] = {}
         for _, _, _, origin, _, _ in self.inputs:
             counts[origin] = counts.get(origin, 0) + 1
@@ -151,7 +151,7 @@ class SimulationResult(ABC):
     @property
     @abstractmethod
     def workload(self) -> dict[str, Any]:
-        """What was done, in the words of the scenario."""
+        """The work that was done, in the words of the scenario."""
 
     @property
     @abstractmethod
@@ -212,7 +212,8 @@ class SimulationResult(ABC):
 
     @cached_property
     def explanation(self) -> Explanation | None:
-        """What its time hangs on, its range, and what faster storage would bring: many simulations more.
+        """What its time depends on, its range, and what faster storage would bring: takes many more
+        simulations.
 
         None where it has no time, or was not to be explained.
         """
@@ -225,7 +226,7 @@ class SimulationResult(ABC):
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
-        """The warnings, and what would make it fit and cannot be."""
+        """The warnings, and sentences about what would make it fit and cannot be done."""
         return (*self.warnings, *(self.remedies.barred if self.remedies else ()))
 
     @property
@@ -237,12 +238,12 @@ class SimulationResult(ABC):
 
     @property
     def bottleneck(self) -> str | None:
-        """What most of a step's time is spent on."""
+        """The cause on which most of a step's time is spent."""
         return self.step.bottleneck.cause if self.step else None
 
     @property
     def limit(self) -> str | None:
-        """What holds the bottleneck back: a full link, the latency of each transfer, …; empty for work that
+        """The limit of the bottleneck: a full link, the latency of each transfer, …; empty for work that
         only takes its time."""
         return self.step.bottleneck.limit if self.step else None
 
@@ -253,22 +254,22 @@ class SimulationResult(ABC):
 
     @property
     def bound_fraction(self) -> float | None:
-        """Fraction of the speed of light reached: the step's bound over its time."""
+        """Fraction of the bound that is reached: the step's bound over its time."""
         return self.step.bound_s / self.step.time_s if self.step else None
 
     def metrics(self) -> dict[str, float | None]:
-        """All metrics by name [s], [1/s]: see ``formulas``; None where there is no value."""
+        """Return all metrics by name [s], [1/s]: see ``formulas``; None where there is no value."""
         found = {name: getattr(self, name) for name in self.formulas}
         return {
             name: value for name, value in found.items() if value is not None or name not in self.optional
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: no planner, as machines and price lists stay where they are."""
+        """Return what is pickled: no planner, as machines and price lists stay where they are."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"planner": None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON; bytes and seconds are numbers.
+        """Return everything as plain values, ready for JSON; bytes and seconds are numbers.
 
         Remedies, confidence and costs are worked out for it, and explanations that were asked for.
         """
@@ -288,7 +289,7 @@ class SimulationResult(ABC):
         return found
 
     def simulated(self) -> dict[str, Any]:
-        """The same without what has to be worked out."""
+        """Return the same as ``to_dict`` without what has to be worked out."""
         return {
             "schema": SCHEMA,
             **by_name(self, "name"),
@@ -308,7 +309,7 @@ class SimulationResult(ABC):
         }
 
     def particulars(self) -> dict[str, Any]:
-        """What only this kind of result says, as plain values."""
+        """Return what only this kind of result has, as plain values."""
         return {}
 
     def _step(self) -> dict[str, Any] | None:
@@ -323,8 +324,8 @@ class SimulationResult(ABC):
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per simulated pass and cause: pass, context, cause, group, exposed_s, busy_s, limit,
-        size [B]."""
+        """Return one row per simulated pass and cause: pass, context, cause, group, exposed_s, busy_s,
+        limit, size [B]."""
         import pandas as pd
 
         rows = [
@@ -347,7 +348,7 @@ def _worked(one: PassWork) -> dict[str, Any]:
 
 
 def attributed(one: PassResult) -> dict[str, Any]:
-    """Where the time of a pass went, as plain values.
+    """Return where the time of a pass went, as plain values.
 
     ``time_ps`` and every ``exposed_ps`` are whole numbers that sum exactly: where a part of a step is a
     fraction of a picosecond, by largest remainders.

@@ -52,7 +52,7 @@ class TimedPhase(NamedTuple):
 
 
 class StorageTraffic(NamedTuple):
-    """What one step moves to and from a tier of storage, all ranks together."""
+    """The bytes that one step moves to and from a tier of storage, all ranks together."""
 
     tier: str
     read: int
@@ -66,7 +66,7 @@ class StorageTraffic(NamedTuple):
 
 
 class StorageRequests(NamedTuple):
-    """Whole requests that one rank makes from the start of the run to the end of its first step."""
+    """The whole requests that one rank makes from the start of the run to the end of its first step."""
 
     tier: str
     block: int
@@ -77,7 +77,7 @@ class StorageRequests(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(SimulationResult):
-    """One optimizer step of the steady state."""
+    """The times and the memory of one optimizer step of the steady state."""
 
     formulas: ClassVar[Mapping[str, str]] = {
         "step_s": "forward_s + backward_s + optimizer_s: one optimizer step",
@@ -162,7 +162,7 @@ class TrainingResult(SimulationResult):
         return combined("step", [(phase.result, phase.times) for phase in self.phases])
 
     def phase_s(self, name: str) -> float | None:
-        """Time of all phases of that name in one step [s]."""
+        """Return the time [s] of all phases of that name in one step."""
         return _sum(phase for phase in self.phases if phase.name == name) if self.phases else None
 
     @property
@@ -219,7 +219,7 @@ class TrainingResult(SimulationResult):
         return done / self.step_s * 1e-12 if self.step_s else None
 
     def particulars(self) -> dict[str, Any]:
-        """Phases, traffic to storage, memory over the run, checkpoints, data and wear."""
+        """Return phases, traffic to storage, memory over the run, checkpoints, data and wear."""
         memory = [{"moment": name, "tiers": [_held(use) for use in uses]} for name, uses in self.moments]
         return {
             **by_name(self, "requests_to_first_step=requests memory_estimates=estimates optimizer_target"),
@@ -229,8 +229,8 @@ class TrainingResult(SimulationResult):
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per simulated phase and cause, as of any result, after which phase it is and how many times
-        it happens in a step."""
+        """Return one row per simulated phase and cause, as of any result, with the phase and the number of
+        times that it happens in a step."""
         frame = super().to_frame()
         rows = [phase for phase in self.phases for _ in phase.result.shares]
         frame.insert(0, "phase", [phase.name for phase in rows])
@@ -239,11 +239,11 @@ class TrainingResult(SimulationResult):
 
 
 def _held(use: TierUse) -> dict[str, Any]:
-    """What a tier holds at one stage of the run."""
+    """Return what a tier holds at one stage of the run, as plain values."""
     terms = [by_name(term, "name bytes=size") for term in use.terms]
     return by_name(use, "tier needed_bytes=needed fits") | {"terms": terms}
 
 
 def _sum(phases: Iterable[TimedPhase]) -> float:
-    """[s] of phases one after the other."""
+    """Return the time [s] of phases one after the other."""
     return seconds(sum(phase.time_ps for phase in phases))

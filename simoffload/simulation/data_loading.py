@@ -20,7 +20,8 @@ __all__ = ["look_ahead_bytes", "predict_reading", "random_hit_ratio", "sequentia
 
 
 def sequential_hit_ratio(cache: float, part: float) -> float:
-    """Fraction of a later epoch found in ``cache`` [B] if ``part`` [B] are always read in the same order.
+    """Return the fraction of a later epoch found in ``cache`` [B] if ``part`` [B] are always read in the
+    same order.
 
     All if they fit; else none: each page is dropped just before it is asked for again.
     """
@@ -28,7 +29,8 @@ def sequential_hit_ratio(cache: float, part: float) -> float:
 
 
 def random_hit_ratio(cached: float, *, share: float = 1.0, epoch: int = 2) -> float:
-    """Fraction of an epoch found in the cache of a host that reads a new random part in every epoch.
+    """Return the fraction of an epoch found in the cache of a host that reads a new random part in every
+    epoch.
 
     ``cached`` is the cache's size over the dataset's, ``share`` w the part of the dataset that the host
     reads in an epoch (its ranks over all ranks), ``epoch`` counts from 1, the cold one.
@@ -63,7 +65,7 @@ def random_hit_ratio(cached: float, *, share: float = 1.0, epoch: int = 2) -> fl
 
 
 def _product_above(level: float, low: float) -> float:
-    """Probability that the product of two numbers, uniform in [low, 1], is at least ``level``."""
+    """Return the probability that the product of two numbers, uniform in [low, 1], is at least ``level``."""
     if level <= low * low:
         return 1.0
     if level >= 1:
@@ -103,7 +105,8 @@ class _Run:
 
     @property
     def steps(self) -> int:
-        """Of an epoch; ranks and batches are filled up, as DistributedSampler and DataLoader do."""
+        """Number of steps of an epoch; ranks and batches are filled up, as DistributedSampler and DataLoader
+        do."""
         samples = _ceil_divide(self.dataset.samples, self.ranks)
         return _ceil_divide(_ceil_divide(samples, self.batch), self.step.batches)
 
@@ -122,7 +125,7 @@ def predict_reading(
     requests_per_second: int | None = None,
     background: Mapping[str, float] | None = None,
 ) -> Reading:
-    """Say for every epoch whether the loaders of ``ranks`` keep up with steps of ``step_time`` [s].
+    """Predict for every epoch whether the loaders of ``ranks`` keep up with steps of ``step_time`` [s].
 
     A step takes ``gradient_accumulation_steps`` batches of ``batch_size`` samples per rank; in its last
     ``pause_time`` [s] (the optimizer) no batch is taken. ``free_host_memory`` [B] of each host is what
@@ -170,21 +173,22 @@ def predict_reading(
 
 
 def look_ahead_bytes(dataset: Dataset, machine: Machine, *, ranks: int, batch_size: int) -> int:
-    """[B] of each host's memory in batches made ahead."""
+    """Return how much of each host's memory [B] holds batches made ahead."""
     here = machine.ranks_per_node(ranks)
     ahead = max(1, dataset.workers * dataset.prefetch_factor)
     return here * ahead * batch_size * (dataset.decoded_size or dataset.sample_size)
 
 
 def stored_bytes(dataset: Dataset, machine: Machine, *, ranks: int) -> int:
-    """[B] that the tier must hold: a copy in every host where drives are local and the order changes."""
+    """Return the bytes [B] that the tier must hold: a copy in every host where drives are local and the
+    order changes."""
     hosts = machine.nodes_of(ranks)
     local = machine.wiring.targets[dataset.tier].drives > 0
     return dataset.size * (hosts if local and dataset.shuffle != "none" else 1)
 
 
 def _epochs(run: _Run, cache: int) -> tuple[Epoch, ...]:
-    """The first epoch, then the others; those with the same hits, and late ones much alike, as one."""
+    """Return the first epoch, then the others; those with the same hits, and similar late ones, as one."""
     supply = run.ways.supply(run.dataset)
     epochs = [_epoch(run, supply, 0.0, 1)]
     first = 2
@@ -237,7 +241,7 @@ def _epoch(run: _Run, supply: Supply, hit_ratio: float, number: int) -> Epoch:
 
 
 def _workers_needed(run: _Run) -> tuple[int | None, Limit]:
-    """Double the workers until no GPU waits in a cold epoch, then halve the last interval.
+    """Find the fewest workers with which no GPU waits in a cold epoch, and the limit with so many.
 
     Only that far: a measured curve may fall again with more in flight.
     """

@@ -21,7 +21,7 @@ nothing."""
 
 
 class Supply(NamedTuple):
-    """Rates of the rank that gets least; the others wait for it."""
+    """The rates of the rank that gets least; the others wait for it."""
 
     rate: float
     """[B/s] of one rank while all ranks read."""
@@ -33,7 +33,7 @@ class Supply(NamedTuple):
 
 @dataclass(frozen=True)
 class Ways:
-    """The ways of all ranks from a tier to the memory of their hosts, whatever the number of workers."""
+    """The ways of all ranks from a tier to the memory of their hosts, for any number of workers."""
 
     paths: tuple[Path, ...]
     hops: tuple[tuple[tuple[int, int], ...], ...]
@@ -74,7 +74,7 @@ def storage_ways(
     requests_per_second: int | None = None,
     background: Mapping[str, float] | None = None,
 ) -> Ways:
-    """The ways of ``ranks`` to the dataset's tier.
+    """Return the ways of ``ranks`` to the dataset's tier.
 
     ``requests_per_second`` is what the target, of each host if it is local, serves at most; ``background``
     [B/s] is what else crosses a resource, by its name.
@@ -92,7 +92,7 @@ def storage_ways(
 
 
 def _cap(dataset: Dataset, path: Path, workers: int) -> int:
-    """[B/s] that the requests of ``workers`` of one rank reach on an empty machine."""
+    """Return the rate [B/s] that the requests of ``workers`` of one rank reach on an idle machine."""
     waiting = path.outstanding_rate(workers * dataset.in_flight, block=dataset.request)
     return min(waiting, workers * path.curve.rate(dataset.sample_size))
 
@@ -117,7 +117,7 @@ def _limit_requests(
 
 
 class Host(NamedTuple):
-    """What the ranks of one host share."""
+    """The resources that the ranks of one host share."""
 
     ranks: int
     memcpy_rate: int
@@ -127,7 +127,7 @@ class Host(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What a loader reaches."""
+    """The times that a loader needs for its batches."""
 
     batch_s: float
     """[s] from batch to batch, all workers busy."""
@@ -138,7 +138,7 @@ class Pace(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What the GPU does while batches are made."""
+    """The times of the GPU while batches are made."""
 
     time_s: float
     """[s] if no batch is ever late."""
@@ -153,7 +153,7 @@ class Step(NamedTuple):
         return (self.time_s - self.pause_s) / self.batches
 
     def waiting(self, batch_s: float, dataset: Dataset) -> float:
-        """[s] of a step whose batches come every ``batch_s`` [s] from busy workers.
+        """Return the time [s] of a step whose batches come every ``batch_s`` [s] from busy workers.
 
         In the pause the queues fill up, but only with the batches that may be made ahead. A worker begins
         with a further one when the GPU takes the first of them, and all workers go on in rounds.
@@ -169,7 +169,8 @@ class Step(NamedTuple):
         return max(self.time_s, needed, self.pause_s + last + self.batch_s)
 
     def epoch(self, steps: int, pace: Pace, dataset: Dataset) -> float:
-        """[s] of an epoch of ``steps``; the queues are empty at first: the loader is iterated over anew."""
+        """Return the time [s] of an epoch of ``steps``; the queues are empty at first, as the loader is
+        iterated anew."""
         waiting = steps * self.waiting(pace.batch_s, dataset)
         if dataset.workers == 0:
             return waiting
@@ -178,7 +179,7 @@ class Step(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """[s] that a worker spends on a sample, by what it does."""
+    """The time [s] that a worker spends on a sample, by what it does."""
 
     requests: float
     decode: float
@@ -192,7 +193,8 @@ class _Sample(NamedTuple):
 
 
 def loader_pace(dataset: Dataset, supply: Supply, host: Host, *, batch: int, hit_ratio: float) -> Pace:
-    """The pace at which a rank's workers make batches of ``batch`` samples while all ranks do the same.
+    """Return the pace at which a rank's workers make batches of ``batch`` samples while all ranks do the
+    same.
 
     The slowest of: the workers one beside the other, the rank's share of storage, the host's cores.
     """
@@ -214,7 +216,7 @@ def loader_pace(dataset: Dataset, supply: Supply, host: Host, *, batch: int, hit
 
 
 def _sample(dataset: Dataset, missed: float, rate: float, host: Host) -> _Sample:
-    """``missed`` [B] come from storage at ``rate`` [B/s]."""
+    """Return the times of a sample of which ``missed`` [B] come from storage at ``rate`` [B/s]."""
     return _Sample(
         requests=missed / rate,
         decode=dataset.decode_time,

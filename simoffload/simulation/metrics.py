@@ -41,11 +41,11 @@ class Measures(ABC, Generic[R]):
 
     @abstractmethod
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> R:
-        """The result with what results of all kinds share, and the sizes of the work."""
+        """Return the result with what results of all kinds share, and the sizes of the work."""
 
     @abstractmethod
     def capacity(self, plan: Plan) -> R:
-        """The result without times."""
+        """Return the result without times."""
 
     @abstractmethod
     def timed(self, plan: Plan, result: R, runner: Runner) -> R:
@@ -53,12 +53,12 @@ class Measures(ABC, Generic[R]):
 
 
 def measures_of(scenario: LoadedScenario) -> Measures[SimulationResult]:
-    """Those of the scenario's kind of workload."""
+    """Return the measures of the scenario's kind of workload."""
     return _MEASURES[scenario.scenario.workload.kind](scenario)
 
 
 def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> SimulationResult:
-    """The result of a scenario that has none: it says why, and has neither sizes nor times.
+    """Return the result of a scenario that has none: it says why, and has neither sizes nor times.
 
     DeepSpeed or its strategy refuses it, or planning and simulating it takes more than its limits allow.
     """
@@ -77,14 +77,14 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
 
 
 def _said(scenario: LoadedScenario, problem: Problem) -> str:
-    """A problem by its key; where it is in another file than the scenario's, with its place."""
+    """Return a problem by its key; where it is in another file than the scenario's, with its place."""
     if problem.path in scenario.document.origins.values():
         return str(problem)
     return f"{problem.key}: {problem.message}" if problem.key else problem.message
 
 
 class _OfInference(Measures[InferenceResult]):
-    """Prefill and decode steps."""
+    """Makes a result of prefill and decode steps."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> InferenceResult:  # noqa: ARG002
         workload: Any = self.scenario.scenario.workload
@@ -123,7 +123,7 @@ class _OfInference(Measures[InferenceResult]):
 
 
 class _OfTraining(Measures[TrainingResult]):
-    """The phases of one step of the steady state."""
+    """Makes a result of the phases of one step of the steady state."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> TrainingResult:
         workload: Any = self.scenario.scenario.workload
@@ -171,7 +171,7 @@ class _OfTraining(Measures[TrainingResult]):
 
 
 class _OfCheckpoints(Measures[CheckpointResult]):
-    """Saving one, restoring from it, and what both mean for a run."""
+    """Makes a result of saving one checkpoint and restoring from it."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> CheckpointResult:  # noqa: ARG002
         workload: Any = self.scenario.scenario.workload
@@ -213,7 +213,8 @@ _MEASURES: Mapping[str, type[Measures[Any]]] = {
 
 
 def _gathered(ranks: int, bound: float) -> str:
-    """What weights in HBM are under ZeRO-3, lest they are taken for a model that is served from HBM."""
+    """Return a warning about weights in HBM that ZeRO-3 gathers, lest they are taken for a model that is
+    served from HBM."""
     most = f"{bound:,.0f}" if bound >= 100 else f"{bound:.3g}"
     return (
         f"weights in HBM under ZeRO-3: each of {ranks} GPUs gathers every layer over the links between GPUs "

@@ -22,7 +22,7 @@ __all__ = ["around_training", "checkpoint_facts", "checkpoint_times", "checkpoin
 
 
 def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:
-    """What a checkpoint consists of."""
+    """Return what a checkpoint consists of."""
     workload = plan.workload
     return Checkpoints(
         tier=plan.tier,
@@ -44,7 +44,8 @@ def _part(part: Part) -> SavedPart:
 def checkpoint_times(
     plan: CheckpointPlan, runner: Runner, steps: tuple[CachedWrites, ...] = ()
 ) -> tuple[Checkpoints, tuple[str, ...]]:
-    """Simulate saving and restoring, with what a run's ``steps`` leave of write caches; and warnings.
+    """Simulate saving and restoring with the write caches that a run's ``steps`` leave; return warnings,
+    too.
 
     Raises SimulationError if the engine cannot finish.
     """
@@ -69,7 +70,7 @@ def checkpoint_times(
 
 
 def checkpoint_wear(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierWear, ...]:
-    """Of the drives, where it is known how often a checkpoint is saved."""
+    """Return the wear of the drives, where it is known how often a checkpoint is saved."""
     outlook = found.outlook
     if outlook is None or outlook.interval_s is None:
         return ()
@@ -87,7 +88,7 @@ def around_training(
 
 
 def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
-    """What checkpoints cost a run whose step is known."""
+    """Add what checkpoints cost a run whose step is known."""
     step, update = result.step_s, result.optimizer_s
     if not step or update is None or plan.saved is None:
         return result
@@ -97,7 +98,7 @@ def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> Tra
 
 
 def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
-    """Whether the data comes in time for a step that is known."""
+    """Add whether the data comes in time for a step that is known."""
     dataset, step = result.dataset, result.step
     if dataset is None or step is None or not result.step_s:
         return result
@@ -123,13 +124,14 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
 
 
 def _pause(result: TrainingResult) -> float:
-    """[s] at the end of a step in which no batch is taken."""
+    """Return the time [s] at the end of a step in which no batch is taken."""
     step, update = result.step_s or 0.0, result.optimizer_s or 0.0
     return update if update < step else 0.0
 
 
 def _free(result: TrainingResult) -> int | None:
-    """[B] of each host's memory that training leaves to batches and page cache, at the fullest moment."""
+    """Return how much of each host's memory [B] training leaves to batches and page cache at its fullest
+    stage."""
     for use in result.capacity:
         if use.kind == "dram":
             ahead = sum(term.size for term in use.terms if term.name == AHEAD)
@@ -144,7 +146,7 @@ def _starving(dataset: Dataset, reading: Reading) -> tuple[str, ...]:
 
 
 def _with_wear(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
-    """How fast drives wear out that steps or checkpoints write to.
+    """Add how fast the drives wear out to which steps or checkpoints write.
 
     A step takes its share of the stalls; what GPUs wait for data is left out, and so are checkpoints whose
     interval is not known.
