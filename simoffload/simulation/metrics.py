@@ -119,7 +119,8 @@ class _OfInference(Measures[InferenceResult]):
             timelines=runner.timelines,
             work=tuple(runner.work),
         )
-        return replace(result, warnings=(*result.warnings, *_whole_copies_fit(plan, result, runner)))
+        method = self.scenario.scenario.strategy.method or "offload"
+        return replace(result, warnings=(*result.warnings, *_whole_copies_fit(plan, result, runner, method)))
 
 
 class _OfTraining(Measures[TrainingResult]):
@@ -223,7 +224,7 @@ def _gathered(ranks: int, bound: float) -> str:
     )
 
 
-def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner) -> tuple[str, ...]:
+def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, method: str) -> tuple[str, ...]:
     """Warn when weights are offloaded although a whole copy fits in each GPU."""
     whole = plan.whole_copies
     if whole is None or not all(use.fits for use in peak_uses(whole.moments, plan.machine.tiers)):
@@ -233,5 +234,5 @@ def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner) -> tu
     phase = next(one for one in whole.phases if one.kind == kind)
     fast = runner.time_s(phase.step(1) if isinstance(phase, PhaseSeries) else phase)
     size, times = format_bytes(plan.model.weight_bytes), result.step.time_s / fast
-    text = f"offloading hurts here: a copy of the weights ({size}) fits on every GPU; without ZeRO"
+    text = f"offloading hurts here: a copy of the weights ({size}) fits on every GPU; without {method}"
     return (f"{text} a pass takes {format_seconds(fast)}, {format_number(times)} times less",)
