@@ -147,7 +147,7 @@ class _Slopes:
         return slope if latest <= start + slope * by else None
 
     def _of_peers(self, first: int, step: Step) -> Iterator[Need]:
-        """Yield what an operation needs of other ranks, each stream by its track's distance from ``first``."""
+        """Yield what an operation needs of other ranks, each stream by its distance from track ``first``."""
         own = self._ranks_by_class[self._tracks[first + step.op.stream].rank][0]
         for peers, (stream, per_iteration, offset) in step.peer_needs:
             for other in {self._classes[rank] for rank in self._peers[peers][own]}:
