@@ -172,7 +172,7 @@ class Evaluator:
         self.scenario = scenario
         self.effort = Effort() if effort is None else effort
         self._known: dict[str, tuple[TierUse, ...] | str] = {}
-        self._scenarios = {self.identity(): scenario}
+        self._scenarios: dict[str, LoadedScenario] = {}
         self._results: dict[str, SimulationResult] = {}
         if result is not None:
             self._results[self.identity()] = replace(result, planner=None)
@@ -185,6 +185,8 @@ class Evaluator:
 
     def edited(self, *edits: Edit) -> LoadedScenario:
         """Return the scenario with edits. Raises InputError for edits that lead to no scenario."""
+        if not edits:
+            return self.scenario
         key = self.identity(*edits)
         if key not in self._scenarios:
             self._scenarios[key] = self.scenario.edited(*edits)
