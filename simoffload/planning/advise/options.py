@@ -115,13 +115,10 @@ def remedies(scenario: LoadedScenario) -> Iterator[Change]:
 
 def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
     """Yield other tiers for the weights or checkpoints, and in training for the optimizer."""
-    strategy, machine = scenario.scenario.strategy, scenario.machine
+    strategy = scenario.scenario.strategy
     for placement in _placements(scenario, tiers):
-        try:
-            edits = strategy.retarget(placement, machine)
-        except PlacementError:
-            continue
         words = placement_words(scenario, placement, ranks=strategy.ranks)
+        edits = strategy.retarget(placement, scenario.machine)
         yield Change("placement", words, edits, key=f"on-{placement}")
 
 
@@ -135,15 +132,15 @@ def resident(scenario: LoadedScenario) -> Iterator[Change]:
 
 
 def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
-    """Yield the placements that differ from the present one."""
-    names = scenario.machine.tiers
+    """Yield placements of the strategy that differ from the present one."""
+    names, possible = scenario.machine.tiers, scenario.scenario.strategy.placements(scenario.machine)
     if not isinstance(scenario.scenario.workload, Training):
-        yield from (Placement(tier) for tier in names if tier not in tiers)
+        yield from (one for one in possible if one.weights not in tiers and one.optimizer is None)
         return
     weights, now = tiers[0], tiers[-1]
     pairs = [Placement(weights, tier) for tier in names]
     pairs += [Placement("hbm", "dram"), *(Placement(tier, tier) for tier in names)]
-    yield from (pair for pair in dict.fromkeys(pairs) if pair != (weights, now))
+    yield from (pair for pair in dict.fromkeys(pairs) if pair in possible and pair != (weights, now))
 
 
 def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
