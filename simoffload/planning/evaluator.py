@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.hardware.changes import spelled
 from simoffload.results.capacity import TierUse
 from simoffload.results.result import SimulationResult
@@ -213,7 +213,7 @@ class Evaluator:
         _, result = self.answer()
         if result.compared_s is None:
             text = f"there is no time to explain, as it does not fit: {'; '.join(result.advice)}"
-            raise InputError((Problem(self.scenario.document.path, None, None, "", text),))
+            raise InputError.at("", text, path=self.scenario.document.path)
         return result, result.compared_s
 
     # -- memory ---------------------------------------------------------------------------------

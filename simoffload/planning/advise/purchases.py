@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from simoffload.documents import Edit, quoted, suggest
-from simoffload.errors import InputError, Problem, SimulationError, shortened
+from simoffload.errors import InputError, SimulationError, shortened
 from simoffload.planning.advise.catalogue import Dimension, dimensions
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
@@ -82,7 +82,7 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
 
 
 def _refusal(text: str, message: str) -> InputError:
-    return InputError((Problem("--slo", None, None, shortened(text), message),))
+    return InputError.at(shortened(text), message, path="--slo")
 
 
 Objective = Literal["throughput", "cost"]
@@ -340,7 +340,7 @@ def explore(
         import optuna
     except ImportError:
         text = "needs the package optuna: pip install 'simoffload[search]', or narrow the search"
-        raise InputError((Problem("--method", None, None, "optuna", text),)) from None
+        raise InputError.at("optuna", text, path="--method") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:

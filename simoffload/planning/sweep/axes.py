@@ -284,11 +284,11 @@ def parse_axis(text: str, *, most: int) -> Axis:
     path = path.strip()
     if not equals or not values.strip():
         text = f'"{shortened(text)}" has no values; write e.g. workload.batch_size=1,2,4'
-        raise InputError((Problem(AXIS_OPTION, None, None, "", text),))
+        raise InputError.at("", text, path=AXIS_OPTION)
     called = _RANGE.fullmatch(values)
     if values.lstrip().startswith("range") and (called is None or "=" not in called[1]):
         text = "write a range as range(min=1, max=64, step=1) or range(min=1, max=64, n=7, scale=log)"
-        raise InputError((Problem(AXIS_OPTION, None, None, path, text),))
+        raise InputError.at(path, text, path=AXIS_OPTION)
     if called is not None:
         values = "{range: {" + called[1].replace("=", ": ") + "}}"
     elif not values.lstrip().startswith(("{", "[")):

@@ -133,7 +133,7 @@ def define_sweep(
     found |= {axis.location: axis for axis in own}
     if not found:
         text = "nothing to vary: write axes into the section sweep, or give --axis workload.batch_size=1,2,4"
-        raise InputError((Problem(document.path, None, None, "", text),))
+        raise InputError.at("", text, path=document.path)
     grid = Grid(_base_of(document, tuple(found)), tuple(found.values()))
     _check_names(grid, most)
     shelf = Shelf()
@@ -158,7 +158,7 @@ def _refuse_twice(axes: Sequence[Axis]) -> None:
     locations = [axis.location for axis in axes]
     for location in locations:
         if locations.count(location) > 1:
-            raise InputError((Problem("--axis", None, None, key_path(location), "is given twice"),))
+            raise InputError.at(key_path(location), "is given twice", path="--axis")
 
 
 def _check_names(grid: Grid, most: int) -> None:
@@ -250,7 +250,7 @@ def _constraint(text: str, grid: Grid) -> Callable[[Choice], bool]:
 
 
 def _constraint_error(text: str, message: str) -> InputError:
-    return InputError((Problem("sweep constraint", None, None, f'"{shortened(text)}"', message),))
+    return InputError.at(f'"{shortened(text)}"', message, path="sweep constraint")
 
 
 def _find(name: str, grid: Grid) -> Term:

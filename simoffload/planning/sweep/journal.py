@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simoffload import __version__
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.errors import InputError, shortened
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
@@ -306,4 +306,4 @@ def _nonsense(point: Any, crc: Any, text: Any, expected: Container[int]) -> str:
 
 
 def _refusal(path: Path, message: str) -> InputError:
-    return InputError((Problem(str(path), None, None, "", message),))
+    return InputError.at("", message, path=str(path))

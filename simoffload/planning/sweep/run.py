@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from simoffload.documents import exists
-from simoffload.errors import InputError, Problem
+from simoffload.errors import InputError
 from simoffload.exchange.csv_rows import write_csv
 from simoffload.exchange.files import replacing
 from simoffload.planning.sweep.definition import Points, Sweep
@@ -326,4 +326,4 @@ def _summary(table: Table, resumed: int, outputs: tuple[Path, ...]) -> Summary:
 
 
 def _refusal(path: Path, message: str) -> InputError:
-    return InputError((Problem(str(path), None, None, "", message),))
+    return InputError.at("", message, path=str(path))

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from simoffload.errors import InputError, Problem, SimulationError, shortened
+from simoffload.errors import InputError, SimulationError, shortened
 from simoffload.planning.sweep.tasks import MOST_DEATHS, Pool
 
 if TYPE_CHECKING:
@@ -225,4 +225,4 @@ def _connected(address: str) -> Client:
 
 
 def _refusal(message: str) -> InputError:
-    return InputError((Problem("--cluster", None, None, "", message),))
+    return InputError.at("", message, path="--cluster")
