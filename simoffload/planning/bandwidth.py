@@ -28,20 +28,20 @@ NO_STORAGE = "weights and optimizer are in memory: no storage decides anything"
 _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
 """From a sixth to forty times the platform's own rate."""
 _FASTEST, _SLOWEST = 1e3, 1e-3
-"""Times the platform's own rate: what counts as endlessly fast, and how slow storage is looked at."""
+"""Multiples of the platform's own rate: the fastest storage, which stands for unlimited, and the slowest."""
 _EXACTLY = 1.01
-"""How close the ends of a bisection come."""
+"""Ratio of both ends at which a bisection stops."""
 _ENOUGH = 1.02
-"""Time over that with endlessly fast storage, from which on faster storage is not worth it: our choice."""
+"""Time over that with the fastest storage, below which faster storage is not worth it: our choice."""
 _RATES = {
     "drive": ("read", "write", "write_cache.rate_after", "read_by_outstanding"),
     "nfs": ("read", "write", "per_connection"),
 }
-"""Numbers of a profile that are the speed of storage."""
+"""Keys of a profile that are rates of storage, by kind of profile."""
 _OTHERS = ("read", "write")
-"""The same of other kinds."""
+"""Keys that are rates of storage in profiles of other kinds."""
 _LATENCIES = ("read_latency", "write_latency")
-"""Of drives, which are shorter where they are faster than now: no drive of any catalogue gains more."""
+"""Keys of drives that shrink as rates grow: no drive of any catalogue gains more from its rate alone."""
 
 
 class Point(NamedTuple):

@@ -132,7 +132,7 @@ def _guess(good: _End, bad: _End, scale: _Scale) -> int:
 
 
 Counted = Callable[[int], tuple[Edit, ...]]
-"""Edits that make so many of something."""
+"""Returns the edits that make a count of something."""
 
 
 @dataclass
@@ -140,11 +140,11 @@ class Effort:
     """The work that a search took, for a scenario and all that were made of it."""
 
     tried: dict[str, None] = field(default_factory=dict)
-    """Changes in words, in the order of the first time."""
+    """Changes in words, in the order in which they were first tried."""
     barred: dict[str, None] = field(default_factory=dict)
     """Sentences about what would help and cannot be."""
     planned: int = 0
-    """Runs of which the needs were counted."""
+    """Number of scenarios whose memory was counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

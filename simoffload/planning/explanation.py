@@ -35,12 +35,13 @@ __all__ = [
 ]
 
 CHANGE = 0.1
-"""By which numbers are changed: our choice, small enough to say something of where the machine is, large
-enough to be seen behind what only rounds."""
+"""Relative change of each number: our choice, small enough to be about this machine, large enough to exceed
+what rounding does."""
 _LITTLE = 1e-3
-"""Relative to the time: what changes it less in the worse direction is not tried in the other, our choice."""
+"""Relative change of the time: a number that changes it less in the worse direction is not tried in the
+other; our choice."""
 _TIME = re.compile(r" (s|ms|us|ns|min|h|d)$")
-"""What is worse when it is more."""
+"""Units of numbers that are worse when they are larger."""
 
 
 class SensitivityRow(NamedTuple):
