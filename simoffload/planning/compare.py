@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simoffload.documents import Edit, edited, quoted, resolved, without
+from simoffload.documents import Edit, edited, quoted, resolved
 from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
 from simoffload.hardware.library import is_path
 from simoffload.planning.answers import ScenarioPlanner
@@ -212,23 +212,12 @@ def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, Lo
             problems.append(Problem("", None, None, "", f"target {quoted(label)} is given twice"))
             continue
         try:
-            there = _moved(scenario, platform, tier)
+            moved[label] = _moved(scenario, platform, tier)
         except InputError as error:
             problems += [one if one.path else one._replace(key="") for one in error.problems]
-            continue
-        same = next((known for known, one in moved.items() if _content(one) == _content(there)), None)
-        if same is not None:
-            text = f"targets {quoted(same)} and {quoted(label)} are the same; name it once"
-            problems.append(Problem("", None, None, "", text))
-        moved[label] = there
     if problems:
         raise InputError(dict.fromkeys(problems))
     return moved
-
-
-def _content(scenario: LoadedScenario) -> tuple[dict[str, Any], tuple[str, str]]:
-    """Return what tells targets apart: the whole scenario but its name, and the tiers that were asked for."""
-    return without(scenario.document, "name").data, scenario.places
 
 
 def _is_own(platform: str, scenario: LoadedScenario) -> bool:

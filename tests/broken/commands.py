@@ -165,11 +165,6 @@ CASES: tuple[Case, ...] = (
     ),
     command("on-twice", "compare s.yaml --on dram,dram", ("--on:", 'target "dram" is given twice')),
     command(
-        "on-same",
-        "compare s.yaml --on cpu,raid,dram",
-        ("--on:", 'targets "cpu" and "dram" are the same; name it once'),
-    ),
-    command(
         "on-unknown-platform",
         "compare s.yaml --on dgx-a1000:dram",
         ("--on:", 'there is no platform "dgx-a1000"', 'did you mean "dgx-a100"'),

@@ -95,15 +95,6 @@ def test_the_same_place_twice_is_refused(scenario: LoadedScenario, targets: list
     assert problem.message == f'target "{label}" is given twice'
 
 
-@pytest.mark.parametrize("targets", [["hbm", "gpu"], ["cpu", "raid", "dgx-a100:dram"]])
-def test_two_spellings_of_one_target_are_refused(scenario: LoadedScenario, targets: list[str]) -> None:
-    with pytest.raises(InputError) as caught:
-        on_targets(scenario, targets)
-    (problem,) = caught.value.problems
-    first, second = targets[0], targets[-1].rpartition(":")[2]
-    assert problem.message == f'targets "{first}" and "{second}" are the same; name it once'
-
-
 def test_an_unknown_platform_is_told_once(scenario: LoadedScenario) -> None:
     with pytest.raises(InputError) as caught:
         on_targets(scenario, ["dgx-h10:dram", "raid", "nfs"])

@@ -118,8 +118,7 @@ def test_every_placement_is_edits_of_the_document_and_all_others_are_refused(nam
     ],
 )
 def test_where_each_strategy_can_be(name: str, possible: set[str]) -> None:
-    one_by_one = [on_targets(scenario(name), [target]) for target in TARGETS]
-    moved = {target: there for found in one_by_one for target, there in found.items()}
+    moved = on_targets(scenario(name), TARGETS)
     assert {target for target, one in moved.items() if not isinstance(one, Misplaced)} == possible
 
 
