@@ -12,7 +12,7 @@ from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine
 from simoffload.hardware.targets import Target
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.numbers import edit_of, numbers, scaled
+from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import Time
 from simoffload.results.result import SimulationResult
@@ -22,7 +22,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress
 from simoffload.units import format_number, format_rate
 
-__all__ = ["NO_STORAGE", "Needed", "Point", "StorageCurve", "storage_curve"]
+__all__ = ["NO_STORAGE", "BandwidthPoint", "Needed", "StorageCurve", "storage_curve"]
 
 NO_STORAGE = "weights and optimizer are in memory: no storage decides anything"
 _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
@@ -44,7 +44,7 @@ _LATENCIES = ("read_latency", "write_latency")
 """Keys of drives that shrink as rates grow: no drive of any catalogue gains more from its rate alone."""
 
 
-class Point(NamedTuple):
+class BandwidthPoint(NamedTuple):
     """The throughput at one rate of storage."""
 
     rate: int
@@ -76,9 +76,9 @@ class StorageCurve:
     verb: str
     """reads or writes: the one that takes more of the storage's time."""
     unit: str
-    points: tuple[Point, ...]
+    points: tuple[BandwidthPoint, ...]
     """Slowest first."""
-    own: Point
+    own: BandwidthPoint
     """Of the platform as it is."""
     fastest: float
     """[1/s] with storage a thousand times faster."""
@@ -132,7 +132,7 @@ def _tier(machine: Machine, result: SimulationResult) -> str | None:
     time."""
     assert result.step is not None
     shares = result.step.shares
-    found = [tier for tier in result.targets if tier in machine.wiring.targets]
+    found = [tier for tier in result.targets if tier in machine.topology.targets]
 
     def exposed(tier: str) -> Time:
         return sum(share.exposed_ps for share in shares if share.cause in _causes(tier))
@@ -150,13 +150,15 @@ def _writes(machine: Machine, result: SimulationResult, tier: str) -> bool:
     assert result.step is not None
     bounds = result.step.bounds
     read, write = (
-        max(bounds.get(machine.resources[way[0]].name, 0.0) for way in ways)
-        for ways in zip(*((one.reading, one.writing) for one in machine.wiring.access[tier]), strict=True)
+        max(bounds.get(machine.resources[way[0]].name, 0.0) for way in resources)
+        for resources in zip(
+            *((one.read_resources, one.write_resources) for one in machine.topology.access[tier]), strict=True
+        )
     )
     return write > read
 
 
-class _Run(NamedTuple):
+class _BandwidthRun(NamedTuple):
     rate: int
     throughput: float
     result: SimulationResult
@@ -169,7 +171,7 @@ class _Storage:
         self._evaluator, self._tier, self._progress = evaluator, tier, progress
         self._scenario, self._result = evaluator.answer()
         self._writes = _writes(self._scenario.machine, self._result, tier)
-        self._runs: dict[float, _Run] = {1.0: self._run(self._scenario, self._result)}
+        self._runs: dict[float, _BandwidthRun] = {1.0: self._run(self._scenario, self._result)}
 
     def curve(self) -> StorageCurve:
         runs = {self.at(factor).rate: self.at(factor) for factor in (*_FACTORS, 1.0)}
@@ -193,13 +195,13 @@ class _Storage:
     def _scope(self, held_back: str) -> str:
         """Return the scope of the curve where the cables of the drives are the limit: faster drives stay in
         their slots."""
-        drives = self._scenario.machine.wiring.targets[self._tier].drives
+        drives = self._scenario.machine.topology.targets[self._tier].drives
         if f"{self._tier}." not in held_back:  # no cable of a drive
             return ""
         slots = f"the slots of its {drives} drives" if drives > 1 else "the slot of its drive"
         return f" in {slots}; more drives have more slots"
 
-    def at(self, factor: float) -> _Run:
+    def at(self, factor: float) -> _BandwidthRun:
         """Simulate the scenario with storage that is ``factor`` times as fast."""
         if factor not in self._runs:
             if self._progress:
@@ -207,17 +209,17 @@ class _Storage:
             self._runs[factor] = self._run(*self._evaluator.answer(*self._edits(factor)))
         return self._runs[factor]
 
-    def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _Run:
+    def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _BandwidthRun:
         assert result.unit_s is not None
-        target = scenario.machine.wiring.targets[self._tier]
+        target = scenario.machine.topology.targets[self._tier]
         rate = min((target.write if self._writes else target.read).rate, self._adapters(scenario.machine))
-        return _Run(min(rate, target.client_rate or rate), 1 / result.unit_s, result)
+        return _BandwidthRun(min(rate, target.client_rate or rate), 1 / result.unit_s, result)
 
     def _edits(self, factor: float) -> tuple[Edit, ...]:
-        target = self._scenario.machine.wiring.targets[self._tier]
+        target = self._scenario.machine.topology.targets[self._tier]
         kind, name = ("drive", target.drive.id) if target.drive else (target.kind, target.id)
         found = []
-        for number in numbers(self._scenario.machine):
+        for number in profile_parameters(self._scenario.machine):
             quicker = number.key in _LATENCIES and factor > 1
             if number.profile == f"{kind}/{name}" and (quicker or number.key in _RATES.get(kind, _OTHERS)):
                 one = scaled(number, 1 / factor if quicker else factor)
@@ -227,24 +229,24 @@ class _Storage:
 
     def _adapters(self, machine: Machine) -> int:
         """Return the rate [B/s] of a host's adapters on the way to a server; no limit for local drives."""
-        access = machine.wiring.access[self._tier][0]
-        if machine.wiring.targets[self._tier].drives:
+        access = machine.topology.access[self._tier][0]
+        if machine.topology.targets[self._tier].drives:
             return sys.maxsize
-        ways = (((one.outward if self._writes else one.inward), one.share) for one in access.entrances)
-        return min(int(machine.resources[port].capacity / share) for way, share in ways for port in way)
+        resources = (((one.outward if self._writes else one.inward), one.share) for one in access.ingresses)
+        return min(int(machine.resources[port].capacity / share) for way, share in resources for port in way)
 
     def _lanes(self, target: Target, factor: float) -> Iterator[Edit]:
         """Yield the lanes that faster drives take, as far as their slots have them, in the drives' own
         generation of PCIe."""
-        drive, plug = target.drive, target.plug
-        if drive is None or plug is None:
+        drive, pcie_link = target.drive, target.pcie_link
+        if drive is None or pcie_link is None:
             return
         platform = self._scenario.platform()
         slots = [platform.slots[vertex] for vertex in platform.profile.tiers[self._tier].at or ()]
-        most = max((slot.payload_rate(plug.lanes) for slot in slots if slot), default=0)
+        most = max((slot.payload_rate(pcie_link.lanes) for slot in slots if slot), default=0)
         wanted = min(int(factor * max(drive.read.value, drive.write.value)), most)
-        lanes = -(-plug.lanes * wanted // plug.payload_rate)
-        if lanes > plug.lanes:
+        lanes = -(-pcie_link.lanes * wanted // pcie_link.payload_rate)
+        if lanes > pcie_link.lanes:
             yield edit_of(f"drive/{drive.id}", "pcie.lanes", lanes)
 
     def _ports(self, target: Target, factor: float) -> Iterator[Edit]:
@@ -262,14 +264,14 @@ class _Storage:
         if ports.mounts:
             yield edit_of(profile, "mounts", max(number, ports.mounts))
 
-    def _point(self, run: _Run) -> Point:
-        return Point(run.rate, run.throughput, _roof(run.result))
+    def _point(self, run: _BandwidthRun) -> BandwidthPoint:
+        return BandwidthPoint(run.rate, run.throughput, _roof(run.result))
 
-    def _is_hidden(self, run: _Run) -> bool:
+    def _is_hidden(self, run: _BandwidthRun) -> bool:
         assert run.result.step is not None
         return run.result.step.bottleneck.cause not in _causes(self._tier)
 
-    def _least(self, holds: Callable[[_Run], bool]) -> Needed:
+    def _least(self, holds: Callable[[_BandwidthRun], bool]) -> Needed:
         """Find the slowest storage for which a condition holds, by bisection; what holds goes on to hold for
         faster storage."""
         low, high = (_SLOWEST, 1.0) if holds(self.at(1.0)) else (1.0, _FASTEST)

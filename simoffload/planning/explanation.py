@@ -13,7 +13,13 @@ from simoffload.errors import InputError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.planning.confidence import Confidence, confidence
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.numbers import Number, deciding_numbers, edit_of, numbers, scaled
+from simoffload.planning.profile_parameters import (
+    ProfileParameter,
+    deciding_parameters,
+    edit_of,
+    profile_parameters,
+    scaled,
+)
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
@@ -24,11 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASSUMED",
-    "Doubt",
     "Explanation",
     "Sensitivity",
     "SensitivityRow",
     "Uncertainty",
+    "UncertaintyTerm",
     "explain",
     "sensitivity",
     "uncertainty",
@@ -47,7 +53,7 @@ _TIME = re.compile(r" (s|ms|us|ns|min|h|d)$")
 class SensitivityRow(NamedTuple):
     """One number of a profile, and the time with less and with more of it."""
 
-    number: Number
+    number: ProfileParameter
     low: float | None
     """[s], the result's ``compared_by`` with the number lower; None where it was not tried, or cannot be."""
     high: float | None
@@ -108,7 +114,7 @@ def sensitivity(
     """
     evaluator = evaluator or Evaluator(scenario)
     result, time = evaluator.timed()
-    tried = deciding_numbers(scenario.machine, result)
+    tried = deciding_parameters(scenario.machine, result)
     rows = []
     for count, number in enumerate(tried, 1):
         if progress:
@@ -117,11 +123,11 @@ def sensitivity(
         if row.swing:
             rows.append(row)
     rows.sort(key=lambda row: (-row.swing, row.number))
-    total = sum(1 for _ in numbers(scenario.machine))
+    total = sum(1 for _ in profile_parameters(scenario.machine))
     return Sensitivity(result, change, tuple(rows), len(tried) - len(rows), total - len(tried))
 
 
-class _End(NamedTuple):
+class _RangeEnd(NamedTuple):
     """The result of changing a number in one direction."""
 
     time: float
@@ -130,7 +136,7 @@ class _End(NamedTuple):
     """The number over what it was."""
 
 
-def _end(evaluator: Evaluator, number: Number, factor: float) -> _End | None:
+def _end(evaluator: Evaluator, number: ProfileParameter, factor: float) -> _RangeEnd | None:
     """Simulate with a number times ``factor``; None where the number cannot be so."""
     found = scaled(number, factor)
     if found is None:
@@ -140,10 +146,12 @@ def _end(evaluator: Evaluator, number: Number, factor: float) -> _End | None:
         _, result = evaluator.answer(edit_of(number.profile, number.key, value))
     except InputError:
         return None
-    return _End(result.compared_s, ratio) if result.compared_s is not None else None
+    return _RangeEnd(result.compared_s, ratio) if result.compared_s is not None else None
 
 
-def _row(number: Number, change: float, time: float, end: Callable[[float], _End | None]) -> SensitivityRow:
+def _row(
+    number: ProfileParameter, change: float, time: float, end: Callable[[float], _RangeEnd | None]
+) -> SensitivityRow:
     down, up = 1 - change, 1 + change
     worse, better = (up, down) if _TIME.search(number.text) else (down, up)
     ends = {worse: end(worse)}
@@ -152,7 +160,7 @@ def _row(number: Number, change: float, time: float, end: Callable[[float], _End
     if first is None or abs(first.time / time - 1) > _LITTLE or " " not in number.text:
         ends[better] = end(better)
     low, high = ends.get(down), ends.get(up)
-    below, above = low or _End(time, 1.0), high or _End(time, 1.0)
+    below, above = low or _RangeEnd(time, 1.0), high or _RangeEnd(time, 1.0)
     times = (time, below.time, above.time)
     return SensitivityRow(
         number,
@@ -167,7 +175,7 @@ ASSUMED = {"estimate": 0.30, "spec": 0.05, "measured": 0.03}
 """Relative uncertainty of a number by its origin, our choice; of a fit its residual, where that is larger."""
 
 
-class Doubt(NamedTuple):
+class UncertaintyTerm(NamedTuple):
     """An input that is not known for sure, and what that means for the result."""
 
     profile: str
@@ -189,13 +197,13 @@ class Uncertainty:
     """[s]"""
     confidence: Confidence
     """Error of the model, as real runs showed it."""
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[UncertaintyTerm, ...]
     """Of the inputs, the largest first."""
 
     @property
     def of_inputs(self) -> float:
         """Uncertainty from all inputs together, relative to the time."""
-        return hypot(*(doubt.contribution for doubt in self.doubts))
+        return hypot(*(uncertainty_term.contribution for uncertainty_term in self.doubts))
 
     @property
     def relative(self) -> float:
@@ -213,7 +221,7 @@ class Uncertainty:
         return self.time * (1 + self.relative)
 
     @property
-    def largest(self) -> tuple[Doubt, ...]:
+    def largest(self) -> tuple[UncertaintyTerm, ...]:
         """The three inputs that contribute most."""
         return self.doubts[:3]
 
@@ -249,19 +257,22 @@ def uncertainty(found: Sensitivity) -> Uncertainty:
             together.setdefault((row.number.profile, row.number.source), []).append(row)
         else:
             alone.append([row])
-    doubts = sorted(map(_doubt, (*together.values(), *alone)), key=lambda doubt: -doubt.contribution)
+    doubts = sorted(
+        map(_uncertainty_term, (*together.values(), *alone)),
+        key=lambda uncertainty_term: -uncertainty_term.contribution,
+    )
     return Uncertainty(result.unit, result.compared_by, result.compared_s, confidence(result), tuple(doubts))
 
 
-def _doubt(rows: Iterable[SensitivityRow]) -> Doubt:
+def _uncertainty_term(rows: Iterable[SensitivityRow]) -> UncertaintyTerm:
     """Return what the rows of one estimate come to together, the most important key first."""
     rows = sorted(rows, key=lambda row: -abs(row.elasticity))
-    moved = sum(row.elasticity * _uncertain(row.number) for row in rows)
+    shift = sum(row.elasticity * _uncertain(row.number) for row in rows)
     first = rows[0].number
-    return Doubt(first.profile, tuple(row.number.key for row in rows), first.origin, abs(moved))
+    return UncertaintyTerm(first.profile, tuple(row.number.key for row in rows), first.origin, abs(shift))
 
 
-def _uncertain(number: Number) -> float:
+def _uncertain(number: ProfileParameter) -> float:
     """Return the relative uncertainty of a number; 0 for counts (lanes, NUMA nodes), which are right or
     wrong."""
     if number.text.isdecimal():

@@ -10,7 +10,7 @@ from simoffload.hardware import Tier
 from simoffload.results.values import by_name
 from simoffload.units import format_bytes
 
-__all__ = ["Change", "Estimate", "MemoryTerm", "Moment", "Remedies", "TierUse", "peak_uses", "tier_uses"]
+__all__ = ["Change", "Estimate", "MemoryStage", "MemoryTerm", "Remedies", "TierUse", "peak_uses", "tier_uses"]
 
 
 class MemoryTerm(NamedTuple):
@@ -28,7 +28,7 @@ class MemoryTerm(NamedTuple):
     """Only in the first step."""
 
 
-class Moment(NamedTuple):
+class MemoryStage(NamedTuple):
     """What is held at one stage of a run."""
 
     name: str
@@ -107,7 +107,7 @@ class Change(NamedTuple):
     """What is changed. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision", "gpus",
     "machines", "capacity" or "lora", several with " + " between; ``advise`` changes "hardware", "placement",
     "workload" or "setting"."""
-    words: str
+    description: str
     """"batch 16 → 11 on each GPU"; empty for a scenario as it is."""
     edits: tuple[Edit, ...] = ()
     uses: tuple[TierUse, ...] = ()
@@ -124,7 +124,7 @@ class Change(NamedTuple):
     def with_(self, other: Change) -> Change:
         """Return both changes as one."""
         kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
-        return Change(kind, f"{self.words}, {other.words}", (*self.edits, *other.edits))
+        return Change(kind, f"{self.description}, {other.description}", (*self.edits, *other.edits))
 
     @property
     def assignments(self) -> tuple[str, ...]:
@@ -161,11 +161,11 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
     return tuple(uses)
 
 
-def peak_uses(moments: Iterable[Moment], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
+def peak_uses(memory_stages: Iterable[MemoryStage], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
     """Return what every tier holds at its peak and later on; of equal stages the first counts."""
     largest: dict[str, TierUse] = {}
     steady: dict[str, int] = {}
-    for moment in moments:
+    for moment in memory_stages:
         for use in tier_uses(moment.terms, tiers):
             if use.tier not in largest or use.needed > largest[use.tier].needed:
                 largest[use.tier] = use._replace(moment=moment.name)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.results.passes import PassResult, whole
+from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.timeline import PassWork, Timeline
 from simoffload.results.values import by_name
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simoffload.planning.costs.economics import Economics
     from simoffload.planning.explanation import Explanation
 
-__all__ = ["Provenance", "SimulationResult", "attributed"]
+__all__ = ["ResultProvenance", "SimulationResult", "attributed"]
 
 SCHEMA = "simoffload/result/1"
 
@@ -51,7 +51,7 @@ class Planner(Protocol):
 
 
 @dataclass(frozen=True)
-class Provenance:
+class ResultProvenance:
     """The inputs and versions from which the answer was computed."""
 
     scenario: dict[str, Any]
@@ -113,7 +113,7 @@ class SimulationResult(ABC):
     advice: tuple[str, ...]
     """What lacks and what to do about it; empty when it fits."""
     warnings: tuple[str, ...]
-    provenance: Provenance
+    provenance: ResultProvenance
     extrapolations: tuple[str, ...] = ()
     """What lies outside of the range in which the machine was measured."""
     refused: tuple[str, ...] = ()
@@ -369,7 +369,7 @@ def attributed(one: PassResult) -> dict[str, Any]:
 
 
 def _causes(one: PassResult) -> list[dict[str, Any]]:
-    exposed = whole([share.exposed_ps for share in one.shares])
+    exposed = largest_remainder([share.exposed_ps for share in one.shares])
     return [
         by_name(share, "cause group exposed_s busy_s limit size") | {"exposed_ps": time}
         for share, time in zip(one.shares, exposed, strict=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
-from simoffload.results.endurance import CachedWrites, TierWear
-from simoffload.results.passes import PassResult, Time, combined, seconds
-from simoffload.results.reading import Reading
+from simoffload.results.data_loading import DataLoading
+from simoffload.results.endurance import CachedWrites, TierLifetime
+from simoffload.results.passes import PassResult, Time, aggregate, seconds
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
 from simoffload.workload import Dataset
@@ -105,7 +105,7 @@ class TrainingResult(SimulationResult):
     recomputed_flops: float = 0.0
     """[FLOP] that checkpointing computes again in one step on one GPU."""
     phases: tuple[TimedPhase, ...] = ()
-    moments: tuple[tuple[str, tuple[TierUse, ...]], ...] = ()
+    memory_stages: tuple[tuple[str, tuple[TierUse, ...]], ...] = ()
     """What every tier holds at each stage of the run."""
     traffic: tuple[StorageTraffic, ...] = ()
     requests: tuple[StorageRequests, ...] = ()
@@ -116,11 +116,11 @@ class TrainingResult(SimulationResult):
     """Checkpoints that the run saves; None where the scenario has none."""
     dataset: Dataset | None = None
     """What the run reads."""
-    reading: Reading | None = None
+    data_loading: DataLoading | None = None
     """Whether it comes in time; None without a dataset or without times."""
     write_caches: tuple[CachedWrites, ...] = ()
     """What became of a step's writes to drives with a write cache."""
-    wear: tuple[TierWear, ...] = ()
+    drive_lifetime: tuple[TierLifetime, ...] = ()
     """Of the drives that steps and checkpoints write to."""
 
     @property
@@ -159,7 +159,7 @@ class TrainingResult(SimulationResult):
         """The whole step: its phases put together."""
         if not self.phases:
             return None
-        return combined("step", [(phase.result, phase.times) for phase in self.phases])
+        return aggregate("step", [(phase.result, phase.times) for phase in self.phases])
 
     def phase_s(self, name: str) -> float | None:
         """Return the time [s] of all phases of that name in one step."""
@@ -220,7 +220,7 @@ class TrainingResult(SimulationResult):
 
     def particulars(self) -> dict[str, Any]:
         """Return phases, traffic to storage, memory over the run, checkpoints, data and wear."""
-        memory = [{"moment": name, "tiers": [_held(use) for use in uses]} for name, uses in self.moments]
+        memory = [{"stage": name, "tiers": [_held(use) for use in uses]} for name, uses in self.memory_stages]
         return {
             **by_name(self, "requests_to_first_step=requests memory_estimates=estimates optimizer_target"),
             **by_name(self, "phases forward_flops recomputed_flops storage_per_step=traffic write_caches"),

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from simoffload.hardware import Machine, Path
 from simoffload.hardware.sharing import Demand, fair_rates, loads
-from simoffload.results.reading import Limit
+from simoffload.results.data_loading import Limit
 from simoffload.workload.dataset import Dataset
 
-__all__ = ["Host", "Pace", "Step", "Supply", "Ways", "loader_pace", "storage_ways"]
+__all__ = ["GpuStep", "LoaderHost", "Pace", "StorageRoutes", "Supply", "loader_pace", "storage_routes"]
 
 ROUNDING = 1e-6
 """Rates are whole [B/s]: a link that lacks less than this fraction is full, a step longer by less waits for
@@ -32,7 +32,7 @@ class Supply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ways:
+class StorageRoutes:
     """The ways of all ranks from a tier to the memory of their hosts, for any number of workers."""
 
     paths: tuple[Path, ...]
@@ -66,14 +66,14 @@ class Ways:
         )
 
 
-def storage_ways(
+def storage_routes(
     dataset: Dataset,
     machine: Machine,
     *,
     ranks: int,
     requests_per_second: int | None = None,
     background: Mapping[str, float] | None = None,
-) -> Ways:
+) -> StorageRoutes:
     """Return the ways of ``ranks`` to the dataset's tier.
 
     ``requests_per_second`` is what the target, of each host if it is local, serves at most; ``background``
@@ -88,7 +88,7 @@ def storage_ways(
         _limit_requests(dataset, machine, hops, names, free, requests_per_second)
     scale = lcm(*(share.denominator for each in hops for _, share in each))
     scaled = tuple(tuple((link, int(share * scale)) for link, share in each) for each in hops)
-    return Ways(paths, scaled, scale, tuple(names), tuple(free))
+    return StorageRoutes(paths, scaled, scale, tuple(names), tuple(free))
 
 
 def _cap(dataset: Dataset, path: Path, workers: int) -> int:
@@ -106,7 +106,7 @@ def _limit_requests(
     requests_per_second: int,
 ) -> None:
     """Add a resource for what the target serves: one on every host for local drives, else one in all."""
-    local = machine.wiring.targets[dataset.tier].drives > 0
+    local = machine.topology.targets[dataset.tier].drives > 0
     first = len(free)
     for node in range(machine.nodes if local else 1):
         prefix = f"node{node} " if local and machine.nodes > 1 else ""
@@ -116,7 +116,7 @@ def _limit_requests(
         each.append((first + (gpu // machine.gpus_per_node if local else 0), Fraction(1)))
 
 
-class Host(NamedTuple):
+class LoaderHost(NamedTuple):
     """The resources that the ranks of one host share."""
 
     ranks: int
@@ -137,7 +137,7 @@ class Pace(NamedTuple):
     """What slows it down most."""
 
 
-class Step(NamedTuple):
+class GpuStep(NamedTuple):
     """The times of the GPU while batches are made."""
 
     time_s: float
@@ -192,7 +192,7 @@ class _Sample(NamedTuple):
         return limits[self.index(max(self))]
 
 
-def loader_pace(dataset: Dataset, supply: Supply, host: Host, *, batch: int, hit_ratio: float) -> Pace:
+def loader_pace(dataset: Dataset, supply: Supply, host: LoaderHost, *, batch: int, hit_ratio: float) -> Pace:
     """Return the pace at which a rank's workers make batches of ``batch`` samples while all ranks do the
     same.
 
@@ -215,7 +215,7 @@ def loader_pace(dataset: Dataset, supply: Supply, host: Host, *, batch: int, hit
     return Pace(batch * slowest, batch * (sum(first) + (crowd - 1) * worked), limit)
 
 
-def _sample(dataset: Dataset, missed: float, rate: float, host: Host) -> _Sample:
+def _sample(dataset: Dataset, missed: float, rate: float, host: LoaderHost) -> _Sample:
     """Return the times of a sample of which ``missed`` [B] come from storage at ``rate`` [B/s]."""
     return _Sample(
         requests=missed / rate,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Change, Estimate, Moment
+from simoffload.results.capacity import Change, Estimate, MemoryStage
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.placement import Placement
@@ -147,7 +147,7 @@ class Plan(ABC):
 
     @property
     @abstractmethod
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """What each tier must hold at each stage of the run."""
 
     @property

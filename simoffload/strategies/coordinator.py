@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from simoffload.errors import InputError
-from simoffload.strategies.actions import Actions, Layers, Tensor
+from simoffload.strategies.coordinator_sink import CoordinatorSink, Layers, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 
 __all__ = ["RECENT_EVENTS", "Coordinator"]
@@ -41,7 +41,7 @@ class Coordinator:
         settings: OffloadSettings,
         ranks: int,
         warm: bool,
-        actions: Actions,
+        sink: CoordinatorSink,
         layers: Layers | None = None,
     ) -> None:
         self._tensors = tensors
@@ -53,7 +53,7 @@ class Coordinator:
         self._swapped_out = [tensor.on_nvme and not (warm and tensor.persistent) for tensor in tensors]
         self._live: set[int] = set()  # fetched since, and not yet released
         self._buffered: set[int] = set()  # read since into a swap buffer
-        self._reading: list[int] = []
+        self._pending_reads: list[int] = []
         self._free_buffers = settings.buffer_count
         if warm and settings.prefetch_bucket_size > 0:
             # The first prefetching pass reads persistent tensors once more and keeps their buffers.
@@ -80,7 +80,7 @@ class Coordinator:
         self.largest_gather = 0
         """[elements] largest batch that was gathered in one call."""
 
-        self._actions = actions
+        self._sink = sink
         self._head = 0
         self._fetched_for: dict[int, int] = {}
         self._registry: dict[int, int] = {}
@@ -97,9 +97,9 @@ class Coordinator:
     def go_on(self) -> None:
         """Walk through the next module; raises what :meth:`run` raises."""
         step = self._step
-        self._actions.enter(step)
+        self._sink.enter(step)
         self.fetch()
-        self._actions.compute(step)
+        self._sink.compute(step)
         self.release(self._uses[step])
 
     def go_to_layer(self, layer: int) -> None:
@@ -157,7 +157,7 @@ class Coordinator:
             self._head - self._entries[step] if self._warm else 0,
             tuple(sorted((place(index), self._status[index]) for index in live)),
             tuple(sorted(map(place, self._buffered))),
-            tuple(map(place, self._reading)),
+            tuple(map(place, self._pending_reads)),
             tuple(sorted(gathers)),
             tuple(sorted((place(i), use - step) for i, use in self._fetched_for.items() if use >= step)),
         )
@@ -193,19 +193,19 @@ class Coordinator:
                 continue
             if self._events > _MAX_FETCH_EVENTS and not self._direct:
                 # Without gathers every wait drains the stream, so no older event can be outstanding.
-                self._actions.throttle(self._events - 1 - _MAX_FETCH_EVENTS)
+                self._sink.throttle(self._events - 1 - _MAX_FETCH_EVENTS)
             handle = self._registry.pop(index)
             if handle not in self._awaited:
                 self._awaited.add(handle)
-                self._actions.wait(handle)
+                self._sink.wait(handle)
             self._status[index] = _AVAILABLE
-            self._actions.fetch_event()
+            self._sink.fetch_event()
             self._events += 1
 
     def _gather(self, indices: Sequence[int], *, prefetch: bool) -> None:
         self._bring_to_memory(indices)
         batch = [self._tensors[index] for index in sorted(indices)]
-        handle = self._actions.gather(batch, prefetch=prefetch)
+        handle = self._sink.gather(batch, prefetch=prefetch)
         numel = sum(tensor.numel for tensor in batch)
         self._n_available += numel
         self.on_gpu += numel
@@ -222,9 +222,9 @@ class Coordinator:
         absent = [index for index in indices if self._swapped_out[index]]
         if absent:
             self._read(absent)
-        if self._reading and (absent or any(index in self._reading for index in indices)):
-            self._actions.wait_reads()
-            self._reading.clear()
+        if self._pending_reads and (absent or any(index in self._pending_reads for index in indices)):
+            self._sink.wait_reads()
+            self._pending_reads.clear()
 
     def _read(self, indices: Sequence[int]) -> None:
         if len(indices) > self._free_buffers:
@@ -241,8 +241,8 @@ class Coordinator:
         for index in indices:
             self._swapped_out[index] = False
             self._buffered.add(index)
-        self._reading.extend(indices)
-        self._actions.read([self._tensors[index] for index in indices])
+        self._pending_reads.extend(indices)
+        self._sink.read([self._tensors[index] for index in indices])
 
     def _discard(self, step: int, used: Sequence[int]) -> None:
         """Drop the module's own tensors from the queue unless an earlier prefetch popped them."""
@@ -304,7 +304,7 @@ class Coordinator:
             self.on_gpu -= self._tensors[index].numel
             self._return_buffer(index)
             released += 1
-        self._actions.release(released)
+        self._sink.release(released)
 
     def _keeps(self, index: int, next_step: int) -> bool:
         """Whether it is persistent, skipped by prefetch, or needed again within the reuse distance

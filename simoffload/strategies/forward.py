@@ -17,16 +17,16 @@ from simoffload.hardware import Path
 from simoffload.models import Module
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.actions import Tensor
 from simoffload.strategies.coordinator import RECENT_EVENTS
+from simoffload.strategies.coordinator_sink import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.timing import Timing, copy_name, effective_rate, picoseconds, shares
 
-__all__ = ["HOST", "STREAMS", "ForwardWriter", "Partitioning", "StreamWriter", "Visit", "Ways"]
+__all__ = ["HOST", "STREAMS", "ForwardWriter", "Partitioning", "Routes", "StreamWriter", "Visit"]
 
 HOST = 0
 
-Ways = dict[tuple[object, ...], tuple[Path, tuple[tuple[tuple[int, Fraction], ...], ...]]]
+Routes = dict[tuple[object, ...], tuple[Path, tuple[tuple[tuple[int, Fraction], ...], ...]]]
 """What is known of routes of a machine's ranks; writers for the same ones may share it."""
 
 
@@ -34,7 +34,7 @@ class StreamWriter:
     """Streams of a rank, the first of which is the host thread, written when something depends on it."""
 
     def __init__(
-        self, *, name: str, ranks: int, streams: Sequence[str], timing: Timing, ways: Ways | None = None
+        self, *, name: str, ranks: int, streams: Sequence[str], timing: Timing, routes: Routes | None = None
     ) -> None:
         self.timing = timing
         self.costs = timing.machine.host.deepspeed
@@ -44,7 +44,7 @@ class StreamWriter:
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
         self._known: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._ways: Ways = {} if ways is None else ways
+        self._routes: Routes = {} if routes is None else routes
 
     def build(self) -> Schedule:
         """Close the schedule over the machine's resources."""
@@ -56,10 +56,10 @@ class StreamWriter:
         self, key: tuple[object, ...], path: Callable[[int], Path]
     ) -> tuple[Path, tuple[tuple[tuple[int, Fraction], ...], ...]]:
         """The first rank's path, and all ranks' hops; ``path`` gives each rank's, the same for a key."""
-        if key not in self._ways:
+        if key not in self._routes:
             paths = [path(rank) for rank in range(self.ranks)]
-            self._ways[key] = paths[0], shares(paths)
-        return self._ways[key]
+            self._routes[key] = paths[0], shares(paths)
+        return self._routes[key]
 
     def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
         """Route and latency [ps] of transfers one after the other, each at the rate of its own size.
@@ -184,9 +184,9 @@ class ForwardWriter(StreamWriter):
         timing: Timing,
         visits: Sequence[Visit],
         streams: Sequence[str] = STREAMS,
-        ways: Ways | None = None,
+        routes: Routes | None = None,
     ) -> None:
-        super().__init__(name=name, ranks=placement.ranks, streams=streams, timing=timing, ways=ways)
+        super().__init__(name=name, ranks=placement.ranks, streams=streams, timing=timing, routes=routes)
         self._place = placement
         self._visits = visits
         self._copies = COPY if placement.settings.overlap_comm else COMPUTE
@@ -195,7 +195,7 @@ class ForwardWriter(StreamWriter):
         self._fetch_events: list[int] = []
         self._fetched_until: int | None = None
         self._waited = False
-        self._reading = 0.0
+        self._pending_reads = 0.0
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
         """Everything that decides how what follows is written down, told relative to what is written.
@@ -205,7 +205,7 @@ class ForwardWriter(StreamWriter):
         written = self.builder.written
         return (
             self._pending,
-            self._reading,
+            self._pending_reads,
             tuple(map(bool, written)),
             tuple((stream, written[stream] - ordinal) for stream, ordinal in self._awaited),
             tuple(written[self._copies] - ordinal for ordinal in self._fetch_events[-RECENT_EVENTS:]),
@@ -242,7 +242,7 @@ class ForwardWriter(StreamWriter):
         for tensor in tensors:
             size = self.aligned(tensor.slice_numel * self._place.dtype_bytes)
             route, fixed = self.storage(self._place.tier, size, gds=self._place.settings.use_gds)
-            self._reading += self.transfer_s(route, fixed, size)
+            self._pending_reads += self.transfer_s(route, fixed, size)
             self.add(
                 "read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self.host_so_far()
             )
@@ -250,8 +250,8 @@ class ForwardWriter(StreamWriter):
     def wait_reads(self) -> None:
         """The host waits for all reads of the handle, whoever they are for."""
         self.host_waits(IO)
-        self.cool(self._reading)
-        self._reading = 0.0
+        self.cool(self._pending_reads)
+        self._pending_reads = 0.0
 
     def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
         """Copy the partitions over and all-gather them.

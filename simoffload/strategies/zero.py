@@ -18,12 +18,12 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
 from simoffload.results.capacity import Change
-from simoffload.strategies.actions import Tensor
 from simoffload.strategies.base import Plan, Strategy
+from simoffload.strategies.coordinator_sink import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
-from simoffload.strategies.ds_config.knobs import allowing, faster_settings, released
 from simoffload.strategies.ds_config.parameters import fetch_settings
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
+from simoffload.strategies.ds_config.tuning import allowing, faster_settings, released
 from simoffload.strategies.placement import Placement, gds_warnings, refused
 
 __all__ = [
@@ -156,8 +156,8 @@ class ZeroStrategy(Strategy):
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
         """Weights in host memory at stage 3 unless something says where they are."""
         section, stage = self.written("weights"), self.ds_config.zero_optimization.stage
-        said = self.weights is not None or (section is not None and section.device is not None)
-        return () if said or stage < 3 else (Edit.at("strategy.weights", "dram"),)
+        message = self.weights is not None or (section is not None and section.device is not None)
+        return () if message or stage < 3 else (Edit.at("strategy.weights", "dram"),)
 
 
 def device_of(tier: str, machine: Machine) -> OffloadDevice:
@@ -193,26 +193,26 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
     section = _SECTIONS[key]
     configured = written.device if written else None
     path = written.nvme_path if written and configured == "nvme" else None
-    told = _tier_of_path(path, machine) if path else None
+    tier_of_path = _tier_of_path(path, machine) if path else None
     if named is not None:
         if configured is not None and machine.tiers[named].kind not in _KINDS[configured]:
-            said = f'ds_config {section}.device: "{configured}" does not go with {key}: {named}'
-            return named, (f"{said}; {named} is used",)
-        if told not in (None, named):
-            said = f'ds_config {section}.nvme_path: "{path}" does not go with {key}: {named}'
-            return named, (f"{said}; {named} is used",)
+            message = f'ds_config {section}.device: "{configured}" does not go with {key}: {named}'
+            return named, (f"{message}; {named} is used",)
+        if tier_of_path not in (None, named):
+            message = f'ds_config {section}.nvme_path: "{path}" does not go with {key}: {named}'
+            return named, (f"{message}; {named} is used",)
         return named, ()
-    if told is not None:
-        return told, ()
+    if tier_of_path is not None:
+        return tier_of_path, ()
     kinds = _KINDS[configured or "none"]
     found = [name for kind in kinds for name, tier in machine.tiers.items() if tier.kind == kind]
     if not found:
         text = f"the platform has no tier for offload device {configured!r}"
         raise InputError.at(f"strategy.{key}", text)
     if path and len(found) > 1:
-        said = f'ds_config {section}.nvme_path: "{path}" names no tier of {machine.platform}'
+        message = f'ds_config {section}.nvme_path: "{path}" names no tier of {machine.platform}'
         which = f"{found[0]} is used; say which with strategy.{key}, or end the path with the tier's name"
-        return found[0], (f"{said} ({', '.join(found)}); {which}",)
+        return found[0], (f"{message} ({', '.join(found)}); {which}",)
     return found[0], ()
 
 
@@ -236,9 +236,9 @@ def inference_moves(
 ) -> Iterator[tuple[Change, ...]]:
     """Weights on each tier, the smaller ones first; ``before`` are edits that come before all others."""
     for tier in _smaller_first(plan.machine):
-        words = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
+        description = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
         weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
-        yield (Change("tier", words, (*before, *weights)),)
+        yield (Change("tier", description, (*before, *weights)),)
 
 
 def training_moves(
@@ -265,8 +265,8 @@ def training_moves(
             both = (*weights_on(machine.tiers["hbm"]), optimizer)
             places.setdefault(("hbm", name), (f"weights on hbm, optimizer on {name}", both))
         places.pop((now.weights, now.optimizer), None)
-        moves = [Change("tier", words, (*before, *edits)) for words, edits in places.values()]
-        plain = [Change("tier", words, edits) for words, edits in places.values()]
+        moves = [Change("tier", description, (*before, *edits)) for description, edits in places.values()]
+        plain = [Change("tier", description, edits) for description, edits in places.values()]
         yield (*moves, *(stage.with_(move) for move in plain for stage in stages))
 
 
@@ -292,5 +292,7 @@ def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[
     for quantize in ({}, {"quantize": "nf4"}):
         lora = Edit(("strategy", "lora"), {"r": _RANK, "target_modules": targets, **quantize})
         four_bit = ", frozen weights in nf4" if quantize else ""
-        words = f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
-        yield Change("lora", words, (*before, lora))
+        description = (
+            f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
+        )
+        yield Change("lora", description, (*before, lora))

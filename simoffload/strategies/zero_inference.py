@@ -15,22 +15,22 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import Change, MemoryTerm, Moment
+from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.actions import Actions, Tensor
 from simoffload.strategies.base import Facts, Plan, Tunable
+from simoffload.strategies.coordinator_sink import CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import (
     resolve_settings,
 )
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config
-from simoffload.strategies.ds_config.knobs import tunables
 from simoffload.strategies.ds_config.sections import OffloadParamSection
+from simoffload.strategies.ds_config.tuning import tunables
 from simoffload.strategies.forward import Partitioning, Visit
-from simoffload.strategies.layered import LayeredModel
+from simoffload.strategies.layer_stack import LayeredModel
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.programs import Programs, programs_of
 from simoffload.strategies.resident import ResidentPlan, spread_bound
+from simoffload.strategies.schedule_templates import ScheduleTemplates, schedule_templates_of
 from simoffload.strategies.timing import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.zero import (
     ZeroStrategy,
@@ -147,19 +147,19 @@ class ZeroInferencePlan(InferencePlan):
         return Facts(spread_bound=bound)
 
     @cached_property
-    def programs(self) -> Programs:
+    def templates(self) -> ScheduleTemplates:
         """Its passes, but for the durations of kernels."""
-        return programs_of(self.model, self.machine, self.placement)
+        return schedule_templates_of(self.model, self.machine, self.placement)
 
     @property
     def modules(self) -> Sequence[Module]:
         """Those that launch kernels."""
-        return self.programs.modules
+        return self.templates.modules
 
     @property
     def layered(self) -> LayeredModel:
         """The model as the coordinator walks through it."""
-        return self.programs.layered
+        return self.templates.layered
 
     @property
     def visits(self) -> tuple[Visit, ...]:
@@ -210,17 +210,17 @@ class ZeroInferencePlan(InferencePlan):
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The operations of one pass."""
-        return self.programs.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
+        return self.templates.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
 
-    def walk(self, actions: Actions) -> None:
-        """Call ``actions`` as DeepSpeed would in a pass whose trace is known."""
-        whole = self.layered.walkable(self.model.num_hidden_layers)
-        self.layered.coordinator(actions, whole, warm=True).run()
+    def replay(self, sink: CoordinatorSink) -> None:
+        """Call ``sink`` as DeepSpeed would in a pass whose trace is known."""
+        full_stack = self.layered.layer_stack(self.model.num_hidden_layers)
+        self.layered.coordinator(sink, full_stack, warm=True).run()
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """What each tier must hold while tokens are generated."""
-        return (Moment("", self.memory),)
+        return (MemoryStage("", self.memory),)
 
     @cached_property
     def memory(self) -> tuple[MemoryTerm, ...]:
@@ -241,11 +241,11 @@ class ZeroInferencePlan(InferencePlan):
         per_host = self.machine.ranks_per_node(place.ranks)
         counted = self.layered.counted
         in_memory = [(tensor.slice_numel * size, count) for tensor, count in counted if not tensor.on_nvme]
-        whole = sum(part * count for part, count in in_memory)
+        full_stack = sum(part * count for part, count in in_memory)
         swapped = sum(tensor.slice_numel * size * count for tensor, count in counted if tensor.on_nvme)
         if settings.device == "none":
-            return [MemoryTerm("hbm", "weight partition", whole)]
-        terms = [MemoryTerm("dram", "weights", whole * per_host, pinned=settings.pin_memory)]
+            return [MemoryTerm("hbm", "weight partition", full_stack)]
+        terms = [MemoryTerm("dram", "weights", full_stack * per_host, pinned=settings.pin_memory)]
         if settings.pin_memory:
             rounding = sum(count * pinned_rounding([part]) for part, count in in_memory) * per_host
             terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))

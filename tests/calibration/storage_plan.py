@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Document
 from simoffload.scenario import resolve
-from simoffload.strategies.actions import Idle, Tensor
 from simoffload.strategies.coordinator import Coordinator
+from simoffload.strategies.coordinator_sink import NullSink, Tensor
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 LAYER = re.compile(r"^(?:model\.decoder|model|transformer)\.(?:layers|h)\.(\d+)(?:\.|$)")
@@ -48,11 +48,11 @@ def module_names(plan: ZeroInferencePlan) -> list[str]:
 def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
     """All reads of one rank in order, and where its host thread waits for them."""
     sizes = _sizes(plan, first=first)
-    model = plan.layered.walkable(plan.model.num_hidden_layers)
+    model = plan.layered.layer_stack(plan.model.num_hidden_layers)
     layers = _layers(model.tensors)
     rows: list[Row] = []
 
-    class Storage(Idle):
+    class Storage(NullSink):
         coordinator: Coordinator
 
         def read(self, tensors: Sequence[Tensor], /) -> None:

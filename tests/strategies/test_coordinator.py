@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.strategies.actions import Tensor
 from simoffload.strategies.coordinator import Coordinator
+from simoffload.strategies.coordinator_sink import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
 
 
@@ -71,7 +71,7 @@ def walk(
     warm: bool = True,
 ) -> tuple[str, Coordinator]:
     log = Log()
-    coordinator = Coordinator(tensors=tensors, uses=uses, settings=knobs, ranks=ranks, warm=warm, actions=log)
+    coordinator = Coordinator(tensors=tensors, uses=uses, settings=knobs, ranks=ranks, warm=warm, sink=log)
     coordinator.run()
     return str(log), coordinator
 

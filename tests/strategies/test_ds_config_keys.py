@@ -12,10 +12,12 @@ import simoffload
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings, sections
 from simoffload.strategies.ds_config.training import resolve_training, trains
-from simoffload.strategies.ds_config.unread import LEFT_OUT, REFUSED, WITHOUT_EFFECT
+from simoffload.strategies.ds_config.unsupported_keys import REFUSED, UNSUPPORTED, WITHOUT_EFFECT
 
 SECTIONS = [
-    one for one in vars(sections).values() if isinstance(one, type) and issubclass(one, sections.Section)
+    one
+    for one in vars(sections).values()
+    if isinstance(one, type) and issubclass(one, sections.ConfigSection)
 ]
 FIELDS = [(section, field) for section in SECTIONS for field in section.model_fields]
 
@@ -53,7 +55,7 @@ def test_every_declared_key_is_read_or_accounted_for() -> None:
         f"{section.__name__}.{field}"
         for section, field in FIELDS
         if not re.search(rf"""[."']{field}\b""", source)
-        and field not in LEFT_OUT.get(section, {})
+        and field not in UNSUPPORTED.get(section, {})
         and field not in WITHOUT_EFFECT.get(section, ())
     }
     assert left == set()
@@ -61,13 +63,13 @@ def test_every_declared_key_is_read_or_accounted_for() -> None:
 
 def test_a_key_is_accounted_for_once() -> None:
     for section in SECTIONS:
-        groups = [set(table.get(section, ())) for table in (LEFT_OUT, WITHOUT_EFFECT, REFUSED)]
+        groups = [set(table.get(section, ())) for table in (UNSUPPORTED, WITHOUT_EFFECT, REFUSED)]
         assert sum(map(len, groups)) == len(set().union(*groups)), section
 
 
 def test_what_is_told_of_a_declared_key_is_told_of_all_but_its_default() -> None:
     declared = [
-        (section, key) for section, keys in LEFT_OUT.items() for key in keys if key in section.model_fields
+        (section, key) for section, keys in UNSUPPORTED.items() for key in keys if key in section.model_fields
     ]
     assert {key for _, key in declared} == {
         "contiguous_gradients",
@@ -76,7 +78,7 @@ def test_what_is_told_of_a_declared_key_is_told_of_all_but_its_default() -> None
         "auto_ratio",
     }
     for section, key in declared:
-        assert LEFT_OUT[section][key].simulated == section.model_fields[key].default
+        assert UNSUPPORTED[section][key].simulated == section.model_fields[key].default
 
 
 # -- what is told ----------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from simoffload.planning.advise.evaluate import WORTH, Advice, Tried, advise
 from simoffload.planning.advise.purchases import (
     Method,
     Objective,
-    Point,
     Search,
     ServiceLevel,
+    SimulatedPurchase,
     parse_service,
     search_catalogue,
 )
@@ -19,9 +19,9 @@ __all__ = [
     "Change",
     "Method",
     "Objective",
-    "Point",
     "Search",
     "ServiceLevel",
+    "SimulatedPurchase",
     "Tried",
     "advise",
     "parse_service",

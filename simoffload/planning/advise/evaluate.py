@@ -149,8 +149,8 @@ def _together(tried: Sequence[Tried]) -> Change | None:
         best |= {each.path: each for each in one.change.edits}
     if any({each.path: each for each in one.change.edits} == best for one in helping) or not helping:
         return None
-    words = f"all settings that gain by themselves at once ({len(best)} keys)"
-    return Change("setting", words, tuple(best.values()), key="settings")
+    description = f"all settings that gain by themselves at once ({len(best)} keys)"
+    return Change("setting", description, tuple(best.values()), key="settings")
 
 
 def _extra(now: Economics, then: Economics) -> float | None:
@@ -165,7 +165,7 @@ def _extra(now: Economics, then: Economics) -> float | None:
 
 
 def _unpriced(one: Economics) -> set[tuple[str, str, int]]:
-    return {(item.key, item.words, item.number) for item in one.bill.items if item.total is None}
+    return {(item.key, item.description, item.number) for item in one.bill.items if item.total is None}
 
 
 def _why(error: InputError | SimulationError) -> str:
@@ -189,23 +189,23 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
     found: dict[str, str] = {}
     for rank, one in enumerate(advice.helping, start=1):
         name = f"{rank:02d}-{one.change.key}".replace("+", "-and-")
-        found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.change.words)
+        found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.change.description)
         if one.change.kind == "setting":
             exports = one.result.provenance.exports
             found |= {f"{name}.{file}": pasteable(content) for file, content in exports.items()}
     if search is not None and search.best is not None:
-        words = f"best by {search.objective}: {', '.join(search.best.words)}"
-        found["best.yaml"] = _scenario(advice.scenario, search.best, words)
+        description = f"best by {search.objective}: {', '.join(search.best.description)}"
+        found["best.yaml"] = _scenario(advice.scenario, search.best, description)
     for rank, point in enumerate(search.front if search else (), start=1):
-        found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point, ", ".join(point.words))
+        found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point, ", ".join(point.description))
     return found
 
 
-def _scenario(base: LoadedScenario, found: Evaluated, words: str) -> str:
+def _scenario(base: LoadedScenario, found: Evaluated, description: str) -> str:
     """Return a scenario file of what was simulated, with all settings of DeepSpeed but the batch, which the
     workload sets."""
-    name = f"{base.name}: {words}"[:_LONGEST_NAME]
-    edits = [Edit.at("name", name), Edit.at("description", f"{base.name} with {words}.")]
+    name = f"{base.name}: {description}"[:_LONGEST_NAME]
+    edits = [Edit.at("name", name), Edit.at("description", f"{base.name} with {description}.")]
     exported = found.result.provenance.exports.get(FILE)
     if exported is not None:
         config = {key: value for key, value in exported.items() if key not in BATCH}

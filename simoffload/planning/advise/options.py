@@ -11,7 +11,7 @@ from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Platform, list_profiles, load_profile
 from simoffload.hardware.profiles import Nic, Pcie, Profile
 from simoffload.hardware.storage import Drive, Raid
-from simoffload.hardware.targets import Plug, Ports, Target, adapter_rate
+from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
 from simoffload.planning.costs import CostList
 from simoffload.planning.remedies import smallest_changes
 from simoffload.results.capacity import Change
@@ -69,16 +69,16 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
 
 def _direct(scenario: LoadedScenario, tier: str) -> bool:
     """Return whether the GPUs and the storage of the weights are known to have GPUDirect Storage."""
-    said, target = scenario.machine.accelerator.gpudirect_storage, scenario.machine.wiring.targets.get(tier)
+    said, target = scenario.machine.accelerator.gpudirect_storage, scenario.machine.topology.targets.get(tier)
     return said is not None and said.value and target is not None and target.has_rdma
 
 
 def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: int) -> str:
     """Describe a placement: "weights on dram, optimizer on nvme", with what the strategy adds to it."""
     work, (weights, optimizer) = scenario.scenario.workload, placement
-    words = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
-    words += f", optimizer on {optimizer}" if optimizer else ""
-    return words + scenario.scenario.strategy.caveat(weights, ranks=ranks)
+    description = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
+    description += f", optimizer on {optimizer}" if optimizer else ""
+    return description + scenario.scenario.strategy.caveat(weights, ranks=ranks)
 
 
 def workloads(scenario: LoadedScenario) -> Iterator[Change]:
@@ -91,13 +91,15 @@ def workloads(scenario: LoadedScenario) -> Iterator[Change]:
     each = " per GPU" if strategy.replicas == strategy.gpus else ""
     for factor in (2, 4, 8):
         batch = factor * work.batch_size
-        words = f"batch {batch}{each} instead of {work.batch_size}"
-        yield Change("workload", words, (Edit.at("workload.batch_size", batch), *free), key=f"batch-{batch}")
+        description = f"batch {batch}{each} instead of {work.batch_size}"
+        yield Change(
+            "workload", description, (Edit.at("workload.batch_size", batch), *free), key=f"batch-{batch}"
+        )
     if isinstance(work, Training):
         steps = 2 * work.gradient_accumulation_steps
-        words = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"
+        description = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"
         changed = Edit.at("workload.gradient_accumulation_steps", steps)
-        yield Change("workload", words, (changed, *free), key=f"accumulate-{steps}")
+        yield Change("workload", description, (changed, *free), key=f"accumulate-{steps}")
 
 
 def remedies(scenario: LoadedScenario) -> Iterator[Change]:
@@ -117,9 +119,9 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
     """Yield other tiers for the weights or checkpoints, and in training for the optimizer."""
     strategy = scenario.scenario.strategy
     for placement in _placements(scenario, tiers):
-        words = placement_words(scenario, placement, ranks=strategy.ranks)
+        description = placement_words(scenario, placement, ranks=strategy.ranks)
         edits = strategy.retarget(placement, scenario.machine)
-        yield Change("placement", words, edits, key=f"on-{placement}")
+        yield Change("placement", description, edits, key=f"on-{placement}")
 
 
 def resident(scenario: LoadedScenario) -> Iterator[Change]:
@@ -127,8 +129,10 @@ def resident(scenario: LoadedScenario) -> Iterator[Change]:
     strategy = scenario.scenario.strategy
     with suppress(PlacementError):
         if edits := strategy.resident():
-            words = f"a whole copy in each GPU{f', without {strategy.method}' if strategy.method else ''}"
-            yield Change("placement", words, edits, key="on-resident")
+            description = (
+                f"a whole copy in each GPU{f', without {strategy.method}' if strategy.method else ''}"
+            )
+            yield Change("placement", description, edits, key="on-resident")
 
 
 def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
@@ -150,12 +154,12 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
     has, most = host.memory_capacity.value, host.memory_maximum
     more = 2 * has if most is None else max(has, min(2 * has, most.value))
     size, now = (format_bytes(one, binary=True) for one in (more, has))
-    words = f"{size} of host memory instead of {now}"
+    description = f"{size} of host memory instead of {now}"
     if more == has:
-        words = f"more host memory than {now}"
+        description = f"more host memory than {now}"
     changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{more} B")
     barred = f"host/{host.id} takes no more" if more == has else ""
-    yield Change("hardware", words, (changed,), barred=barred, key="memory-x2")
+    yield Change("hardware", description, (changed,), barred=barred, key="memory-x2")
     if barred:
         return
     if "dram" not in tiers:
@@ -165,9 +169,9 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
             return
         if fit(inside).fits:
             return
-        moved = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
+        on_dram = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
         yield Change(
-            "hardware", f"{words}, and the weights in it", (changed, *moved), key="memory-x2-on-dram"
+            "hardware", f"{description}, and the weights in it", (changed, *on_dram), key="memory-x2-on-dram"
         )
 
 
@@ -192,10 +196,10 @@ def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Change]:
 
 def _more(tier: str, target: Target, where: tuple[str, ...], array: Raid) -> Iterator[Change]:
     for number in (target.drives + 1, 2 * target.drives):
-        words = f"{number} drives in {tier} instead of {target.drives}"
+        description = f"{number} drives in {tier} instead of {target.drives}"
         count = Edit(("profiles", f"raid/{array.id}", "count"), number)
         changed = (count,) if target.array else _array(tier, array, where, number)
-        yield Change("hardware", words, changed, key=f"{tier}-{number}-drives")
+        yield Change("hardware", description, changed, key=f"{tier}-{number}-drives")
 
 
 def _faster(
@@ -205,36 +209,36 @@ def _faster(
     assert target.drive is not None
     slots = [platform.slots[vertex] for vertex in where]
     rates, found = {one.id: _rate(one, _own_side(one), slots) for one in known}, 0
-    rate = _rate(target.drive, target.plug, slots)
+    rate = _rate(target.drive, target.pcie_link, slots)
     faster = (one for one in known if rates[one.id] > rate)
     for drive in sorted(faster, key=lambda one: (-rates[one.id], one.id)):
         joined = _striped(drive.id, like=target.array) if target.array else None
         if found == _FASTER_DRIVES or (target.array and joined is None):
             continue
         found += 1
-        told = format_rate(drive.read.value)
+        rate_text = format_rate(drive.read.value)
         if rates[drive.id] < drive.read.value:
-            told = f"slot: {format_rate(rates[drive.id])}"
-        words = f"{target.drives} x {drive.name} ({told}) in {tier}"
+            rate_text = f"slot: {format_rate(rates[drive.id])}"
+        description = f"{target.drives} x {drive.name} ({rate_text}) in {tier}"
         changed = (
             _array(tier, joined, where, target.drives)
             if joined is not None
             else (Edit(("equipment", "tiers", tier), {"profile": drive.id, "at": list(where)}),)
         )
-        yield Change("hardware", words, changed, key=f"{tier}-{drive.id}")
+        yield Change("hardware", description, changed, key=f"{tier}-{drive.id}")
 
 
-def _rate(drive: Drive, plug: Plug | None, slots: Sequence[Pcie | None]) -> int:
+def _rate(drive: Drive, pcie_link: PcieLink | None, slots: Sequence[Pcie | None]) -> int:
     """Return the rate [B/s] at which a drive reads in the slowest of some slots."""
-    assert plug is not None
-    return min(drive.read.value, *(plug.within(slot).payload_rate for slot in slots))
+    assert pcie_link is not None
+    return min(drive.read.value, *(pcie_link.within(slot).payload_rate for slot in slots))
 
 
-def _own_side(drive: Drive) -> Plug:
+def _own_side(drive: Drive) -> PcieLink:
     """Return the PCIe connector of a shipped drive."""
     pcie = load_profile("pcie", drive.pcie.profile)
     assert isinstance(pcie, Pcie)
-    return Plug(pcie, drive.pcie.lanes.value)
+    return PcieLink(pcie, drive.pcie.lanes.value)
 
 
 def shipped(kind: str, model: type[P]) -> Iterator[P]:
@@ -264,9 +268,9 @@ def systems(platform: Platform, tier: str) -> Iterator[Change]:
     target = platform.targets[tier]
     if target.kind == "pfs":
         number = target.systems + 1
-        words = f"{number} x {target.id} instead of {target.systems}"
+        description = f"{number} x {target.id} instead of {target.systems}"
         changed = (Edit(("profiles", f"pfs/{target.id}", "count"), number),)
-        yield Change("hardware", words, changed, key=f"{tier}-{number}-systems")
+        yield Change("hardware", description, changed, key=f"{tier}-{number}-systems")
 
 
 def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Change]:
@@ -283,7 +287,7 @@ def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Change]:
         yield from _at_host(platform, tier, through)
         return
     # Transfers are striped in equal parts over the adapters: the slowest decides.
-    slowest = min(adapter_rate(platform.nics[name][0], platform.nic_plug(name)) for name in through)
+    slowest = min(adapter_rate(platform.nics[name][0], platform.nic_pcie_link(name)) for name in through)
     here, there = nodes * len(through) * slowest, server.total
     if here * _AS_MUCH < there:
         yield from _at_host(platform, tier, through)
@@ -292,8 +296,11 @@ def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Change]:
     else:
         pairs = zip(_at_host(platform, tier, through), _at_server(platform, tier, server), strict=False)
         for mine, theirs in pairs:
-            words, changed = f"{mine.words}, and {theirs.words}", (*mine.edits, *theirs.edits)
-            yield Change("hardware", words, changed, priced=False, key=mine.key)
+            description, changed = (
+                f"{mine.description}, and {theirs.description}",
+                (*mine.edits, *theirs.edits),
+            )
+            yield Change("hardware", description, changed, priced=False, key=mine.key)
 
 
 def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterator[Change]:
@@ -304,8 +311,8 @@ def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterato
     changed = tuple(Edit(("equipment", "nics", name), one) for name, one in more.items())
     doubled = Edit(("equipment", "tiers", tier), _wired(platform, tier, through=[*through, *more]))
     number = 2 * len(through)
-    words = f"{number} ports of the host to {tier} instead of {len(through)}"
-    yield Change("hardware", words, (*changed, doubled), key=f"{tier}-{number}-ports")
+    description = f"{number} ports of the host to {tier} instead of {len(through)}"
+    yield Change("hardware", description, (*changed, doubled), key=f"{tier}-{number}-ports")
     nic = platform.nics[through[0]][0]
     faster = _next_nic(nic)
     if faster is not None:
@@ -313,8 +320,8 @@ def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterato
             Edit(("equipment", "nics", name), {"profile": faster.id, "at": one.at})
             for name, one in attached.items()
         )
-        words = f"{faster.name} of the host to {tier} instead of {nic.name}"
-        yield Change("hardware", words, changed, key=f"{tier}-{faster.id}")
+        description = f"{faster.name} of the host to {tier} instead of {nic.name}"
+        yield Change("hardware", description, changed, key=f"{tier}-{faster.id}")
 
 
 def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Change]:
@@ -324,13 +331,13 @@ def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Change]
     changed = [Edit(("profiles", profile, "links"), number)]
     if server.mounts:  # a mount goes over one port
         changed.append(Edit(("profiles", profile, "mounts"), max(number, server.mounts)))
-    words = f"{number} ports of the server of {tier} instead of {server.number}"
-    yield Change("hardware", words, tuple(changed), priced=False, key=f"{tier}-server-{number}-ports")
+    description = f"{number} ports of the server of {tier} instead of {server.number}"
+    yield Change("hardware", description, tuple(changed), priced=False, key=f"{tier}-server-{number}-ports")
     faster = _next_nic(server.nic)
     if faster is not None:
         linked = Edit(("equipment", "tiers", tier), _wired(platform, tier, link=faster.id))
-        words = f"{faster.name} of the server of {tier} instead of {server.nic.name}"
-        yield Change("hardware", words, (linked,), priced=False, key=f"{tier}-server-{faster.id}")
+        description = f"{faster.name} of the server of {tier} instead of {server.nic.name}"
+        yield Change("hardware", description, (linked,), priced=False, key=f"{tier}-server-{faster.id}")
 
 
 def _wired(platform: Platform, tier: str, **other: Any) -> dict[str, Any]:
@@ -349,7 +356,7 @@ def _next_nic(now: Nic) -> Nic | None:
 def cables(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield the next generation of PCIe for slots and switches that are slower than the GPUs in them."""
     platform = scenario.platform()
-    own, now = platform.gpu.pcie, platform.gpu_plug.pcie
+    own, now = platform.gpu.pcie, platform.gpu_pcie_link.pcie
     known = [one for one in shipped("pcie", Pcie) if one.id.startswith("gen")]
     later = [one for one in known if now.is_slower(one) and not own.is_slower(one)]
     if not now.id.startswith("gen") or not later:
@@ -358,8 +365,8 @@ def cables(scenario: LoadedScenario) -> Iterator[Change]:
     before: dict[str, str] = (scenario.document.data.get("equipment") or {}).get("pcie") or {}
     replaced = [key for key, other in before.items() if other == now.id] or [now.id]
     changed = tuple(Edit(("equipment", "pcie", key), following.id) for key in replaced)
-    words = f"host and switches with {following.name} instead of {now.name}"
-    yield Change("hardware", words, changed, priced=False, key=f"pcie-{following.id}")
+    description = f"host and switches with {following.name} instead of {now.name}"
+    yield Change("hardware", description, changed, priced=False, key=f"pcie-{following.id}")
 
 
 def processors(scenario: LoadedScenario) -> Iterator[Change]:
@@ -374,8 +381,8 @@ def processors(scenario: LoadedScenario) -> Iterator[Change]:
                 changed.append(
                     Edit(("profiles", f"host/{host.id}", section, key), f"{value / _FASTER_THREAD} s")
                 )
-    words = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
-    yield Change("hardware", words, tuple(changed), priced=False, key="faster-thread")
+    description = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
+    yield Change("hardware", description, tuple(changed), priced=False, key="faster-thread")
 
 
 _NO_TIMES = {"ranks", "cold_share", "cold_limit", "graph"}

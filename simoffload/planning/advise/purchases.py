@@ -24,7 +24,15 @@ from simoffload.units import format_number, format_seconds, parse_seconds
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Method", "Objective", "Point", "Search", "ServiceLevel", "parse_service", "search_catalogue"]
+__all__ = [
+    "Method",
+    "Objective",
+    "Search",
+    "ServiceLevel",
+    "SimulatedPurchase",
+    "parse_service",
+    "search_catalogue",
+]
 
 _TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
 """Short names of metrics that must not be larger [s]."""
@@ -74,8 +82,8 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     try:
         limit = float(value) if metric in _RATES else parse_seconds(value)
     except ValueError as error:
-        told = str(error) if metric not in _RATES else f"{quoted(value)} is no number"
-        raise _refusal(text, f"{told}; {_EXAMPLE}") from None
+        reason = str(error) if metric not in _RATES else f"{quoted(value)} is no number"
+        raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
     if not 0 < limit < math.inf:
         raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
     return ServiceLevel(metric, limit)
@@ -94,7 +102,7 @@ MOST_ON_A_GRID = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point(Evaluated):
+class SimulatedPurchase(Evaluated):
     """One purchase that was simulated."""
 
     changes: tuple[Change, ...]
@@ -103,9 +111,9 @@ class Point(Evaluated):
     """Whether it keeps the budget and the service level."""
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def description(self) -> tuple[str, ...]:
         """What differs from the scenario as it is, in words."""
-        return tuple(one.words for one in self.changes if one.words)
+        return tuple(one.description for one in self.changes if one.description)
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -140,21 +148,21 @@ def _purchase(one: Economics) -> float:
 class Search:
     """The purchases that were found in a catalogue."""
 
-    points: tuple[Point, ...]
+    points: tuple[SimulatedPurchase, ...]
     """Everything that was simulated."""
-    best: Point | None
+    best: SimulatedPurchase | None
     """The best by the objective that keeps budget and service level; None if nothing does."""
-    nearest: Point | None
+    nearest: SimulatedPurchase | None
     """Of those within the budget that miss the service level the one that misses it least."""
     objective: Objective
     method: Method
     combinations: int
     """In the catalogue."""
-    too_dear: int
+    over_budget: int
     """Combinations beyond the budget, or with a part that has no price; they are not simulated."""
     too_large: int
     """Combinations that do not fit."""
-    alike: int
+    duplicates: int
     """Combinations that come to the same as others, and count once."""
     refusals: dict[str, int]
     """Why DeepSpeed or the machine refuses combinations, and how many, the commonest first."""
@@ -173,9 +181,9 @@ class Search:
         return sum(self.refusals.values())
 
     @property
-    def front(self) -> tuple[Point, ...]:
+    def front(self) -> tuple[SimulatedPurchase, ...]:
         """Points that keep the service level and that no other beats in both purchase and rate (Pareto)."""
-        found: list[Point] = []
+        found: list[SimulatedPurchase] = []
         priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
         for point in sorted(priced, key=lambda one: (one.purchase, -one.rate)):
             if not found or point.rate > found[-1].rate:
@@ -209,7 +217,7 @@ def search_catalogue(
     an unknown platform, or without the package optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
-    run = _Run(evaluator or Evaluator(scenario), known, budget, tuple(service), progress)
+    run = _PurchaseSearch(evaluator or Evaluator(scenario), known, budget, tuple(service), progress)
     spaces = [dimensions(scenario, platform, known) for platform in dict.fromkeys((None, *platforms))]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
@@ -222,12 +230,12 @@ def search_catalogue(
 
             explore(space, run.point, trials=max(1, trials // len(spaces)))
     fitting = [one for one in run.points if one.meets]
-    ranks: Mapping[Objective, Callable[[Point], tuple[float, float]]] = {
+    ranks: Mapping[Objective, Callable[[SimulatedPurchase], tuple[float, float]]] = {
         "throughput": lambda one: (-one.rate, one.purchase),
-        "cost": lambda one: (_dearness(one), one.purchase),
+        "cost": lambda one: (_cost_per_unit(one), one.purchase),
     }
     if objective == "cost":
-        fitting = [one for one in fitting if math.isfinite(_dearness(one))]
+        fitting = [one for one in fitting if math.isfinite(_cost_per_unit(one))]
     best = min(fitting, key=ranks[objective], default=None)
     missed = (one for one in run.points if not one.meets)
     return Search(
@@ -237,7 +245,7 @@ def search_catalogue(
         objective,
         chosen,
         combinations,
-        run.too_dear,
+        run.over_budget,
         run.too_large,
         run.combined - run.distinct,
         dict(run.refusals.most_common()),
@@ -246,13 +254,13 @@ def search_catalogue(
     )
 
 
-def _dearness(point: Point) -> float:
+def _cost_per_unit(point: SimulatedPurchase) -> float:
     """Return the cost of a unit of work; infinite where it is not known."""
     per_h = point.economics.metrics()["cost_per_h"]
     return per_h / point.rate if per_h is not None and not point.economics.missing else math.inf
 
 
-class _Run:
+class _PurchaseSearch:
     """Simulates combinations, each scenario once, and counts those that have no answer."""
 
     def __init__(
@@ -265,13 +273,13 @@ class _Run:
     ) -> None:
         self._evaluator, self._costs = evaluator, costs
         self._budget, self._service, self._progress = budget, service, progress
-        self._known: dict[str, Point | None] = {}
+        self._known: dict[str, SimulatedPurchase | None] = {}
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Why combinations are refused, and how many."""
-        self.too_dear = self.too_large = self.combined = 0
+        self.over_budget = self.too_large = self.combined = 0
 
-    def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> Point | None:
+    def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """Return the purchase for one choice in each dimension; None if it has no answer."""
         picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
         edits = tuple(edit for change in picked for edit in change.edits)
@@ -287,11 +295,11 @@ class _Run:
         return len(self._known)
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[SimulatedPurchase, ...]:
         """The purchases that were simulated."""
         return tuple(point for point in self._known.values() if point is not None)
 
-    def _simulated(self, changes: tuple[Change, ...], edits: tuple[Edit, ...]) -> Point | None:
+    def _simulated(self, changes: tuple[Change, ...], edits: tuple[Edit, ...]) -> SimulatedPurchase | None:
         try:
             scenario = self._evaluator.edited(*edits)
             capacity = fit(scenario)
@@ -301,11 +309,11 @@ class _Run:
             cost = economics(scenario, capacity, self._costs)
             self.missing |= dict.fromkeys(cost.bill.missing)
             if self._budget is not None and _purchase(cost) > self._budget:
-                self.too_dear += 1
+                self.over_budget += 1
                 return None
             if self._progress is not None:
-                words = ", ".join(one.words for one in changes if one.words)
-                self._progress(f"{len(self._known) + 1}: {words or 'as it is'}")
+                description = ", ".join(one.description for one in changes if one.description)
+                self._progress(f"{len(self._known) + 1}: {description or 'as it is'}")
             scenario, result = self._evaluator.answer(*edits)
         except InputError as error:
             self.refusals[error.problems[0].message] += 1
@@ -315,7 +323,9 @@ class _Run:
             return None
         cost = economics(scenario, result, self._costs)
         meets = all(level.kept(result) for level in self._service)
-        return Point(changes=changes, scenario=scenario, result=result, economics=cost, meets=meets)
+        return SimulatedPurchase(
+            changes=changes, scenario=scenario, result=result, economics=cost, meets=meets
+        )
 
 
 _SEED = 20261121
@@ -324,7 +334,7 @@ _WORST = (0.0, 1e18)
 
 def explore(
     space: Sequence[Dimension],
-    evaluate: Callable[[Sequence[Dimension], Sequence[int]], Point | None],
+    evaluate: Callable[[Sequence[Dimension], Sequence[int]], SimulatedPurchase | None],
     *,
     trials: int,
 ) -> None:

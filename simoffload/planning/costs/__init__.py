@@ -5,31 +5,31 @@ from __future__ import annotations
 from simoffload.planning.costs.bill import Bill, Draw, Energy, Item, bill, energy
 from simoffload.planning.costs.economics import (
     FORMULAS,
+    BreakEven,
     Costed,
     CostVerdict,
     Economics,
-    Flip,
+    break_even_points,
     economics,
-    flips,
     verdicts,
 )
-from simoffload.planning.costs.lists import CostList, load_costs
+from simoffload.planning.costs.price_list import CostList, load_costs
 
 __all__ = [
     "FORMULAS",
     "Bill",
+    "BreakEven",
     "CostList",
     "CostVerdict",
     "Costed",
     "Draw",
     "Economics",
     "Energy",
-    "Flip",
     "Item",
     "bill",
+    "break_even_points",
     "economics",
     "energy",
-    "flips",
     "load_costs",
     "verdicts",
 ]

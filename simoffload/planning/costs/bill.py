@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from simoffload.hardware import Machine, load_platform
+from simoffload.hardware.device_groups import MEMORY, DeviceGroup
 from simoffload.hardware.library import is_path
-from simoffload.hardware.parts import MEMORY, Part
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS
-from simoffload.planning.costs.lists import CostList, Figure
+from simoffload.planning.costs.price_list import CostList, Figure
 from simoffload.results.attribution import Group
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
@@ -34,7 +34,7 @@ class Item(NamedTuple):
 
     key: str
     """``kind/id`` of the profile, or "memory"."""
-    words: str
+    description: str
     number: int
     price: Figure | None
     """None where the list has none."""
@@ -99,7 +99,7 @@ class Bill(NamedTuple):
         return sum(item.number * item.units for item in mine)
 
 
-def used_parts(scenario: LoadedScenario, result: SimulationResult) -> tuple[Part, ...]:
+def used_parts(scenario: LoadedScenario, result: SimulationResult) -> tuple[DeviceGroup, ...]:
     """Return the parts of the machine, and of its storage only the tiers that must hold something."""
     tiers = {"", *(use.tier for use in result.capacity)}
     return tuple(part for part in scenario.machine.parts if part.tier in tiers)
@@ -113,12 +113,12 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
     adds is paid for on top.
     """
     wanted = used_parts(scenario, result)
-    whole = costs.machine_price(scenario.machine.platform)
-    if whole is None:
+    all_cores = costs.machine_price(scenario.machine.platform)
+    if all_cores is None:
         return Bill(tuple(_item(part, costs, part.number) for part in wanted if part.number))
     nodes = scenario.machine.nodes
     included = _included(scenario, nodes)
-    items = [Item(whole.what, "whole machine", nodes, whole)]
+    items = [Item(all_cores.what, "whole machine", nodes, all_cores)]
     for part in wanted:
         inside, added = _split(part, included.get((part.key, part.tier), part._replace(number=0)))
         items += [_item(one, costs, one.number)._replace(covered=True) for one in inside if one.number]
@@ -126,7 +126,7 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
     return Bill(tuple(items))
 
 
-def _split(part: Part, has: Part) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def _split(part: DeviceGroup, has: DeviceGroup) -> tuple[tuple[DeviceGroup, ...], tuple[DeviceGroup, ...]]:
     """Divide a part into what the machine has already and what is added; added memory comes on top of what is
     there."""
     covered = min(part.number, has.number)
@@ -137,7 +137,7 @@ def _split(part: Part, has: Part) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     return (inside._replace(size=has.size),), (more, added)
 
 
-def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], Part]:
+def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], DeviceGroup]:
     """Return, by key and tier, the parts that come with a platform as its file has it, without the scenario's
     changes."""
     reference, root = scenario.scenario.platform, scenario.document.root
@@ -146,12 +146,12 @@ def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], Par
     return {(part.key, part.tier): part for part in shipped if part.kind not in _SHARED}
 
 
-def _item(part: Part, costs: CostList, count: int) -> Item:
-    words = part.key.partition("/")[2] or part.key
+def _item(part: DeviceGroup, costs: CostList, count: int) -> Item:
+    description = part.key.partition("/")[2] or part.key
     if part.key == MEMORY:
-        words = f"host memory, {format_bytes(part.size, binary=True)}"
+        description = f"host memory, {format_bytes(part.size, binary=True)}"
     price, units = costs.price(part) or (None, 1.0)
-    return Item(part.key, words, count, price, units, tier=part.tier)
+    return Item(part.key, description, count, price, units, tier=part.tier)
 
 
 class Replacement(NamedTuple):
@@ -177,7 +177,11 @@ def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple
 
     Those that come with a machine have the price of their kind.
     """
-    lasting = {one.tier: one.wear.days for one in getattr(result, "wear", ()) if one.wear.days is not None}
+    lasting = {
+        one.tier: one.drive_lifetime.days
+        for one in getattr(result, "drive_lifetime", ())
+        if one.drive_lifetime.days is not None
+    }
     found = []
     for item in bill.items:
         days = lasting.get(item.tier)
@@ -227,7 +231,7 @@ class Energy(NamedTuple):
 
 
 def energy(
-    machine: Machine, result: SimulationResult, parts: Iterable[Part], costs: CostList
+    machine: Machine, result: SimulationResult, parts: Iterable[DeviceGroup], costs: CostList
 ) -> Energy | None:
     """Return the power and energy of the work; None where it does not fit."""
     work = result.spent
@@ -246,18 +250,18 @@ def energy(
     return Energy(tuple(draws), tuple(missing), total)
 
 
-def _busy(part: Part, one: PassResult, machine: Machine, result: SimulationResult) -> float:
+def _busy(part: DeviceGroup, one: PassResult, machine: Machine, result: SimulationResult) -> float:
     """Return the fraction of a pass in which the devices of a part are busy, on average over all of them."""
     if not one.time_s:
         return 0.0
     if part.kind == "accelerator":
         return min(1.0, one.gpus_s / one.time_s / machine.gpus)
     if part.kind == "host":
-        whole = sum(share.busy_s for share in one.shares if share.cause in _ALL_CORES) / one.time_s
-        threads = (_share(one, "host") - whole) * machine.ranks_per_node(result.ranks)
+        all_cores = sum(share.busy_s for share in one.shares if share.cause in _ALL_CORES) / one.time_s
+        threads = (_share(one, "host") - all_cores) * machine.ranks_per_node(result.ranks)
         cores = threads / machine.host.cpu_optimizer.cores.value
         linked = sum(use.size / (use.capacity * one.time_s) for use in one.links if use.unit == "core-ns")
-        return min(1.0, min(1.0, cores + whole) * machine.nodes_of(result.gpus) / machine.nodes + linked)
+        return min(1.0, min(1.0, cores + all_cores) * machine.nodes_of(result.gpus) / machine.nodes + linked)
     used = {use.link: use.size / (use.capacity * one.time_s) for use in one.links}
     loads = [min(1.0, sum(used.get(link, 0.0) for link in links)) for links in part.links]
     return sum(loads) / len(loads)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from simoffload.planning.confidence import margin
 from simoffload.planning.costs.bill import Bill, Energy, Replacement, bill, energy, replacements, used_parts
-from simoffload.planning.costs.lists import CostList, Figure, load_costs
+from simoffload.planning.costs.price_list import CostList, Figure, load_costs
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
@@ -17,12 +17,12 @@ __all__ = [
     "FIRST",
     "FORMULAS",
     "SECOND",
+    "BreakEven",
     "CostVerdict",
     "Costed",
     "Economics",
-    "Flip",
+    "break_even_points",
     "economics",
-    "flips",
     "verdicts",
 ]
 
@@ -125,7 +125,7 @@ class Economics:
     @property
     def slips(self) -> tuple[str, ...]:
         """Sentences about names in the list that neither a shipped profile has nor one of the machine."""
-        return tuple(told for key, told in self.costs.unknown.items() if key not in self.profiles)
+        return tuple(reason for key, reason in self.costs.unknown.items() if key not in self.profiles)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def _product(*factors: float | None) -> float | None:
 def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostList | None = None) -> Economics:
     """Return what an answer costs by a list of prices and powers, by default the shipped one."""
     known, machine = load_costs() if costs is None else costs, scenario.machine
-    whole = known.rent(f"platform/{machine.platform}")
+    rented = known.rent(f"platform/{machine.platform}")
     bought = bill(scenario, result, known)
     return Economics(
         bill=bought,
@@ -173,8 +173,8 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
         costs=known,
         platform=machine.platform,
         profiles=frozenset(f"{use.kind}/{use.id}" for use in machine.profiles),
-        rent=whole or known.rent(f"accelerator/{machine.accelerator.id}"),
-        rented=machine.nodes if whole else machine.gpus,
+        rent=rented or known.rent(f"accelerator/{machine.accelerator.id}"),
+        rented=machine.nodes if rented else machine.gpus,
         tokens=result.tokens,
         idle=_idle_gpus(scenario),
     )
@@ -199,7 +199,7 @@ def _idle_gpus(scenario: LoadedScenario) -> str:
 FIRST, SECOND = "all that the first buys", "all that the second buys"
 
 
-class Flip(NamedTuple):
+class BreakEven(NamedTuple):
     """A price at which two answers cost the same."""
 
     what: str
@@ -218,7 +218,9 @@ class _Line(NamedTuple):
     slope: float
 
 
-def flips(first: Economics, second: Economics, *, electricity: bool = True) -> tuple[Flip, ...]:
+def break_even_points(
+    first: Economics, second: Economics, *, electricity: bool = True
+) -> tuple[BreakEven, ...]:
     """Return the prices at which two answers cost the same, where one of them pays a price more often for a
     unit of work.
 
@@ -230,14 +232,14 @@ def flips(first: Economics, second: Economics, *, electricity: bool = True) -> t
     found = []
     for what, now in _prices(first, second):
         mine, other = (
-            _line(one, what == whole or what, now, electricity=electricity)
-            for one, whole in ((first, FIRST), (second, SECOND))
+            _line(one, what == rented or what, now, electricity=electricity)
+            for one, rented in ((first, FIRST), (second, SECOND))
         )
         if mine is None or other is None or mine.slope == other.slope:
             continue
         at = (other.fixed - mine.fixed) / (mine.slope - other.slope)
         if at >= 0:
-            found.append(Flip(what, now, at, first_cheaper_above=mine.slope < other.slope))
+            found.append(BreakEven(what, now, at, first_cheaper_above=mine.slope < other.slope))
     return tuple(sorted(found, key=lambda flip: abs(flip.at - flip.now) / (flip.now or 1.0)))
 
 
@@ -289,7 +291,7 @@ class CostVerdict(NamedTuple):
     """Cost of the next over that of the cheapest."""
     margin: float
     """By how much costs must differ to tell which is lower: the errors of both times, not of prices."""
-    flips: tuple[Flip, ...]
+    break_even_points: tuple[BreakEven, ...]
     """Prices at which both cost the same, the nearest to today's first."""
 
     @property
@@ -308,13 +310,13 @@ def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
     for one in found:
         if one.per_unit is not None:
             by_work.setdefault(one.work, []).append(one)
-    told = []
+    reason = []
     for mine in by_work.values():
         if len(mine) < 2:
             continue
         first, second = sorted(mine, key=lambda one: one.per_unit or 0.0)[:2]
         ratio = (second.per_unit or 0.0) / (first.per_unit or 1.0)
-        turns = flips(first.economics, second.economics)
+        turns = break_even_points(first.economics, second.economics)
         error = margin(first.result, second.result)
-        told.append(CostVerdict(first.label, second.label, ratio, error, turns))
-    return tuple(told)
+        reason.append(CostVerdict(first.label, second.label, ratio, error, turns))
+    return tuple(reason)

@@ -39,7 +39,7 @@ _BATCH = 20_000
 
 
 @dataclass(frozen=True)
-class Table:
+class SweepTable:
     """The rows of a finished sweep."""
 
     sweep: Sweep
@@ -99,17 +99,17 @@ def check_format(path: Path) -> None:
             raise _refusal(path, text) from None
 
 
-def write_table(table: Table, path: Path) -> None:
+def write_table(table: SweepTable, path: Path) -> None:
     """Write a file in the format of its suffix, whole or not at all."""
     _WRITERS[path.suffix](table, path)
 
 
-def _write_csv(table: Table, path: Path) -> None:
+def _write_csv(table: SweepTable, path: Path) -> None:
     write_csv(path, table.columns(), table.rows(table.all_axes(False)))
 
 
-def _write_json(table: Table, path: Path) -> None:
-    profiles = [dict(zip(("kind", "id", "sha256"), one, strict=True)) for one in table.sweep.shelf.profiles()]
+def _write_json(table: SweepTable, path: Path) -> None:
+    profiles = [dict(zip(("kind", "id", "sha256"), one, strict=True)) for one in table.sweep.cache.profiles()]
     head = {
         "schema": SCHEMA,
         "sweep": table.points.sweep_hash,
@@ -126,7 +126,7 @@ def _write_json(table: Table, path: Path) -> None:
         file.write("\n ]\n}\n")
 
 
-def _write_parquet(table: Table, path: Path) -> None:
+def _write_parquet(table: SweepTable, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -162,7 +162,7 @@ def _axis_type(values: tuple[Any, ...]) -> Any:
     return pa.float64() if kinds <= {int, float} else pa.string()
 
 
-_WRITERS: dict[str, Callable[[Table, Path], None]] = {
+_WRITERS: dict[str, Callable[[SweepTable, Path], None]] = {
     ".csv": _write_csv,
     ".json": _write_json,
     ".parquet": _write_parquet,
@@ -283,7 +283,7 @@ def run_sweep(
                 counts = counts._replace(done=len(journal), failed=failed)
                 if progress is not None:
                     progress(counts)
-        table = Table.of(sweep, points, journal)
+        table = SweepTable.of(sweep, points, journal)
         for output in outputs:
             write_table(table, output)
         return _summary(table, resumed, tuple(outputs))
@@ -313,7 +313,7 @@ def _pool(cluster: str | None, count: int) -> Iterator[Pool]:
         yield THIS_PROCESS
 
 
-def _summary(table: Table, resumed: int, outputs: tuple[Path, ...]) -> Summary:
+def _summary(table: SweepTable, resumed: int, outputs: tuple[Path, ...]) -> Summary:
     return Summary(
         points=len(table.points),
         duplicates=table.points.duplicates,

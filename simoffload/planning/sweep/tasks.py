@@ -19,9 +19,9 @@ from simoffload.errors import InputError, SimulationError, printable
 from simoffload.limits import limited
 from simoffload.models import families
 from simoffload.planning.sweep.definition import Grid, Points, Sweep
-from simoffload.planning.sweep.journal import Row
+from simoffload.planning.sweep.journal import JournalRow
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import Shelf
+from simoffload.scenario import ScenarioCache
 from simoffload.scenario.loading import resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
@@ -30,8 +30,8 @@ from simoffload.strategies import registry
 __all__ = [
     "MOST_DEATHS",
     "THIS_PROCESS",
-    "Job",
     "Pool",
+    "SweepJob",
     "Task",
     "job_of",
     "run_task",
@@ -51,7 +51,7 @@ class Task(NamedTuple):
     """Workers that ended while they had it."""
 
 
-class Job(NamedTuple):
+class SweepJob(NamedTuple):
     """What all tasks of a sweep share, in a form that can be sent to another machine."""
 
     content: bytes
@@ -61,7 +61,7 @@ class Job(NamedTuple):
 class _Setting(NamedTuple):
     digest: str
     grid: Grid
-    shelf: Shelf
+    cache: ScenarioCache
 
 
 _local = threading.local()
@@ -80,17 +80,17 @@ def check_workers_can_import() -> None:
         )
 
 
-def job_of(sweep: Sweep) -> Job:
+def job_of(sweep: Sweep) -> SweepJob:
     """Pack a sweep with the content of all files that its points were found to need."""
     grid = sweep.grid
     base = (grid.base.path, grid.base.data, grid.base.root)
     outside = families.registered_outside(), registry.registered_outside()
-    packed = pickle.dumps((__version__, outside, base, grid.axes, sweep.shelf.snapshot()))
+    packed = pickle.dumps((__version__, outside, base, grid.axes, sweep.cache.snapshot()))
     content = zlib.compress(packed)
-    return Job(content, hashlib.sha256(content).hexdigest())
+    return SweepJob(content, hashlib.sha256(content).hexdigest())
 
 
-def _setting(job: Job) -> _Setting:
+def _setting(job: SweepJob) -> _Setting:
     setting: _Setting | None = getattr(_local, "setting", None)
     if setting is None or setting.digest != job.digest:
         version, outside, (path, data, root), axes, snapshot = pickle.loads(zlib.decompress(job.content))
@@ -101,14 +101,14 @@ def _setting(job: Job) -> _Setting:
         for strategy in outside[1]:
             registry.register(strategy)
         grid = Grid(Document(path, data, root), axes)
-        setting = _local.setting = _Setting(job.digest, grid, Shelf.restored(snapshot))
+        setting = _local.setting = _Setting(job.digest, grid, ScenarioCache.restored(snapshot))
     return setting
 
 
-def run_task(job: Job, task: Task) -> list[Row]:
+def run_task(job: SweepJob, task: Task) -> list[JournalRow]:
     """Simulate points for some time, at least one, and return the rows of those that were reached."""
     setting = _setting(job)
-    rows: list[Row] = []
+    rows: list[JournalRow] = []
     started = time.monotonic()
     for number, combination in task.points:
         rows.append(_row(number, combination, setting))
@@ -117,18 +117,18 @@ def run_task(job: Job, task: Task) -> list[Row]:
     return rows
 
 
-def rest_of(task: Task, rows: Sequence[Row]) -> list[Task]:
+def rest_of(task: Task, rows: Sequence[JournalRow]) -> list[Task]:
     """Return a task of the points that a worker did not reach; none if it reached all."""
     left = task.points[len(rows) :]
     return [Task(left)] if left else []
 
 
-def _row(number: int, combination: int, setting: _Setting) -> Row:
+def _row(number: int, combination: int, setting: _Setting) -> JournalRow:
     """Simulate a point; one that fails in any way becomes a row that says so."""
     try:
         return _row_of(number, _simulated(combination, setting))
     except InputError as error:
-        return failed_row(number, "; ".join(_told(*one) for one in error.problems))
+        return failed_row(number, "; ".join(_problem_text(*one) for one in error.problems))
     except SimulationError as error:
         return failed_row(number, str(error))
     except Exception as error:
@@ -138,20 +138,20 @@ def _row(number: int, combination: int, setting: _Setting) -> Row:
 
 @limited
 def _simulated(combination: int, setting: _Setting) -> SimulationResult:
-    return simulate(resolve(setting.grid.document(combination), shelf=setting.shelf))
+    return simulate(resolve(setting.grid.document(combination), cache=setting.cache))
 
 
-def _told(_path: str, _line: int | None, _column: int | None, key: str, message: str) -> str:
+def _problem_text(_path: str, _line: int | None, _column: int | None, key: str, message: str) -> str:
     return f"{key}: {message}" if key else message
 
 
-def failed_row(number: int, error: str) -> Row:
+def failed_row(number: int, error: str) -> JournalRow:
     """Return the row of a point that has no result."""
-    return Row(point=number, error=printable(" ".join(error.split()))[:2000])
+    return JournalRow(point=number, error=printable(" ".join(error.split()))[:2000])
 
 
-def _row_of(number: int, result: SimulationResult) -> Row:
-    return Row(
+def _row_of(number: int, result: SimulationResult) -> JournalRow:
+    return JournalRow(
         point=number,
         metrics={name: _finite(value) for name, value in result.metrics().items()},
         decode_bound=_finite(result.particulars().get("decode_bound")),
@@ -204,7 +204,7 @@ THIS_PROCESS = Pool("this process", _submit_here, lambda: 1, lambda _: None)
 """The pool without any process but this one."""
 
 
-def run_tasks(pool: Pool, job: Job, tasks: Sequence[Task]) -> Iterator[list[Row]]:
+def run_tasks(pool: Pool, job: SweepJob, tasks: Sequence[Task]) -> Iterator[list[JournalRow]]:
     """Simulate all tasks in a pool; yield rows as they come.
 
     Raises SimulationError where the pool cannot go on.
@@ -223,10 +223,10 @@ def run_tasks(pool: Pool, job: Job, tasks: Sequence[Task]) -> Iterator[list[Row]
                 yield rows
 
 
-def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[Row], list[Task]]:
+def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[JournalRow], list[Task]]:
     """Return the rows of a task, and what is left of it."""
     try:
-        rows: list[Row] = future.result()
+        rows: list[JournalRow] = future.result()
         return rows, rest_of(task, rows)
     except SimulationError:
         raise
@@ -234,10 +234,10 @@ def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[Row], li
         how = pool.how_it_ended(error)
         if how is None:
             raise SimulationError(f"{pool.name} failed: {type(error).__name__}: {error}") from None
-    return _after_death(task, how)
+    return _after_worker_end(task, how)
 
 
-def _after_death(task: Task, how: str) -> tuple[list[Row], list[Task]]:
+def _after_worker_end(task: Task, how: str) -> tuple[list[JournalRow], list[Task]]:
     """Return what is left of a task whose worker ended: its points one by one, and a row for a point that
     always ends a worker."""
     deaths = task.deaths + 1

@@ -23,7 +23,7 @@ from simoffload.strategies.checkpoint.bytes import (
     FRESH_FROM_GPU_S,
     FRESH_READ_S,
     PAGE_CACHE_S,
-    Part,
+    CheckpointPart,
     fresh_share,
 )
 from simoffload.strategies.checkpoint.schedule_writer import (
@@ -59,7 +59,7 @@ def _phase(
 
 
 def save_phases(
-    parts: Sequence[Part], model: ModelShape, workload: Checkpointing, group: RankGroup
+    parts: Sequence[CheckpointPart], model: ModelShape, workload: Checkpointing, group: RankGroup
 ) -> tuple[Phase, ...]:
     """Everything from the call of save until the checkpoint is stored, in order; ``group`` are all ranks."""
     before: list[Phase] = []
@@ -77,7 +77,7 @@ def save_phases(
     return (*before, *writing)
 
 
-def _part_phases(part: Part, workload: Checkpointing, group: RankGroup) -> list[Phase]:
+def _part_phases(part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> list[Phase]:
     name = f"save {part.name}"
     if part.device == "nvme":
         return _buffered_phases(name, part, workload, group)
@@ -91,7 +91,7 @@ def _part_phases(part: Part, workload: Checkpointing, group: RankGroup) -> list[
 # -- FastPersist ---------------------------------------------------------------------------------
 
 
-def _direct(name: str, part: Part, workload: Checkpointing, group: RankGroup) -> Schedule:
+def _direct(name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> Schedule:
     """Fill one half of the buffer while the other is written (FastFileWriter, Double_IO_Buffer).
 
     A half is filled again once it is written, and written once it is full and the other one is through: the
@@ -115,7 +115,7 @@ def _direct(name: str, part: Part, workload: Checkpointing, group: RankGroup) ->
     return phase.finish()
 
 
-def _through_python(name: str, part: Part, workload: Checkpointing, group: RankGroup) -> Schedule:
+def _through_python(name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> Schedule:
     """The fast writer under PyTorch as it is: every tensor is copied into a NumPy array and from there into
     the buffer (FastFileWriter.write, bytes_to_tensor), the thread doing one after the other."""
     writer = workload.writer
@@ -147,7 +147,9 @@ def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[
 # -- buffered writes -----------------------------------------------------------------------------
 
 
-def _buffered_phases(name: str, part: Part, workload: Checkpointing, group: RankGroup) -> list[Phase]:
+def _buffered_phases(
+    name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup
+) -> list[Phase]:
     """``torch.save`` to a file, or a copy of swap files, through the page cache.
 
     The call returns when everything is in the page cache, unless writers are told to flush or there is more
@@ -184,7 +186,7 @@ def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
 
 def _buffered(
     name: str,
-    part: Part,
+    part: CheckpointPart,
     workload: Checkpointing,
     group: RankGroup,
     sizes: list[int],
@@ -217,7 +219,7 @@ def _buffered(
     return phase.finish()
 
 
-def _to_host(phase: PhaseWriter, part: Part, size: int) -> None:
+def _to_host(phase: PhaseWriter, part: CheckpointPart, size: int) -> None:
     """The thread has new pages mapped and waits for the copy, then goes on with what it got."""
     if part.device == "hbm":
         phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages")
@@ -232,7 +234,7 @@ def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
 # -- before anything is written ------------------------------------------------------------------
 
 
-def _snapshot(name: str, part: Part, workload: Checkpointing, group: RankGroup) -> Schedule:
+def _snapshot(name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> Schedule:
     """Copy everything into host memory while training stands still (``async_save``, BlockingAsyncStager)."""
     phase = PhaseWriter(name, group)
     for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
@@ -278,7 +280,9 @@ def _gathered(name: str, model: ModelShape, group: RankGroup) -> Schedule:
 # -- restoring -----------------------------------------------------------------------------------
 
 
-def restore_phases(parts: Sequence[Part], workload: Checkpointing, group: RankGroup) -> tuple[Phase, ...]:
+def restore_phases(
+    parts: Sequence[CheckpointPart], workload: Checkpointing, group: RankGroup
+) -> tuple[Phase, ...]:
     """Everything from the call of load until training can go on, in order; ``group`` are all ranks.
 
     ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221: ``torch.load`` of each file into host memory, then
@@ -296,10 +300,10 @@ def restore_phases(parts: Sequence[Part], workload: Checkpointing, group: RankGr
         sharded = len(part.writers) == len(group.ranks) and not part.same_file and not _split(workload)
         size = part.size if sharded else part.size * (1 if part.same_file else len(part.writers))
         consolidated = workload.contents == "consolidated"
-        whole = part._replace(size=size, device="hbm" if consolidated else part.device)
+        full_part = part._replace(size=size, device="hbm" if consolidated else part.device)
         sharers = 1 if sharded else group.per_node
-        phases.append(_phase(f"read {part.name}", _loaded, whole, group, sharers, kind="restore"))
-        phases.append(_phase(f"place {part.name}", _placed, whole, group, kind="restore"))
+        phases.append(_phase(f"read {part.name}", _loaded, full_part, group, sharers, kind="restore"))
+        phases.append(_phase(f"place {part.name}", _placed, full_part, group, kind="restore"))
     return tuple(phases)
 
 
@@ -308,7 +312,7 @@ def _split(workload: Checkpointing) -> bool:
     return workload.contents == "zero" and workload.stage == 0
 
 
-def _loaded(name: str, part: Part, group: RankGroup, sharers: int) -> Schedule:
+def _loaded(name: str, part: CheckpointPart, group: RankGroup, sharers: int) -> Schedule:
     """Storage to page cache to fresh memory; ``sharers`` ranks of a node read a file together."""
     phase = PhaseWriter(name, group)
     for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
@@ -319,7 +323,7 @@ def _loaded(name: str, part: Part, group: RankGroup, sharers: int) -> Schedule:
     return phase.finish()
 
 
-def _placed(name: str, part: Part, group: RankGroup) -> Schedule:
+def _placed(name: str, part: CheckpointPart, group: RankGroup) -> Schedule:
     """Pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
     phase = PhaseWriter(name, group)
     for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):

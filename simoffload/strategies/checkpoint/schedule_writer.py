@@ -50,8 +50,8 @@ class RankGroup(NamedTuple):
 def blocks(size: int, block: int, *, most: int) -> list[int]:
     """Cut ``size`` [B] into blocks of ``block`` [B] and a remainder, or into ``most`` larger ones."""
     times = max(1, -(-size // (block * most)))
-    whole, rest = divmod(size, block * times)
-    return [block * times] * whole + ([rest] if rest else [])
+    full_blocks, rest = divmod(size, block * times)
+    return [block * times] * full_blocks + ([rest] if rest else [])
 
 
 _Way = tuple[Path, tuple[Hops, ...]]
@@ -67,7 +67,7 @@ class PhaseWriter:
         self._builder = ScheduleBuilder(name=name, ranks=len(group.ranks), streams=STREAMS)
         self._builder.segment(name)
         # Every block takes the same ways: with a thousand ranks finding them anew costs most of the time.
-        self._ways: dict[tuple[object, ...], _Way] = {}
+        self._routes: dict[tuple[object, ...], _Way] = {}
 
     def finish(self) -> Schedule:
         """Close the phase. Other runs take their share of a filesystem: as much as this one."""
@@ -127,7 +127,7 @@ class PhaseWriter:
         rate = machine.host.memcpy_rate.value
 
         def way(rank: int) -> Path:
-            memory = machine.wiring.memories[rank // machine.gpus_per_node]
+            memory = machine.topology.memories[rank // machine.gpus_per_node]
             return Path("host memory", ((memory, _COPIED),), 0.0, Curve.flat(rate))
 
         _, hops = self._way("host", way)
@@ -183,16 +183,16 @@ class PhaseWriter:
         none: Hops = ()
         way: _Way = path, (path.hops, *(none for _ in self.group.ranks[1:]))
         rate, name = path.curve.rate(size), copy_name(to_device=False, pinned=False)
-        _, hops = self._ways.setdefault(("first",), way)
+        _, hops = self._routes.setdefault(("first",), way)
         self._transfer(COPY, name, hops, size, rate, path.latency, after)
 
     def _way(self, what: str, path: Callable[[int], Path], *how: object) -> _Way:
         """The ways of all ranks, found once for each ``what`` and ``how``."""
         key = (what, *how)
-        if key not in self._ways:
+        if key not in self._routes:
             paths = [path(rank) for rank in self.group.ranks]
-            self._ways[key] = paths[0], tuple(one.hops for one in paths)
-        return self._ways[key]
+            self._routes[key] = paths[0], tuple(one.hops for one in paths)
+        return self._routes[key]
 
     def _transfer(
         self,

@@ -63,11 +63,11 @@ class Work(NamedTuple):
 
 def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: Work) -> Tree:
     """The configuration of ZeRO-Inference: without an optimizer, with which DeepSpeed would train."""
-    said, values = _said(written.model_dump(exclude_unset=True)), settings.config
-    zero = said.get("zero_optimization", {})
-    return _laid(
+    written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
+    zero = written_.get("zero_optimization", {})
+    return _overlay(
         {
-            **_batch_and_type(said, work),
+            **_batch_and_type(written_, work),
             "optimizer": None,
             "scheduler": None,
             "zero_optimization": {
@@ -78,17 +78,17 @@ def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: 
                 ),
                 "offload_optimizer": None,
             },
-            "aio": _aio(said, values, stored=settings.device == "nvme"),
+            "aio": _aio(written_, values, stored=settings.device == "nvme"),
         },
-        said,
+        written_,
     )
 
 
 def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: Work) -> Tree:
     """The configuration of training, with AdamW where no optimizer is named."""
-    said, values = _said(written.model_dump(exclude_unset=True)), settings.config
+    written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
     zero, weights, optimizer = (
-        said.get("zero_optimization", {}),
+        written_.get("zero_optimization", {}),
         settings.params.device,
         settings.optimizer_device,
     )
@@ -105,50 +105,50 @@ def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: 
         path = work.optimizer_path
         sections["offload_optimizer"] = _offloaded("offload_optimizer", optimizer, path, values, zero)
     clipping = {"gradient_clipping": _MAX_GRAD_NORM} if written.gradient_clipping == "auto" else {}
-    return _laid(
+    return _overlay(
         {
-            **_batch_and_type(said, work),
+            **_batch_and_type(written_, work),
             "gradient_accumulation_steps": work.accumulation,
             **clipping,
             "optimizer": {"type": written.optimizer.type if written.optimizer else "AdamW"},
             "zero_optimization": sections,
-            "aio": _aio(said, values, stored="nvme" in (weights, optimizer)),
+            "aio": _aio(written_, values, stored="nvme" in (weights, optimizer)),
         },
-        said,
+        written_,
     )
 
 
-def _said(tree: Tree) -> Tree:
+def _written(tree: Tree) -> Tree:
     """What was written, without what is left to somebody else."""
     kept = {key: value for key, value in tree.items() if value not in (None, "auto")}
     return {
-        key: _said(value) if isinstance(value, dict) and key not in _AUTO_STAYS else value
+        key: _written(value) if isinstance(value, dict) and key not in _AUTO_STAYS else value
         for key, value in kept.items()
     }
 
 
-def _laid(over: Mapping[str, Any], said: Mapping[str, Any]) -> Tree:
+def _overlay(over: Mapping[str, Any], written_: Mapping[str, Any]) -> Tree:
     """What was written with another tree over it, in which None takes a key away."""
-    rest = {key: value for key, value in said.items() if key not in over}
-    laid = {
-        key: _laid(value, said.get(key, {})) if isinstance(value, Mapping) else value
+    rest = {key: value for key, value in written_.items() if key not in over}
+    overlaid = {
+        key: _overlay(value, written_.get(key, {})) if isinstance(value, Mapping) else value
         for key, value in over.items()
     }
-    return {key: value for key, value in (laid | rest).items() if value not in (None, {})}
+    return {key: value for key, value in (overlaid | rest).items() if value not in (None, {})}
 
 
-def _kept(values: Mapping[str, Any], said: Collection[str], needed: Collection[str]) -> Tree:
-    return {key: value for key, value in values.items() if key in needed or key in said}
+def _kept(values: Mapping[str, Any], written_: Collection[str], needed: Collection[str]) -> Tree:
+    return {key: value for key, value in values.items() if key in needed or key in written_}
 
 
-def _batch_and_type(said: Tree, work: Work) -> Tree:
+def _batch_and_type(written_: Tree, work: Work) -> Tree:
     """DeepSpeed does not start without a batch size, in inference either."""
     sizes = (work.batch * work.accumulation * work.ranks, work.batch, work.accumulation)
     mine = _PRECISIONS.get(work.dtype)
     types = {key: {"enabled": key == mine} for key in _PRECISIONS.values()}
     return {
-        **_kept(dict(zip(BATCH, sizes, strict=True)), said, (BATCH[1],)),
-        **_kept(types, said, () if mine is None else (mine,)),
+        **_kept(dict(zip(BATCH, sizes, strict=True)), written_, (BATCH[1],)),
+        **_kept(types, written_, () if mine is None else (mine,)),
     }
 
 
@@ -162,9 +162,9 @@ def _offloaded(section: str, device: str | None, path: str | None, values: Tree,
     }
 
 
-def _aio(said: Tree, values: Tree, *, stored: bool) -> Tree:
+def _aio(written_: Tree, values: Tree, *, stored: bool) -> Tree:
     """How storage is read and written, by the name of the threads that the version reads."""
     known = values["aio"]
-    needed = [key for key in known if key != "use_gds" or known[key]] if stored or "aio" in said else []
+    needed = [key for key in known if key != "use_gds" or known[key]] if stored or "aio" in written_ else []
     ignored = {"thread_count", "intra_op_parallelism"} - known.keys()
-    return {**_kept(known, said.get("aio", ()), needed), **dict.fromkeys(ignored)}
+    return {**_kept(known, written_.get("aio", ()), needed), **dict.fromkeys(ignored)}

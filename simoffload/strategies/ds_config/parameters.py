@@ -16,7 +16,7 @@ from simoffload.strategies.ds_config.sections import (
     DeepSpeedConfig,
     OffloadParamSection,
 )
-from simoffload.strategies.ds_config.unread import key_warnings, refuse_keys
+from simoffload.strategies.ds_config.unsupported_keys import key_warnings, refuse_keys
 
 __all__ = [
     "FIRST_INTRA_OP",

@@ -25,7 +25,7 @@ from simoffload.strategies.timing import (
     TORCH_WEIGHT_DECAY,
     TrainingTiming,
 )
-from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
+from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime
 from simoffload.strategies.training.trace import Event, MicroStep
 
 __all__ = ["ADAMW", "FsdpWriter", "Units"]
@@ -65,10 +65,10 @@ class Units(NamedTuple):
 class FsdpWriter(StreamWriter):
     """Writes one part of a step; implements the runtime's ``Actions``."""
 
-    def __init__(self, *, name: str, units: Units, knobs: FsdpKnobs, timing: TrainingTiming) -> None:
+    def __init__(self, *, name: str, units: Units, options: FsdpOptions, timing: TrainingTiming) -> None:
         super().__init__(name=name, ranks=units.ranks, streams=_STREAMS, timing=timing)
         self._units = units
-        self._knobs = knobs
+        self._options = options
         self._time = timing
         self._fsdp = timing.machine.host.fsdp_costs
         self._slower = self._fsdp.operation.value / self.costs.operation.value
@@ -76,7 +76,7 @@ class FsdpWriter(StreamWriter):
         self._ready: dict[int, tuple[int, int]] = {}
         """What a unit is awaited by, as a stream and an operation on it."""
         self._awaited_by_compute: list[tuple[int, int]] = []
-        self._element = knobs.element
+        self._element = options.element
         self._forward = True
         """Whether the pass is a forward pass, whose units make views of their parameters."""
 
@@ -138,14 +138,14 @@ class FsdpWriter(StreamWriter):
         units = self._units
         self.builder.segment("optimizer")
         self.spend(self._fsdp.step_call.value)
-        element = self._knobs.shard_element
+        element = self._options.shard_element
         per_element = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * element // SINGLE
         machine = self.timing.machine
         cpu = machine.host.cpu_optimizer
         share = cpu.limit.value / max(cpu.numa_nodes.value, machine.ranks_per_node(self.ranks))
         new = TORCH_ADAM_NEW * element
         rate = self._fsdp.adamw_rate(threads, traffic=per_element, new=new, share=share)
-        if self._knobs.cpu_offload:
+        if self._options.cpu_offload:
             for unit in units.numels:
                 self.spend(_ADAM_OPERATIONS * self.costs.operation.value)
                 self.flush()
@@ -162,21 +162,21 @@ class FsdpWriter(StreamWriter):
 
     def unshard(self, unit: int) -> None:
         """A copy from page-locked memory, and a cast in HBM, on their own stream."""
-        knobs, numel = self._knobs, self._units.slice(unit)
+        options, numel = self._options, self._units.slice(unit)
         self.label = _name(unit)
         self.spend(self._fsdp.unshard.value)
-        if knobs.cpu_offload:
+        if options.cpu_offload:
             self.spend(self._fsdp.copy_call.value)
-            copied = self._copy(numel * knobs.shard_element, stream=_COPY, to_device=True)
+            copied = self._copy(numel * options.shard_element, stream=_COPY, to_device=True)
             self._ready[unit] = _COPY, copied
-        if knobs.shard_element != knobs.element:
-            fixed = self._time.hbm_traffic(numel * (knobs.shard_element + knobs.element))
+        if options.shard_element != options.element:
+            fixed = self._time.hbm_traffic(numel * (options.shard_element + options.element))
             self.flush()
             self._ready[unit] = _COPY, self.add("concat", _COPY, fixed=fixed, after=self.host_so_far())
 
-    def limit(self, freed: int) -> None:
+    def limit(self, event: int) -> None:
         """The host waits for kernels."""
-        self.host_waits(_COMPUTE, freed)
+        self.host_waits(_COMPUTE, event)
 
     def gather(self, unit: int) -> None:
         """Behind the copies and casts so far."""
@@ -205,21 +205,21 @@ class FsdpWriter(StreamWriter):
     def reduce(self, unit: int) -> None:
         """Divided lest it overflow, reduced, divided again and cast to the shard's type; then, with
         offloading, copied to page-locked memory."""
-        knobs, numel = self._knobs, self._units.slice(unit)
+        options, numel = self._options, self._units.slice(unit)
         self.spend(self._fsdp.reduce.value)
-        if knobs.cpu_offload:
+        if options.cpu_offload:
             self.spend(self._fsdp.copy_call.value)
         self.flush()
         after = (*self.host_so_far(), *self.so_far(_COMPUTE))
         if self.ranks > 1:
-            fixed = self._time.hbm_traffic(2 * self._units.numel(unit) * knobs.element)
+            fixed = self._time.hbm_traffic(2 * self._units.numel(unit) * options.element)
             self.add("reduce", _REDUCE, fixed=fixed, after=after)
             self._collective("reduction of gradients", "reduce", numel, behind=_REDUCE)
             after = self.so_far(_COMM)
-        fixed = self._time.hbm_traffic((3 * knobs.element + knobs.shard_element) * numel)
+        fixed = self._time.hbm_traffic((3 * options.element + options.shard_element) * numel)
         self.add("reduce", _REDUCE, fixed=fixed, after=after)
-        if knobs.cpu_offload:
-            self._copy(numel * knobs.shard_element, stream=_REDUCE, to_device=False)
+        if options.cpu_offload:
+            self._copy(numel * options.shard_element, stream=_REDUCE, to_device=False)
             if self.ranks == 1:
                 self.host_waits(_REDUCE)
 

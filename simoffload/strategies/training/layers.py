@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.limits import count_elements
-from simoffload.strategies.actions import Idle, Layers, Period, State, Tensor, period_of
+from simoffload.strategies.coordinator_sink import Layers, NullSink, Period, State, Tensor, period_of
 from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.training.micro_step_replay import Bucket, Parameters, ReplayedStep, hook
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSwapper, NoSink
-from simoffload.strategies.training.trace import Event, Passes, Skip, micro_step
-from simoffload.strategies.training.walk import Bucket, Parameters, WalkedStep, hook
+from simoffload.strategies.training.trace import Event, Passes, SkippedLayers, micro_step
 from simoffload.workload import Training
 
-__all__ = ["Peak", "TrainedLayers", "buckets", "gathered_peak"]
+__all__ = ["ReplayPeaks", "TrainedLayers", "buckets", "gathered_peak"]
 
 _GUESSES = (12, 48, 192)
 """Layers of the models in which a period of the coordinator is looked for."""
@@ -47,17 +47,17 @@ class TrainedLayers:
         return self.state.settings
 
     @cached_property
-    def _known(self) -> dict[int, WalkedStep]:
+    def _known(self) -> dict[int, ReplayedStep]:
         """By the number of layers: parts of a step ask for the same few."""
         return {}
 
-    def shortened(self, count: int) -> WalkedStep:
+    def shortened(self, count: int) -> ReplayedStep:
         """A micro-step through ``count`` layers."""
         if count not in self._known:
             self._known[count] = self._cut(count)
         return self._known[count]
 
-    def _cut(self, count: int) -> WalkedStep:
+    def _cut(self, count: int) -> ReplayedStep:
         work, model = self.workload, replace(self.state.model, num_hidden_layers=count)
         trace = micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
         parameters = Parameters.of(trace, self.state.of_layers(count))
@@ -76,7 +76,7 @@ class TrainedLayers:
             left_out=self.count - count,
             again=True,
         )
-        return WalkedStep(trace, parameters, layers)
+        return ReplayedStep(trace, parameters, layers)
 
     @property
     def _layers(self) -> Layers:
@@ -101,20 +101,20 @@ class TrainedLayers:
 
     def _search(self, guess: int, *, warm: bool) -> tuple[Period, Period, int] | None:
         step = self.shortened(guess)
-        walk = step.coordinator(self.state, Idle(), warm=warm)
-        passes = Passes(step.trace, step.layers, walk)
+        coordinator = step.coordinator(self.state, NullSink(), warm=warm)
+        passes = Passes(step.trace, step.layers, coordinator)
         periods: list[Period] = []
         ahead = 0
         try:
             for backward in (False, True):
                 states = passes.states(
-                    partial(hook, coordinator=walk, parameters=step.parameters), backward=backward
+                    partial(hook, coordinator=coordinator, parameters=step.parameters), backward=backward
                 )
                 period = period_of(states)
                 if period is None:
                     return None
                 periods.append(period)
-                ahead = max(ahead, -(-walk.ahead // len(self._layers.tensors)))
+                ahead = max(ahead, -(-coordinator.ahead // len(self._layers.tensors)))
                 if not backward:
                     deque(states, maxlen=0)  # to the end of forward
         except InputError:
@@ -167,7 +167,7 @@ class TrainedLayers:
 
     # -- what is left out -----------------------------------------------------------------------
 
-    def without(self, gradients: Period | None, *, warm: bool = True) -> WalkedStep | None:
+    def without(self, gradients: Period | None, *, warm: bool = True) -> ReplayedStep | None:
         """The shortest micro-step that stands for the whole one; None if there is none that is shorter.
 
         ``gradients`` is the period of their waiting, None where only forward matters.
@@ -180,22 +180,22 @@ class TrainedLayers:
         kept = kept if self.settings.stage == 3 else 0
         start = max(2, forward.first)  # the first two layers' checkpoints are apart
         needed = start + forward.layers + _SETTLING + ahead + kept
-        whole = forward.layers
+        period_lcm = forward.layers
         if gradients is not None:
             period = lcm(backward.layers, gradients.layers)
-            whole = lcm(whole, period)
+            period_lcm = lcm(period_lcm, period)
             start_back = max(2, kept, backward.first, gradients.first)
             needed = max(needed, start_back + period + _SETTLING + ahead)
-        walked = needed + (self.count - needed) % whole
+        walked = needed + (self.count - needed) % period_lcm
         if walked >= self.count:
             return None
         left = self.count - walked
         short = self.shortened(walked)._replace(
-            forward=Skip(forward.layers, start, walked - kept, left // forward.layers)
+            forward=SkippedLayers(forward.layers, start, walked - kept, left // forward.layers)
         )
         if gradients is None:
             return short
-        return short._replace(backward=Skip(period, start_back, walked, left // period))
+        return short._replace(backward=SkippedLayers(period, start_back, walked, left // period))
 
 
 def _reused(layers: Layers, distance: int) -> int:
@@ -203,7 +203,7 @@ def _reused(layers: Layers, distance: int) -> int:
     return -(-distance // max(1, sum(tensor.numel for tensor in layers.tensors))) + 1 if distance else 0
 
 
-class _Reads(Idle):
+class _Reads(NullSink):
     """Counts what is read."""
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class _Reads(Idle):
         self.slices.extend(tensors)
 
 
-class Peak(NamedTuple):
+class ReplayPeaks(NamedTuple):
     """What a walk finds out without a clock."""
 
     gathered: int
@@ -241,7 +241,7 @@ class Peak(NamedTuple):
     """[elements] most that gathered parameters occupied while a bucket was reduced."""
 
 
-def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) -> Peak | None:
+def gathered_peak(step: ReplayedStep, state: TrainingState, *, warm: bool = True) -> ReplayPeaks | None:
     """MicroStepReplay a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
 
     None if the layers that are left out are not as those before them.
@@ -267,10 +267,12 @@ def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) 
         if not right:
             return None
     bucket.flush()
-    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing))
+    return ReplayPeaks(
+        coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing)
+    )
 
 
-def buckets(step: WalkedStep, size: int) -> list[Sequence[Tensor]]:
+def buckets(step: ReplayedStep, size: int) -> list[Sequence[Tensor]]:
     """The tensors of every bucket that a micro-step reduces, in order."""
     seen: list[Sequence[Tensor]] = []
     bucket = Bucket(size, seen.append)

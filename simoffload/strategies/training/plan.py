@@ -9,24 +9,30 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Estimate, Moment
+from simoffload.results.capacity import Estimate, MemoryStage
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.actions import Layers, Tensor
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
+from simoffload.strategies.coordinator_sink import Layers, Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.knobs import tunables
 from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.forward import Ways
+from simoffload.strategies.ds_config.tuning import tunables
+from simoffload.strategies.forward import Routes
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TrainingTiming, ranks_beyond
-from simoffload.strategies.training.layers import Peak, TrainedLayers, buckets, gathered_peak
-from simoffload.strategies.training.memory.stages import training_moments
+from simoffload.strategies.training.layers import ReplayPeaks, TrainedLayers, buckets, gathered_peak
+from simoffload.strategies.training.memory.stages import training_stages
 from simoffload.strategies.training.memory.states import estimates_for
+from simoffload.strategies.training.micro_step_replay import (
+    ActivationOffload,
+    MicroStepReplay,
+    Parameters,
+    ReplayedStep,
+)
 from simoffload.strategies.training.state import Places, TrainingState
-from simoffload.strategies.training.step import Step
+from simoffload.strategies.training.step import StepPlan
 from simoffload.strategies.training.storage_io import (
     GradientSwapper,
     NoSink,
@@ -36,8 +42,7 @@ from simoffload.strategies.training.storage_io import (
     check_buffers,
 )
 from simoffload.strategies.training.super_offload import SuperOffloadStep
-from simoffload.strategies.training.walk import ActivationOffload, MicroStepReplay, Parameters, WalkedStep
-from simoffload.strategies.training.writer import MicroStepWriter, Stage
+from simoffload.strategies.training.writer import MicroStepStage, MicroStepWriter
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training, TrainingCheckpoints
 
@@ -77,7 +82,7 @@ class ZeroTrainingPlan(StepWork):
         return tuple(ranks_beyond(self.places.ranks, self.machine, costs=self.machine.host.deepspeed))
 
     @cached_property
-    def step(self) -> Step:
+    def step(self) -> StepPlan:
         """A step as the configured mode has it: plain, ZenFlow, SuperOffload."""
         return _step_of(self)
 
@@ -135,11 +140,11 @@ class ZeroTrainingPlan(StepWork):
             out = self._writer(part, swapper)
             write(out, part)
             return out.build()
-        for step in (self._short(part), self._whole):
+        for step in (self._short(part), self._full):
             if step is not None:
                 out = self._writer(part, GradientSwapper.of(self.state), step.layers)
-                walk = MicroStepReplay(step, self.state, out)
-                if walk.forward() if part.phase == "forward" else walk.backward():
+                replay = MicroStepReplay(step, self.state, out)
+                if replay.forward() if part.phase == "forward" else replay.backward():
                     break
         return out.build()
 
@@ -151,23 +156,23 @@ class ZeroTrainingPlan(StepWork):
             name=part.title,
             state=self.state,
             timing=self.timing,
-            stage=Stage(accumulates=part.micro_step > 0, boundary=part.boundary),
+            stage=MicroStepStage(accumulates=part.micro_step > 0, boundary=part.boundary),
             swapper=swapper,
             hooks=self.step.hooks(),
-            ways=self._ways,
+            routes=self._routes,
             activations=self._activations(self.model.num_hidden_layers if layers is None else layers.walked),
         )
 
     @property
-    def _whole(self) -> WalkedStep:
+    def _full(self) -> ReplayedStep:
         """The micro-step with all its layers."""
-        return WalkedStep(self.trace, self.parameters)
+        return ReplayedStep(self.trace, self.parameters)
 
     @cached_property
-    def _ways(self) -> Ways:
+    def _routes(self) -> Routes:
         return {}
 
-    def _short(self, part: StepPart) -> WalkedStep | None:
+    def _short(self, part: StepPart) -> ReplayedStep | None:
         """A micro-step of fewer layers that stands for the whole one."""
         if not self.state.homogeneous or part.phase == "forward":
             return self.layered.without(None)
@@ -180,7 +185,7 @@ class ZeroTrainingPlan(StepWork):
         if self.state.homogeneous:
             self.layered.fill(swapper)
             return
-        for tensors in buckets(self._whole, self.settings.reduce_bucket_size):
+        for tensors in buckets(self._full, self.settings.reduce_bucket_size):
             swapper.insert(NoSink(), tensors)
 
     def _activations(self, layers: int) -> ActivationOffload | None:
@@ -194,16 +199,16 @@ class ZeroTrainingPlan(StepWork):
     # -- bytes ----------------------------------------------------------------------------------
 
     @cached_property
-    def peak(self) -> Peak | None:
+    def peak(self) -> ReplayPeaks | None:
         """What a walk through a micro-step gathers and reads; None below stage 3."""
         if self.settings.stage < 3:
             return None
         return self._peak(warm=True)
 
-    def _peak(self, *, warm: bool) -> Peak:
+    def _peak(self, *, warm: bool) -> ReplayPeaks:
         gradients = self.layered.gradients(None) if self.state.homogeneous else None
         short = self.layered.without(gradients, warm=warm) if gradients is not None else None
-        for step in (short, self._whole):
+        for step in (short, self._full):
             found = gathered_peak(step, self.state, warm=warm) if step is not None else None
             if found is not None:
                 return found
@@ -228,11 +233,11 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def traffic(self) -> tuple[StorageTraffic, ...]:
         """What one step moves to and from storage, all ranks together."""
-        moved = by_tier(self.steady_io, lambda transfer: transfer.size * self.places.ranks)
+        bytes_moved = by_tier(self.steady_io, lambda transfer: transfer.size * self.places.ranks)
         cycles = Fraction(self.workload.gradient_accumulation_steps, self.step.cycle)
         return tuple(
             StorageTraffic(tier, round(read * cycles), round(written * cycles))
-            for tier, (read, written) in moved.items()
+            for tier, (read, written) in bytes_moved.items()
         )
 
     @cached_property
@@ -259,9 +264,9 @@ class ZeroTrainingPlan(StepWork):
         return tuple(StorageRequests(tier, block, *sums) for tier, sums in counts.items())
 
     @cached_property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """What each tier must hold at each stage of the run."""
-        return training_moments(self.state, self.workload, self.machine, peak=self.peak)
+        return training_stages(self.state, self.workload, self.machine, peak=self.peak)
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -277,8 +282,8 @@ class ZeroTrainingPlan(StepWork):
         )
 
 
-def _step_of(plan: ZeroTrainingPlan) -> Step:
+def _step_of(plan: ZeroTrainingPlan) -> StepPlan:
     """The step as its mode has it."""
     if plan.settings.zenflow is not None:
         return ZenFlowStep(plan)
-    return SuperOffloadStep(plan) if plan.settings.super_offload else Step(plan)
+    return SuperOffloadStep(plan) if plan.settings.super_offload else StepPlan(plan)

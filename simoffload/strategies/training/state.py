@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.actions import Tensor, cut_tensors
+from simoffload.strategies.coordinator_sink import Tensor, cut_tensors
 from simoffload.strategies.ds_config.training import TrainingSettings
 
 __all__ = [

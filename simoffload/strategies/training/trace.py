@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module
 from simoffload.models.cost import loss_module
-from simoffload.strategies.actions import Layers, State
 from simoffload.strategies.coordinator import Coordinator
+from simoffload.strategies.coordinator_sink import Layers, State
 
-__all__ = ["Event", "Instance", "MicroStep", "Passes", "Skip", "Span", "micro_step"]
+__all__ = ["Event", "Instance", "MicroStep", "Passes", "SkippedLayers", "Span", "micro_step"]
 
 
 class Instance(NamedTuple):
@@ -229,7 +229,7 @@ def _recomputation(inner: Sequence[Instance], *, stops_inside: bool) -> list[Eve
     return [Event("checkpoint", inner[0]), *events]
 
 
-class Skip(NamedTuple):
+class SkippedLayers(NamedTuple):
     """What is left out of a pass: ``times`` periods of ``layers``, as one that lies between layers ``after``
     and ``before``."""
 
@@ -281,7 +281,7 @@ class Passes:
         happen: Callable[[Event], None],
         *,
         backward: bool,
-        skip: Skip | None = None,
+        skip: SkippedLayers | None = None,
         more: Callable[[], State] = lambda: (),
         position: Callable[[], int] = lambda: 0,
         repeat: Callable[[int, int], None] = lambda _first, _times: None,

@@ -18,14 +18,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
-from simoffload.strategies.actions import Tensor
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning, Ways
+from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.forward import (
+    COMM,
+    COMPUTE,
+    COPY,
+    IO,
+    STREAMS,
+    ForwardWriter,
+    Partitioning,
+    Routes,
+)
 from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSwapper
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.walk import ActivationOffload
+    from simoffload.strategies.training.micro_step_replay import ActivationOffload
 
 __all__ = [
     "ACTIVATIONS",
@@ -35,8 +44,8 @@ __all__ = [
     "UPDATE",
     "WRITE",
     "GradientHooks",
+    "MicroStepStage",
     "MicroStepWriter",
-    "Stage",
 ]
 
 TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations", "parameters")
@@ -48,7 +57,7 @@ _BOUNDARY_KERNELS = 5
 """Kernels of a gradient at the boundary: to double precision, norm (two), its square, to single precision."""
 
 
-class Stage(NamedTuple):
+class MicroStepStage(NamedTuple):
     """Which part of a step a micro-step is."""
 
     accumulates: bool
@@ -85,16 +94,16 @@ class MicroStepWriter(ForwardWriter):
         name: str,
         state: TrainingState,
         timing: TrainingTiming,
-        stage: Stage,
+        stage: MicroStepStage,
         swapper: GradientSwapper | None,
         hooks: GradientHooks,
         activations: ActivationOffload | None,
-        ways: Ways,
+        routes: Routes,
     ) -> None:
         settings, places = state.settings, state.places
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
         super().__init__(
-            name=name, placement=placement, timing=timing, visits=(), streams=TRAINING_STREAMS, ways=ways
+            name=name, placement=placement, timing=timing, visits=(), streams=TRAINING_STREAMS, routes=routes
         )
         self._settings = settings
         self._time = timing

@@ -26,7 +26,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.actions import Tensor
+from simoffload.strategies.coordinator_sink import Tensor
 from simoffload.strategies.forward import COMPUTE, COPY
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds
@@ -36,7 +36,7 @@ from simoffload.strategies.training.step import (
     CpuWork,
     OptimizerStep,
     PartWriter,
-    Step,
+    StepPlan,
     micro_steps,
     refused,
 )
@@ -91,7 +91,7 @@ def update_threads(plan: ZeroTrainingPlan) -> int:
     return threads - reserved if 0 < reserved < threads else threads
 
 
-class ZenFlowStep(Step):
+class ZenFlowStep(StepPlan):
     """A step is ``accumulation`` micro-steps; an update comes every ``update_interval`` of them."""
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:

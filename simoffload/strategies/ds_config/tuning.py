@@ -43,7 +43,7 @@ def _toggled(now: Value) -> Iterator[Value]:
     yield not now
 
 
-class _Knob(NamedTuple):
+class _TunedKey(NamedTuple):
     """A key of ds_config of which other values are tried."""
 
     section: str
@@ -62,29 +62,29 @@ class _Knob(NamedTuple):
 
 
 _FETCHING = (
-    _Knob("zero_optimization", "stage3_prefetch_bucket_size", _halved, (4, 0.25), "prefetch"),
-    _Knob("zero_optimization", "stage3_max_live_parameters", _halved, (4, 0.25), "live"),
-    _Knob("zero_optimization", "stage3_max_reuse_distance", _halved),
-    _Knob("zero_optimization", "stage3_param_persistence_threshold", _halved),
-    _Knob("offload_param", "buffer_size", _halved),
-    _Knob("offload_param", "buffer_count", _fewer, (2,), "parameter buffers"),
-    _Knob("offload_param", "max_in_cpu", _halved),
-    _Knob("offload_param", "pin_memory", _off),
+    _TunedKey("zero_optimization", "stage3_prefetch_bucket_size", _halved, (4, 0.25), "prefetch"),
+    _TunedKey("zero_optimization", "stage3_max_live_parameters", _halved, (4, 0.25), "live"),
+    _TunedKey("zero_optimization", "stage3_max_reuse_distance", _halved),
+    _TunedKey("zero_optimization", "stage3_param_persistence_threshold", _halved),
+    _TunedKey("offload_param", "buffer_size", _halved),
+    _TunedKey("offload_param", "buffer_count", _fewer, (2,), "parameter buffers"),
+    _TunedKey("offload_param", "max_in_cpu", _halved),
+    _TunedKey("offload_param", "pin_memory", _off),
 )
 """Of parameters that are gathered, prefetched and swapped."""
-_READING = (
-    _Knob("aio", "block_size", factors=(4,), word="block"),
-    _Knob("aio", "queue_depth", factors=(4,), word="depth"),
+_STORAGE_READS = (
+    _TunedKey("aio", "block_size", factors=(4,), word="block"),
+    _TunedKey("aio", "queue_depth", factors=(4,), word="depth"),
 )
 _TRAINING = (
-    _Knob("zero_optimization", "reduce_bucket_size", _halved, (4, 0.25), "reduce bucket"),
-    _Knob("zero_optimization", "sub_group_size", _halved, (4, 0.25), "sub group"),
-    _Knob("zero_optimization", "overlap_comm", _off),
-    _Knob("offload_optimizer", "buffer_count", _fewer, (2,), "optimizer buffers"),
-    _Knob("offload_optimizer", "pin_memory", _off),
-    _Knob("activation_checkpointing", "cpu_checkpointing", _toggled),
-    _Knob("zenflow", "overlap_step", _off),
-    _Knob("zenflow", "offload", _toggled),
+    _TunedKey("zero_optimization", "reduce_bucket_size", _halved, (4, 0.25), "reduce bucket"),
+    _TunedKey("zero_optimization", "sub_group_size", _halved, (4, 0.25), "sub group"),
+    _TunedKey("zero_optimization", "overlap_comm", _off),
+    _TunedKey("offload_optimizer", "buffer_count", _fewer, (2,), "optimizer buffers"),
+    _TunedKey("offload_optimizer", "pin_memory", _off),
+    _TunedKey("activation_checkpointing", "cpu_checkpointing", _toggled),
+    _TunedKey("zenflow", "overlap_step", _off),
+    _TunedKey("zenflow", "offload", _toggled),
 )
 """Of gradients, sub-groups, the optimizer and checkpoints of activations."""
 _NAMES = {("offload_param", "buffer_size"): "buffer_size", ("offload_param", "pin_memory"): "pin_memory"}
@@ -107,11 +107,11 @@ def _edit(section: str, key: str, value: Any) -> Edit:
 def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
     """Settings that alone may need less memory."""
     values = settings.config
-    for knob in (*_FETCHING, *_TRAINING):
-        if knob.less is not None and knob.key in values.get(knob.section, {}):
-            spelled = f"{knob.section}.{knob.key}" if knob.section in _WITHIN_ZERO else knob.key
-            name = _NAMES.get((knob.section, knob.key), spelled)
-            yield Tunable(name, knob.path, values[knob.section][knob.key], knob.less)
+    for tuned in (*_FETCHING, *_TRAINING):
+        if tuned.less is not None and tuned.key in values.get(tuned.section, {}):
+            spelled = f"{tuned.section}.{tuned.key}" if tuned.section in _WITHIN_ZERO else tuned.key
+            name = _NAMES.get((tuned.section, tuned.key), spelled)
+            yield Tunable(name, tuned.path, values[tuned.section][tuned.key], tuned.less)
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:
@@ -163,8 +163,8 @@ def faster_settings(
 
     ``storage`` and ``direct`` as ``Strategy.settings`` says; ``trains`` = there are an optimizer and stages.
     """
-    for knob in (*_FETCHING, *(_READING if storage else ()), *(_TRAINING if trains else ())):
-        yield from _turned(config, model, knob)
+    for tuned in (*_FETCHING, *(_STORAGE_READS if storage else ()), *(_TRAINING if trains else ())):
+        yield from _turned(config, model, tuned)
     if storage:
         yield _threads(config, version)
     if trains:
@@ -179,22 +179,22 @@ def faster_settings(
         yield Change("setting", f"DeepSpeed {LATEST} instead of {version}", edits, key=f"deepspeed-{LATEST}")
 
 
-def _turned(config: DeepSpeedConfig, model: ModelShape, knob: _Knob) -> Iterator[Change]:
+def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Iterator[Change]:
     section: Any = config
-    for name in knob.path[2:-1]:
+    for name in tuned.path[2:-1]:
         section = getattr(section, name, None)
-    now = getattr(section, knob.key, None)
+    now = getattr(section, tuned.key, None)
     if now == "auto":
-        now = 0.9 * model.hidden_size**2 if "prefetch" in knob.key else None
+        now = 0.9 * model.hidden_size**2 if "prefetch" in tuned.key else None
     if not now:
         return
-    for factor in knob.factors:
+    for factor in tuned.factors:
         value = int(now * factor)
         if value == int(now) or value < 1:
             continue
-        words = f"{knob.key} {value:,} instead of {int(now):,}"
-        name = f"{knob.word}-{value}".replace(" ", "-")
-        yield Change("setting", words, (Edit(knob.path, value),), key=name)
+        description = f"{tuned.key} {value:,} instead of {int(now):,}"
+        name = f"{tuned.word}-{value}".replace(" ", "-")
+        yield Change("setting", description, (Edit(tuned.path, value),), key=name)
 
 
 def _stages(config: DeepSpeedConfig) -> Iterator[Change]:
@@ -210,17 +210,17 @@ def _threads(config: DeepSpeedConfig, version: str) -> Change:
     renamed = parse_version(version) >= FIRST_INTRA_OP
     key = "intra_op_parallelism" if renamed else "thread_count"
     now = getattr(config.aio, key) or 1
-    words = f"{key} {4 * now} instead of {now}"
-    return Change("setting", words, (_edit("aio", key, 4 * now),), key=f"{key}-{4 * now}")
+    description = f"{key} {4 * now} instead of {now}"
+    return Change("setting", description, (_edit("aio", key, 4 * now),), key=f"{key}-{4 * now}")
 
 
 def _switches(config: DeepSpeedConfig, *, storage: bool, direct: bool) -> Iterator[Change]:
     offload = config.zero_optimization.offload_param
     if offload is not None and not storage:
         pin = not offload.pin_memory
-        words = "weights in page-locked memory" if pin else "weights in pageable memory"
+        description = "weights in page-locked memory" if pin else "weights in pageable memory"
         edits = (_edit("offload_param", "pin_memory", pin),)
-        yield Change("setting", f"{words} (pin_memory)", edits, key=f"pin_memory-{str(pin).lower()}")
+        yield Change("setting", f"{description} (pin_memory)", edits, key=f"pin_memory-{str(pin).lower()}")
     if direct and not config.aio.use_gds:
         edits = (_edit("aio", "use_gds", True),)
         yield Change("setting", "reads straight into the GPU (use_gds)", edits, key="use_gds")

@@ -10,11 +10,20 @@ from typing import NamedTuple
 from simoffload.errors import InputError
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module
-from simoffload.strategies.actions import Actions, Idle, Layers, Period, State, Tensor, cut_tensors, period_of
 from simoffload.strategies.coordinator import Coordinator
+from simoffload.strategies.coordinator_sink import (
+    CoordinatorSink,
+    Layers,
+    NullSink,
+    Period,
+    State,
+    Tensor,
+    cut_tensors,
+    period_of,
+)
 from simoffload.strategies.forward import Partitioning, Visit
 
-__all__ = ["LayeredModel", "Peak", "ShorterModel", "Walkable"]
+__all__ = ["GatherPeak", "LayerStack", "LayeredModel", "ShorterModel"]
 
 _REMEMBERED = 8
 """Models of different depth that are kept."""
@@ -35,7 +44,7 @@ def _visits(segment: str, modules: Sequence[Module]) -> list[Visit]:
     return visits
 
 
-class Walkable(NamedTuple):
+class LayerStack(NamedTuple):
     """A model, perhaps of fewer layers, as the coordinator walks through it."""
 
     visits: tuple[Visit, ...]
@@ -54,7 +63,7 @@ class ShorterModel(NamedTuple):
     """Of one period."""
 
 
-class Peak(NamedTuple):
+class GatherPeak(NamedTuple):
     """The most that gathered parameters occupy [elements]."""
 
     on_gpu: int
@@ -85,7 +94,7 @@ class LayeredModel:
         return (*head, *(layer * self.model.num_hidden_layers), *tail)
 
     @cached_property
-    def alike(self) -> bool:
+    def homogeneous(self) -> bool:
         """Whether all layers' tensors are kept in the same places."""
         settings, (head, layer, tail) = self.placement.settings, self.parts
         if any(parameter.tied for visit in layer for parameter in visit.module.parameters):
@@ -100,7 +109,7 @@ class LayeredModel:
         )
         return small <= settings.model_persistence_threshold
 
-    def walkable(self, count: int) -> Walkable:
+    def layer_stack(self, count: int) -> LayerStack:
         """The model with ``count`` layers: tensors, and per visited module the indices of what it owns."""
         known = self._known.get(count)
         if known is None:
@@ -110,11 +119,11 @@ class LayeredModel:
         return known
 
     @cached_property
-    def _known(self) -> dict[int, Walkable]:
+    def _known(self) -> dict[int, LayerStack]:
         """By the number of layers: finding a period and both kinds of passes ask for the same few."""
         return {}
 
-    def _cut(self, count: int) -> Walkable:
+    def _cut(self, count: int) -> LayerStack:
         place, (head, layer, tail) = self.placement, self.parts
         visits = (*head, *(layer * count), *tail)
         uses: list[tuple[int, ...]] = []
@@ -138,14 +147,14 @@ class LayeredModel:
             walked=count,
             left_out=self.model.num_hidden_layers - count,
         )
-        return Walkable(visits, tensors, tuple(uses), layers)
+        return LayerStack(visits, tensors, tuple(uses), layers)
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
         """Tensors in the model's order, and how many of each; layers that are alike stand there once."""
-        if not self.alike:
-            return tuple((tensor, 1) for tensor in self.walkable(self.model.num_hidden_layers).tensors)
-        one = self.walkable(1)
+        if not self.homogeneous:
+            return tuple((tensor, 1) for tensor in self.layer_stack(self.model.num_hidden_layers).tensors)
+        one = self.layer_stack(1)
         first, last = one.layers.first_tensor, one.layers.tail_tensor
         return tuple(
             (tensor, self.model.num_hidden_layers if first <= index < last else 1)
@@ -155,9 +164,9 @@ class LayeredModel:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Every parameter tensor with its partition."""
-        if not self.alike:
+        if not self.homogeneous:
             return tuple(tensor for tensor, _ in self.counted)
-        one = self.walkable(1)
+        one = self.layer_stack(1)
         first, last = one.layers.first_tensor, one.layers.tail_tensor
         count_elements((last - first) * self.model.num_hidden_layers)
         layers = one.tensors[first:last] * self.model.num_hidden_layers
@@ -165,7 +174,7 @@ class LayeredModel:
 
     # -- walking ----------------------------------------------------------------------------------
 
-    def coordinator(self, actions: Actions, model: Walkable, *, warm: bool) -> Coordinator:
+    def coordinator(self, sink: CoordinatorSink, model: LayerStack, *, warm: bool) -> Coordinator:
         """A walk through a model of perhaps fewer layers."""
         return Coordinator(
             tensors=model.tensors,
@@ -173,18 +182,18 @@ class LayeredModel:
             settings=self.placement.settings,
             ranks=self.placement.ranks,
             warm=warm,
-            actions=actions,
+            sink=sink,
             layers=model.layers,
         )
 
     @cached_property
-    def peak(self) -> Peak:
+    def peak(self) -> GatherPeak:
         """What gathered parameters occupy in a pass whose trace is known."""
         period = self.period(warm=True)
         depth = self.model.num_hidden_layers if period is None else period.walked
-        walk = self.coordinator(Idle(), self.walkable(depth), warm=True)
-        walk.run()
-        return Peak(walk.peak_on_gpu, walk.largest_gather)
+        coordinator_ = self.coordinator(NullSink(), self.layer_stack(depth), warm=True)
+        coordinator_.run()
+        return GatherPeak(coordinator_.peak_on_gpu, coordinator_.largest_gather)
 
     @cached_property
     def periods(self) -> dict[bool, ShorterModel | None]:
@@ -194,14 +203,14 @@ class LayeredModel:
     def period(self, *, warm: bool) -> ShorterModel | None:
         """The shortest model that stands for this one in a pass; None if there is none that is shorter."""
         if warm not in self.periods:
-            self.periods[warm] = self._find_period(warm=warm) if self.alike else None
+            self.periods[warm] = self._find_period(warm=warm) if self.homogeneous else None
         return self.periods[warm]
 
     def _find_period(self, *, warm: bool) -> ShorterModel | None:
         layers, guess = self.model.num_hidden_layers, _FIRST_GUESS
         while guess < min(layers, _MOST):
             try:
-                found = _search(self.coordinator(Idle(), self.walkable(guess), warm=warm), guess)
+                found = _search(self.coordinator(NullSink(), self.layer_stack(guess), warm=warm), guess)
             except InputError:
                 return None  # where DeepSpeed would stop, the walk through the whole model says so
             if found is not None:
@@ -214,13 +223,13 @@ class LayeredModel:
         return None
 
 
-def _search(walk: Coordinator, layers: int) -> tuple[Period, int] | None:
+def _search(coordinator_: Coordinator, layers: int) -> tuple[Period, int] | None:
     """A state that comes again, and how many layers have mattered until then."""
 
     def states() -> Iterator[State | None]:
         for layer in range(layers):
-            walk.go_to_layer(layer)
-            yield walk.state(layer) if walk.reach <= layers else None
+            coordinator_.go_to_layer(layer)
+            yield coordinator_.state(layer) if coordinator_.reach <= layers else None
 
     found = period_of(states())
-    return None if found is None else (found, walk.reach)
+    return None if found is None else (found, coordinator_.reach)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from simoffload.strategies.ds_config import OffloadSettings
 
-__all__ = ["Actions", "Layers", "Period", "State", "Tensor", "cut_tensors", "period_of"]
+__all__ = ["CoordinatorSink", "Layers", "Period", "State", "Tensor", "cut_tensors", "period_of"]
 
 State = tuple[object, ...]
 """Everything that decides what follows."""
@@ -74,7 +74,7 @@ class Layers(NamedTuple):
         return self.first_step + self.walked * self.steps
 
 
-class Actions(Protocol):
+class CoordinatorSink(Protocol):
     """What the coordinator asks of the machine, in the order in which DeepSpeed's host thread asks it."""
 
     def enter(self, step: int, /) -> None:
@@ -105,7 +105,7 @@ class Actions(Protocol):
         """The post-forward hook has let ``count`` parameters go."""
 
 
-class Idle:
+class NullSink:
     """Actions that do nothing, to walk a pass for its peaks."""
 
     def enter(self, _step: int, /) -> None: ...

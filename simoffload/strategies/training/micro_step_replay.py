@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simoffload.strategies.actions import Actions, Layers, Tensor
 from simoffload.strategies.coordinator import Coordinator
+from simoffload.strategies.coordinator_sink import CoordinatorSink, Layers, Tensor
 from simoffload.strategies.forward import COMPUTE
 from simoffload.strategies.training.state import TrainingState
-from simoffload.strategies.training.trace import Event, Instance, MicroStep, Passes, Skip
+from simoffload.strategies.training.trace import Event, Instance, MicroStep, Passes, SkippedLayers
 from simoffload.strategies.training.writer import ACTIVATIONS, MicroStepWriter
 
-__all__ = ["ActivationOffload", "Bucket", "MicroStepReplay", "Parameters", "WalkedStep", "hook"]
+__all__ = ["ActivationOffload", "Bucket", "MicroStepReplay", "Parameters", "ReplayedStep", "hook"]
 
 
 class Parameters(NamedTuple):
@@ -58,17 +58,17 @@ class Parameters(NamedTuple):
         return [self.tensors[index] for index in self.trained[event.instance]]
 
 
-class WalkedStep(NamedTuple):
+class ReplayedStep(NamedTuple):
     """A micro-step as it is walked through, perhaps with layers left out."""
 
     trace: MicroStep
     parameters: Parameters
     layers: Layers | None = None
     """What is left out; None for nothing."""
-    forward: Skip | None = None
-    backward: Skip | None = None
+    forward: SkippedLayers | None = None
+    backward: SkippedLayers | None = None
 
-    def coordinator(self, state: TrainingState, actions: Actions, *, warm: bool) -> Coordinator:
+    def coordinator(self, state: TrainingState, sink: CoordinatorSink, *, warm: bool) -> Coordinator:
         """A coordinator that goes through forward and backward."""
         events = (*self.trace.forward, *self.trace.backward)
         return Coordinator(
@@ -77,7 +77,7 @@ class WalkedStep(NamedTuple):
             settings=state.settings.params,
             ranks=state.places.ranks,
             warm=warm,
-            actions=actions,
+            sink=sink,
             layers=self.layers,
         )
 
@@ -176,7 +176,7 @@ class _RecordingGate:
 class MicroStepReplay:
     """One micro-step under the settings, whose trace is known."""
 
-    def __init__(self, step: WalkedStep, state: TrainingState, out: MicroStepWriter) -> None:
+    def __init__(self, step: ReplayedStep, state: TrainingState, out: MicroStepWriter) -> None:
         self._step = step
         self._parameters = step.parameters
         self._out = out
@@ -209,7 +209,7 @@ class MicroStepReplay:
         self._out.end_backward()
         return right
 
-    def _write(self, happen: Callable[[Event], None], skip: Skip | None) -> bool:
+    def _write(self, happen: Callable[[Event], None], skip: SkippedLayers | None) -> bool:
         builder = self._out.builder
         return self._passes.go(
             happen,

@@ -1,10 +1,10 @@
 """What all forward passes of a model under ZeRO-3 have in common, written down once.
 
 The calls that DeepSpeed makes depend on the model and on where its weights are kept (``LayeredModel``); what
-they move and how long the host takes for it on the machine, too (``Programs``). Neither depends on the batch
-nor on how many tokens there are: these decide how long kernels take. So a program has numbers in place of
-kernels' durations, and a pass puts them in. Plans for the same model, machine and placement (the points of a
-sweep over batch sizes, say) share their programs, those on other machines their walks.
+they move and how long the host takes for it on the machine, too (``ScheduleTemplates``). Neither depends on
+the batch nor on how many tokens there are: these decide how long kernels take. So a template has numbers in
+place of kernels' durations, and a pass puts them in. Plans for the same model, machine and placement (the
+points of a sweep over batch sizes, say) share their templates, those on other machines their replays.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import TypeVar
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
-from simoffload.strategies.actions import Layers
 from simoffload.strategies.coordinator import Coordinator
+from simoffload.strategies.coordinator_sink import Layers
 from simoffload.strategies.forward import ForwardWriter, Partitioning
-from simoffload.strategies.layered import LayeredModel, Walkable
+from simoffload.strategies.layer_stack import LayeredModel, LayerStack
 from simoffload.strategies.timing import Timing
 
-__all__ = ["Programs", "programs_of"]
+__all__ = ["ScheduleTemplates", "schedule_templates_of"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -33,7 +33,7 @@ _REMEMBERED = 16
 """Programs that are kept for other plans; a pair of them takes some 300 kB."""
 
 
-class _Numbered(Timing):
+class _DurationSlots(Timing):
     """Stands in for a timing: modules that take time get numbers in place of durations."""
 
     def __init__(
@@ -48,7 +48,7 @@ class _Numbered(Timing):
         return self._numbers[module]
 
 
-class Programs:
+class ScheduleTemplates:
     """The passes of one model on one machine, with its weights in one place."""
 
     def __init__(self, layered: LayeredModel, machine: Machine) -> None:
@@ -86,32 +86,32 @@ class Programs:
         """A pass with number -1 - n for the duration of the kernels of module n."""
         period = self.layered.period(warm=warm)
         if period is not None:
-            walk, writer, model = self._writing(period.walked, launched, warm=warm)
-            if _repeats(walk, writer, model.layers, period.layers):
-                walk.run()
+            coordinator, writer, model = self._writing(period.walked, launched, warm=warm)
+            if _repeats(coordinator, writer, model.layers, period.layers):
+                coordinator.run()
                 return writer.finish()
-        walk, writer, _ = self._writing(self.layered.model.num_hidden_layers, launched, warm=warm)
-        walk.run()
+        coordinator, writer, _ = self._writing(self.layered.model.num_hidden_layers, launched, warm=warm)
+        coordinator.run()
         return writer.finish()
 
     def _writing(
         self, layers: int, launched: tuple[bool, ...], *, warm: bool
-    ) -> tuple[Coordinator, ForwardWriter, Walkable]:
+    ) -> tuple[Coordinator, ForwardWriter, LayerStack]:
         layered = self.layered
-        model = layered.walkable(layers)
-        timing = _Numbered(self.machine, layered.model, self.modules, launched)
+        model = layered.layer_stack(layers)
+        timing = _DurationSlots(self.machine, layered.model, self.modules, launched)
         writer = ForwardWriter(name="", placement=layered.placement, timing=timing, visits=model.visits)
         return layered.coordinator(writer, model, warm=warm), writer, model
 
 
-def _repeats(walk: Coordinator, writer: ForwardWriter, layers: Layers, period: int) -> bool:
+def _repeats(coordinator: Coordinator, writer: ForwardWriter, layers: Layers, period: int) -> bool:
     """Walk until a state comes again, and let what was written since then stand for what is left out."""
     met: dict[tuple[object, ...], tuple[int, int]] = {}
     for layer in range(layers.walked):
-        walk.go_to_layer(layer)
-        if walk.reach > layers.walked:
+        coordinator.go_to_layer(layer)
+        if coordinator.reach > layers.walked:
             return False
-        state = walk.state(layer), writer.state(walk.handles())
+        state = coordinator.state(layer), writer.state(coordinator.handles())
         if state in met and met[state][0] == layer - period:
             writer.builder.repeat(met[state][1], layers.left_out // period)
             return True
@@ -125,16 +125,16 @@ class _Known(threading.local):
 
     def __init__(self) -> None:
         self.layered: OrderedDict[tuple[int, Partitioning], LayeredModel] = OrderedDict()
-        self.programs: OrderedDict[tuple[int, int], Programs] = OrderedDict()
+        self.templates: OrderedDict[tuple[int, int], ScheduleTemplates] = OrderedDict()
 
 
 _KNOWN = _Known()
 
 
-def programs_of(model: ModelShape, machine: Machine, placement: Partitioning) -> Programs:
+def schedule_templates_of(model: ModelShape, machine: Machine, placement: Partitioning) -> ScheduleTemplates:
     """The programs for a model and a machine (the very same objects) and a placement."""
     layered = _recent(_KNOWN.layered, (id(model), placement), lambda: LayeredModel(model, placement))
-    return _recent(_KNOWN.programs, (id(layered), id(machine)), lambda: Programs(layered, machine))
+    return _recent(_KNOWN.templates, (id(layered), id(machine)), lambda: ScheduleTemplates(layered, machine))
 
 
 def _recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:

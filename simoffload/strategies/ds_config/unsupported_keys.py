@@ -18,30 +18,30 @@ from simoffload.strategies.ds_config.sections import (
     ActivationCheckpointingSection,
     CheckpointSection,
     CheckpointWriterSection,
+    ConfigSection,
     DataTypesSection,
     DeepSpeedConfig,
     OffloadOptimizerSection,
     OffloadParamSection,
     OptimizerSection,
     PrecisionSection,
-    Section,
     ZenFlowSection,
     ZeroSection,
 )
 
 __all__ = [
-    "LEFT_OUT",
     "REFUSED",
     "STRICT",
+    "UNSUPPORTED",
     "WITHOUT_EFFECT",
-    "LeftOut",
+    "UnsupportedKey",
     "key_warnings",
     "refuse_keys",
-    "unread",
+    "section_warnings",
 ]
 
 
-class LeftOut(NamedTuple):
+class UnsupportedKey(NamedTuple):
     """A key that is not simulated."""
 
     simulated: Any = None
@@ -66,54 +66,58 @@ def _other_type(config: DeepSpeedConfig) -> bool:
     return getattr(config, "communication_data_type", None) != enabled
 
 
-_TRAINING = LeftOut(training=True)
-_STAGE_3 = LeftOut(simulated=False, stages=(3,))
-_OWN_CHECKPOINTS = LeftOut(simulated=False, training=True, matters=lambda section: section.cpu_checkpointing)
-LEFT_OUT: dict[type[Section], dict[str, LeftOut]] = {
+_TRAINING = UnsupportedKey(training=True)
+_STAGE_3 = UnsupportedKey(simulated=False, stages=(3,))
+_OWN_CHECKPOINTS = UnsupportedKey(
+    simulated=False, training=True, matters=lambda section: section.cpu_checkpointing
+)
+UNSUPPORTED: dict[type[ConfigSection], dict[str, UnsupportedKey]] = {
     DeepSpeedConfig: {
-        **dict.fromkeys(("weight_quantization", "tensor_parallel", "expert_parallel", "compile"), LeftOut()),
-        **dict.fromkeys(("sparse_attention", "compression_training", "hybrid_engine"), LeftOut()),
+        **dict.fromkeys(
+            ("weight_quantization", "tensor_parallel", "expert_parallel", "compile"), UnsupportedKey()
+        ),
+        **dict.fromkeys(("sparse_attention", "compression_training", "hybrid_engine"), UnsupportedKey()),
         **dict.fromkeys(("elasticity", "autotuning", "progressive_layer_drop"), _TRAINING),
         **dict.fromkeys(("curriculum_learning", "data_efficiency", "eigenvalue"), _TRAINING),
         **dict.fromkeys(("quantize_training", "nebula", "datastates_ckpt", "amp"), _TRAINING),
-        "graph_harvesting": LeftOut(simulated=False),
-        "sparse_gradients": LeftOut(simulated=False, training=True),
-        "comms_logger": LeftOut(instead=_SYNCHRONIZES),
-        "torch_autocast": LeftOut(instead="the model's dtype decides sizes and times", training=True),
-        "communication_data_type": LeftOut(instead=_REDUCTION, training=True, matters=_other_type),
-        "zero_force_ds_cpu_optimizer": LeftOut(
+        "graph_harvesting": UnsupportedKey(simulated=False),
+        "sparse_gradients": UnsupportedKey(simulated=False, training=True),
+        "comms_logger": UnsupportedKey(instead=_SYNCHRONIZES),
+        "torch_autocast": UnsupportedKey(instead="the model's dtype decides sizes and times", training=True),
+        "communication_data_type": UnsupportedKey(instead=_REDUCTION, training=True, matters=_other_type),
+        "zero_force_ds_cpu_optimizer": UnsupportedKey(
             simulated=True, instead="on the CPU it is DeepSpeed's own Adam that runs", training=True
         ),
     },
     ZeroSection: {
-        "contiguous_gradients": LeftOut(
+        "contiguous_gradients": UnsupportedKey(
             simulated=True,
             instead="gradients are copied into a bucket of reduce_bucket_size, as stages 1 and 2 always do "
             "that offload the optimizer",
             stages=(1, 2, 3),
             training=True,
         ),
-        "reduce_scatter": LeftOut(
+        "reduce_scatter": UnsupportedKey(
             simulated=True,
             instead="gradients are reduce-scattered; DeepSpeed would all-reduce them, twice the bytes",
             stages=(3,),
             training=True,
             matters=lambda zero: zero.contiguous_gradients,
         ),
-        "use_multi_rank_bucket_allreduce": LeftOut(
+        "use_multi_rank_bucket_allreduce": UnsupportedKey(
             simulated=True,
             instead="gradients are all-reduced; DeepSpeed would reduce each to the rank that keeps it",
             stages=(1, 2),
             training=True,
             matters=lambda zero: zero.reduce_scatter,
         ),
-        "cpu_offload_use_pin_memory": LeftOut(instead="DeepSpeed ignores it, too; set pin_memory"),
-        "legacy_stage1": LeftOut(simulated=False, instead="DeepSpeed 0.5.9 and later stop at it"),
-        "stage3_module_granularity_threshold": LeftOut(simulated=0, stages=(3,)),
-        "zero_hpz_partition_size": LeftOut(simulated=1, stages=(3,)),
-        "mics_shard_size": LeftOut(simulated=-1, stages=(3,)),
-        "leaf_module": LeftOut(stages=(3,)),
-        "zeropp_loco_param": LeftOut(stages=(3,), training=True),
+        "cpu_offload_use_pin_memory": UnsupportedKey(instead="DeepSpeed ignores it, too; set pin_memory"),
+        "legacy_stage1": UnsupportedKey(simulated=False, instead="DeepSpeed 0.5.9 and later stop at it"),
+        "stage3_module_granularity_threshold": UnsupportedKey(simulated=0, stages=(3,)),
+        "zero_hpz_partition_size": UnsupportedKey(simulated=1, stages=(3,)),
+        "mics_shard_size": UnsupportedKey(simulated=-1, stages=(3,)),
+        "leaf_module": UnsupportedKey(stages=(3,)),
+        "zeropp_loco_param": UnsupportedKey(stages=(3,), training=True),
         "zero_quantized_gradients": _STAGE_3._replace(training=True),
         "stage3_use_all_reduce_for_fetch_params": _STAGE_3,
         "stage3_allgather_sequential": _STAGE_3,
@@ -124,7 +128,7 @@ LEFT_OUT: dict[type[Section], dict[str, LeftOut]] = {
         "enable_sanity_checks": _STAGE_3,
     },
     OffloadOptimizerSection: {
-        "fast_init": LeftOut(
+        "fast_init": UnsupportedKey(
             simulated=False,
             instead="start-up moves the same bytes in another order; with parameters on storage DeepSpeed "
             "stops unless offload_param.buffer_size holds the largest sub-group, which is not checked",
@@ -133,7 +137,7 @@ LEFT_OUT: dict[type[Section], dict[str, LeftOut]] = {
         ),
     },
     ZenFlowSection: {
-        "auto_ratio": LeftOut(
+        "auto_ratio": UnsupportedKey(
             simulated=0.99,
             instead='the interval that is assumed for update_interval "auto" is that of 0.99',
             training=True,
@@ -143,11 +147,14 @@ LEFT_OUT: dict[type[Section], dict[str, LeftOut]] = {
     ActivationCheckpointingSection: dict.fromkeys(
         ("contiguous_memory_optimization", "synchronize_checkpoint_boundary", "profile"), _OWN_CHECKPOINTS
     ),
-    CheckpointSection: {"use_node_local_storage": LeftOut(simulated=False), "parallel_write": LeftOut()},
-    CheckpointWriterSection: {"io_multiplier": LeftOut(simulated=1)},
+    CheckpointSection: {
+        "use_node_local_storage": UnsupportedKey(simulated=False),
+        "parallel_write": UnsupportedKey(),
+    },
+    CheckpointWriterSection: {"io_multiplier": UnsupportedKey(simulated=1)},
 }
 
-WITHOUT_EFFECT: dict[type[Section], frozenset[str]] = {
+WITHOUT_EFFECT: dict[type[ConfigSection], frozenset[str]] = {
     # Logs, schedules of the learning rate, scaling of gradients in place of another multiplication, and a
     # profile of one step; "bfloat16" is the old name of bf16. Timers of wall_clock_breakdown read events.
     DeepSpeedConfig: frozenset(
@@ -249,7 +256,7 @@ def key_warnings(config: DeepSpeedConfig, *, training: bool) -> list[str]:
     """Warnings about all keys that DeepSpeed does not know or that are not simulated."""
     found: list[str] = []
     for where, section in _sections(config, training=training):
-        found += unread(section, where, stage=config.zero_optimization.stage, training=training)
+        found += section_warnings(section, where, stage=config.zero_optimization.stage, training=training)
     if training and config.optimizer is not None and config.optimizer.params.get("torch_adam") is True:
         found.append(
             "ds_config optimizer.params.torch_adam: true is not modelled; an optimizer on the CPU is "
@@ -258,13 +265,15 @@ def key_warnings(config: DeepSpeedConfig, *, training: bool) -> list[str]:
     return found
 
 
-def unread(section: Section, where: str, *, stage: int = 3, training: bool = True) -> list[str]:
+def section_warnings(
+    section: ConfigSection, where: str, *, stage: int = 3, training: bool = True
+) -> list[str]:
     """Warnings about keys of one section that DeepSpeed does not know or that are not simulated."""
-    known, silent = LEFT_OUT.get(type(section), {}), WITHOUT_EFFECT.get(type(section), frozenset())
+    known, silent = UNSUPPORTED.get(type(section), {}), WITHOUT_EFFECT.get(type(section), frozenset())
     warnings = [
         f"ds_config {where}{key}: {_shown(getattr(section, key))}not modelled{_because(left.instead)}"
         for key, left in known.items()
-        if _tells(section, key, left, stage=stage, training=training)
+        if _is_reported(section, key, left, stage=stage, training=training)
     ]
     fields = type(section).model_fields
     refused = REFUSED.get(type(section), {})
@@ -297,7 +306,7 @@ def refuse_keys(config: DeepSpeedConfig, *, training: bool) -> None:
         raise InputError(problems)
 
 
-def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str, Section]]:
+def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str, ConfigSection]]:
     """The sections that are read, with what goes before their keys."""
     zero = config.zero_optimization
     yield "", config
@@ -319,7 +328,9 @@ def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str,
     yield "activation_checkpointing.", config.activation_checkpointing
 
 
-def _tells(section: Section, key: str, left: LeftOut, *, stage: int, training: bool) -> bool:
+def _is_reported(
+    section: ConfigSection, key: str, left: UnsupportedKey, *, stage: int, training: bool
+) -> bool:
     value = getattr(section, key, left.simulated)
     if value in (left.simulated, None, "auto", {}) or (left.training and not training):
         return False
