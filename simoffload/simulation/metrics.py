@@ -16,9 +16,13 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, memory_stages
-from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_lifetimes, checkpoint_times
 from simoffload.simulation.runner import Runner
-from simoffload.simulation.training_overheads import around_training
+from simoffload.simulation.training_overheads import (
+    around_training,
+    checkpoint_facts,
+    checkpoint_lifetimes,
+    checkpoint_times,
+)
 from simoffload.simulation.write_cache import steps_with_caches
 from simoffload.strategies.base import Phase, PhaseSeries, Plan
 from simoffload.units import format_bytes, format_number, format_seconds
@@ -37,11 +41,11 @@ class Measures(ABC, Generic[R]):
 
     @abstractmethod
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> R:
-        """The result with what results of all kinds share, and the sizes of the work."""
+        """Return the result with what results of all kinds share, and the sizes of the work."""
 
     @abstractmethod
     def capacity(self, plan: Plan) -> R:
-        """The result without times."""
+        """Return the result without times."""
 
     @abstractmethod
     def timed(self, plan: Plan, result: R, runner: Runner) -> R:
@@ -49,12 +53,12 @@ class Measures(ABC, Generic[R]):
 
 
 def measures_of(scenario: LoadedScenario) -> Measures[SimulationResult]:
-    """Those of the scenario's kind of workload."""
+    """Return the measures of the scenario's kind of workload."""
     return _MEASURES[scenario.scenario.workload.kind](scenario)
 
 
 def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> SimulationResult:
-    """The result of a scenario that has none: it says why, and has neither sizes nor times.
+    """Return the result of a scenario that has none: it says why, and has neither sizes nor times.
 
     DeepSpeed or its strategy refuses it, or planning and simulating it takes more than its limits allow.
     """
@@ -73,14 +77,14 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
 
 
 def _problem_text(scenario: LoadedScenario, problem: Problem) -> str:
-    """A problem by its key; where it is in another file than the scenario's, with its place."""
+    """Return a problem by its key; where it is in another file than the scenario's, with its place."""
     if problem.path in scenario.document.origins.values():
         return str(problem)
     return f"{problem.key}: {problem.message}" if problem.key else problem.message
 
 
 class _OfInference(Measures[InferenceResult]):
-    """Prefill and decode steps."""
+    """Makes a result of prefill and decode steps."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> InferenceResult:  # noqa: ARG002
         workload: Any = self.scenario.scenario.workload
@@ -115,11 +119,12 @@ class _OfInference(Measures[InferenceResult]):
             timelines=runner.timelines,
             work=tuple(runner.work),
         )
-        return replace(result, warnings=(*result.warnings, *_whole_copies_fit(plan, result, runner)))
+        method = self.scenario.scenario.strategy.method or "offload"
+        return replace(result, warnings=(*result.warnings, *_whole_copies_fit(plan, result, runner, method)))
 
 
 class _OfTraining(Measures[TrainingResult]):
-    """The phases of one step of the steady state."""
+    """Makes a result of the phases of one step of the steady state."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> TrainingResult:
         workload: Any = self.scenario.scenario.workload
@@ -167,7 +172,7 @@ class _OfTraining(Measures[TrainingResult]):
 
 
 class _OfCheckpoints(Measures[CheckpointResult]):
-    """Saving one, restoring from it, and what both mean for a run."""
+    """Makes a result of saving one checkpoint and restoring from it."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> CheckpointResult:  # noqa: ARG002
         workload: Any = self.scenario.scenario.workload
@@ -209,7 +214,8 @@ _MEASURES: Mapping[str, type[Measures[Any]]] = {
 
 
 def _gathered(ranks: int, bound: float) -> str:
-    """What weights in HBM are under ZeRO-3, lest they are taken for a model that is served from HBM."""
+    """Return a warning about weights in HBM that ZeRO-3 gathers, lest they are taken for a model that is
+    served from HBM."""
     most = f"{bound:,.0f}" if bound >= 100 else f"{bound:.3g}"
     return (
         f"weights in HBM under ZeRO-3: each of {ranks} GPUs gathers every layer over the links between GPUs "
@@ -218,7 +224,7 @@ def _gathered(ranks: int, bound: float) -> str:
     )
 
 
-def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner) -> tuple[str, ...]:
+def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, method: str) -> tuple[str, ...]:
     """Warn when weights are offloaded although a whole copy fits in each GPU."""
     copies = plan.whole_copies
     if copies is None or not all(use.fits for use in peak_uses(copies.memory_stages, plan.machine.tiers)):
@@ -228,5 +234,5 @@ def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner) -> tu
     phase = next(one for one in copies.phases if one.kind == kind)
     fast = runner.time_s(phase.step(1) if isinstance(phase, PhaseSeries) else phase)
     size, times = format_bytes(plan.model.weight_bytes), result.step.time_s / fast
-    text = f"offloading hurts here: a copy of the weights ({size}) fits on every GPU; without ZeRO"
+    text = f"offloading hurts here: a copy of the weights ({size}) fits on every GPU; without {method}"
     return (f"{text} a pass takes {format_seconds(fast)}, {format_number(times)} times less",)

@@ -1,21 +1,88 @@
-"""What a training run does beside its steps: it reads data, saves checkpoints and wears drives out."""
+"""What goes on around the work: checkpoints, reading the training data, and the wear of drives."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from simoffload.results.checkpoint import CheckpointPhase, Checkpoints, SavedPart
 from simoffload.results.data_loading import DataLoading, data_loading_sentences
-from simoffload.results.endurance import TierLifetime, lifetime_warnings, tier_lifetime
+from simoffload.results.endurance import (
+    CachedWrites,
+    TierLifetime,
+    cache_warnings,
+    lifetime_warnings,
+    tier_lifetime,
+)
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import AHEAD
-from simoffload.simulation.checkpoint import checkpoint_times
 from simoffload.simulation.data_loading import predict_data_loading
 from simoffload.simulation.runner import Runner
+from simoffload.simulation.write_cache import checkpoint_with_caches
 from simoffload.strategies import Plan
+from simoffload.strategies.checkpoint.bytes import CheckpointPart
+from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.workload import Dataset
 
-__all__ = ["around_training"]
+__all__ = ["around_training", "checkpoint_facts", "checkpoint_lifetimes", "checkpoint_times"]
+
+
+def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:
+    """Return what a checkpoint consists of."""
+    workload = plan.workload
+    return Checkpoints(
+        tier=plan.tier,
+        contents=workload.contents,
+        writer=workload.writer.type,
+        mode=workload.mode,
+        keep=workload.keep,
+        size=plan.size,
+        written_by_host=plan.written_by_host,
+        parts=tuple(_part(part) for part in plan.parts),
+    )
+
+
+def _part(part: CheckpointPart) -> SavedPart:
+    files = 1 if part.same_file else len(part.writers)
+    return SavedPart(part.name, part.size, len(part.writers), part.device, files)
+
+
+def checkpoint_times(
+    plan: CheckpointPlan, runner: Runner, steps: tuple[CachedWrites, ...] = ()
+) -> tuple[Checkpoints, tuple[str, ...]]:
+    """Simulate saving and restoring with the write caches that a run's ``steps`` leave; return warnings,
+    too.
+
+    Raises SimulationError if the engine cannot finish.
+    """
+    plan, caches = checkpoint_with_caches(plan, steps)
+    phases = plan.phases
+    found = list(zip(phases, runner.phases(phases), strict=True))
+    saving = [(phase, one) for phase, one in found if phase.kind == "save"]
+    restoring = tuple(one for phase, one in found if phase.kind == "restore")
+    outlook = plan.outlook(
+        blocking_s=sum((one.time_s for phase, one in saving if not phase.background), 0.0),
+        background_s=sum((one.time_s for phase, one in saving if phase.background), 0.0),
+        restore_s=sum((one.time_s for one in restoring), 0.0),
+    )
+    done = replace(
+        checkpoint_facts(plan),
+        saving=tuple(CheckpointPhase(one, phase.background) for phase, one in saving),
+        restoring=restoring,
+        write_caches=caches,
+        outlook=outlook,
+    )
+    return done, (*filter(None, [plan.commit_warning(outlook)]), *cache_warnings(caches))
+
+
+def checkpoint_lifetimes(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierLifetime, ...]:
+    """Return the wear of the drives, where it is known how often a checkpoint is saved."""
+    outlook = found.outlook
+    if outlook is None or outlook.interval_s is None:
+        return ()
+    every = outlook.interval_s + outlook.stall_s
+    worn = tier_lifetime(plan.machine, plan.tier, found.written_by_host, time_s=every, unit="checkpoint")
+    return (worn,) if worn is not None else ()
 
 
 def around_training(
@@ -27,7 +94,7 @@ def around_training(
 
 
 def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
-    """What checkpoints cost a run whose step is known."""
+    """Add what checkpoints cost a run whose step is known."""
     step, update = result.step_s, result.optimizer_s
     if not step or update is None or plan.saved is None:
         return result
@@ -37,7 +104,7 @@ def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> Tra
 
 
 def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
-    """Whether the data comes in time for a step that is known."""
+    """Add whether the data comes in time for a step that is known."""
     dataset, step = result.dataset, result.step
     if dataset is None or step is None or not result.step_s:
         return result
@@ -67,13 +134,14 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
 
 
 def _pause(result: TrainingResult) -> float:
-    """[s] at the end of a step in which no batch is taken."""
+    """Return the time [s] at the end of a step in which no batch is taken."""
     step, update = result.step_s or 0.0, result.optimizer_s or 0.0
     return update if update < step else 0.0
 
 
 def _free(result: TrainingResult) -> int | None:
-    """[B] of each host's memory that training leaves to batches and page cache, at the fullest moment."""
+    """Return how much of each host's memory [B] training leaves to batches and page cache at its fullest
+    stage."""
     for use in result.capacity:
         if use.kind == "dram":
             ahead = sum(term.size for term in use.terms if term.name == AHEAD)
@@ -88,7 +156,7 @@ def _loading_warnings(dataset: Dataset, data_loading: DataLoading) -> tuple[str,
 
 
 def _with_lifetimes(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
-    """How fast drives wear out that steps or checkpoints write to.
+    """Add how fast the drives wear out to which steps or checkpoints write.
 
     A step takes its share of the stalls; what GPUs wait for data is left out, and so are checkpoints whose
     interval is not known.

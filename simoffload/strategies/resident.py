@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import MemoryStage, MemoryTerm
+from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.base import Move, Plan, Strategy, Tunable
+from simoffload.strategies.base import Plan, Strategy, Tunable
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.ds_config.tuning import stages
@@ -61,7 +61,7 @@ class Resident(Strategy):
         """No edit."""
         return ()
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """ZeRO in place of a whole copy in each GPU, on every tier."""
         size = int(OffloadParamSection().buffer_size)
         if not plan.optimizer_target:
@@ -70,13 +70,13 @@ class Resident(Strategy):
         above = tuple(self.stages(plan))
         return training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
 
-    def stages(self, plan: Plan) -> Iterator[Move]:
+    def stages(self, plan: Plan) -> Iterator[Change]:
         """Stages of ZeRO, of training."""
         if isinstance(plan, ZeroTrainingPlan):
             for stage in stages(plan.settings):
                 yield stage._replace(edits=(*_ZERO_TRAINING, *stage.edits))
 
-    def adapters(self, model: ModelShape) -> Iterator[Move]:
+    def adapters(self, model: ModelShape) -> Iterator[Change]:
         """LoRA under ZeRO."""
         return lora_moves(model, before=_ZERO_TRAINING)
 

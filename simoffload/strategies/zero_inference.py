@@ -15,9 +15,9 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import MemoryStage, MemoryTerm
+from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Facts, Move, Plan, Tunable
+from simoffload.strategies.base import Facts, Plan, Tunable
 from simoffload.strategies.coordinator_sink import CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import (
     resolve_settings,
@@ -36,6 +36,7 @@ from simoffload.strategies.zero import (
     ZeroStrategy,
     check_buffer_size,
     device_of,
+    gathered,
     inference_moves,
     within_config,
 )
@@ -58,6 +59,10 @@ class ZeroInference(ZeroStrategy):
 
     kind: Literal["zero_inference"] = "zero_inference"
 
+    def caveat(self, tier: str, *, ranks: int) -> str:
+        """Say of weights in HBM that every GPU gathers them for every token."""
+        return gathered(tier, ranks=ranks)
+
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
         try:
@@ -79,7 +84,7 @@ class ZeroInference(ZeroStrategy):
         direct = self.direct_warnings(settings, machine)
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Weights on every tier."""
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
