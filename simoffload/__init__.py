@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.planning.confidence import confidence
-    from simoffload.planning.costs.break_even import break_even_points
-    from simoffload.planning.costs.economics import economics
+    from simoffload.planning.costs.economics import break_even_points, economics
     from simoffload.planning.costs.price_list import load_costs
-    from simoffload.planning.fit.changes import smallest_changes
-    from simoffload.planning.fit.largest import largest
-    from simoffload.planning.fit.machines import machines_needed
-    from simoffload.planning.sensitivity import sensitivity
-    from simoffload.planning.uncertainty import uncertainty
+    from simoffload.planning.explanation import sensitivity, uncertainty
+    from simoffload.planning.remedies import smallest_changes
+    from simoffload.planning.sizing import largest, machines_needed
     from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
     from simoffload.results.inference import InferenceResult
@@ -86,7 +83,7 @@ _HOME = {
     "SimulationResult": "simoffload.results.result",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
-    "break_even_points": "simoffload.planning.costs.break_even",
+    "break_even_points": "simoffload.planning.costs.economics",
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
     "confidence": "simoffload.planning.confidence",
@@ -94,7 +91,7 @@ _HOME = {
     "economics": "simoffload.planning.costs.economics",
     "fit": "simoffload.planning.answers",
     "import_profile": "simoffload.exchange.measured_profiles",
-    "largest": "simoffload.planning.fit.largest",
+    "largest": "simoffload.planning.sizing",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
     "list_scenarios": "simoffload.scenario",
@@ -102,15 +99,15 @@ _HOME = {
     "load_model": "simoffload.models",
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",
-    "machines_needed": "simoffload.planning.fit.machines",
+    "machines_needed": "simoffload.planning.sizing",
     "on_targets": "simoffload.planning.compare",
     "parse_service": "simoffload.planning.advise",
     "search_catalogue": "simoffload.planning.advise",
-    "sensitivity": "simoffload.planning.sensitivity",
+    "sensitivity": "simoffload.planning.explanation",
     "simulate": "simoffload.planning.answers",
-    "smallest_changes": "simoffload.planning.fit.changes",
+    "smallest_changes": "simoffload.planning.remedies",
     "storage_curve": "simoffload.planning.bandwidth",
-    "uncertainty": "simoffload.planning.uncertainty",
+    "uncertainty": "simoffload.planning.explanation",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",
     "write_trace": "simoffload.exchange.chrome_trace",

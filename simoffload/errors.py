@@ -100,9 +100,9 @@ class InputError(SimoffloadError):
         super().__init__(self.problems)
 
     @classmethod
-    def at(cls, key: str, message: str) -> Self:
-        """One thing wrong at ``key`` of whatever is being checked."""
-        return cls((Problem("", None, None, key, message),))
+    def at(cls, key: str, message: str, *, path: str = "") -> Self:
+        """Return an error about one key; ``path`` is its file or option, by default whatever is checked."""
+        return cls((Problem(path, None, None, key, message),))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.problems))

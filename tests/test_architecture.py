@@ -134,7 +134,7 @@ OWN_VALUES = {
     "planning/costs/price_list.py": "lists of prices laid over each other",
     "scenario/defaults.py": "ranks of a strategy that is asked what it fills in",
     "scenario/loading.py": "names of tiers as the machine has them",
-    "simulation/data_loading/epochs.py": "numbers of workers that are tried",
+    "simulation/data_loading.py": "numbers of workers that are tried",
 }
 """Where values that are no scenario's document are copied with changes, and what they are."""
 
@@ -187,7 +187,7 @@ BROKEN: list[tuple[Check, str, str]] = [
     (asks_for_a_kind, "cli/a.py", "type(one) is ZeroInference"),
     (names_a_family, "strategies/a.py", "if shape.family == 'bloom':\n    pass"),
     (calls_the_engine, "planning/a.py", "def run():\n    from simoffload.engine import execute"),
-    (calls_the_engine, "simulation/data_loading/a.py", "from simoffload.engine.network import Network"),
+    (calls_the_engine, "simulation/a.py", "from simoffload.engine.network import Network"),
     (calls_the_engine, "simulation/metrics.py", "import simoffload.engine.executor"),
     (calls_the_engine, "report/a.py", "from simoffload import engine"),
     (edits_a_document, "planning/a.py", "document = replace(document, data={})"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli import main
-from simoffload.planning.uncertainty import ASSUMED
+from simoffload.planning.explanation import ASSUMED
 
 PAGE = (Path(__file__).parents[1] / "docs" / "explanations.md").read_text()
 

@@ -30,6 +30,7 @@ from simoffload.limits import keep, limited, now_doing
 if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search, ServiceLevel
     from simoffload.planning.bandwidth import StorageCurve
+    from simoffload.planning.evaluator import Evaluator
     from simoffload.report.document import ReportDocument
     from simoffload.scenario import LoadedScenario
 
@@ -44,8 +45,10 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         scenario = _retargeted(scenario, arguments.on)
     from simoffload.planning.advise import advise, parse_service, search_catalogue
     from simoffload.planning.costs import load_costs
+    from simoffload.planning.evaluator import Evaluator
     from simoffload.simulation import fit
 
+    evaluator = Evaluator(scenario)
     prices = load_costs(arguments.costs)
     kind = type(fit(scenario))
     service = [parse_service(text, kind) for text in arguments.slo]
@@ -63,9 +66,10 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
                 trials=arguments.trials,
                 costs=prices,
                 progress=progress,
+                evaluator=evaluator,
             )
-        advice = advise(scenario, costs=prices, progress=progress)
-        curve = _curve(advice, console, progress)
+        advice = advise(scenario, costs=prices, progress=progress, evaluator=evaluator)
+        curve = _curve(evaluator, console, progress) if advice.result.fits else None
     reported = _reported(_Found(advice, curve, found, service), folder, arguments, console)
     console.answer(reported.text, reported.data)
     if reported.written:
@@ -114,14 +118,12 @@ def _reported(
     return _AdviceReport(terminal_text(document, color=console.color, width=console.width), data, written)
 
 
-def _curve(advice: Advice, console: Console, progress: Progress) -> StorageCurve | None:
+def _curve(evaluator: Evaluator, console: Console, progress: Progress) -> StorageCurve | None:
     """What faster storage would bring; None where nothing is stored, or a simulation reaches its limit."""
     from simoffload.planning.bandwidth import storage_curve
 
-    if not advice.result.fits:
-        return None
     try:
-        return storage_curve(advice.scenario, progress=progress)
+        return storage_curve(evaluator.scenario, progress=progress, evaluator=evaluator)
     except WorkLimitError as error:
         console.note(f"without the rates of storage: {error}")
         return None
@@ -154,7 +156,7 @@ def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
 
 def _recommended(advice: Advice, found: Search | None) -> dict[str, bytes]:
     """Scenarios and settings by the names of their files, with the user's own files that they need."""
-    from simoffload.planning.advise.files import recommended, user_files
+    from simoffload.planning.advise.evaluate import recommended, user_files
 
     texts = {name: text.encode() for name, text in recommended(advice, found).items()}
     bought = [point.scenario for point in (*found.front, found.best) if point] if found else []

@@ -118,7 +118,7 @@ def _machines(
     found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, console: Console
 ) -> _FitAnswer:
     """``tiers`` are those to offload to."""
-    from simoffload.planning.fit import MachinesNeeded, machines_needed
+    from simoffload.planning.sizing import MachinesNeeded, machines_needed
     from simoffload.report.from_fit import machines_document
 
     def needed(scenario: LoadedScenario) -> MachinesNeeded:
@@ -136,7 +136,7 @@ def _machines(
 
 
 def _largest(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
-    from simoffload.planning.fit import Largest, largest
+    from simoffload.planning.sizing import Largest, largest
     from simoffload.report.from_fit import largest_document
 
     def held(scenario: LoadedScenario) -> Largest:

@@ -38,7 +38,7 @@ def schema_of(kind: str) -> dict[str, Any]:
     if kind == "scenario":
         return _scenario(title)
     if kind == "sweep":
-        from simoffload.planning.sweep.section import SweepSection
+        from simoffload.planning.sweep.axes import SweepSection
 
         return json_schema(SweepSection, title=title)
     if kind == "ds_config":
@@ -59,7 +59,7 @@ def _scenario(title: str) -> dict[str, Any]:
     what they stand for, kinds that are left out, the section sweep."""
     from simoffload.documents.json_schema import json_schema
     from simoffload.models.families import FAMILIES
-    from simoffload.planning.sweep.section import SweepSection
+    from simoffload.planning.sweep.axes import SweepSection
     from simoffload.scenario.schema import Scenario
     from simoffload.strategies import strategies
 

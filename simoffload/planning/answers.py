@@ -6,7 +6,7 @@ result is asked for its remedies, its costs or its confidence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from simoffload import simulation
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import Advice
     from simoffload.planning.confidence import Confidence
     from simoffload.planning.costs import CostList, Economics
+    from simoffload.planning.evaluator import Evaluator
     from simoffload.planning.explanation import Explanation
 
 __all__ = ["ScenarioPlanner", "fit", "simulate"]
@@ -56,7 +57,7 @@ def fit(scenario: LoadedScenario) -> SimulationResult:
 
 @dataclass(frozen=True)
 class ScenarioPlanner:
-    """Works out what follows from the result of a scenario, when it is asked."""
+    """Works out what follows from the result of a scenario, once somebody asks for it."""
 
     scenario: LoadedScenario
     prices: CostList | None = None
@@ -66,18 +67,20 @@ class ScenarioPlanner:
     explains: bool = False
     """Whether it is asked for explanations."""
     progress: Progress | None = None
+    _evaluators: list[Evaluator] = field(default_factory=list, repr=False, compare=False)
+    """The one that all further simulations ask, once there is one."""
 
     @limited
     def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
         """Search for the smallest changes; raises WorkLimitError beyond one of the scenario's limits."""
-        from simoffload.planning.fit.changes import search_changes
+        from simoffload.planning.remedies import search_changes
 
         keep(self.scenario.scenario.engine.limits)
         now_doing("planning")
         return search_changes(self.scenario)
 
     def costs(self, result: SimulationResult) -> Economics | None:
-        """By the list of prices and powers."""
+        """Return the costs by the list of prices and powers; None where only memory was asked for."""
         if not self.priced:
             return None
         from simoffload.planning.costs import economics
@@ -85,23 +88,31 @@ class ScenarioPlanner:
         return economics(self.scenario, result, self.prices)
 
     def confidence(self, result: SimulationResult) -> Confidence:
-        """By the errors of predictions of real runs of its kind."""
+        """Return the expected error, from predictions of real runs of the same kind."""
         from simoffload.planning.confidence import confidence
 
         return confidence(result)
 
-    def explanation(self, result: SimulationResult) -> Explanation | None:  # noqa: ARG002
-        """By further simulations, each within the limits of the scenario."""
+    def explanation(self, result: SimulationResult) -> Explanation | None:
+        """Explain the result by further simulations, each within the limits of the scenario."""
         if not self.explains:
             return None
         from simoffload.planning.explanation import explain
 
-        return explain(self.scenario, progress=self.progress)
+        return explain(self.scenario, progress=self.progress, evaluator=self._evaluator(result))
 
-    def next_changes(self, result: SimulationResult) -> Advice | None:  # noqa: ARG002
-        """By further simulations, each within the limits of the scenario."""
+    def next_changes(self, result: SimulationResult) -> Advice | None:
+        """Rank changes by further simulations, each within the limits of the scenario."""
         if not self.explains:
             return None
         from simoffload.planning.advise import advise
 
-        return advise(self.scenario, costs=self.prices, progress=self.progress)
+        evaluator = self._evaluator(result)
+        return advise(self.scenario, costs=self.prices, progress=self.progress, evaluator=evaluator)
+
+    def _evaluator(self, result: SimulationResult) -> Evaluator:
+        from simoffload.planning.evaluator import Evaluator
+
+        if not self._evaluators:
+            self._evaluators.append(Evaluator(self.scenario, result=result))
+        return self._evaluators[0]

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine
 from simoffload.hardware.targets import Target
+from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
-from simoffload.planning.sensitivity import timed
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import Time
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress, simulate
+from simoffload.simulation import Progress
 from simoffload.units import format_number, format_rate
 
 __all__ = ["NO_STORAGE", "BandwidthPoint", "Needed", "StorageCurve", "storage_curve"]
@@ -27,24 +28,24 @@ NO_STORAGE = "weights and optimizer are in memory: no storage decides anything"
 _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
 """From a sixth to forty times the platform's own rate."""
 _FASTEST, _SLOWEST = 1e3, 1e-3
-"""Times the platform's own rate: what counts as endlessly fast, and how slow storage is looked at."""
+"""Multiples of the platform's own rate: the fastest storage, which stands for unlimited, and the slowest."""
 _EXACTLY = 1.01
-"""How close the ends of a bisection come."""
+"""Ratio of both ends at which a bisection stops."""
 _ENOUGH = 1.02
-"""Time over that with endlessly fast storage, from which on faster storage is not worth it: our choice."""
+"""Time over that with the fastest storage, below which faster storage is not worth it: our choice."""
 _RATES = {
     "drive": ("read", "write", "write_cache.rate_after", "read_by_outstanding"),
     "nfs": ("read", "write", "per_connection"),
 }
-"""Numbers of a profile that are the speed of storage."""
+"""Keys of a profile that are rates of storage, by kind of profile."""
 _OTHERS = ("read", "write")
-"""The same of other kinds."""
+"""Keys that are rates of storage in profiles of other kinds."""
 _LATENCIES = ("read_latency", "write_latency")
-"""Of drives, which are shorter where they are faster than now: no drive of any catalogue gains more."""
+"""Keys of drives that shrink as rates grow: no drive of any catalogue gains more from its rate alone."""
 
 
 class BandwidthPoint(NamedTuple):
-    """One rate of storage."""
+    """The throughput at one rate of storage."""
 
     rate: int
     """[B/s] that the storage reads for one host, or writes where that takes more of its time."""
@@ -55,7 +56,7 @@ class BandwidthPoint(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """The least rate at which something holds."""
+    """The lowest rate of storage at which a condition holds."""
 
     rate: int
     """[B/s]"""
@@ -93,7 +94,7 @@ class StorageCurve:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """How fast it is, and how fast it would have to be."""
+        """Sentences about how fast the storage is, and how fast it would have to be."""
         own = f"the storage ({self.tier}) {self.verb} {format_rate(self.own.rate)}"
         gains = f"from {format_rate(self.enough.rate)} on, faster storage gains less than 2 %"
         times = format_number(self.fastest / self.own.throughput)
@@ -106,38 +107,32 @@ class StorageCurve:
         return own, f"it is the bottleneck below {format_rate(self.hidden.rate)}", f"{gains} ({most})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            "tier": self.tier,
-            "unit": self.unit,
-            "points": [point._asdict() for point in self.points],
-            "own": self.own._asdict(),
-            "fastest": self.fastest,
-            "not_the_bottleneck_from": self.hidden._asdict() if self.hidden else None,
-            "fast_enough_from": self.enough._asdict(),
-            "held_back": self.held_back,
-            "sentences": list(self.sentences),
-        }
+        """Return everything as plain values."""
+        ends = "not_the_bottleneck_from=hidden fast_enough_from=enough"
+        return by_name(self, f"tier unit points own fastest {ends} held_back sentences")
 
 
-def storage_curve(scenario: LoadedScenario, *, progress: Progress | None = None) -> StorageCurve | None:
+def storage_curve(
+    scenario: LoadedScenario, *, progress: Progress | None = None, evaluator: Evaluator | None = None
+) -> StorageCurve | None:
     """Simulate a scenario with slower and faster storage; None where no storage is used (``NO_STORAGE``).
 
     The rates of the drives, with all that their slots have, or of the server with as many ports as it takes,
     change together; cables, slots, adapters of the hosts and memory stay. Raises
     InputError where the scenario does not fit, and what ``simulate`` raises.
     """
-    result, _ = timed(scenario)
+    evaluator = evaluator or Evaluator(scenario)
+    result, _ = evaluator.timed()
     tier = _tier(scenario.machine, result)
-    return _Storage(scenario, result, tier, progress).curve() if tier else None
+    return _Storage(evaluator, tier, progress).curve() if tier else None
 
 
 def _tier(machine: Machine, result: SimulationResult) -> str | None:
-    """The storage on which weights, optimizer or checkpoints are; of two the one that takes more time."""
+    """Return the storage that holds weights, optimizer or checkpoints; of two, the one with more exposed
+    time."""
     assert result.step is not None
     shares = result.step.shares
-    used = [result.target, *([result.optimizer_target] if isinstance(result, TrainingResult) else [])]
-    found = [tier for tier in used if tier in machine.topology.targets]
+    found = [tier for tier in result.targets if tier in machine.topology.targets]
 
     def exposed(tier: str) -> Time:
         return sum(share.exposed_ps for share in shares if share.cause in _causes(tier))
@@ -146,12 +141,12 @@ def _tier(machine: Machine, result: SimulationResult) -> str | None:
 
 
 def _causes(tier: str) -> tuple[str, str]:
-    """As routes of reads and writes are called (CONTRIBUTING.md)."""
+    """Return the names of the routes that read and write a tier, which are causes of time, too."""
     return f"{tier} read", f"{tier} write"
 
 
 def _writes(machine: Machine, result: SimulationResult, tier: str) -> bool:
-    """Whether writing takes more of the storage's own time than reading: bytes over its rate of either."""
+    """Return whether writes need more of the storage's time than reads do, each as bytes over its rate."""
     assert result.step is not None
     bounds = result.step.bounds
     read, write = (
@@ -170,14 +165,13 @@ class _BandwidthRun(NamedTuple):
 
 
 class _Storage:
-    """Simulates a scenario with storage of other speeds, each once."""
+    """Simulates a scenario with storage of other speeds."""
 
-    def __init__(
-        self, scenario: LoadedScenario, result: SimulationResult, tier: str, progress: Progress | None
-    ) -> None:
-        self._scenario, self._result, self._tier, self._progress = scenario, result, tier, progress
-        self._writes = _writes(scenario.machine, result, tier)
-        self._runs: dict[float, _BandwidthRun] = {1.0: self._run(scenario, result)}
+    def __init__(self, evaluator: Evaluator, tier: str, progress: Progress | None) -> None:
+        self._evaluator, self._tier, self._progress = evaluator, tier, progress
+        self._scenario, self._result = evaluator.answer()
+        self._writes = _writes(self._scenario.machine, self._result, tier)
+        self._runs: dict[float, _BandwidthRun] = {1.0: self._run(self._scenario, self._result)}
 
     def curve(self) -> StorageCurve:
         runs = {self.at(factor).rate: self.at(factor) for factor in (*_FACTORS, 1.0)}
@@ -199,7 +193,8 @@ class _Storage:
         )
 
     def _scope(self, held_back: str) -> str:
-        """Faster drives stay in their slots."""
+        """Return the scope of the curve where the cables of the drives are the limit: faster drives stay in
+        their slots."""
         drives = self._scenario.machine.topology.targets[self._tier].drives
         if f"{self._tier}." not in held_back:  # no cable of a drive
             return ""
@@ -207,12 +202,11 @@ class _Storage:
         return f" in {slots}; more drives have more slots"
 
     def at(self, factor: float) -> _BandwidthRun:
-        """The scenario with storage so many times as fast."""
+        """Simulate the scenario with storage that is ``factor`` times as fast."""
         if factor not in self._runs:
             if self._progress:
                 self._progress(f"{self._tier} at {format_number(factor)} times its rate")
-            scenario = self._scenario.edited(*self._edits(factor))
-            self._runs[factor] = self._run(scenario, simulate(scenario))
+            self._runs[factor] = self._run(*self._evaluator.answer(*self._edits(factor)))
         return self._runs[factor]
 
     def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _BandwidthRun:
@@ -234,7 +228,7 @@ class _Storage:
         return *found, *self._ports(target, factor), *self._lanes(target, factor)
 
     def _adapters(self, machine: Machine) -> int:
-        """[B/s] of the adapters of a host on the way to a server; endless for local drives."""
+        """Return the rate [B/s] of a host's adapters on the way to a server; no limit for local drives."""
         access = machine.topology.access[self._tier][0]
         if machine.topology.targets[self._tier].drives:
             return sys.maxsize
@@ -242,7 +236,8 @@ class _Storage:
         return min(int(machine.resources[port].capacity / share) for way, share in resources for port in way)
 
     def _lanes(self, target: Target, factor: float) -> Iterator[Edit]:
-        """As much of faster slots as drives take that have them, said as lanes of the drives' generation."""
+        """Yield the lanes that faster drives take, as far as their slots have them, in the drives' own
+        generation of PCIe."""
         drive, pcie_link = target.drive, target.pcie_link
         if drive is None or pcie_link is None:
             return
@@ -255,7 +250,7 @@ class _Storage:
             yield edit_of(f"drive/{drive.id}", "pcie.lanes", lanes)
 
     def _ports(self, target: Target, factor: float) -> Iterator[Edit]:
-        """As many ports of the server, and mounts over them, as a host's adapters and what is behind take."""
+        """Yield as many ports of the server, with mounts over them, as the host's adapters can use."""
         ports = target.ports
         if ports is None:
             return
@@ -277,7 +272,8 @@ class _Storage:
         return run.result.step.bottleneck.cause not in _causes(self._tier)
 
     def _least(self, holds: Callable[[_BandwidthRun], bool]) -> Needed:
-        """The slowest storage with which something holds, by bisection: what holds goes on to hold."""
+        """Find the slowest storage for which a condition holds, by bisection; what holds goes on to hold for
+        faster storage."""
         low, high = (_SLOWEST, 1.0) if holds(self.at(1.0)) else (1.0, _FASTEST)
         if holds(self.at(low)):
             high = low
@@ -290,7 +286,8 @@ class _Storage:
 
 
 def _roof(result: SimulationResult) -> float:
-    """Throughput [1/s] that no schedule can beat on the machine of a run: pass by pass its fullest resource.
+    """Return the throughput [1/s] that no schedule can exceed on a machine: in each pass its fullest resource
+    decides.
 
     Of decode steps the first counts, in which attention reads the shortest cache.
     """

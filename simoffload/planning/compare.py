@@ -12,17 +12,9 @@ from simoffload.errors import InputError, PlacementError, Problem, WorkLimitErro
 from simoffload.hardware.library import is_path
 from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.confidence import margin, tie
-from simoffload.planning.costs import (
-    Costed,
-    CostList,
-    CostVerdict,
-    Economics,
-    load_costs,
-    verdicts,
-)
-from simoffload.results.inference import InferenceResult
+from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
@@ -47,7 +39,7 @@ class Comparison:
 
     @property
     def economics(self) -> dict[str, Economics]:
-        """What each answer costs, by label; empty where only what fits was asked."""
+        """Costs of each answer, by label; empty where only memory was asked for."""
         costs = {label: result.costs for label, result in self.results.items()}
         return {label: one for label, one in costs.items() if one is not None}
 
@@ -91,7 +83,7 @@ class Comparison:
         return tie(*pair) if pair else None
 
     def _pair(self, label: str) -> tuple[SimulationResult, SimulationResult] | None:
-        """The result and its baseline, where these are two that have times."""
+        """Return a result and its baseline, if these are two different results with times."""
         mine, baseline = self.results[label], self.baseline_of(label)
         if baseline is None or baseline == label or mine.compared_s is None:
             return None
@@ -99,17 +91,17 @@ class Comparison:
 
     @property
     def ranking(self) -> tuple[str, ...]:
-        """Labels of what was simulated, the least time (``SimulationResult.compared_by``) first."""
+        """Labels of what was simulated, the shortest time (``SimulationResult.compared_by``) first."""
         times = {label: time for label, result in self.results.items() if (time := result.compared_s)}
         return tuple(sorted(times, key=times.__getitem__))
 
     @property
     def cost_verdicts(self) -> tuple[CostVerdict, ...]:
-        """Which answer has the lowest cost per unit of work, and at which prices the next would."""
+        """The answer that has the lowest cost per unit of work, and the prices at which the next would."""
         return verdicts(Costed(label, self.results[label], one) for label, one in self.economics.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values."""
         return {
             "schema": SCHEMA,
             "ranking": list(self.ranking),
@@ -138,13 +130,13 @@ class Comparison:
         return pd.DataFrame.from_dict(self._rows(), orient="index")
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """The same as plain values: names of the columns, the label's first, and the rows."""
+        """Return the same as plain values: the names of the columns, the label's first, and the rows."""
         found = self._rows()
         columns = tuple(dict.fromkeys(name for row in found.values() for name in row))
         return ("label", *columns), [(label, *map(row.get, columns)) for label, row in found.items()]
 
     def _relation(self, label: str) -> dict[str, Any]:
-        """How a result stands to its baseline."""
+        """Return how a result compares with its baseline."""
         return {
             "ratio": self.ratio(label),
             "throughput_ratio": self.throughput_ratio(label),
@@ -155,17 +147,13 @@ class Comparison:
     def _rows(self) -> dict[str, dict[str, Any]]:
         return {
             label: {
-                "model": result.model,
-                "platform": result.platform,
-                "target": result.target,
+                **by_name(result, "model platform target"),
                 **self._particular(result),
                 "fits": result.fits,
                 "refused": "; ".join(result.refused) or None,
                 **result.metrics(),
                 **(self.economics[label].metrics() if label in self.economics else {}),
-                "bottleneck": result.bottleneck,
-                "limit": result.limit,
-                "bound_fraction": result.bound_fraction,
+                **by_name(result, "bottleneck limit bound_fraction"),
                 **self._relation(label),
                 "warnings": "; ".join(result.warnings) or None,
             }
@@ -173,30 +161,29 @@ class Comparison:
         }
 
     def _particular(self, result: SimulationResult) -> dict[str, str]:
-        """What tells results apart where some are not of inference."""
-        if all(isinstance(each, InferenceResult) for each in self.results.values()):
+        """Return what tells results apart where some of them are not of inference."""
+        if all(each.kind == "inference" for each in self.results.values()):
             return {}
-        kind = {"workload": str(result.workload.get("kind", "inference"))}
-        if isinstance(result, TrainingResult):
-            return kind | {"optimizer_target": result.optimizer_target}
-        return kind
+        found = {"workload": result.kind}
+        return found | {"optimizer_target": result.targets[1]} if result.targets[1:] else found
 
 
 def _comparable(one: SimulationResult, other: SimulationResult) -> bool:
-    """Whether times of both can be set in relation."""
+    """Return whether the times of two results can be set in relation."""
     return (type(one), one.model, one.compared_by) == (type(other), other.model, other.compared_by)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misplaced(LoadedScenario):
-    """A scenario that was asked for on a target where its strategy has no meaning, and stays as it was."""
+    """A scenario on a target that its strategy cannot use: it stays as it was, and planning it raises
+    PlacementError."""
 
     target: str
     problems: tuple[Problem, ...]
 
     @property
     def places(self) -> tuple[str, str]:
-        """Tiers that were asked for."""
+        """The tiers that were asked for."""
         asked = placement_of(self.target, self.machine)
         return asked.weights, asked.optimizer or super().places[1]
 
@@ -206,7 +193,8 @@ class Misplaced(LoadedScenario):
 
 
 def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
-    """The same work on every target, by the target: the tier, with ``platform:`` before it on another one.
+    """Return the same work on every target, by target: the tier, with ``platform:`` before it on another
+    platform.
 
     A target is what ``LoadedScenario.on`` takes: a tier of the scenario's platform, of training also
     ``weights+optimizer``. With ``platform:`` before it, it and those after it are on that platform, until
@@ -235,7 +223,8 @@ def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, Lo
 
 
 def _is_own(platform: str, scenario: LoadedScenario) -> bool:
-    """Whether it is the scenario's platform; of paths the scenario's starts from its folder."""
+    """Return whether a name or path means the scenario's platform; the scenario's own path starts from its
+    folder."""
     own, root = scenario.scenario.platform, scenario.document.root or Path()
     if is_path(platform) and is_path(own):
         return resolved(platform) == resolved(root / own)
@@ -243,8 +232,7 @@ def _is_own(platform: str, scenario: LoadedScenario) -> bool:
 
 
 def _from_root(platform: str, scenario: LoadedScenario) -> str:
-    """A path as the scenario's file would have it, where that may refer to it; else whole, so that it is no
-    path of the scenario's."""
+    """Return a path as the scenario's file would write it; a path outside of its folder stays absolute."""
     if not is_path(platform):
         return platform
     root, path = resolved(scenario.document.root or Path()), resolved(platform)
@@ -252,7 +240,7 @@ def _from_root(platform: str, scenario: LoadedScenario) -> str:
 
 
 def _retargeted(scenario: LoadedScenario, platform: str, tier: str) -> LoadedScenario:
-    """On a platform, "" for its own, and there on a tier."""
+    """Return the scenario on a platform ("" means its own) and on a tier of it."""
     there = scenario
     if platform:
         reference, cache = _from_root(platform, scenario), scenario.cache

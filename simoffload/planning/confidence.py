@@ -13,10 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
-from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.strategies import strategy_of
 
 __all__ = [
@@ -47,7 +45,7 @@ Place = Literal["memory", "nvme"]
 
 
 class CalibrationError(NamedTuple):
-    """Errors of the predictions of one kind of pass."""
+    """Errors of the predictions of one kind of pass, in one group of real runs."""
 
     group: str
     """What was run, as a strategy names it under ``evidence``: zero."""
@@ -65,13 +63,13 @@ class CalibrationError(NamedTuple):
 
 
 def place_of(devices: Iterable[str]) -> Place:
-    """Of DeepSpeed's devices (none, cpu, nvme) or kinds of tiers (hbm, dram, nvme) that hold something."""
+    """Return whether drives hold something, given DeepSpeed's devices (none, cpu, nvme) or kinds of tiers."""
     return "nvme" if "nvme" in devices else "memory"
 
 
 @cache
 def calibration_errors() -> tuple[CalibrationError, ...]:
-    """The shipped table."""
+    """Return the shipped table of errors."""
     text = (files("simoffload.planning") / _ERRORS_FILE).read_text("utf-8")
     rows = TypeAdapter(tuple[CalibrationError, ...])
     return rows.validate_python(tuple(csv.DictReader(io.StringIO(text))))
@@ -96,7 +94,7 @@ class Confidence:
 
     @property
     def runs(self) -> int:
-        """How many they are."""
+        """Number of those runs."""
         return self.row.runs
 
     @property
@@ -119,56 +117,53 @@ class Confidence:
         return text + _BEYOND * self.extrapolates
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return everything as plain values."""
         return {
-            "relative_error": self.relative_error,
+            **by_name(self, "relative_error"),
             "known": not self.unlike,
-            "runs": self.runs,
-            "worst": self.row.worst,
-            "source": self.source,
-            "extrapolates": self.extrapolates,
-            "sentence": self.sentence,
+            **by_name(self, "runs"),
+            **by_name(self.row, "worst"),
+            **by_name(self, "source extrapolates sentence"),
         }
 
 
 def confidence(result: SimulationResult) -> Confidence:
-    """The error to expect of a result, by its kind of work and by where weights and optimizer lie.
+    """Return the error to expect of a result, from its kind of work and from where weights and optimizer are
+    stored.
 
     Held-out runs count; where there are none of a kind, those that were in view. None is of checkpoints or
     of storage over a network, and most are of ZeRO: the errors of what is most like it (of the first two:
     from drives in the host) then stand for the least that is to be expected.
     """
     kinds = {use.tier: use.kind for use in result.capacity}
-    tiers = [result.target]
-    if isinstance(result, TrainingResult):
-        tiers.append(result.optimizer_target)
-    held = [kinds.get(tier, "hbm") for tier in tiers]
+    held = [kinds.get(tier, "hbm") for tier in result.targets]
     kind = str((result.provenance.scenario.get("strategy") or {}).get("kind"))
     strategy = strategy_of(kind)
     group = strategy.evidence if strategy is not None else ""
     unlike = _unlike(result, held) or (f"of strategy.kind {kind}" if not group else "")
-    far = isinstance(result, CheckpointResult) or not _MEASURED.issuperset(held)
+    far = result.kind == "checkpoint" or not _MEASURED.issuperset(held)
     row = _row(group or _MOST_RUNS, _work(result), "nvme" if far else place_of(held))
     return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations))
 
 
 def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
-    """What real runs were never made of, as it continues "there are no real runs"."""
-    if isinstance(result, CheckpointResult):
+    """Return why no real runs stand for a result, to follow the words "there are no real runs"; empty if
+    there are some."""
+    if result.kind == "checkpoint":
         return "of checkpoints"
     remote = [kind for kind in held if kind not in _MEASURED]
     return f"with anything on {remote[0]}" if remote else ""
 
 
 def _work(result: SimulationResult) -> Work:
-    """The kind of pass whose errors stand for a result: decode steps where more than one token is made."""
-    if isinstance(result, InferenceResult):
-        return "decode" if result.output_length > 1 else "prefill"
-    return "step"
+    """Return the kind of pass whose errors stand for a result: decode steps where more than one token is
+    made."""
+    work: Work = "decode" if result.compared_by == "tpot_s" else "prefill"
+    return work if result.kind == "inference" else "step"
 
 
 def _row(group: str, work: Work, place: str) -> CalibrationError:
-    """Held-out runs first; of another place or group where there are none at all."""
+    """Return the errors of held-out runs, if there are any; else of another place, or of another group."""
     rows = sorted(calibration_errors(), key=lambda row: row.part != "holdout")
     mine = [row for row in rows if row.work == work]
     near = [row for row in mine if row.place == place]
@@ -176,7 +171,7 @@ def _row(group: str, work: Work, place: str) -> CalibrationError:
 
 
 def margin(first: SimulationResult, second: SimulationResult) -> float:
-    """By how much two results must differ, relative to the faster one, to tell which is faster.
+    """Return by how much two results must differ, relative to the faster one, to tell which is faster.
 
     The root of the sum of the squares of both mean errors, as of errors that know nothing of each other.
     Those of one model on one machine do, so that ratios between them are better than this.
@@ -185,7 +180,7 @@ def margin(first: SimulationResult, second: SimulationResult) -> float:
 
 
 def tie(first: SimulationResult, second: SimulationResult) -> bool:
-    """Whether two results are too close to tell which is faster: see ``margin``.
+    """Return whether two results are too close to tell which is faster: see ``margin``.
 
     Raises ValueError unless both have times.
     """

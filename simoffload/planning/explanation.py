@@ -1,22 +1,288 @@
-"""Everything that explains one result: what it hangs on, how sure it is, what faster storage would bring."""
+"""What a result hangs on, in which range it lies, and everything that explains it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from math import hypot, log
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from simoffload.errors import InputError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
-from simoffload.planning.sensitivity import Sensitivity, sensitivity
-from simoffload.planning.uncertainty import Uncertainty, uncertainty
+from simoffload.planning.confidence import Confidence, confidence
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.profile_parameters import (
+    ProfileParameter,
+    deciding_parameters,
+    edit_of,
+    profile_parameters,
+    scaled,
+)
+from simoffload.results.result import SimulationResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress
 
-__all__ = ["Explanation", "explain"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "ASSUMED",
+    "Explanation",
+    "Sensitivity",
+    "SensitivityRow",
+    "Uncertainty",
+    "UncertaintyTerm",
+    "explain",
+    "sensitivity",
+    "uncertainty",
+]
+
+CHANGE = 0.1
+"""Relative change of each number: our choice, small enough to be about this machine, large enough to exceed
+what rounding does."""
+_LITTLE = 1e-3
+"""Relative change of the time: a number that changes it less in the worse direction is not tried in the
+other; our choice."""
+_TIME = re.compile(r" (s|ms|us|ns|min|h|d)$")
+"""Units of numbers that are worse when they are larger."""
+
+
+class SensitivityRow(NamedTuple):
+    """One number of a profile, and the time with less and with more of it."""
+
+    number: ProfileParameter
+    low: float | None
+    """[s], the result's ``compared_by`` with the number lower; None where it was not tried, or cannot be."""
+    high: float | None
+    """[s] the same with the number higher."""
+    elasticity: float
+    """Per cent by which the time changes for each per cent of the number."""
+    swing: float
+    """Difference between both times, relative to the time as it is."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        number = by_name(self.number, "profile key value=text origin source")
+        return number | by_name(self, "low_s=low high_s=high elasticity swing")
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The numbers that decide a result, the most important first."""
+
+    result: SimulationResult
+    """As it is."""
+    change: float
+    """Relative, down and up."""
+    rows: tuple[SensitivityRow, ...]
+    """Numbers that change the time at all."""
+    without_effect: int
+    """Numbers that change nothing, or cannot change."""
+    left_out: int
+    """Numbers that were not tried: what the work does not use, and what only decides what fits."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values; times [s] are those of ``metric``."""
+        return {
+            **by_name(self.result, "unit metric=compared_by unit_s=compared_s"),
+            **by_name(self, "change without_effect left_out rows"),
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row per number: profile, key, value, origin, source, low_s, high_s, elasticity, swing."""
+        import pandas as pd
+
+        columns = ["profile", "key", "value", "origin", "source", "low_s", "high_s", "elasticity", "swing"]
+        return pd.DataFrame([row.to_dict() for row in self.rows], columns=columns)
+
+
+def sensitivity(
+    scenario: LoadedScenario,
+    *,
+    change: float = CHANGE,
+    progress: Progress | None = None,
+    evaluator: Evaluator | None = None,
+) -> Sensitivity:
+    """Simulate a scenario with each number of its profiles lower and higher by ``change``.
+
+    Whole numbers change by one, shares go up to 1, of curves all rates change. A rate is lowered first, and
+    a time raised: where that changes less than a thousandth, the other direction is not tried. Raises
+    InputError where the scenario does not fit, and what ``simulate`` raises.
+    """
+    evaluator = evaluator or Evaluator(scenario)
+    result, time = evaluator.timed()
+    tried = deciding_parameters(scenario.machine, result)
+    rows = []
+    for count, number in enumerate(tried, 1):
+        if progress:
+            progress(f"sensitivity, {count} of {len(tried)}: {number.profile} {number.key}")
+        row = _row(number, change, time, partial(_end, evaluator, number))
+        if row.swing:
+            rows.append(row)
+    rows.sort(key=lambda row: (-row.swing, row.number))
+    total = sum(1 for _ in profile_parameters(scenario.machine))
+    return Sensitivity(result, change, tuple(rows), len(tried) - len(rows), total - len(tried))
+
+
+class _RangeEnd(NamedTuple):
+    """The result of changing a number in one direction."""
+
+    time: float
+    """[s], ``SimulationResult.compared_by``."""
+    ratio: float
+    """The number over what it was."""
+
+
+def _end(evaluator: Evaluator, number: ProfileParameter, factor: float) -> _RangeEnd | None:
+    """Simulate with a number times ``factor``; None where the number cannot be so."""
+    found = scaled(number, factor)
+    if found is None:
+        return None
+    value, ratio = found
+    try:
+        _, result = evaluator.answer(edit_of(number.profile, number.key, value))
+    except InputError:
+        return None
+    return _RangeEnd(result.compared_s, ratio) if result.compared_s is not None else None
+
+
+def _row(
+    number: ProfileParameter, change: float, time: float, end: Callable[[float], _RangeEnd | None]
+) -> SensitivityRow:
+    down, up = 1 - change, 1 + change
+    worse, better = (up, down) if _TIME.search(number.text) else (down, up)
+    ends = {worse: end(worse)}
+    first = ends[worse]
+    # Of a share or a count it is not known which direction is the worse one.
+    if first is None or abs(first.time / time - 1) > _LITTLE or " " not in number.text:
+        ends[better] = end(better)
+    low, high = ends.get(down), ends.get(up)
+    below, above = low or _RangeEnd(time, 1.0), high or _RangeEnd(time, 1.0)
+    times = (time, below.time, above.time)
+    return SensitivityRow(
+        number,
+        low.time if low else None,
+        high.time if high else None,
+        log(above.time / below.time) / log(above.ratio / below.ratio) if above.ratio != below.ratio else 0.0,
+        (max(times) - min(times)) / time,
+    )
+
+
+ASSUMED = {"estimate": 0.30, "spec": 0.05, "measured": 0.03}
+"""Relative uncertainty of a number by its origin, our choice; of a fit its residual, where that is larger."""
+
+
+class UncertaintyTerm(NamedTuple):
+    """An input that is not known for sure, and what that means for the result."""
+
+    profile: str
+    keys: tuple[str, ...]
+    """Several where one estimate stands behind all of them."""
+    origin: str
+    contribution: float
+    """Relative to the time: its elasticity times how uncertain it is."""
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The range of a result, in the time by which results are compared."""
+
+    unit: str
+    metric: str
+    """Name of that time: ``SimulationResult.compared_by``."""
+    time: float
+    """[s]"""
+    confidence: Confidence
+    """Error of the model, as real runs showed it."""
+    doubts: tuple[UncertaintyTerm, ...]
+    """Of the inputs, the largest first."""
+
+    @property
+    def of_inputs(self) -> float:
+        """Uncertainty from all inputs together, relative to the time."""
+        return hypot(*(uncertainty_term.contribution for uncertainty_term in self.doubts))
+
+    @property
+    def relative(self) -> float:
+        """Uncertainty from the model's error and all inputs together, relative to the time."""
+        return hypot(self.confidence.relative_error, self.of_inputs)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the range [s]."""
+        return self.time / (1 + self.relative)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the range [s]."""
+        return self.time * (1 + self.relative)
+
+    @property
+    def largest(self) -> tuple[UncertaintyTerm, ...]:
+        """The three inputs that contribute most."""
+        return self.doubts[:3]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            **by_name(self, "unit metric unit_s=time low_s=low high_s=high relative"),
+            "of_model": self.confidence.relative_error,
+            **by_name(self, "of_inputs"),
+            "assumed": ASSUMED,
+            **by_name(self, "doubts"),
+        }
+
+
+def uncertainty(found: Sensitivity) -> Uncertainty:
+    """Carry the error of the model and the uncertainty of every input to the answer.
+
+    Each input moves the time by its elasticity times its own uncertainty. All of them, and the error of the
+    model, are taken to know nothing of each other, so that their squares add up; but what one profile has
+    from one estimate is wrong together, and adds up as it is.
+
+    Notes
+    -----
+    An elasticity is that of small changes: where an estimate is so wrong that something else comes to
+    decide, the range is too wide on one side and too narrow on the other.
+    """
+    result = found.result
+    assert result.compared_s is not None
+    together: dict[tuple[str, str], list[SensitivityRow]] = {}
+    alone = []
+    for row in found.rows:
+        if row.number.origin == "estimate":
+            together.setdefault((row.number.profile, row.number.source), []).append(row)
+        else:
+            alone.append([row])
+    doubts = sorted(
+        map(_uncertainty_term, (*together.values(), *alone)),
+        key=lambda uncertainty_term: -uncertainty_term.contribution,
+    )
+    return Uncertainty(result.unit, result.compared_by, result.compared_s, confidence(result), tuple(doubts))
+
+
+def _uncertainty_term(rows: Iterable[SensitivityRow]) -> UncertaintyTerm:
+    """Return what the rows of one estimate come to together, the most important key first."""
+    rows = sorted(rows, key=lambda row: -abs(row.elasticity))
+    shift = sum(row.elasticity * _uncertain(row.number) for row in rows)
+    first = rows[0].number
+    return UncertaintyTerm(first.profile, tuple(row.number.key for row in rows), first.origin, abs(shift))
+
+
+def _uncertain(number: ProfileParameter) -> float:
+    """Return the relative uncertainty of a number; 0 for counts (lanes, NUMA nodes), which are right or
+    wrong."""
+    if number.text.isdecimal():
+        return 0.0
+    return max(ASSUMED[number.origin], number.residual or 0.0)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Answers that take more simulations than the result itself."""
+    """Everything that explains one result and takes more simulations than the result itself."""
 
     sensitivity: Sensitivity
     uncertainty: Uncertainty
@@ -24,15 +290,15 @@ class Explanation:
     """None where no storage is used."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            "sensitivity": self.sensitivity.to_dict(),
-            "uncertainty": self.uncertainty.to_dict(),
-            "storage": self.storage.to_dict() if self.storage else None,
-        }
+        """Return everything as plain values."""
+        return by_name(self, "sensitivity uncertainty storage")
 
 
-def explain(scenario: LoadedScenario, *, progress: Progress | None = None) -> Explanation:
-    """Explain the result of a scenario; InputError where it does not fit."""
-    found = sensitivity(scenario, progress=progress)
-    return Explanation(found, uncertainty(found), storage_curve(scenario, progress=progress))
+def explain(
+    scenario: LoadedScenario, *, progress: Progress | None = None, evaluator: Evaluator | None = None
+) -> Explanation:
+    """Explain the result of a scenario. Raises InputError where it does not fit."""
+    evaluator = evaluator or Evaluator(scenario)
+    found = sensitivity(scenario, progress=progress, evaluator=evaluator)
+    storage = storage_curve(scenario, progress=progress, evaluator=evaluator)
+    return Explanation(found, uncertainty(found), storage)

@@ -12,7 +12,6 @@ from simoffload.hardware import Machine
 from simoffload.hardware.library import KINDS, ProfileInput
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.targets import STORAGE_KINDS
-from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 
 __all__ = ["ProfileParameter", "deciding_parameters", "edit_of", "profile_parameters", "scaled"]
@@ -32,7 +31,7 @@ _LOCAL = {"hbm", "dram", "nvme"}
 
 
 class ProfileParameter(NamedTuple):
-    """One number, or curve, of a profile."""
+    """One number, or one curve, of a profile."""
 
     profile: str
     """``kind/id``, as a scenario's section ``profiles`` names it."""
@@ -46,7 +45,8 @@ class ProfileParameter(NamedTuple):
 
 
 def profile_parameters(machine: Machine) -> Iterator[ProfileParameter]:
-    """Every number of a machine's profiles, without what only tells how it is wired, or yes or no."""
+    """Yield every number of a machine's profiles, without those that only say how it is wired, and without
+    switches."""
     held = _held(machine)
     for given in machine.inputs():
         kind = _kind(machine, given)
@@ -58,14 +58,14 @@ def profile_parameters(machine: Machine) -> Iterator[ProfileParameter]:
 
 
 def _kind(machine: Machine, given: ProfileInput) -> str:
-    """Of several profiles of one id the one that has such a key."""
+    """Return which of several profiles with one id has such a key."""
     kinds = [use.kind for use in machine.profiles if use.id == given.profile]
     first = re.split(r"[.\[]", given.key)[0]
     return next((kind for kind in kinds if first in KINDS[kind].model_fields), "platform")
 
 
 def _held(machine: Machine) -> dict[tuple[str, str], Profile]:
-    """The profiles that measurements of a machine may have made."""
+    """Return the profiles that measurements of a machine may have made."""
     pcie = machine.topology.gpu_pcie_link.pcie
     drives = [target.drive for target in machine.topology.targets.values() if target.drive]
     return {
@@ -85,9 +85,9 @@ def _residual(profile: Profile | None, key: str) -> float | None:
 
 
 def deciding_parameters(machine: Machine, result: SimulationResult) -> tuple[ProfileParameter, ...]:
-    """Those on which the times of a result may depend: neither capacities, nor storage and adapters that it
-    does not use, nor what only training does."""
-    left_out = _NO_TIME + (_OF_TRAINING if isinstance(result, InferenceResult) else ())
+    """Return the numbers on which the times of a result may depend: no capacities, no storage and adapters
+    that it does not use, of inference nothing that only training uses."""
+    left_out = _NO_TIME + (_OF_TRAINING if result.kind == "inference" else ())
     tiers = [
         machine.topology.targets[use.tier] for use in result.capacity if use.tier in machine.topology.targets
     ]
@@ -103,7 +103,8 @@ def deciding_parameters(machine: Machine, result: SimulationResult) -> tuple[Pro
 
 
 def scaled(number: ProfileParameter, factor: float) -> tuple[Any, float] | None:
-    """The number times ``factor`` as ``profiles`` takes it, and by how much it then really differs.
+    """Return a number times ``factor`` as the section ``profiles`` takes it, and the ratio by which it then
+    really differs.
 
     A whole number changes by one, a share ends at 1, and of a curve every rate changes. None where it cannot
     change in that direction.
@@ -121,7 +122,7 @@ def scaled(number: ProfileParameter, factor: float) -> tuple[Any, float] | None:
 
 
 def _times(text: str, factor: float) -> str:
-    """A quantity, or a share or multiple of one, times a factor: it stays on its side of 1."""
+    """Multiply a quantity; a share stays at most 1, and a multiple at least 1."""
     match = _QUANTITY.fullmatch(text)
     assert match is not None, text
     old, unit = float(match[1]), match[2]
@@ -136,10 +137,10 @@ def _value(text: str) -> float:
 
 
 def _plain(text: str) -> str | float:
-    """As a scenario file holds it: text where there is a unit."""
+    """Return a value as a scenario file holds it: text where there is a unit."""
     return text if " " in text else float(text)
 
 
 def edit_of(profile: str, key: str, value: Any) -> Edit:
-    """Another number in a scenario's section ``profiles``."""
+    """Return the edit that sets a number of a profile in a scenario's section ``profiles``."""
     return Edit(("profiles", profile, *key.split(".")), value)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from simoffload.planning.advise import Search, SimulatedPurchase, Tried
     from simoffload.planning.bandwidth import StorageCurve
-    from simoffload.planning.sensitivity import Sensitivity
+    from simoffload.planning.explanation import Sensitivity
 
 __all__ = ["bandwidth", "bounds", "capacity", "causes", "front", "gains", "memory", "phases", "tornado"]
 
@@ -290,9 +290,9 @@ def gains(tried: Sequence[Tried]) -> Figure:
     data = []
     for kind, (called, color, shape) in _CHANGES.items():
         marks = [
-            (y, one.gain or 0.0, f"{plain(one.option.description)}: {format_number(one.gain or 0.0)}×")
+            (y, one.gain or 0.0, f"{plain(one.change.description)}: {format_number(one.gain or 0.0)}×")
             for y, one in enumerate(tried)
-            if one.option.kind == kind
+            if one.change.kind == kind
         ]
         if marks:
             data.append(hatched(called, marks, color=color, shape=shape))
@@ -302,7 +302,7 @@ def gains(tried: Sequence[Tried]) -> Figure:
         barmode="overlay",
         showlegend=True,
         xaxis=axis("speed relative to the unchanged scenario", rangemode="tozero"),
-        yaxis=names_axis([one.option.description for one in tried]),
+        yaxis=names_axis([one.change.description for one in tried]),
     )
 
 

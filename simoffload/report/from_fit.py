@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simoffload.planning.fit.largest import Largest, Limit
-from simoffload.planning.fit.machines import MachinesNeeded
+from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
 from simoffload.report.formatting import plural
 from simoffload.units import format_bytes, format_number
@@ -16,7 +15,6 @@ _NONE = "–"
 _RULES = (
     "rule = machines whose HBM holds the weights and nothing else (training: 240 x layers x hidden^2 bytes)",
     "hbm = without offload, weights and optimizer divided among all GPUs, everything counted",
-    "without offload ZeRO-3 gathers every layer on every GPU for every pass",
     f"the others = with offload to that tier; {_NONE} = however many, it does not fit",
 )
 _LIMITS = (
@@ -43,12 +41,16 @@ def _machines(found: Sequence[MachinesNeeded]) -> ReportSection:
     ]
     head = ("model", "work", "rule", *tiers)
     first = found[0]
+    gathers = [
+        f"without offload {what} gathers every layer on every GPU for every pass"
+        for what in dict.fromkeys(one.gathers for one in found if one.gathers)
+    ]
     hbm = format_bytes(first.hbm, binary=True)
     return ReportSection(
         f"{first.platform}, {plural(first.gpus, 'GPU')} with {hbm} of HBM in all",
         tuple(f"{one.name}, {count.tier}: {count.why}" for one in found for count in one.counts if count.why),
         (ReportTable("", head, tuple(rows), tuple(range(2, len(head))), keys=2),),
-        _RULES,
+        (*_RULES[:2], *gathers, *_RULES[2:]),
         notes_on_terminal=True,
     )
 

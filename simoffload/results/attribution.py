@@ -29,7 +29,7 @@ class OperationRef(NamedTuple):
 
 
 class PathSegment(NamedTuple):
-    """A part of the chain."""
+    """A part of the chain of operations."""
 
     track: int
     entry: int
@@ -38,7 +38,8 @@ class PathSegment(NamedTuple):
 
 
 def last_of(timeline: Timeline, stream: int | None = None) -> OperationRef | None:
-    """What ends last, on a ``stream`` if one is named; of several the one that began first."""
+    """Return the operation that ends last, on a ``stream`` if one is named; of several, the one that began
+    first."""
     best: tuple[int, int, OperationRef] | None = None  # -end, start, place: the least one
     for number, track in enumerate(timeline.tracks):
         if not track.end or stream not in (None, track.stream):
@@ -53,7 +54,7 @@ def last_of(timeline: Timeline, stream: int | None = None) -> OperationRef | Non
 
 
 def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
-    """The chain that ends with ``last``, from its end to its beginning."""
+    """Return the chain that ends with ``last``, from its end to its beginning."""
     walker = _Walker(timeline)
     path: list[PathSegment] = []
     met: dict[tuple[int, int], tuple[int, int]] = {}  # -> (copy, length of the chain) when it was come to
@@ -85,7 +86,7 @@ class _Walker:
         self._windows = [{repeat.window: repeat for repeat in track.repeats} for track in timeline.tracks]
 
     def before(self, number: int, entry: int, copy: int) -> tuple[int, int, int]:
-        """Track, entry and copy; entry -1 before the first operation."""
+        """Return track, entry and copy of the operation before; entry -1 before the first one."""
         track = self._tracks[number]
         after = track.after[entry]
         if after < 0:
@@ -103,14 +104,14 @@ class _Walker:
 
     @staticmethod
     def _window(track: Track, entry: int) -> int:
-        """Of the steady state in which a repeated entry lies."""
+        """Return the steady state in which a repeated entry lies."""
         repeat = track.repeat_of(entry)
         assert repeat is not None
         return repeat.window
 
     def skip(self, path: list[PathSegment], number: int, entry: int, copy: int, met: int, since: int) -> int:
-        """Count rounds of the chain's last part, up to where the walk might reach what was before; the copy
-        from which it goes on. It was at that entry in the copy ``met`` when the chain had ``since`` parts."""
+        """Count the rounds that the chain's last part repeats, and return the copy from which the walk goes
+        on. The walk was at that entry in the copy ``met`` when the chain had ``since`` parts."""
         rounds = (copy - self._reach(self._window(self._tracks[number], entry))) // (met - copy)
         if rounds < 1:
             return copy
@@ -118,7 +119,7 @@ class _Walker:
         return copy - rounds * (met - copy)
 
     def _reach(self, window: int) -> int:
-        """Periods of a steady state that its operations reach back, at most."""
+        """Return how many periods the operations of a steady state reach back at most."""
         most = 1
         for track, windows in zip(self._tracks, self._windows, strict=True):
             repeat = windows.get(window)
@@ -240,7 +241,8 @@ def _groups(schedule: Schedule) -> dict[str, Group]:
 
 
 def _on_chain(timeline: Timeline, last: OperationRef | None) -> dict[tuple[_Kind, int], int]:
-    """[ps] by kind and class of ranks on the chain that ends with ``last``; they sum to its end."""
+    """Return the times [ps] by kind and class of ranks on the chain that ends with ``last``; they sum to its
+    end."""
     totals: dict[tuple[_Kind, int], int] = {}
     for number, entry, times in critical_path(timeline, last) if last else ():
         track = timeline.tracks[number]
@@ -253,7 +255,7 @@ def _on_chain(timeline: Timeline, last: OperationRef | None) -> dict[tuple[_Kind
 def _most(
     exposed: Counter[str], by_rank: Sequence[Counter[str]], *, order: Sequence[str] = ()
 ) -> Counter[str]:
-    """Work on the rank that has most of it; at least what was exposed.
+    """Return the work on the rank that has most of it; at least what was exposed.
 
     Before a collective the deciding chain goes through the rank that came last, so that it can hold more of
     a cause than any single rank.
@@ -267,7 +269,7 @@ def _most(
 
 
 def _work(timeline: Timeline) -> tuple[list[Counter[str]], list[Counter[str]]]:
-    """[ps] by cause and by stream on each class of ranks."""
+    """Return the times [ps] by cause and by stream on each class of ranks."""
     schedule, labels = timeline.schedule, timeline.schedule.labels
     classes = len(timeline.ranks_by_class)
     by_cause = [Counter[str]() for _ in range(classes)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.hardware import Tier
+from simoffload.results.values import by_name
 from simoffload.units import format_bytes
 
 __all__ = ["Change", "Estimate", "MemoryStage", "MemoryTerm", "Remedies", "TierUse", "peak_uses", "tier_uses"]
@@ -38,7 +39,7 @@ class MemoryStage(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What somebody else's rule says that a training run holds, and how it comes to it."""
+    """The memory of a training run by somebody else's rule, and the formula of it."""
 
     name: str
     per_host: int | None
@@ -84,32 +85,55 @@ class TierUse(NamedTuple):
         return self.capacity - self.needed
 
     def sentence(self) -> str:
-        """One sentence about a tier that is too small."""
+        """Return a sentence about a tier that is too small."""
         binary = self.kind in {"hbm", "dram"}
         needed, has = (format_bytes(size, binary=binary) for size in (self.needed, self.capacity))
         return f"{self.tier} needs {needed} {self.scope}, has {has}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values; sizes are in bytes."""
+        sizes = "needed_bytes=needed steady_bytes=steady capacity_bytes=capacity headroom_bytes=headroom"
+        return {
+            **by_name(self, f"tier kind scope {sizes} fits"),
+            **({"moment": self.moment} if self.moment else {}),
+            "terms": [by_name(term, "name bytes=size pinned") for term in self.terms],
+        }
+
 
 class Change(NamedTuple):
-    """Something that makes a scenario fit."""
+    """A set of edits of a scenario, described: what a strategy offers, and what planning tries."""
 
     kind: str
-    """"tier", "stage", "setting", "batch", "context", "precision", "gpus", "machines", "capacity" or "lora";
-    several of them with " + " between."""
+    """What is changed. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision", "gpus",
+    "machines", "capacity" or "lora", several with " + " between; ``advise`` changes "hardware", "placement",
+    "workload" or "setting"."""
     description: str
-    """"batch 16 → 11 on each GPU"."""
-    edits: tuple[Edit, ...]
-    uses: tuple[TierUse, ...]
-    """What each tier then holds at its peak."""
+    """"batch 16 → 11 on each GPU"; empty for a scenario as it is."""
+    edits: tuple[Edit, ...] = ()
+    uses: tuple[TierUse, ...] = ()
+    """What each tier then holds at its peak; empty where that was not counted."""
+    key: str = ""
+    """A short name, unique among the options of ``advise``, which calls files after it."""
+    priced: bool = True
+    """Whether a bill shows what it costs."""
+    same_work: bool = True
+    """Whether it makes the same as before; to train adapters in place of a model does not."""
+    barred: str = ""
+    """Why it cannot be made; empty where it can."""
+
+    def with_(self, other: Change) -> Change:
+        """Return both changes as one."""
+        kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
+        return Change(kind, f"{self.description}, {other.description}", (*self.edits, *other.edits))
 
     @property
     def assignments(self) -> tuple[str, ...]:
-        """Its edits as ``--set`` takes them."""
+        """The edits as ``--set`` takes them."""
         return tuple(one.assignment for one in self.edits)
 
     @property
     def tightest(self) -> TierUse:
-        """The tier of which the smallest part is then left."""
+        """The tier of which the smallest fraction is left with the change."""
         return min(self.uses, key=lambda use: use.headroom / use.capacity)
 
 
@@ -138,7 +162,7 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
 
 
 def peak_uses(memory_stages: Iterable[MemoryStage], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
-    """For every tier what it holds when it holds most, and later on; of equal moments the first counts."""
+    """Return what every tier holds at its peak and later on; of equal stages the first counts."""
     largest: dict[str, TierUse] = {}
     steady: dict[str, int] = {}
     for moment in memory_stages:

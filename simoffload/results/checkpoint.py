@@ -19,10 +19,10 @@ from fractions import Fraction
 from math import exp, expm1, sqrt
 from typing import Any, ClassVar, NamedTuple
 
-from simoffload.results.endurance import TierLifetime
+from simoffload.results.endurance import CachedWrites, TierLifetime
 from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
-from simoffload.results.write_cache import CachedWrites
+from simoffload.results.values import by_name
 
 __all__ = [
     "CheckpointPhase",
@@ -93,7 +93,7 @@ class Outlook(NamedTuple):
 
 
 class SavedPart(NamedTuple):
-    """Bytes that one or several ranks write, each as much as the others."""
+    """The bytes that one or several ranks write, each as much as the others."""
 
     name: str
     size: int
@@ -111,6 +111,10 @@ class CheckpointPhase(NamedTuple):
     result: PassResult
     background: bool
     """It goes on behind the training."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its name and where its time went."""
+        return {"name": self.result.name, **attributed(self.result), "background": self.background}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +149,7 @@ class Checkpoints:
 
     @property
     def files(self) -> int:
-        """Files of one checkpoint, those with names and shapes only left out."""
+        """Number of files of one checkpoint, without those that hold only names and shapes."""
         return sum(part.files for part in self.parts)
 
     @property
@@ -156,7 +160,8 @@ class Checkpoints:
         return aggregate("save", [(phase.result, Fraction(1)) for phase in self.saving])
 
     def metrics(self) -> dict[str, float | None]:
-        """All metrics by name, as ``CheckpointResult.formulas`` explains them [B], [s], [B/s], fractions."""
+        """Return all metrics by name, as ``CheckpointResult.formulas`` explains them [B], [s], [B/s],
+        fractions."""
         found: dict[str, float | None] = dict.fromkeys(_FORMULAS)
         found["checkpoint_bytes"] = float(self.size)
         outlook = self.outlook
@@ -175,31 +180,20 @@ class Checkpoints:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values; seconds and bytes are numbers."""
+        """Return everything as plain values."""
         return {
-            "tier": self.tier,
-            "contents": self.contents,
-            "writer": self.writer,
-            "mode": self.mode,
-            "keep": self.keep,
-            "bytes": self.size,
-            "written_bytes": self.written,
-            "parts": [part._asdict() for part in self.parts],
-            "saving": [
-                {"name": one.result.name, **attributed(one.result), "background": one.background}
-                for one in self.saving
-            ],
+            **by_name(self, "tier contents writer mode keep bytes=size written_bytes=written parts saving"),
             "restoring": [{"name": one.name, **attributed(one)} for one in self.restoring],
-            "write_caches": [one.to_dict() for one in self.write_caches],
-            "outlook": self.outlook._asdict() if self.outlook else None,
+            **by_name(self, "write_caches outlook"),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointResult(SimulationResult):
-    """Saving one checkpoint, restoring from it, and what both mean for a run."""
+    """The times of saving one checkpoint and of restoring from it, and what both mean for a run."""
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
+    kind: ClassVar[str] = "checkpoint"
     unit: ClassVar[str] = "checkpoint"
 
     checkpoint: Checkpoints
@@ -208,18 +202,23 @@ class CheckpointResult(SimulationResult):
 
     @property
     def workload(self) -> dict[str, Any]:
-        """What is saved, and how."""
+        """The contents of the checkpoint, and how it is written."""
         one = self.checkpoint
         return {"kind": "checkpoint", "contents": one.contents, "writer": one.writer, "mode": one.mode}
 
     def metrics(self) -> dict[str, float | None]:
-        """All metrics by name: see ``formulas``."""
+        """Return all metrics by name: see ``formulas``."""
         return self.checkpoint.metrics()
 
     @property
     def step(self) -> PassResult | None:
-        """Saving, from the call until everything is on storage."""
+        """The whole saving, from the call until everything is on storage."""
         return self.checkpoint.saved
+
+    @property
+    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+        """Each phase of saving."""
+        return tuple((phase.result, phase.result.time_s) for phase in self.checkpoint.saving)
 
     @property
     def passes(self) -> tuple[PassResult, ...]:
@@ -233,7 +232,7 @@ class CheckpointResult(SimulationResult):
 
     @property
     def per_token_s(self) -> None:
-        """Nothing: a checkpoint makes no tokens."""
+        """Always None: a checkpoint makes no tokens."""
         return
 
     @property
@@ -247,11 +246,8 @@ class CheckpointResult(SimulationResult):
         return "save_s"
 
     def particulars(self) -> dict[str, Any]:
-        """Parts, phases, outlook, and wear of drives."""
-        return {
-            "checkpoint": self.checkpoint.to_dict(),
-            "drive_lifetime": [one.to_dict() for one in self.drive_lifetime],
-        }
+        """Return parts, phases, outlook, and wear of drives."""
+        return by_name(self, "checkpoint wear")
 
 
 _FEW = 700.0  # exp() of more than this is beyond a float: such a run gets nowhere
@@ -340,9 +336,7 @@ def outlook(
     """
     window = interval_s if overlap_s is None else overlap_s
     stall = stall_per_checkpoint(
-        blocking_s=blocking_s,
-        background_s=background_s,
-        window_s=background_s if window is None else window,
+        blocking_s=blocking_s, background_s=background_s, window_s=background_s if window is None else window
     )
     restart = restart_s + restore_s
     result = Outlook(stall, blocking_s, background_s, blocking_s + background_s, restore_s, restart)

@@ -16,7 +16,7 @@ host, too few batches made ahead for the optimizer's pause, or reading between t
 
 
 class Epoch(NamedTuple):
-    """One epoch, or several in a row that are alike."""
+    """The times of one epoch, or of several equal ones in a row."""
 
     first: int
     """Its number, from 1."""
@@ -43,7 +43,7 @@ class Epoch(NamedTuple):
 
 
 class DataLoading(NamedTuple):
-    """What reading a dataset means for a training run."""
+    """The times of reading a dataset in a training run."""
 
     size: int
     """[B] of the dataset."""
@@ -79,7 +79,7 @@ class DataLoading(NamedTuple):
         return sum(epoch.repeats * epoch.duration_s for epoch in self.epochs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values; sizes, rates and times are numbers."""
+        """Return everything as plain values."""
         return self._asdict() | {
             "epochs": [epoch._asdict() for epoch in self.epochs],
             "duration_s": self.duration_s,
@@ -87,7 +87,7 @@ class DataLoading(NamedTuple):
 
 
 def data_loading_sentences(dataset: Dataset, data_loading: DataLoading) -> tuple[str, ...]:
-    """Whether the GPUs wait, why, what would help, and what the page cache does."""
+    """Return sentences: whether the GPUs wait, why, what would help, and what the page cache does."""
     cold, warm = data_loading.cold, data_loading.warm
     lines = [_verdict(cold)]
     if cold.limit != "gpu":

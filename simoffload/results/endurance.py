@@ -1,21 +1,22 @@
-"""How fast offloading wears drives out: bytes written per step and per day against the drives' rating.
+"""What writes do to drives: how long they last, and how much finds room in their write caches.
 
 All bytes are those that hosts write; what a drive writes to its NAND beyond them is in its rating.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.hardware.storage import Drive, Raid
-from simoffload.units import format_bytes, format_number
+from simoffload.units import format_bytes, format_number, format_rate
 
 __all__ = [
+    "CachedWrites",
     "DriveLifetime",
     "TierLifetime",
-    "Verdict",
+    "cache_warnings",
     "drive_lifetime",
     "drive_share",
     "duration",
@@ -34,7 +35,7 @@ Verdict = Literal["unrated", "ok", "before_warranty_ends", "within_a_year"]
 
 
 class DriveLifetime(NamedTuple):
-    """What a step writes, and how long the drives that take it last."""
+    """The bytes that a step writes, and how long the drives that take them last."""
 
     drives: int
     """Of all hosts."""
@@ -57,7 +58,7 @@ class DriveLifetime(NamedTuple):
 
     @property
     def days(self) -> float | None:
-        """The same in days."""
+        """How long the drives last [d]."""
         return None if self.years is None else self.years * YEAR
 
 
@@ -71,11 +72,11 @@ class TierLifetime(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What is written to it, and when its rating is used up."""
+        """Sentence about what is written to the tier, and when its rating is used up."""
         return f"{self.tier}: {phrase(self.drive_lifetime, unit=self.unit)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return everything as plain values."""
         return {
             "tier": self.tier,
             "unit": self.unit,
@@ -102,7 +103,8 @@ def drive_lifetime(
     hosts: int = 1,
     uneven: float = 1.0,
 ) -> DriveLifetime:
-    """How long new drives last when a step of ``step_time`` [s] writes ``per_step`` [B], day and night.
+    """Return how long new drives last when a step of ``step_time`` [s] writes ``per_step`` [B], day and
+    night.
 
     ``array`` is what each of ``hosts`` makes of such drives, None a single one; the host that writes most
     writes ``uneven`` times the mean of all, and its drives are told of.
@@ -139,7 +141,8 @@ def drive_lifetime(
 def tier_lifetime(
     machine: Machine, tier: str, by_host: Sequence[float], *, time_s: float, unit: str
 ) -> TierLifetime | None:
-    """Wear of the drives of a tier to which each host writes ``by_host`` [B] every ``time_s`` [s].
+    """Return the wear of the drives of a tier to which each host writes ``by_host`` [B] every ``time_s``
+    [s].
 
     None where the drives are not known (a file server, a parallel filesystem) or nothing is written.
     """
@@ -155,7 +158,7 @@ def tier_lifetime(
 
 
 def lifetime_warnings(found: Sequence[TierLifetime]) -> tuple[str, ...]:
-    """What does not last as long as its warranty, or a year without one."""
+    """Return a warning for drives that do not last as long as their warranty, or a year without one."""
     short = ("within_a_year", "before_warranty_ends")
     return tuple(f"drives wear out: {one.sentence}" for one in found if one.drive_lifetime.verdict in short)
 
@@ -171,7 +174,7 @@ def _verdict(rated: int | None, years: float | None, warranty: float | None) -> 
 
 
 def phrase(worn: DriveLifetime, *, unit: str = "step") -> str:
-    """One sentence for people: what is written a day, and when the rating is used up."""
+    """Return a sentence: what is written a day, and when the rating is used up."""
     if not worn.per_step:
         return "nothing is written to the drives"
     each = "the drive takes" if worn.drives == 1 else f"each of {worn.drives} drives takes"
@@ -194,10 +197,64 @@ def _writes(count: float) -> str:
 
 
 def duration(years: float) -> str:
-    """ "9.1 days", "3.2 years": years from two on."""
+    """Return "9.1 days" or "3.2 years": years from two on."""
     if years >= 100:
         return "more than 100 years"
     if years >= 2:
         return f"{format_number(years, digits=2)} years"
     days = years * YEAR
     return f"{days:.0f} days" if days >= 9.95 else f"{format_number(days, digits=2)} days"
+
+
+class CachedWrites(NamedTuple):
+    """The bytes that a step or a checkpoint writes to the drives of a tier that have a write cache.
+
+    Of a tier that each host has for itself, those of the host that writes most.
+    """
+
+    tier: str
+    unit: str
+    """What writes: a "step" or a "checkpoint"."""
+    written: int
+    """[B]"""
+    cached: int
+    """[B] of them that find room in the cache."""
+    capacity: int
+    """[B] of the caches of all its drives."""
+    rate: int
+    """[B/s] that the simulation writes with: the mean over all bytes."""
+    cache_rate: int
+    """[B/s] into the cache."""
+    rate_after: int
+    """[B/s] once it is full."""
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether more is written than finds room."""
+        return self.cached < self.written
+
+    @property
+    def sentence(self) -> str:
+        """Sentence about how much is written, how much of it finds room, and the rate that follows."""
+        written, cached, capacity = map(format_bytes, (self.written, self.cached, self.capacity))
+        cache = f"in the write cache of {capacity}"
+        into = format_rate(self.cache_rate)
+        if not self.exceeded:
+            return f"{self.tier}: the {written} that a {self.unit} writes find room {cache}: {into}"
+        found = f"only {cached} of them find room" if self.cached else "none of them finds room"
+        if self.cached < min(self.written, self.capacity):
+            cache += ", which the drives have no time to empty"
+        rates = f"{into} into the cache, {format_rate(self.rate_after)} after"
+        return (
+            f"{self.tier}: a {self.unit} writes {written}, and {found} {cache}: "
+            f"{format_rate(self.rate)} on average ({rates})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, with the sentence."""
+        return {**self._asdict(), "sentence": self.sentence}
+
+
+def cache_warnings(found: Iterable[CachedWrites]) -> tuple[str, ...]:
+    """Return a warning for each tier to which more is written than its caches take."""
+    return tuple(f"write cache exceeded: {one.sentence}" for one in found if one.exceeded)

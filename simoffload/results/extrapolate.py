@@ -17,8 +17,8 @@ _LARGEST = 300_000
 
 
 def makespan_for_longer_context(timeline: Timeline, schedule: Schedule) -> int | None:
-    """The end [ps] of a run of ``schedule``, the program of ``timeline`` but for one fixed duration x, which
-    is longer wherever it occurs; None where that takes another run to know.
+    """Return the end [ps] of a run of ``schedule``, which is the program of ``timeline`` but for one fixed
+    duration x that is longer wherever it occurs; None where only another run can tell.
 
     In the longer run every time may be the old one plus k times what x has grown by, k being how often x lies
     on the chain that led there. Three things are asked for. Nothing begins before what it waits for is over:
@@ -48,7 +48,7 @@ class _Growth(NamedTuple):
 
 
 def _growth(one: Schedule, other: Schedule) -> _Growth | None:
-    """What lasts longer in the other; None if that is not one duration, or not all that is different."""
+    """Return the duration that is longer in the other program; None if more than that is different."""
     places: dict[tuple[int, int], int] = {}
     for index, (block, twin) in enumerate(zip(one.blocks, other.blocks, strict=True)):
         for position, (op, grown) in enumerate(zip(block.ops, twin.ops, strict=True)):
@@ -61,7 +61,8 @@ def _growth(one: Schedule, other: Schedule) -> _Growth | None:
 
 
 class _Slopes:
-    """For each operation how often x lies on the chain that leads to its end: k, as far as it has one."""
+    """For each operation the number k of times that x lies on the chain that leads to its end, as far as
+    there is one."""
 
     def __init__(self, timeline: Timeline, growth: _Growth) -> None:
         self._tracks = timeline.tracks
@@ -86,7 +87,7 @@ class _Slopes:
         self._each: dict[int, int] = {}  # by how much k grows from period to period, by steady state
 
     def found(self) -> bool:
-        """Find k for everything; False where there is none."""
+        """Find k for all operations; return False where there is none."""
         rows: list[_Row] = []
         for number, track in enumerate(self._tracks):
             self._windows[number] = {repeat.window: repeat for repeat in track.repeats}
@@ -109,7 +110,7 @@ class _Slopes:
         )
 
     def at(self, number: int, ordinal: int) -> tuple[int, int]:
-        """An operation's end [ps], and its k."""
+        """Return an operation's end [ps] and its k."""
         track = self._tracks[number]
         if ordinal < self._simple[number]:
             return track.end[ordinal], self._known[number][ordinal]
@@ -122,7 +123,7 @@ class _Slopes:
         return end + copy * repeat.length, k + copy * self._growing(repeat.window)
 
     def _begins(self, number: int, step: CompiledOp, ordinal: int, iteration: int, start: int) -> int | None:
-        """k of an operation's beginning; None if something else would end last of what it waits for."""
+        """Return k of an operation's beginning; None if another predecessor would come to end last."""
         op, simple, by = step.op, self._simple, self._by
         slope = latest = 0
         # For a collective, on every rank of the program.
@@ -146,7 +147,7 @@ class _Slopes:
         return slope if latest <= start + slope * by else None
 
     def _of_peers(self, first: int, step: CompiledOp) -> Iterator[Need]:
-        """What an operation needs of other ranks, each stream by its track's distance from ``first``."""
+        """Yield what an operation needs of other ranks, each stream by its distance from track ``first``."""
         own = self._ranks_by_class[self._tracks[first + step.op.stream].rank][0]
         for peers, (stream, per_iteration, offset) in step.peer_needs:
             for other in {self._classes[rank] for rank in self._peers[peers][own]}:
@@ -160,8 +161,8 @@ class _Slopes:
             self._firsts[repeat.window] = track.start[repeat.first], number
 
     def _growing(self, window: int) -> int:
-        """By how much k grows from one period to the next: seen at what begins first in it, all that this
-        waits for belonging to the period before."""
+        """Return by how much k grows from one period to the next: that of the operation that begins first in
+        it, if all its predecessors belong to the period before."""
         if window not in self._each:
             self._each[window] = 0
             start, number = self._firsts[window]
@@ -190,7 +191,7 @@ class _Slopes:
         return True
 
     def _reach(self, number: int, step: CompiledOp, ordinal: int, window: int) -> int:
-        """Periods from the first one, in which something is waited for that came before."""
+        """Return the periods from the first one in which something waits for what came before."""
         op, most = step.op, 0
         iteration = step.iteration(ordinal)
         for first in self._offsets_by_stream[op.stream] if op.collective else (number - op.stream,):
@@ -225,7 +226,7 @@ _Instant = tuple[int, int, int]
 
 
 def _transfers(timeline: Timeline, slopes: _Slopes, by: int) -> bool:
-    """Whether transfers that may get in each other's way go on doing as they did."""
+    """Return whether transfers that may share a link go on to share it as they did."""
     if not timeline.shared:
         return True
     group, copies = _meeting(timeline.schedule), _copies(timeline)
@@ -244,7 +245,8 @@ def _transfers(timeline: Timeline, slopes: _Slopes, by: int) -> bool:
 
 
 def _copies(timeline: Timeline) -> int:
-    """Copies of each period to look at, at its beginning and at its end: all that overlap are among them."""
+    """Return the copies of each period to look at, at its beginning and at its end: all that overlap are
+    among them."""
     spans: dict[int, tuple[int, int, int]] = {}  # by steady state: begin, end, length
     for track in timeline.tracks:
         for repeat in track.repeats:
@@ -261,7 +263,7 @@ def _chosen(times: int, copies: int) -> range | list[int]:
 
 
 def _ordered(instants: list[_Instant], by: int, constant: bool) -> bool:
-    """Whether moments keep their order, and rates change when they did."""
+    """Return whether events keep their order, and rates change when they did."""
     going = 0
     for (time, k, more), (next_time, next_k, _) in pairwise(instants):
         if next_time + next_k * by < time + k * by or (next_time == time and next_k != k):
@@ -274,7 +276,8 @@ def _ordered(instants: list[_Instant], by: int, constant: bool) -> bool:
 
 
 def _meeting(program: Schedule) -> list[int]:
-    """For each route the lowest number of a route that it meets on a link, at one or more removes."""
+    """Return for each route the lowest number of a route that it meets on a link, directly or through
+    others."""
     group = list(range(len(program.routes)))
     first: dict[int, int] = {}  # route on each link
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
+from simoffload.results.values import by_name
 
 __all__ = ["InferenceResult"]
 
@@ -32,9 +33,10 @@ _FORMULAS = {
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceResult(SimulationResult):
-    """Prefill and decode steps."""
+    """The times of prefill and decode steps."""
 
     formulas: ClassVar[Mapping[str, str]] = _FORMULAS
+    kind: ClassVar[str] = "inference"
     optional: ClassVar[frozenset[str]] = frozenset({"spread_bound_tokens_per_s"})
 
     batch_size: int
@@ -56,11 +58,25 @@ class InferenceResult(SimulationResult):
     @property
     def workload(self) -> dict[str, Any]:
         """Batch and lengths."""
-        return {
-            "batch_size": self.batch_size,
-            "prompt_length": self.prompt_length,
-            "output_length": self.output_length,
-        }
+        return by_name(self, "batch_size prompt_length output_length")
+
+    @property
+    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+        """The prefill, and all decode steps as the first one."""
+        if self.prefill is None:
+            return ()
+        decode = ((self.decode[0], self.decode_total_s),) if self.decode else ()
+        return ((self.prefill, self.prefill.time_s), *decode)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated for all sequences."""
+        return self.batch_size * self.replicas * self.output_length
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """[tokens] of prompt and output."""
+        return self.prompt_length, self.output_length
 
     @property
     def ttft_s(self) -> float | None:
@@ -118,10 +134,9 @@ class InferenceResult(SimulationResult):
         return tuple(one for one in (self.first_pass, self.prefill, *self.decode) if one)
 
     def particulars(self) -> dict[str, Any]:
-        """How many decode steps were simulated, and how far the others may be off."""
+        """Return how many decode steps were simulated, and how far the others may be off."""
         return {
             "decode_steps": self.output_length - 1 if self.decode else 0,
             "decode_steps_simulated": len(self.decode),
-            "decode_steps_estimated": self.decode_estimated,
-            "decode_bound": self.decode_bound,
+            **by_name(self, "decode_steps_estimated=decode_estimated decode_bound"),
         }

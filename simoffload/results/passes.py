@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.results.attribution import Attribution, Group, attribute
 from simoffload.results.timeline import Timeline
+from simoffload.results.values import by_name
 from simoffload.schedule import LinkUnit
 from simoffload.schedule.bounds import link_time, stream_times
 
@@ -34,12 +35,12 @@ _PICO = 1e-12
 
 
 def seconds(time: Time) -> float:
-    """A time [ps] in [s], rounded to the nearest number that a computer has."""
+    """Return a time [ps] in [s], rounded to the nearest floating-point number."""
     return float(time) * _PICO
 
 
 def largest_remainder(parts: Sequence[Time]) -> tuple[int, ...]:
-    """The parts of a time [ps] in whole picoseconds that sum to the rounded whole.
+    """Round the parts of a time [ps] to whole picoseconds that sum to the rounded whole.
 
     By largest remainders: all are rounded down, and those that lost most get one back, the first of equals
     first. No part is off by a picosecond or more.
@@ -58,7 +59,7 @@ _LATENCY = 0.3  # of a transfer's time; our choice: from there on its latency is
 
 
 class Share(NamedTuple):
-    """One cause of time."""
+    """The time of one cause."""
 
     cause: str
     group: Group
@@ -84,7 +85,7 @@ class Share(NamedTuple):
 
 
 class GroupShare(NamedTuple):
-    """All causes of one group."""
+    """The time of all causes of one group."""
 
     group: Group
     exposed_ps: Time
@@ -104,7 +105,7 @@ class GroupShare(NamedTuple):
 
 
 class StreamUse(NamedTuple):
-    """One stream, on the rank where it has most to do."""
+    """The time of one stream, on the rank where it has most to do."""
 
     stream: str
     busy_s: float
@@ -114,7 +115,7 @@ class StreamUse(NamedTuple):
 
 
 class LinkUse(NamedTuple):
-    """What crossed a link."""
+    """The traffic and the time of one link."""
 
     link: str
     size: int
@@ -128,6 +129,11 @@ class LinkUse(NamedTuple):
     exposed_s: float = 0.0
     """[s] that transfers over it took on the chain of operations that determined the pass."""
     unit: LinkUnit = "B"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the capacity as plain values."""
+        size = "bytes" if self.unit == "B" else "core_ns"
+        return by_name(self, f"link {size}=size busy_s saturated_s exposed_s")
 
 
 class PassResult(NamedTuple):
@@ -227,7 +233,7 @@ def _shares(timeline: Timeline, attribution: Attribution) -> tuple[Share, ...]:
 
 
 def _sizes(timeline: Timeline) -> Counter[str]:
-    """[B] that each kind of transfer moved on all ranks."""
+    """Return the bytes [B] that each kind of transfer moved on all ranks."""
     schedule = timeline.schedule
     ranks = [len(program.ranks) for program in schedule.owners]
     sizes: Counter[str] = Counter()
@@ -239,7 +245,8 @@ def _sizes(timeline: Timeline) -> Counter[str]:
 
 
 def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
-    """For every kind of transfer: the fixed time of each, the link that was mostly full, or its own rate."""
+    """Return the limit of each kind of transfer: its fixed time, the link that was mostly full, or its own
+    rate."""
     fullest: dict[str, tuple[float, str]] = {}
     for route in timeline.schedule.routes:
         # Of links that are alike the first rank's, whose transfers the table of links is about.
@@ -259,7 +266,8 @@ def _limits(timeline: Timeline, attribution: Attribution) -> dict[str, str]:
 
 
 def _fixed(timeline: Timeline) -> Counter[str]:
-    """[ps] that each kind of transfer spends before bytes move, on a rank of the program where it is most."""
+    """Return the time [ps] that each kind of transfer spends before bytes move, on the program where it is
+    most."""
     schedule = timeline.schedule
     owners = schedule.owners
     fixed = {program.name: Counter[str]() for program in owners}
@@ -304,7 +312,8 @@ _WORK = ("compute", "host")
 
 
 def _bounds(timeline: Timeline) -> dict[str, float]:
-    """Bytes over bandwidth of each link, the work of GPUs and of the host of the busiest rank [s]."""
+    """Return the times [s] that no schedule can beat: each link's bytes over its bandwidth, and the work of
+    GPUs and hosts."""
     schedule = timeline.schedule
     bounds: dict[str, float] = {}
     ranks = [members[0] for members in timeline.ranks_by_class]
@@ -336,7 +345,7 @@ def aggregate(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassRe
 
 
 def _sum_shares(parts: Sequence[tuple[PassResult, Fraction]]) -> tuple[Share, ...]:
-    """By cause; what held a transfer back is said of the pass in which it took longest."""
+    """Add up shares by cause; the limit of a transfer is that of the pass in which it took longest."""
     found: dict[str, Share] = {}
     longest: dict[str, Time] = {}
     for one, count in parts:

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from simoffload.results.capacity import Change, Remedies, TierUse
 from simoffload.results.passes import PassResult, largest_remainder
-from simoffload.results.planner import Planner
 from simoffload.results.timeline import PassWork, Timeline
+from simoffload.results.values import by_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,9 +26,33 @@ __all__ = ["ResultProvenance", "SimulationResult", "attributed"]
 SCHEMA = "simoffload/result/1"
 
 
+class Planner(Protocol):
+    """Works out what takes more than the simulation, once the result is asked for it."""
+
+    def remedies(self, result: SimulationResult) -> Remedies:
+        """Return the smallest changes that make it fit."""
+        ...
+
+    def costs(self, result: SimulationResult) -> Economics | None:
+        """Return what it costs; None where only its memory was asked for."""
+        ...
+
+    def confidence(self, result: SimulationResult) -> Confidence:
+        """Return the error to expect of its times."""
+        ...
+
+    def explanation(self, result: SimulationResult) -> Explanation | None:
+        """Return what its time depends on; None where that was not asked for."""
+        ...
+
+    def next_changes(self, result: SimulationResult) -> Advice | None:
+        """Return what to change next; None where that was not asked for."""
+        ...
+
+
 @dataclass(frozen=True)
 class ResultProvenance:
-    """What the answer was computed from."""
+    """The inputs and versions from which the answer was computed."""
 
     scenario: dict[str, Any]
     """The scenario as read, with all overrides."""
@@ -42,11 +66,21 @@ class ResultProvenance:
 
     @property
     def origins(self) -> dict[str, int]:
-        """How many inputs are spec, measured, estimate."""
+        """Number of inputs by origin: spec, measured, estimate."""
         counts: dict[str, int] = {}
         for _, _, _, origin, _, _ in self.inputs:
             counts[origin] = counts.get(origin, 0) + 1
         return counts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the inputs, of which only their origins are counted."""
+        profiles = [dict(zip(("kind", "id", "sha256"), use, strict=True)) for use in self.profiles]
+        return {
+            "scenario": self.scenario,
+            "profiles": profiles,
+            **by_name(self, "origins versions"),
+            "exports": self.exports,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +91,8 @@ class SimulationResult(ABC):
     """Metric names and how each is computed."""
     optional: ClassVar[frozenset[str]] = frozenset()
     """Metrics that are left out where they have no value."""
+    kind: ClassVar[str]
+    """Kind of workload: "inference", "training" or "checkpoint"."""
     unit: ClassVar[str] = "token"
     """What is made, in the words of a comparison."""
 
@@ -91,8 +127,31 @@ class SimulationResult(ABC):
 
     @property
     @abstractmethod
+    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+        """Passes that stand for the work, and the time [s] of each in it: a generation, a step, a checkpoint.
+
+        All decode steps count as the first one that was simulated. Empty where nothing fits.
+        """
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Tiers of the weights (or of the checkpoints) and of the optimizer."""
+        return (self.target,)
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens made in the time of ``spent``; None for work that makes none."""
+        return None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """[tokens] of each sequence, as the workload has them."""
+        return ()
+
+    @property
+    @abstractmethod
     def workload(self) -> dict[str, Any]:
-        """What was done, in the words of the scenario."""
+        """The work that was done, in the words of the scenario."""
 
     @property
     @abstractmethod
@@ -153,7 +212,8 @@ class SimulationResult(ABC):
 
     @cached_property
     def explanation(self) -> Explanation | None:
-        """What its time hangs on, its range, and what faster storage would bring: many simulations more.
+        """What its time depends on, its range, and what faster storage would bring: takes many more
+        simulations.
 
         None where it has no time, or was not to be explained.
         """
@@ -166,7 +226,7 @@ class SimulationResult(ABC):
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
-        """The warnings, and what would make it fit and cannot be."""
+        """The warnings, and sentences about what would make it fit and cannot be done."""
         return (*self.warnings, *(self.remedies.barred if self.remedies else ()))
 
     @property
@@ -178,12 +238,12 @@ class SimulationResult(ABC):
 
     @property
     def bottleneck(self) -> str | None:
-        """What most of a step's time is spent on."""
+        """The cause on which most of a step's time is spent."""
         return self.step.bottleneck.cause if self.step else None
 
     @property
     def limit(self) -> str | None:
-        """What holds the bottleneck back: a full link, the latency of each transfer, …; empty for work that
+        """The limit of the bottleneck: a full link, the latency of each transfer, …; empty for work that
         only takes its time."""
         return self.step.bottleneck.limit if self.step else None
 
@@ -194,22 +254,22 @@ class SimulationResult(ABC):
 
     @property
     def bound_fraction(self) -> float | None:
-        """Fraction of the bound reached: the step's bound over its time."""
+        """Fraction of the bound that is reached: the step's bound over its time."""
         return self.step.bound_s / self.step.time_s if self.step else None
 
     def metrics(self) -> dict[str, float | None]:
-        """All metrics by name [s], [1/s]: see ``formulas``; None where there is no value."""
+        """Return all metrics by name [s], [1/s]: see ``formulas``; None where there is no value."""
         found = {name: getattr(self, name) for name in self.formulas}
         return {
             name: value for name, value in found.items() if value is not None or name not in self.optional
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: no planner, as machines and price lists stay where they are."""
+        """Return what is pickled: no planner, as machines and price lists stay where they are."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"planner": None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON; bytes and seconds are numbers.
+        """Return everything as plain values, ready for JSON; bytes and seconds are numbers.
 
         Remedies, confidence and costs are worked out for it, and explanations that were asked for.
         """
@@ -229,21 +289,14 @@ class SimulationResult(ABC):
         return found
 
     def simulated(self) -> dict[str, Any]:
-        """The same without what has to be worked out."""
+        """Return the same as ``to_dict`` without what has to be worked out."""
         return {
             "schema": SCHEMA,
-            "name": self.name,
-            "model": {"name": self.model, "parameters": self.parameters, "dtype": self.dtype},
-            "platform": self.platform,
-            "target": self.target,
-            "ranks": self.ranks,
-            "gpus": self.gpus,
-            "replicas": self.replicas,
-            "workload": self.workload,
-            "fits": self.fits,
-            "refused": list(self.refused),
-            "capacity": [_tier(use) for use in self.capacity],
-            "advice": list(self.advice),
+            **by_name(self, "name"),
+            "model": by_name(self, "name=model parameters dtype"),
+            **by_name(self, "platform target ranks gpus replicas workload fits refused"),
+            "capacity": [use.to_dict() for use in self.capacity],
+            **by_name(self, "advice"),
             "changes": None,
             "changes_tried": [],
             "metrics": self.metrics(),
@@ -252,21 +305,11 @@ class SimulationResult(ABC):
             "passes": [_pass(one) for one in self.passes],
             **self.particulars(),
             "engine": [_worked(one) for one in self.work],
-            "warnings": list(self.warnings),
-            "extrapolations": list(self.extrapolations),
-            "provenance": {
-                "scenario": self.provenance.scenario,
-                "profiles": [
-                    dict(zip(("kind", "id", "sha256"), use, strict=True)) for use in self.provenance.profiles
-                ],
-                "origins": self.provenance.origins,
-                "versions": self.provenance.versions,
-                "exports": self.provenance.exports,
-            },
+            **by_name(self, "warnings extrapolations provenance"),
         }
 
     def particulars(self) -> dict[str, Any]:
-        """What only this kind of result says, as plain values."""
+        """Return what only this kind of result has, as plain values."""
         return {}
 
     def _step(self) -> dict[str, Any] | None:
@@ -275,17 +318,14 @@ class SimulationResult(ABC):
         return {
             "pass": self.step.name,
             **attributed(self.step),
-            "bottleneck": self.bottleneck,
-            "bottleneck_share": self.bottleneck_share,
-            "limit": self.limit,
-            "bound_s": self.step.bound_s,
-            "bound_by": self.step.bound_by,
-            "bound_fraction": self.bound_fraction,
+            **by_name(self, "bottleneck bottleneck_share limit"),
+            **by_name(self.step, "bound_s bound_by"),
+            **by_name(self, "bound_fraction"),
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per simulated pass and cause: pass, context, cause, group, exposed_s, busy_s, limit,
-        size [B]."""
+        """Return one row per simulated pass and cause: pass, context, cause, group, exposed_s, busy_s,
+        limit, size [B]."""
         import pandas as pd
 
         rows = [
@@ -300,34 +340,15 @@ class SimulationResult(ABC):
 
 
 def _worked(one: PassWork) -> dict[str, Any]:
-    jumps = [{"block": jump.name, "period": jump.period, "times": jump.times} for jump in one.how.jumps]
     return {
-        "pass": one.name,
-        "operations": one.operations,
-        "operations_run": one.run,
-        "jumps": jumps,
-        "not_folded": one.how.not_folded,
-        "not_jumped": list(one.how.not_jumped),
-    }
-
-
-def _tier(use: TierUse) -> dict[str, Any]:
-    return {
-        "tier": use.tier,
-        "kind": use.kind,
-        "scope": use.scope,
-        "needed_bytes": use.needed,
-        "steady_bytes": use.steady,
-        "capacity_bytes": use.capacity,
-        "headroom_bytes": use.headroom,
-        "fits": use.fits,
-        **({"stage": use.moment} if use.moment else {}),
-        "terms": [{"name": term.name, "bytes": term.size, "pinned": term.pinned} for term in use.terms],
+        **by_name(one, "pass=name operations operations_run=run"),
+        "jumps": [by_name(jump, "block=name period times") for jump in one.how.jumps],
+        **by_name(one.how, "not_folded not_jumped"),
     }
 
 
 def attributed(one: PassResult) -> dict[str, Any]:
-    """Where the time of a pass went, as plain values.
+    """Return where the time of a pass went, as plain values.
 
     ``time_ps`` and every ``exposed_ps`` are whole numbers that sum exactly: where a part of a step is a
     fraction of a picosecond, by largest remainders.
@@ -341,60 +362,29 @@ def attributed(one: PassResult) -> dict[str, Any]:
         "time_ps": round(one.time_ps),
         "time_by_cause": causes,
         "time_by_group": [
-            {
-                "group": each.group,
-                "exposed_s": each.exposed_s,
-                "hidden_s": each.hidden_s,
-                "exposed_ps": of_group[each.group],
-            }
+            by_name(each, "group exposed_s hidden_s") | {"exposed_ps": of_group[each.group]}
             for each in one.groups
         ],
     }
 
 
 def _causes(one: PassResult) -> list[dict[str, Any]]:
+    exposed = largest_remainder([share.exposed_ps for share in one.shares])
     return [
-        {
-            "cause": share.cause,
-            "group": share.group,
-            "exposed_s": share.exposed_s,
-            "busy_s": share.busy_s,
-            "limit": share.limit,
-            "size": share.size,
-            "exposed_ps": exposed,
-        }
-        for share, exposed in zip(
-            one.shares, largest_remainder([share.exposed_ps for share in one.shares]), strict=True
-        )
+        by_name(share, "cause group exposed_s busy_s limit size") | {"exposed_ps": time}
+        for share, time in zip(one.shares, exposed, strict=True)
     ]
 
 
 def _change(one: Change) -> dict[str, Any]:
     headroom = {use.tier: use.headroom for use in one.uses}
-    return {
-        "kind": one.kind,
-        "description": one.description,
-        "set": list(one.assignments),
-        "headroom_bytes": headroom,
-    }
+    return by_name(one, "kind words set=assignments") | {"headroom_bytes": headroom}
 
 
 def _pass(one: PassResult) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "new_tokens": one.new_tokens,
-        "context": one.context,
+        **by_name(one, "name new_tokens context"),
         **attributed(one),
-        "links": [
-            {
-                "link": use.link,
-                "bytes" if use.unit == "B" else "core_ns": use.size,
-                "busy_s": use.busy_s,
-                "saturated_s": use.saturated_s,
-                "exposed_s": use.exposed_s,
-            }
-            for use in one.links
-        ],
-        "streams": [use._asdict() for use in one.streams],
-        "bounds_s": one.bounds,
+        "links": [use.to_dict() for use in one.links],
+        **by_name(one, "streams bounds_s=bounds"),
     }

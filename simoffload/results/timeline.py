@@ -39,12 +39,12 @@ class Repeat(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The entry after the last one."""
+        """Number of the entry after the last one."""
         return self.first + self.size
 
 
 class Piece(NamedTuple):
-    """Entries from ``first`` to before ``last``, which happen ``times`` times, one after the other."""
+    """The entries from ``first`` to before ``last``, which happen ``times`` times, one after the other."""
 
     first: int
     last: int
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Operations in order, as columns."""
+    """The operations of a stream in order, as columns."""
 
     rank: int
     """The class of ranks (an index into ``Timeline.classes``)."""
@@ -72,11 +72,11 @@ class Track:
     repeats: tuple[Repeat, ...] = ()
 
     def __len__(self) -> int:
-        """Operations."""
+        """Return the number of operations."""
         return len(self.end) + sum([repeat.times * repeat.size for repeat in self.repeats])
 
     def pieces(self) -> Iterator[Piece]:
-        """The entries in order, cut where what repeats begins and ends."""
+        """Yield the entries in order, cut where what repeats begins and ends."""
         begin = ordinal = 0
         for first, size, times, length, _, _ in self.repeats:
             if first > begin:
@@ -89,7 +89,7 @@ class Track:
             yield Piece(begin, len(self.end), ordinal)
 
     def find(self, ordinal: int) -> tuple[int, int]:
-        """The entry that holds an operation, and which of its copies it is. Raises IndexError."""
+        """Return the entry that holds an operation, and which of its copies it is. Raises IndexError."""
         if self.repeats and ordinal >= self.repeats[0].ordinal:
             number = bisect_right(self.repeats, ordinal, key=_ordinal) if len(self.repeats) > 1 else 1
             first, size, times, _, begin, _ = self.repeats[number - 1]
@@ -102,7 +102,7 @@ class Track:
         return ordinal, 0
 
     def ordinal(self, entry: int, copy: int) -> int:
-        """The ordinal of the operation at a place."""
+        """Return the ordinal of the operation at a place."""
         before = entry
         for repeat in self.repeats:
             if entry < repeat.last:
@@ -111,16 +111,16 @@ class Track:
         return before
 
     def repeat_of(self, entry: int) -> Repeat | None:
-        """The repeat in which an entry lies, if any."""
+        """Return the repeat in which an entry lies, if any."""
         return next((one for one in self.repeats if one.first <= entry < one.last), None)
 
     def start_of(self, ordinal: int) -> int:
-        """[ps]. Raises IndexError."""
+        """Return the start [ps] of an operation. Raises IndexError."""
         entry, copy = self.find(ordinal)
         return self.start[entry] + self._later(entry, copy)
 
     def end_of(self, ordinal: int) -> int:
-        """[ps]. Raises IndexError."""
+        """Return the end [ps] of an operation. Raises IndexError."""
         entry, copy = self.find(ordinal)
         return self.end[entry] + self._later(entry, copy)
 
@@ -175,7 +175,7 @@ class Jump(NamedTuple):
 
 
 class How(NamedTuple):
-    """How a timeline was made; whatever is said here, it is the same to the last picosecond."""
+    """The shortcuts with which a timeline was made; none of them changes a time by a picosecond."""
 
     jumps: tuple[Jump, ...] = ()
     not_folded: str = ""
@@ -185,7 +185,7 @@ class How(NamedTuple):
 
 
 class PassWork(NamedTuple):
-    """What it took to simulate a pass."""
+    """The work that it took to simulate a pass."""
 
     name: str
     operations: int
@@ -197,7 +197,7 @@ class PassWork(NamedTuple):
 
 @dataclass(slots=True)
 class Timeline:
-    """Start and end of every executed operation and what crossed every link."""
+    """The start and end of every executed operation, and what crossed every link."""
 
     schedule: Schedule
     tracks: tuple[Track, ...] = ()
@@ -221,11 +221,11 @@ class Timeline:
     _steps: list[list[CompiledOp]] | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
-        """Operations that were executed, all of them."""
+        """Return the number of operations that were executed, repeated ones included."""
         return sum([len(track) * len(self.ranks_by_class[track.rank]) for track in self.tracks])
 
     def __iter__(self) -> Iterator[Interval]:
-        """Every operation in order of completion; of those that end at once, in the program's order."""
+        """Yield every operation in order of completion; of those that end at once, in the program's order."""
         blocks = self.schedule.blocks
         for end, block, iteration, position, rank, start in merge(*self._rows()):
             yield Interval(rank, block, iteration, blocks[block].ops[position], start, end)
@@ -243,18 +243,18 @@ class Timeline:
 
     @property
     def entries(self) -> int:
-        """Operations that are held; the others are counted."""
+        """Number of operations that are held; the others are counted."""
         return sum([len(track.end) for track in self.tracks])
 
     def tracks_of(self, rank: int) -> tuple[Track, ...]:
-        """What the streams of a rank did. Raises KeyError if there is no such rank."""
+        """Return what the streams of a rank did. Raises KeyError if there is no such rank."""
         own = next((number for number, ranks in enumerate(self.ranks_by_class) if rank in ranks), None)
         if own is None:
             raise KeyError(rank)
         return tuple([track for track in self.tracks if track.rank == own])
 
     def during(self, start: int, end: int, *, rank: int = 0) -> list[Interval]:
-        """What a rank did between two moments [ps], in order of completion; nothing without duration."""
+        """Return what a rank did between two times [ps], in order of completion; nothing without duration."""
         rows = [
             row
             for track in self.tracks_of(rank)
@@ -270,8 +270,8 @@ class Timeline:
         ]
 
     def start_of(self, block: int, iteration: int, position: int, *, rank: int | None = None) -> int:
-        """[ps] at which a rank began an operation, the first of its program unless told. Raises KeyError if
-        there is none."""
+        """Return when [ps] a rank began an operation, by default the first of its program. Raises KeyError
+        if there is none."""
         blocks = self.schedule.blocks
         if not (
             0 <= block < len(blocks)
@@ -364,7 +364,7 @@ def _all_rows(track: Track, rank: int) -> Iterator[_Row]:
 
 
 def _rows_of(track: Track, rank: int, piece: Piece, entry: int, copies: range) -> Iterator[_Row]:
-    """Copies of an entry."""
+    """Return the copies of an entry."""
     step = track.steps[entry]
     size = piece.last - piece.first
     for copy in copies:
@@ -375,7 +375,7 @@ def _rows_of(track: Track, rank: int, piece: Piece, entry: int, copies: range) -
 
 
 def _overlapping(track: Track, piece: Piece, entry: int, start: int, end: int) -> range:
-    """The copies of an operation that lie between two moments at least in part."""
+    """Return the copies of an operation that overlap with a span of time."""
     began, ended = track.start[entry], track.end[entry]
     if not piece.length:
         return range(piece.times if began < end and ended > start else 0)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
 from simoffload.results.data_loading import DataLoading
-from simoffload.results.endurance import TierLifetime
+from simoffload.results.endurance import CachedWrites, TierLifetime
 from simoffload.results.passes import PassResult, Time, aggregate, seconds
 from simoffload.results.result import SimulationResult
-from simoffload.results.write_cache import CachedWrites
+from simoffload.results.values import by_name
 from simoffload.workload import Dataset
 
 if TYPE_CHECKING:
@@ -41,9 +41,18 @@ class TimedPhase(NamedTuple):
         """[s] in one step."""
         return seconds(self.time_ps)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return how often it happens, and its time in a step."""
+        return {
+            "name": self.name,
+            "pass": self.result.name,
+            **by_name(self, "times time_s"),
+            "time_ps": round(self.time_ps),
+        }
+
 
 class StorageTraffic(NamedTuple):
-    """What one step moves to and from a tier of storage, all ranks together."""
+    """The bytes that one step moves to and from a tier of storage, all ranks together."""
 
     tier: str
     read: int
@@ -51,9 +60,13 @@ class StorageTraffic(NamedTuple):
     written: int
     """[B]"""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return by_name(self, "tier read_bytes=read written_bytes=written")
+
 
 class StorageRequests(NamedTuple):
-    """Whole requests that one rank makes from the start of the run to the end of its first step."""
+    """The whole requests that one rank makes from the start of the run to the end of its first step."""
 
     tier: str
     block: int
@@ -64,7 +77,7 @@ class StorageRequests(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(SimulationResult):
-    """One optimizer step of the steady state."""
+    """The times and the memory of one optimizer step of the steady state."""
 
     formulas: ClassVar[Mapping[str, str]] = {
         "step_s": "forward_s + backward_s + optimizer_s: one optimizer step",
@@ -77,6 +90,8 @@ class TrainingResult(SimulationResult):
         "tflops_per_gpu": "FLOP of forward and backward / step_s / 1e12 (recomputation is not counted)",
         "hardware_tflops_per_gpu": "FLOP carried out, recomputation included / step_s / 1e12",
     }
+
+    kind: ClassVar[str] = "training"
 
     optimizer_target: str
     """Tier that holds the optimizer's states."""
@@ -111,12 +126,28 @@ class TrainingResult(SimulationResult):
     @property
     def workload(self) -> dict[str, Any]:
         """Batch, length and accumulation."""
-        return {
-            "kind": "training",
-            "batch_size": self.batch_size,
-            "sequence_length": self.sequence_length,
-            "gradient_accumulation_steps": self.gradient_accumulation_steps,
-        }
+        return {"kind": "training", **by_name(self, "batch_size sequence_length gradient_accumulation_steps")}
+
+    @property
+    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+        """Each phase with its time in one step."""
+        return tuple((phase.result, phase.time_s) for phase in self.phases)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Tiers of the weights and of the optimizer."""
+        return self.target, self.optimizer_target
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that one step is trained on."""
+        samples = self.batch_size * self.gradient_accumulation_steps * self.replicas
+        return samples * self.sequence_length
+
+    @property
+    def lengths(self) -> tuple[int]:
+        """[tokens] of a sequence."""
+        return (self.sequence_length,)
 
     @property
     def passes(self) -> tuple[PassResult, ...]:
@@ -131,7 +162,7 @@ class TrainingResult(SimulationResult):
         return aggregate("step", [(phase.result, phase.times) for phase in self.phases])
 
     def phase_s(self, name: str) -> float | None:
-        """Time of all phases of that name in one step [s]."""
+        """Return the time [s] of all phases of that name in one step."""
         return _sum(phase for phase in self.phases if phase.name == name) if self.phases else None
 
     @property
@@ -188,51 +219,18 @@ class TrainingResult(SimulationResult):
         return done / self.step_s * 1e-12 if self.step_s else None
 
     def particulars(self) -> dict[str, Any]:
-        """Phases, traffic to storage, memory over the run, checkpoints, data and wear."""
+        """Return phases, traffic to storage, memory over the run, checkpoints, data and wear."""
+        memory = [{"stage": name, "tiers": [_held(use) for use in uses]} for name, uses in self.memory_stages]
         return {
-            "requests_to_first_step": [one._asdict() for one in self.requests],
-            "memory_estimates": [one._asdict() for one in self.estimates],
-            "optimizer_target": self.optimizer_target,
-            "phases": [
-                {
-                    "name": phase.name,
-                    "pass": phase.result.name,
-                    "times": float(phase.times),
-                    "time_s": phase.time_s,
-                    "time_ps": round(phase.time_ps),
-                }
-                for phase in self.phases
-            ],
-            "forward_flops": self.forward_flops,
-            "recomputed_flops": self.recomputed_flops,
-            "storage_per_step": [
-                {"tier": one.tier, "read_bytes": one.read, "written_bytes": one.written}
-                for one in self.traffic
-            ],
-            "write_caches": [one.to_dict() for one in self.write_caches],
-            "memory": [
-                {
-                    "stage": name,
-                    "tiers": [
-                        {
-                            "tier": use.tier,
-                            "needed_bytes": use.needed,
-                            "fits": use.fits,
-                            "terms": [{"name": term.name, "bytes": term.size} for term in use.terms],
-                        }
-                        for use in uses
-                    ],
-                }
-                for name, uses in self.memory_stages
-            ],
-            "checkpoint": self.checkpoint.to_dict() if self.checkpoint else None,
-            "data_loading": self.data_loading.to_dict() if self.data_loading else None,
-            "drive_lifetime": [one.to_dict() for one in self.drive_lifetime],
+            **by_name(self, "requests_to_first_step=requests memory_estimates=estimates optimizer_target"),
+            **by_name(self, "phases forward_flops recomputed_flops storage_per_step=traffic write_caches"),
+            "memory": memory,
+            **by_name(self, "checkpoint reading wear"),
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per simulated phase and cause, as of any result, after which phase it is and how many times
-        it happens in a step."""
+        """Return one row per simulated phase and cause, as of any result, with the phase and the number of
+        times that it happens in a step."""
         frame = super().to_frame()
         rows = [phase for phase in self.phases for _ in phase.result.shares]
         frame.insert(0, "phase", [phase.name for phase in rows])
@@ -240,6 +238,12 @@ class TrainingResult(SimulationResult):
         return frame
 
 
+def _held(use: TierUse) -> dict[str, Any]:
+    """Return what a tier holds at one stage of the run, as plain values."""
+    terms = [by_name(term, "name bytes=size") for term in use.terms]
+    return by_name(use, "tier needed_bytes=needed fits") | {"terms": terms}
+
+
 def _sum(phases: Iterable[TimedPhase]) -> float:
-    """[s] of phases one after the other."""
+    """Return the time [s] of phases one after the other."""
     return seconds(sum(phase.time_ps for phase in phases))

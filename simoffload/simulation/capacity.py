@@ -27,7 +27,7 @@ BEYOND = "beyond the calibrated range"
 
 
 def memory_footprint(scenario: LoadedScenario) -> tuple[TierUse, ...]:
-    """What every tier must hold, without the rest of a result: for whoever asks about many scenarios.
+    """Return what every tier must hold, without the rest of a result: for questions about many scenarios.
 
     Raises InputError for what DeepSpeed would refuse.
     """
@@ -35,7 +35,8 @@ def memory_footprint(scenario: LoadedScenario) -> tuple[TierUse, ...]:
 
 
 def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[MemoryStage, ...]:
-    """The stages of a plan with what the sections ``dataset`` and ``checkpoint`` of a training run need.
+    """Return the stages of a plan, with what the sections ``dataset`` and ``checkpoint`` of a training run
+    need.
 
     Files are there all the time. While a checkpoint is saved, what the optimizer's step held is still held.
     """
@@ -75,7 +76,7 @@ def _data_terms(scenario: LoadedScenario, dataset: Dataset) -> list[MemoryTerm]:
 
 
 def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
-    """The fields that results of all kinds share."""
+    """Return the fields that results of all kinds share."""
     uses = peak_uses(memory_stages(scenario, plan), scenario.machine.tiers)
     return {
         **identity(scenario, target=plan.target, exports=scenario.scenario.strategy.exports(plan)),
@@ -95,7 +96,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
 def identity(
     scenario: LoadedScenario, *, target: str, exports: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The fields that say what a result is about, and where it comes from."""
+    """Return the fields that say what a result is about, and where it comes from."""
     inner, model, machine = scenario.scenario, scenario.model, scenario.machine
     return {
         "name": scenario.name,
@@ -119,21 +120,17 @@ def identity(
 
 @cache
 def _versions() -> Mapping[str, str]:
-    """Of what the numbers depend on; looking one up reads files."""
-    return {
-        "simoffload": __version__,
-        "simpy": version("simpy"),
-        "python": interpreter.python_version(),
-    }
+    """Return the versions of what the numbers depend on; looking one up reads files."""
+    return {"simoffload": __version__, "simpy": version("simpy"), "python": interpreter.python_version()}
 
 
 def _advice(scenario: LoadedScenario, plan: Plan, uses: tuple[TierUse, ...]) -> tuple[str, ...]:
-    """For each tier that is too small: by how much, and what to do about its largest part."""
+    """Return a sentence for each tier that is too small: by how much, and what to do about it."""
     return tuple(f"{use.sentence()}; {_remedy(scenario, plan, use, uses)}" for use in uses if not use.fits)
 
 
 def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse, uses: tuple[TierUse, ...]) -> str:
-    """What is known without planning anew: ``remedies`` of the result are tried."""
+    """Return what helps as far as it is known without another plan; ``remedies`` of the result are tried."""
     largest = max(use.terms, key=lambda term: term.size)
     if largest.remedy:
         return f"{largest.remedy} (largest part: {largest.name})"

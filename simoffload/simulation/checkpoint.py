@@ -6,8 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from simoffload.results.checkpoint import CheckpointPhase, CheckpointResult, Checkpoints, SavedPart
-from simoffload.results.endurance import TierLifetime, lifetime_warnings, tier_lifetime
-from simoffload.results.write_cache import CachedWrites, cache_warnings
+from simoffload.results.endurance import (
+    CachedWrites,
+    TierLifetime,
+    cache_warnings,
+    lifetime_warnings,
+    tier_lifetime,
+)
 from simoffload.simulation.capacity import common
 from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner

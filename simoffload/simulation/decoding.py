@@ -30,7 +30,7 @@ Durations = tuple[int, ...]
 
 
 class Simulated(NamedTuple):
-    """One simulated decode step."""
+    """A decode step that was simulated."""
 
     step: int
     durations: Durations
@@ -43,7 +43,7 @@ class Simulated(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """All decode steps."""
+    """The times of all decode steps."""
 
     simulated: tuple[Simulated, ...]
     """In order of context."""
@@ -67,7 +67,8 @@ def decode(
     *,
     most: int = MOST,
 ) -> Decoding:
-    """Times of the decode steps 1 … ``steps``; ``run`` simulates one, ``durations`` says what differs."""
+    """Return the times of the decode steps 1 … ``steps``; ``run`` simulates one, ``durations`` says what
+    differs."""
     if steps == 0:
         return Decoding((), 0)
     durations = lru_cache(maxsize=_REMEMBERED)(durations)
@@ -104,7 +105,8 @@ def decode(
 
 
 def _farthest(low: Simulated, last: int, later: Later, *, search: bool) -> tuple[int, int]:
-    """The last step up to ``last`` whose time [ps] is certain, and that time; ``low`` if there is none.
+    """Return the last step up to ``last`` whose time [ps] is certain, and that time; ``low`` if there is
+    none.
 
     Without ``search`` it is ``last`` or ``low``. What is certain for a step is so for those before it.
     """
@@ -145,7 +147,7 @@ class _DecodeRange(NamedTuple):
     certain."""
 
     def inner(self, durations: Callable[[int], Durations]) -> int:
-        """[ps] of all steps between the two."""
+        """Return the time [ps] of all steps between the two."""
         between = range(self.low.step + 1, self.last)
         if self.grown is None:
             return sum([self.at(durations(step)) for step in between])
@@ -153,7 +155,7 @@ class _DecodeRange(NamedTuple):
         return len(between) * self.low.time + (self.grown * rise // growth if growth else 0)
 
     def at(self, between: Durations) -> int:
-        """[ps] of a step between: in equal parts per picosecond that the attention lasts longer."""
+        """Return the time [ps] of a step between: it grows in proportion to the attention."""
         rise, growth = self.time - self.low.time, self._growth()
         for mine, low, high in zip(between, self.low.durations, self.durations, strict=True):
             if low != high:
@@ -161,7 +163,7 @@ class _DecodeRange(NamedTuple):
         return self.low.time
 
     def _growth(self) -> int:
-        """[ps] by which the attention lasts longer in the last step."""
+        """Return by how much [ps] the attention lasts longer in the last step."""
         pairs = zip(self.low.durations, self.durations, strict=True)
         return next((high - low for low, high in pairs if low != high), 0)
 
@@ -169,8 +171,8 @@ class _DecodeRange(NamedTuple):
 def _certain(
     low: Simulated, last: int, time: int, durations: Callable[[int], Durations]
 ) -> _DecodeRange | None:
-    """The steps up to ``last``, which takes ``time`` [ps], if one duration alone changes, and is nowhere
-    longer than at the last nor shorter than at the first."""
+    """Return the steps up to ``last``, which takes ``time`` [ps], if one duration alone changes, and is
+    nowhere longer than at the last nor shorter than at the first; else None."""
     first, final = low.durations, durations(last)
     grow = [i for i, pair in enumerate(zip(first, final, strict=True)) if pair[0] != pair[1]]
     if not grow:
@@ -191,7 +193,7 @@ def _certain(
 
 
 def _distances(simulated: tuple[Simulated, ...]) -> Iterator[float]:
-    """How far each simulated step is from the line between its neighbours, relative to its time."""
+    """Yield how far each simulated step is from the line between its neighbours, relative to its time."""
     for low, middle, high in zip(simulated, simulated[1:], simulated[2:], strict=False):
         line = _DecodeRange(low, high.durations, high.time, high.step, None)
         yield abs(line.at(middle.durations) - middle.time) / middle.time

@@ -30,11 +30,11 @@ class Measures(ABC, Generic[R]):
 
     @abstractmethod
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> R:
-        """The result with what results of all kinds share, and the sizes of the work."""
+        """Return the result with what results of all kinds share, and the sizes of the work."""
 
     @abstractmethod
     def capacity(self, plan: Plan) -> R:
-        """The result without times."""
+        """Return the result without times."""
 
     @abstractmethod
     def timed(self, plan: Plan, result: R, runner: Runner) -> R:
@@ -42,12 +42,12 @@ class Measures(ABC, Generic[R]):
 
 
 def measures_of(scenario: LoadedScenario) -> Measures[SimulationResult]:
-    """Those of the scenario's kind of workload."""
+    """Return the measures of the scenario's kind of workload."""
     return _measures(scenario.scenario.workload.kind)(scenario)
 
 
 def _measures(kind: str) -> type[Measures[Any]]:
-    """Those of a kind of workload, imported for it."""
+    """Return the measures of a kind of workload, whose module is imported only then."""
     if kind == "training":
         from simoffload.simulation.training import TrainingMeasures
 
@@ -60,7 +60,7 @@ def _measures(kind: str) -> type[Measures[Any]]:
 
 
 def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> SimulationResult:
-    """The result of a scenario that has none: it says why, and has neither sizes nor times.
+    """Return the result of a scenario that has none: it says why, and has neither sizes nor times.
 
     DeepSpeed or its strategy refuses it, or planning and simulating it takes more than its limits allow.
     """
@@ -79,14 +79,14 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
 
 
 def _problem_text(scenario: LoadedScenario, problem: Problem) -> str:
-    """A problem by its key; where it is in another file than the scenario's, with its place."""
+    """Return a problem by its key; where it is in another file than the scenario's, with its place."""
     if problem.path in scenario.document.other_files:
         return str(problem)
     return f"{problem.key}: {problem.message}" if problem.key else problem.message
 
 
 class _InferenceMeasures(Measures[InferenceResult]):
-    """Prefill and decode steps."""
+    """Make a result of prefill and decode steps."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> InferenceResult:  # noqa: ARG002
         workload: Any = self.scenario.scenario.workload
@@ -121,11 +121,13 @@ class _InferenceMeasures(Measures[InferenceResult]):
             timelines=runner.timelines,
             work=tuple(runner.work),
         )
-        return replace(result, warnings=(*result.warnings, *_whole_copies_fit(plan, result, runner)))
+        method = self.scenario.scenario.strategy.method or "offload"
+        return replace(result, warnings=(*result.warnings, *_whole_copies_fit(plan, result, runner, method)))
 
 
 def _gathered(ranks: int, bound: float) -> str:
-    """What weights in HBM are under ZeRO-3, lest they are taken for a model that is served from HBM."""
+    """Return a warning about weights in HBM that ZeRO-3 gathers, lest they are taken for a model that is
+    served from HBM."""
     most = f"{bound:,.0f}" if bound >= 100 else f"{bound:.3g}"
     return (
         f"weights in HBM under ZeRO-3: each of {ranks} GPUs gathers every layer over the links between GPUs "
@@ -134,7 +136,7 @@ def _gathered(ranks: int, bound: float) -> str:
     )
 
 
-def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner) -> tuple[str, ...]:
+def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, method: str) -> tuple[str, ...]:
     """Warn when weights are offloaded although a whole copy fits in each GPU."""
     copies = plan.whole_copies
     if copies is None or not all(use.fits for use in peak_uses(copies.memory_stages, plan.machine.tiers)):
@@ -144,5 +146,5 @@ def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner) -> tu
     phase = next(one for one in copies.phases if one.kind == kind)
     fast = runner.time_s(phase.step(1) if isinstance(phase, PhaseSeries) else phase)
     size, times = format_bytes(plan.model.weight_bytes), result.step.time_s / fast
-    text = f"offloading is slower here: a copy of the weights ({size}) fits on every GPU; without ZeRO"
+    text = f"offloading is slower here: a copy of the weights ({size}) fits on every GPU; without {method}"
     return (f"{text} a pass takes {format_seconds(fast)}, {format_number(times)} times less",)

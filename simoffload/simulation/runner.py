@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 
 def labelled(progress: Progress | None, label: str) -> Progress | None:
-    """The same with a label before each line."""
+    """Return a progress function that puts a label before each line."""
     return (lambda line: progress(f"{label}: {line}")) if progress is not None else None
 
 
@@ -36,12 +36,12 @@ class Runner:
         self._options = scenario.scenario.engine
 
     def restart(self) -> None:
-        """Forget what was carried out: it is done anew with other rates."""
+        """Forget what was carried out, before it is carried out anew with other rates."""
         self.timelines.clear()
         self.work.clear()
 
     def phases(self, phases: Sequence[Phase]) -> tuple[PassResult, ...]:
-        """Carry out phases, those first that others depend on; their results in the order given.
+        """Carry out phases, those first that others depend on, and return their results in the order given.
 
         Raises SimulationError if the engine cannot finish one.
         """
@@ -99,7 +99,7 @@ class Runner:
         return full
 
     def time_s(self, phase: Phase) -> float:
-        """[s] of a phase that is no part of the answer."""
+        """Return the time [s] of a phase that is no part of the answer."""
         return execute(phase.schedule({})).makespan * 1e-12
 
     def execute(self, name: str, schedule: Schedule) -> Timeline:
@@ -137,5 +137,5 @@ def verify(timeline: Timeline, full: Timeline) -> None:
 
 
 def _operations(timeline: Timeline) -> list[tuple[int, ...]]:
-    """(rank, block, iteration, position, start, end) of all operations."""
+    """Return (rank, block, iteration, position, start, end) of all operations."""
     return sorted(zip(*timeline.all_operations, strict=True))

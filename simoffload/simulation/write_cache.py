@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.hardware.targets import Target
+from simoffload.results.endurance import CachedWrites, cache_warnings
 from simoffload.results.training import StorageTraffic, TrainingResult
-from simoffload.results.write_cache import CachedWrites, cache_warnings
 from simoffload.strategies import Plan
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 
@@ -49,7 +49,8 @@ class _Cache(NamedTuple):
         return min(self.written, self.target.write_cache)
 
     def spare_s(self, filled: Fraction, time_s: float) -> float:
-        """[s] of a step that its drives have left once ``filled`` of ``most`` is emptied from caches."""
+        """Return the time [s] of a step that its drives have left once ``filled`` of ``most`` is emptied
+        from caches."""
         sustained, target = self.target.sustained, self.target
         assert sustained is not None
         cached = float(filled) * self.most
@@ -57,7 +58,7 @@ class _Cache(NamedTuple):
         return time_s - busy
 
     def use(self, filled: Fraction, unit: str) -> CachedWrites:
-        """The same for the result."""
+        """Return the use of the caches as the result has it."""
         target, cached = self.target, filled * self.most
         assert target.sustained is not None
         return CachedWrites(
@@ -111,7 +112,7 @@ def steps_with_caches(
 
 
 def _balanced(at: Callable[[Fraction], _Trial], high: _Trial) -> _Trial:
-    """The step in which drives empty their caches just as fast as it fills them (regula falsi).
+    """Return the step in which drives empty their caches just as fast as it fills them (regula falsi).
 
     ``high`` fills them faster than they are emptied; nothing in them is always possible.
     """
@@ -145,7 +146,8 @@ def _of_step(machine: Machine, traffic: tuple[StorageTraffic, ...], ranks: int) 
 def checkpoint_with_caches(
     plan: CheckpointPlan, steps: tuple[CachedWrites, ...] = ()
 ) -> tuple[CheckpointPlan, tuple[CachedWrites, ...]]:
-    """The plan of a checkpoint whose bytes are written at the rates in force, and what finds room.
+    """Return the plan of a checkpoint with the rates at which its bytes are written, and what finds room in
+    the caches.
 
     It is a burst: its drives' caches are empty before it, or emptied since the one before as far as the time
     between allows. ``steps`` are what a training run's own steps leave of them: nothing, where they cannot

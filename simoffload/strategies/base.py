@@ -18,7 +18,7 @@ from simoffload.documents import Edit
 from simoffload.documents.frozen import Frozen
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Estimate, MemoryStage
+from simoffload.results.capacity import Change, Estimate, MemoryStage
 from simoffload.schedule import Schedule
 from simoffload.strategies.placement import Placement
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Earlier",
     "Facts",
-    "FasterSetting",
-    "Move",
     "Phase",
     "PhaseKind",
     "PhaseSeries",
@@ -125,29 +123,6 @@ class Tunable(NamedTuple):
     """Other values, the nearest first."""
 
 
-class Move(NamedTuple):
-    """A change of the strategy that may make work fit."""
-
-    kind: str
-    """tier, stage, setting, lora, precision."""
-    description: str
-    edits: tuple[Edit, ...]
-
-    def with_(self, other: Move) -> Move:
-        """Both at once."""
-        kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
-        return Move(kind, f"{self.description}, {other.description}", (*self.edits, *other.edits))
-
-
-class FasterSetting(NamedTuple):
-    """A change of the strategy that may make it faster."""
-
-    key: str
-    """A short name."""
-    description: str
-    edits: tuple[Edit, ...]
-
-
 class Plan(ABC):
     """A strategy applied to a model, a workload and a machine: memory over time, and phases."""
 
@@ -238,6 +213,11 @@ class Strategy(Frozen, ABC):
     evidence: ClassVar[str] = ""
     """Group of the real runs that its predictions were compared with; "" where there are none."""
 
+    method: ClassVar[str] = ""
+    """What divides its states among GPUs, as it is called: "ZeRO", "FSDP"; "" where nothing does."""
+    gathers: ClassVar[str] = ""
+    """What has each GPU gather the layers of weights that are divided: "ZeRO-3"; "" where nothing does."""
+
     kind: str
     ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
     """GPUs, one process each."""
@@ -280,24 +260,28 @@ class Strategy(Frozen, ABC):
         optimizer is among them where one that says more is.
         """
 
+    def caveat(self, _tier: str, *, ranks: int) -> str:  # noqa: ARG002
+        """Return what must follow "weights on <tier>" in a list of options, so that nobody misreads it."""
+        return ""
+
     def resident(self) -> tuple[Edit, ...]:
         """The edit that replaces it by whole copies in each GPU. Raises PlacementError where none stand for
         the same work."""
         return (Edit(("strategy",), {"kind": "resident", "ranks": self.gpus}),)
 
-    def moves(self, _plan: Plan) -> Iterator[tuple[Move, ...]]:
+    def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
         """For each tier, the smaller ones first, what puts more of its states there; one after the other."""
         return iter(())
 
-    def stages(self, _plan: Plan) -> Iterator[Move]:
+    def stages(self, _plan: Plan) -> Iterator[Change]:
         """What divides its states among more ranks."""
         return iter(())
 
-    def adapters(self, _model: ModelShape) -> Iterator[Move]:
+    def adapters(self, _model: ModelShape) -> Iterator[Change]:
         """What trains adapters in place of the model."""
         return iter(())
 
-    def precisions(self) -> Iterator[Move]:
+    def precisions(self) -> Iterator[Change]:
         """What keeps its states in fewer bits."""
         return iter(())
 
@@ -324,7 +308,7 @@ class Strategy(Frozen, ABC):
         """
         return iter([()])
 
-    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[FasterSetting]:  # noqa: ARG002
+    def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
         """What may make it faster and costs nothing.
 
         ``storage`` = something is on drives or servers, so that there are reads to tune; ``direct`` = weights

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import MemoryStage, MemoryTerm
+from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.base import Move, Plan, Strategy
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.placement import Placement, refused
@@ -55,7 +55,7 @@ class Resident(Strategy):
         """No edit."""
         return ()
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """ZeRO in place of a whole copy in each GPU, on every tier."""
         size = int(OffloadParamSection().buffer_size)
         if not plan.optimizer_target:
@@ -64,7 +64,7 @@ class Resident(Strategy):
         above = tuple(self.stages(plan))
         return training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
 
-    def stages(self, plan: Plan) -> Iterator[Move]:
+    def stages(self, plan: Plan) -> Iterator[Change]:
         """Stages of ZeRO, of training."""
         if not plan.optimizer_target:
             return iter(())
@@ -72,7 +72,7 @@ class Resident(Strategy):
 
         return stages_of_zero(plan)
 
-    def adapters(self, model: ModelShape) -> Iterator[Move]:
+    def adapters(self, model: ModelShape) -> Iterator[Change]:
         """LoRA under ZeRO."""
         return lora_moves(model, before=_ZERO_TRAINING)
 

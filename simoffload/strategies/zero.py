@@ -17,7 +17,8 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
-from simoffload.strategies.base import FasterSetting, Move, Plan, Strategy
+from simoffload.results.capacity import Change
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.coordinator_sink import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.parameters import fetch_settings
@@ -54,6 +55,8 @@ class ZeroStrategy(Strategy):
 
     evidence: ClassVar = "zero"
     files: ClassVar = {"ds_config": DeepSpeedConfig}
+    method: ClassVar = "ZeRO"
+    gathers: ClassVar = "ZeRO-3"
 
     weights: Annotated[str, Field(min_length=1)] | None = None
     """Tier of the platform that holds the weights; by default what ``ds_config`` says."""
@@ -144,7 +147,7 @@ class ZeroStrategy(Strategy):
         )
         return allowing(self.ds_config, model, tier, ranks=ranks, buffer_size=settings.buffer_size)
 
-    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[FasterSetting]:
+    def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:
         """DeepSpeed's knobs, and in training its stages."""
         trains = "optimizer" in self.tier_keys
         return faster_settings(
@@ -231,17 +234,17 @@ def gathered(tier: str, *, ranks: int) -> str:
 
 def inference_moves(
     plan: Plan, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
-) -> Iterator[tuple[Move, ...]]:
+) -> Iterator[tuple[Change, ...]]:
     """Weights on each tier, the smaller ones first; ``before`` are edits that come before all others."""
     for tier in _smaller_first(plan.machine):
         description = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
         weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
-        yield (Move("tier", description, (*before, *weights)),)
+        yield (Change("tier", description, (*before, *weights)),)
 
 
 def training_moves(
-    plan: Plan, stages: tuple[Move, ...], *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
-) -> Iterator[tuple[Move, ...]]:
+    plan: Plan, stages: tuple[Change, ...], *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
+) -> Iterator[tuple[Change, ...]]:
     """Optimizer, weights, both on each tier; as they are partitioned, and in the ``stages`` above."""
     machine, now = plan.machine, Placement(plan.target, plan.optimizer_target)
     dram = next((one for one in machine.tiers.values() if one.kind == "dram"), None)
@@ -263,8 +266,8 @@ def training_moves(
             both = (*weights_on(machine.tiers["hbm"]), optimizer)
             places.setdefault(("hbm", name), (f"weights on hbm, optimizer on {name}", both))
         places.pop((now.weights, now.optimizer), None)
-        moves = [Move("tier", description, (*before, *edits)) for description, edits in places.values()]
-        plain = [Move("tier", description, edits) for description, edits in places.values()]
+        moves = [Change("tier", description, (*before, *edits)) for description, edits in places.values()]
+        plain = [Change("tier", description, edits) for description, edits in places.values()]
         yield (*moves, *(stage.with_(move) for move in plain for stage in stages))
 
 
@@ -282,7 +285,7 @@ def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int) -> 
     return (placed, Edit(keys, largest))
 
 
-def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[Move]:
+def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[Change]:
     """Adapters where PEFT puts them by default, of a rank that is our choice; then with 4-bit weights."""
     targets = list(model.traits.lora_targets)
     if not targets:
@@ -293,4 +296,4 @@ def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[
         description = (
             f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
         )
-        yield Move("lora", description, (*before, lora))
+        yield Change("lora", description, (*before, lora))

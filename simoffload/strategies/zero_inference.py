@@ -15,9 +15,9 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import MemoryStage, MemoryTerm
+from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Facts, Move, Plan, Tunable
+from simoffload.strategies.base import Facts, Plan, Tunable
 from simoffload.strategies.coordinator_sink import CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import (
     resolve_settings,
@@ -36,6 +36,7 @@ from simoffload.strategies.zero import (
     ZeroStrategy,
     check_buffer_size,
     device_of,
+    gathered,
     inference_moves,
     within_config,
 )
@@ -58,6 +59,10 @@ class ZeroInference(ZeroStrategy):
 
     kind: Literal["zero_inference"] = "zero_inference"
 
+    def caveat(self, tier: str, *, ranks: int) -> str:
+        """Say of weights in HBM that every GPU gathers them for every token."""
+        return gathered(tier, ranks=ranks)
+
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed would refuse."""
         try:
@@ -79,7 +84,7 @@ class ZeroInference(ZeroStrategy):
         direct = self.direct_warnings(settings, machine)
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Weights on every tier."""
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
@@ -191,9 +196,9 @@ class ZeroInferencePlan(InferencePlan):
             there = sum(size for size, swapped in sizes if swapped) / sum(size for size, _ in sizes)
             if there < _MOSTLY:
                 remarks.append(
-                    f"only {there:.0%} of the weights are stored on {self.target}: slices below the larger of "
-                    f"1 MiB and aio.block_size ({settings.min_swap_bytes} B) stay in host memory, and more ranks "
-                    "make slices smaller"
+                    f"only {there:.0%} of the weights are stored on {self.target}: slices below the larger "
+                    f"of 1 MiB and aio.block_size ({settings.min_swap_bytes} B) stay in host memory, and more "
+                    "ranks make slices smaller"
                 )
         if settings.use_gds and settings.device != "nvme":
             remarks.append(f"ds_config aio.use_gds has no effect with weights: {self.target}")

@@ -104,7 +104,7 @@ def test_an_interrupt_leaves_nothing(program, monkeypatch: pytest.MonkeyPatch, t
     def interrupt(*_args: object, **_options: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simoffload.planning.advise.evaluate.simulate", interrupt)
+    monkeypatch.setattr("simoffload.planning.evaluator.simulate", interrupt)
     answer = program("advise", "small.yaml", "--output-dir", "out", *FAST)
     assert answer == (130, "", "interrupted\n")
     assert [entry.name for entry in tmp_path.iterdir()] == ["small.yaml"]
@@ -126,8 +126,7 @@ def test_slips_are_found_before_anything_is_simulated(
         raise AssertionError("simulated")
 
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.setattr("simoffload.planning.advise.evaluate.simulate", forbidden)
-    monkeypatch.setattr("simoffload.planning.advise.purchases.simulate", forbidden)
+    monkeypatch.setattr("simoffload.planning.evaluator.simulate", forbidden)
     answer = program("advise", "small.yaml", *argv)
     assert answer.status == 2
     assert message in answer.err
@@ -139,7 +138,7 @@ def test_a_limit_that_stops_a_change_does_not_stop_the_others(
     def stopped(*_args: object, **_options: object) -> NoReturn:
         raise WorkLimitError("stopped by engine.timeout (--timeout) before decode 1")
 
-    monkeypatch.setattr("simoffload.planning.bandwidth.timed", stopped)
+    monkeypatch.setattr("simoffload.planning.evaluator.Evaluator.timed", stopped)
     answer = program("advise", "small.yaml", *FAST)
     assert answer.status == 0
     assert answer.err == (

@@ -8,8 +8,8 @@ import shlex
 
 import pytest
 
-import simoffload.planning.fit as planning_fit
-from simoffload.planning.fit import Largest
+import simoffload.planning.sizing as planning_fit
+from simoffload.planning.sizing import Largest
 from simoffload.scenario import LoadedScenario
 
 IN_HBM = ("ddn/bloom-176b", "--set", "strategy.weights=gpu")

@@ -11,7 +11,7 @@ import pytest
 
 import simoffload as so
 from simoffload.errors import WorkLimitError
-from simoffload.planning.fit import changes
+from simoffload.planning import remedies as changes
 
 TOO_LARGE = ["strategy.weights=hbm"]
 
@@ -30,7 +30,7 @@ def test_planning_is_imported_when_it_is_asked(function: str) -> None:
     too_large = begin.format(function, "ddn/bloom-176b", TOO_LARGE)
     assert imported(fits) == imported(too_large) == {"answers"}
     assert imported(f"{fits}; assert result.remedies is None") == {"answers"}
-    assert "fit" in imported(f"{too_large}; assert result.remedies.changes")
+    assert "remedies" in imported(f"{too_large}; assert result.remedies.changes")
     if function == "simulate":
         assert imported(f"{fits}; result.confidence") == {"answers", "confidence"}
         assert "costs" in imported(f"{fits}; result.costs")

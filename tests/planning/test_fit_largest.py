@@ -7,7 +7,7 @@ import pytest
 import simoffload
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.planning.fit import Limit
+from simoffload.planning.sizing import Limit
 from simoffload.scenario import load_scenario
 from simoffload.simulation import fit
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simoffload.planning.fit.search import largest_that_fits, smallest_that_fits
+from simoffload.planning.evaluator import largest_that_fits, smallest_that_fits
 
 
 class Tried:

@@ -122,7 +122,7 @@ def test_what_was_tried_in_vain_is_told(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_advice_says_the_same() -> None:
     description = {
-        one.option.description: one.option.same_work for one in advise(load_scenario("8b.yaml")).helping
+        one.change.description: one.change.same_work for one in advise(load_scenario("8b.yaml")).helping
     }
     assert description["ZeRO stage 3, optimizer on nvme"]
     assert not description[LORA]

@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.planning.compare import compare, on_targets
-from simoffload.planning.fit import smallest_changes
+from simoffload.planning.remedies import smallest_changes
 from simoffload.scenario import LoadedScenario, load_scenario
 from tests.cli.conftest import SCENARIO
 

@@ -8,11 +8,10 @@ import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
-from simoffload.planning import uncertainty as module
+from simoffload.planning import explanation as module
 from simoffload.planning.confidence import confidence
+from simoffload.planning.explanation import ASSUMED, Sensitivity, SensitivityRow, sensitivity, uncertainty
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, scaled
-from simoffload.planning.sensitivity import Sensitivity, SensitivityRow, sensitivity
-from simoffload.planning.uncertainty import ASSUMED, uncertainty
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import simulate
 from tests.cli.conftest import SCENARIO

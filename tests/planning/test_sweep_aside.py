@@ -9,8 +9,8 @@ import pytest
 
 from simoffload.documents import Document, read_document
 from simoffload.planning.sweep import define_sweep, find_points
-from simoffload.planning.sweep.evaluate import job_of, run_task, tasks_of
-from simoffload.planning.sweep.points import Points
+from simoffload.planning.sweep.definition import Points
+from simoffload.planning.sweep.tasks import job_of, run_task, tasks_of
 from simoffload.scenario import find_scenario
 from simoffload.shipped import shipped_folder
 

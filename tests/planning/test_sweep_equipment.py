@@ -9,9 +9,9 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.planning.sweep import find_points
-from simoffload.planning.sweep.evaluate import SweepJob, job_of, run_task, tasks_of
+from simoffload.planning.sweep.definition import Points
 from simoffload.planning.sweep.journal import JournalRow
-from simoffload.planning.sweep.points import Points
+from simoffload.planning.sweep.tasks import SweepJob, job_of, run_task, tasks_of
 from simoffload.shipped import shipped_folder
 from tests.planning.conftest import Define
 

@@ -18,8 +18,7 @@ import pytest
 
 from simoffload.errors import SimulationError
 from simoffload.planning.sweep import Grid, Sweep, find_points, run_sweep
-from simoffload.planning.sweep.evaluate import Task, job_of
-from simoffload.planning.sweep.pool import run_tasks
+from simoffload.planning.sweep.tasks import Task, job_of, run_tasks
 from simoffload.planning.sweep.workers import local_processes
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.planning.advise import Advice, Search, advise, parse_service, purchases, search_catalogue
-from simoffload.planning.advise.files import recommended
+from simoffload.planning.advise.evaluate import recommended
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.report.charts import front, gains
 from simoffload.report.document import ReportDocument
@@ -129,11 +129,14 @@ def evil(advice: Advice, curve: StorageCurve, search: Search, tmp_path: Path) ->
     """A page on which every name is an attack."""
     tried = tuple(
         replace(
-            one, option=one.option._replace(key=EVIL, description=EVIL), result=replace(one.result, name=EVIL)
+            one, change=one.change._replace(key=EVIL, description=EVIL), result=replace(one.result, name=EVIL)
         )
         for one in advice.tried
     )
-    points = tuple(replace(one, description=(EVIL,)) for one in search.points)
+    points = tuple(
+        replace(one, changes=tuple(each._replace(description=EVIL) for each in one.changes))
+        for one in search.points
+    )
     mine = replace(advice, result=replace(advice.result, name=EVIL, model=EVIL), tried=tried)
     looked = replace(search, points=points, best=points[0], currency=EVIL, missing=(EVIL,))
     storage = replace(curve, tier=EVIL, held_back=EVIL)

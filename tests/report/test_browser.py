@@ -146,7 +146,7 @@ def test_advice_draws_its_charts_and_runs_no_names(
 ) -> None:
     scenario = loaded(STORAGE_BOUND)
     advice, curve = advise(scenario), storage_curve(scenario)
-    tried = tuple(replace(one, option=one.option._replace(description=EVIL)) for one in advice.tried)
+    tried = tuple(replace(one, change=one.change._replace(description=EVIL)) for one in advice.tried)
     advice = replace(advice, tried=tried)
     path = tmp_path / "report.html"
     write_html(advice_document(advice, curve, command=EVIL), path)

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from simoffload.planning.bandwidth import BandwidthPoint, Needed, StorageCurve
-from simoffload.planning.explanation import Explanation
+from simoffload.planning.explanation import Explanation, Sensitivity, SensitivityRow, uncertainty
 from simoffload.planning.profile_parameters import ProfileParameter
-from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
-from simoffload.planning.uncertainty import uncertainty
 from simoffload.report.charts import bandwidth, tornado
 from simoffload.report.from_result import findings
 from simoffload.report.html import write_report

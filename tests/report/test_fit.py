@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simoffload.documents import Edit
-from simoffload.planning.fit import Largest, Limit, MachineCount, MachinesNeeded
+from simoffload.planning.sizing import Largest, Limit, MachineCount, MachinesNeeded
 from simoffload.report.document import ReportDocument
 from simoffload.report.from_fit import largest_document, machines_document
 from simoffload.report.sections.remedies import remedies_section

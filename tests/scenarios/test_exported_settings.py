@@ -13,7 +13,7 @@ import pytest
 import simoffload
 from simoffload.errors import InputError
 from simoffload.planning.advise import advise
-from simoffload.planning.advise.files import recommended
+from simoffload.planning.advise.evaluate import recommended
 from simoffload.report.from_result import result_document
 from simoffload.report.markdown import write_markdown
 from simoffload.scenario import (
@@ -293,7 +293,7 @@ def test_every_recommended_scenario_gives_what_was_promised(advice: Any, tmp_pat
         found = load_scenario(tmp_path / name)
         assert simulate(found).unit_s == one.result.unit_s
         assert found.exports() == one.scenario.exports() == one.to_dict()["exports"]
-        if one.option.kind == "setting":
+        if one.change.kind == "setting":
             assert json.loads(files[name.replace(".yaml", f".{FILE}")]) == one.scenario.exports()[FILE]
 
 

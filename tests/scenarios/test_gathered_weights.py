@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simoffload.documents import parse_json
-from simoffload.planning.advise.hardware import places
+from simoffload.planning.advise.options import places
 from simoffload.planning.answers import fit, simulate
 from simoffload.planning.compare import compare
 from simoffload.planning.costs import Costed, economics

@@ -13,8 +13,8 @@ from simoffload.documents import parse_json
 from simoffload.errors import InputError
 from simoffload.hardware import load_profile
 from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.endurance import CachedWrites
 from simoffload.results.training import TrainingResult
-from simoffload.results.write_cache import CachedWrites
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.shipped import shipped_folder
 from simoffload.simulation import simulate

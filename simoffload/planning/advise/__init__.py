@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from simoffload.planning.advise.evaluate import WORTH, Advice, Impossible, Tried, advise
-from simoffload.planning.advise.options import Option
+from simoffload.planning.advise.evaluate import WORTH, Advice, Tried, advise
 from simoffload.planning.advise.purchases import (
     Method,
     Objective,
     Search,
+    ServiceLevel,
     SimulatedPurchase,
+    parse_service,
     search_catalogue,
 )
-from simoffload.planning.advise.service import ServiceLevel, parse_service
 
 __all__ = [
     "WORTH",
     "Advice",
-    "Impossible",
+    "Change",
     "Method",
     "Objective",
-    "Option",
     "Search",
     "ServiceLevel",
     "SimulatedPurchase",

@@ -13,41 +13,38 @@ from simoffload.errors import PlacementError
 from simoffload.hardware import Machine, Platform, Tier, list_profiles
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.storage import LEAST_DRIVES, Raid
-from simoffload.planning.advise.hardware import shipped, takes_drives
-from simoffload.planning.advise.options import placement_words
+from simoffload.planning.advise.options import placement_words, shipped, takes_drives
 from simoffload.planning.costs import CostList
+from simoffload.results.capacity import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.placement import Placement
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing
 
-__all__ = ["Choice", "Dimension", "dimensions"]
+__all__ = ["Dimension", "dimensions"]
 
 _DRIVES = (2, 4, 8, 16)
 _MEMORY = (1, 2, 4)
 _BATCH = (1, 2, 4, 8, 16)
 _SYSTEMS = (1, 2)
+_KIND = "hardware"
 _TIER = "bought"
 """Name of the tier that a choice adds to the platform."""
 
 
-class Choice(NamedTuple):
-    """One value of a dimension."""
-
-    description: str
-    """Empty for what is there already."""
-    edits: tuple[Edit, ...]
+_AS_IT_IS = Change(_KIND, "")
 
 
 class Dimension(NamedTuple):
-    """Something to choose."""
+    """One thing to choose when hardware is bought, with its choices."""
 
     name: str
-    choices: tuple[Choice, ...]
+    choices: tuple[Change, ...]
+    """Empty words stand for what is there already."""
 
 
 def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[Dimension, ...]:
-    """The catalogue for the work of a scenario on a platform; None is its own.
+    """Return what can be chosen for the work of a scenario on a platform; None means its own platform.
 
     Raises InputError for an unknown platform.
     """
@@ -56,46 +53,51 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     free = scenario.scenario.strategy.release_fixed_batch("batch_size")
     placed_edits = (*there, *gpus) if there else ()
-    found = [Dimension("platform", (Choice(platform.profile.name if placed_edits else "", placed_edits),))]
+    found = [
+        Dimension("platform", (Change(_KIND, platform.profile.name if placed_edits else "", placed_edits),))
+    ]
     found.append(Dimension("storage", tuple(_storage(scenario, platform, costs, own=name is None))))
     host = platform.host
     has = host.memory_capacity.value
     most = host.memory_maximum.value if host.memory_maximum else math.inf
     sizes = list(dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY))
-    memory = (Choice("", ()), *(_memory(host.id, size) for size in sizes[1:]))
+    memory = (_AS_IT_IS, *(_memory(host.id, size) for size in sizes[1:]))
     found.append(Dimension("memory", memory))
     work = scenario.scenario.workload
     if not isinstance(work, Checkpointing):
         now, *batches = (factor * work.batch_size for factor in _BATCH)
-        larger = (Choice(f"batch {one}", (Edit.at("workload.batch_size", one), *free)) for one in batches)
-        found.append(Dimension("batch", (Choice(f"batch {now}", ()), *larger)))
+        larger = (
+            Change(_KIND, f"batch {one}", (Edit.at("workload.batch_size", one), *free)) for one in batches
+        )
+        found.append(Dimension("batch", (Change(_KIND, f"batch {now}"), *larger)))
     return tuple(found)
 
 
 def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
-    """All GPUs of one machine of another platform."""
+    """Return the edits that use all GPUs of one machine of another platform."""
     nodes = (Edit.at("nodes", 1),) if scenario.scenario.nodes > 1 else ()
     return *scenario.scenario.strategy.spread(gpus), *nodes
 
 
-def _memory(host: str, size: int) -> Choice:
+def _memory(host: str, size: int) -> Change:
     changed = Edit(("profiles", f"host/{host}", "memory_capacity"), f"{size} B")
-    return Choice(f"{format_bytes(size, binary=True)} of host memory", (changed,))
+    return Change(_KIND, f"{format_bytes(size, binary=True)} of host memory", (changed,))
 
 
-def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Choice]:
-    """As it is, every tier that the platform has, arrays of any number of drives, and shared storage."""
+def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Change]:
+    """Yield the storage as it is, every tier of the platform, arrays of any number of drives, and shared
+    storage."""
     if not scenario.scenario.strategy.uses_storage:
-        yield Choice("", ())
+        yield _AS_IT_IS
         return
     if own:
-        yield Choice("storage as it is", ())
+        yield Change(_KIND, "storage as it is")
     ranks = scenario.scenario.strategy.ranks if own else len(platform.profile.gpus)
     machine = platform.machine()
     for tier in ("hbm", "dram", *platform.targets):
         description = placement_words(scenario, Placement(tier), ranks=ranks)
         with suppress(PlacementError):  # not a place of the strategy's
-            yield Choice(description, _placement_edits(scenario, tier, machine))
+            yield Change(_KIND, description, _placement_edits(scenario, tier, machine))
     where, through = _attached(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
         local = _tier({"profile": array.id, "at": list(where)})
@@ -104,7 +106,7 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
         for number in (one for one in _DRIVES if one >= LEAST_DRIVES[array.level]):
             count = Edit(("profiles", f"raid/{array.id}", "count"), number)
             description = f"RAID{array.level} of {number} x {array.drive}" + (f", {kind}" if kind else "")
-            yield Choice(description, (local, count, *placed_edits))
+            yield Change(_KIND, description, (local, count, *placed_edits))
     if not through:
         return
     shared: tuple[TierKind, ...] = ("nfs", "pfs", "nvmeof")
@@ -114,11 +116,11 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
             placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, kind))
             for number in _SYSTEMS if kind == "pfs" else (1,):
                 joined = (Edit(("profiles", f"{kind}/{one.id}", "count"), number),) if number > 1 else ()
-                yield Choice(f"{number} x {one.id}", (remote, *joined, *placed_edits))
+                yield Change(_KIND, f"{number} x {one.id}", (remote, *joined, *placed_edits))
 
 
 def _arrays(costs: CostList) -> Iterator[Raid]:
-    """Arrays of drives that are sold; of those that differ in the number of drives alone the first."""
+    """Yield the arrays whose drives are sold, one of those that differ only in the number of drives."""
     seen = set()
     for array in shipped("raid", Raid):
         key = (array.level, array.drive, array.name.partition("(")[2])
@@ -128,7 +130,8 @@ def _arrays(costs: CostList) -> Iterator[Raid]:
 
 
 def _attached(platform: Platform) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where local drives go, as others do, else at the CPU; and the most adapters that storage has."""
+    """Return where local drives are attached (by default at the CPU), and the largest set of adapters that
+    storage uses."""
     tiers = platform.profile.tiers.values()
     local = max((tier.at for tier in tiers if tier.at), key=len, default=("cpu",))
     return local, max((tier.through for tier in tiers if tier.through), key=len, default=())
@@ -139,11 +142,12 @@ def _tier(content: dict[str, Any]) -> Edit:
 
 
 def _with_tier(machine: Machine, kind: TierKind) -> Machine:
-    """The machine with the tier that a choice adds, of which only the kind counts."""
+    """Return the machine with the tier that a choice adds; only its kind matters."""
     return replace(machine, tiers={**machine.tiers, _TIER: Tier(_TIER, kind, 0, _TIER)})
 
 
 def _placement_edits(scenario: LoadedScenario, tier: str, machine: Machine) -> tuple[Edit, ...]:
-    """Weights, and in training the optimizer with them where it is on storage, put into a tier."""
+    """Return the edits that put the weights into a tier, and in training the optimizer, too, if it is on
+    storage now."""
     stored = scenario.places[1] in scenario.machine.topology.targets
     return scenario.scenario.strategy.retarget(Placement(tier, tier if stored else None), machine)

@@ -1,37 +1,39 @@
-"""Every option simulated: what it gains, what it costs, and why others are impossible."""
+"""Every option simulated: its gain, its cost, why others are impossible; and what is recommended as files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from simoffload.documents import Edit
+from simoffload.documents import Edit, ds_config_text, edited, yaml_text
 from simoffload.documents.document import Location
 from simoffload.errors import InputError, SimulationError
-from simoffload.planning.advise import hardware
-from simoffload.planning.advise.options import Option, remedies, settings, workloads
+from simoffload.hardware.library import is_path
+from simoffload.planning.advise.options import options_of
+from simoffload.planning.advise.purchases import Search
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.planning.evaluator import Evaluated, Evaluator
+from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
-from simoffload.simulation import Progress, labelled, simulate
+from simoffload.simulation import Progress, labelled
+from simoffload.strategies.ds_config.export import BATCH, FILE
 
-__all__ = ["WORTH", "Advice", "Impossible", "Tried", "advise", "options_of"]
+__all__ = ["SIGNATURE", "WORTH", "Advice", "Tried", "advise", "recommended", "user_files"]
 
 SCHEMA = "simoffload/advice/1"
 WORTH = 1.005
 """Gain from which on a change counts as one that helps: the least that three digits show."""
 
 
-@dataclass(frozen=True)
-class Tried:
-    """An option, simulated."""
+@dataclass(frozen=True, kw_only=True)
+class Tried(Evaluated):
+    """A change that was simulated, with what it gains and what it costs."""
 
-    option: Option
-    scenario: LoadedScenario
-    result: SimulationResult
-    economics: Economics
+    change: Change
     gain: float | None
     """Speed over that of the scenario as it is, by time per ``unit``; None if that does not fit."""
     extra: float | None
@@ -43,30 +45,16 @@ class Tried:
         return (self.gain - 1) / self.extra * 1000 if self.gain is not None and self.extra else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return everything as plain values."""
         return {
-            "key": self.option.key,
-            "description": self.option.description,
-            "kind": self.option.kind,
-            "changes": [{"path": list(place), "value": value} for place, value in self.option.edits],
-            "gain": self.gain,
-            "extra_cost": self.extra,
-            "gain_per_1000": self.gain_per_cost,
-            "fits": self.result.fits,
+            **by_name(self.change, "key words kind changes=edits"),
+            **by_name(self, "gain extra_cost=extra gain_per_1000=gain_per_cost"),
+            **by_name(self.result, "fits"),
             "metrics": self.result.metrics(),
-            "bottleneck": self.result.bottleneck,
-            "limit": self.result.limit,
+            **by_name(self.result, "bottleneck limit"),
             "economics": self.economics.metrics(),
-            "exports": self.result.provenance.exports,
+            **by_name(self.result.provenance, "exports"),
         }
-
-
-@dataclass(frozen=True)
-class Impossible:
-    """An option that DeepSpeed, the machine or its memory refuses."""
-
-    option: Option
-    why: str
 
 
 @dataclass(frozen=True)
@@ -78,83 +66,94 @@ class Advice:
     economics: Economics
     tried: tuple[Tried, ...]
     """The largest gain first."""
-    impossible: tuple[Impossible, ...]
+    impossible: tuple[Change, ...]
+    """What DeepSpeed, the machine or its memory refuses, each with its reason (``barred``)."""
 
     @property
     def helping(self) -> tuple[Tried, ...]:
-        """Those that gain."""
+        """The changes that gain, the largest gain first."""
         return tuple(one for one in self.tried if one.gain is None or one.gain >= WORTH)
 
     @property
     def by_cost(self) -> tuple[Tried, ...]:
-        """Those that gain and cost something, the most gain for the money first."""
+        """The changes that gain and cost something, the largest gain for the money first."""
         paid = [one for one in self.helping if one.gain_per_cost is not None]
         return tuple(sorted(paid, key=lambda one: -(one.gain_per_cost or 0.0)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values."""
         return {
             "schema": SCHEMA,
-            "result": self.result.to_dict(),
-            "economics": self.economics.to_dict(),
-            "options": [one.to_dict() for one in self.tried],
-            "by_cost": [one.option.key for one in self.by_cost],
-            "impossible": [
-                {"key": one.option.key, "description": one.option.description, "why": one.why}
-                for one in self.impossible
-            ],
+            **by_name(self, "result economics options=tried"),
+            "by_cost": [one.change.key for one in self.by_cost],
+            "impossible": [by_name(one, "key words why=barred") for one in self.impossible],
         }
 
 
 def advise(
-    scenario: LoadedScenario, *, costs: CostList | None = None, progress: Progress | None = None
+    scenario: LoadedScenario,
+    *,
+    costs: CostList | None = None,
+    progress: Progress | None = None,
+    evaluator: Evaluator | None = None,
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
-    Raises what ``simulate`` raises for the scenario as it is; a change that cannot be made is told.
+    ``evaluator`` is one of the scenario that may have simulated some of it already. Raises what ``simulate``
+    raises for the scenario as it is; a change that cannot be made is told.
     """
     known = load_costs() if costs is None else costs
-    result = simulate(scenario, progress=progress)
+    evaluator = evaluator or Evaluator(scenario)
+    _, result = evaluator.answer(progress=progress)
     now = economics(scenario, result, known)
     tried: list[Tried] = []
-    impossible: list[Impossible] = []
+    impossible: list[Change] = []
 
-    def evaluate(option: Option) -> None:
-        try:
-            changed, answer = _simulated(option, scenario, progress)
-        except (InputError, SimulationError) as error:
-            impossible.append(Impossible(option, _why(error)))
+    def evaluate(change: Change) -> None:
+        why = change.barred
+        if not why:
+            try:
+                found, answer = evaluator.answer(*change.edits, progress=labelled(progress, change.key))
+                why = "; ".join(answer.advice)
+            except (InputError, SimulationError) as error:
+                why = _why(error)
+        if why:
+            impossible.append(change._replace(barred=why))
             return
-        cost = economics(changed, answer, known)
+        cost = economics(found, answer, known)
         gain = result.unit_s / answer.unit_s if result.unit_s and answer.unit_s else None
-        tried.append(Tried(option, changed, answer, cost, gain, _extra(now, cost) if option.priced else None))
+        extra = _extra(now, cost) if change.priced else None
+        tried.append(
+            Tried(change=change, scenario=found, result=answer, economics=cost, gain=gain, extra=extra)
+        )
 
     for option in options_of(scenario, result, known):
         evaluate(option)
     together = _together(tried)
     if together is not None:
         evaluate(together)
-        single = max(one.gain or 0.0 for one in tried if one.option.kind == "setting")
+        single = max(one.gain or 0.0 for one in tried if one.change.kind == "setting")
         # Settings may stand in each other's way: what gains less than one of them is no advice.
-        tried = [one for one in tried if one.option is not together or (one.gain or 0.0) >= single]
+        tried = [one for one in tried if one.change is not together or (one.gain or 0.0) >= single]
     tried.sort(key=lambda one: one.result.unit_s or 0.0)
     return Advice(scenario, result, now, tuple(tried), tuple(impossible))
 
 
-def _together(tried: Sequence[Tried]) -> Option | None:
-    """All settings that gain by themselves at once, of each key the best; None where that is one or none."""
-    helping = [one for one in tried if one.option.kind == "setting" and (one.gain or 0.0) >= WORTH]
+def _together(tried: Sequence[Tried]) -> Change | None:
+    """Return all settings that gain alone as one change, the best of each key; None if that is one setting or
+    none."""
+    helping = [one for one in tried if one.change.kind == "setting" and (one.gain or 0.0) >= WORTH]
     best: dict[Location, Edit] = {}
     for one in sorted(helping, key=lambda one: one.gain or 0.0):
-        best |= {each.path: each for each in one.option.edits}
-    if any({each.path: each for each in one.option.edits} == best for one in helping) or not helping:
+        best |= {each.path: each for each in one.change.edits}
+    if any({each.path: each for each in one.change.edits} == best for one in helping) or not helping:
         return None
     description = f"all settings that gain by themselves at once ({len(best)} keys)"
-    return Option("settings", description, "setting", tuple(best.values()))
+    return Change("setting", description, tuple(best.values()), key="settings")
 
 
 def _extra(now: Economics, then: Economics) -> float | None:
-    """What has to be bought: line by line what one bill has more than the other; nothing is given back.
+    """Return the price of what has to be bought: the sum of what each line of one bill exceeds the other by.
 
     What has no price does not matter where both bills have as much of it.
     """
@@ -168,63 +167,69 @@ def _unpriced(one: Economics) -> set[tuple[str, str, int]]:
     return {(item.key, item.description, item.number) for item in one.bill.items if item.total is None}
 
 
-def _simulated(
-    option: Option, base: LoadedScenario, progress: Progress | None
-) -> tuple[LoadedScenario, SimulationResult]:
-    """Raises InputError where it is known that it cannot be, and where it does not fit."""
-    if option.barred:
-        raise InputError.at("", option.barred)
-    scenario = base.edited(*option.edits)
-    result = simulate(scenario, progress=labelled(progress, option.key))
-    if not result.fits:
-        raise InputError.at("", "; ".join(result.advice))
-    return scenario, result
-
-
 def _why(error: InputError | SimulationError) -> str:
     if isinstance(error, InputError):
         return "; ".join(problem.message for problem in error.problems)
     return str(error)
 
 
-def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Option, ...]:
-    """Everything that is tried, each key once, without what changes nothing."""
-    found: dict[str, Option] = {}
-    for option in _options(scenario, result, costs):
-        if scenario.changed(*option.edits).data != scenario.document.data:
-            found.setdefault(option.key, option)
-    if not result.fits:
-        found |= {option.key: option for option in remedies(scenario)}
-    return tuple(found.values())
+SIGNATURE = "# Written by simoffload advise."
+"""First line of every scenario that is written."""
+_SHIPPED = "hardware_profiles/"
+_LONGEST_NAME = 200
 
 
-def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Iterator[Option]:
-    platform = scenario.platform()
-    tiers = tuple(dict.fromkeys(_used(result)))
-    stores = [tier for tier in tiers if tier in platform.targets]
-    for tier in stores:
-        yield from hardware.drives(platform, tier, costs)
-        yield from hardware.systems(platform, tier)
-        yield from hardware.ports(platform, tier, nodes=scenario.machine.nodes)
-    yield from hardware.places(scenario, tiers)
-    yield from hardware.resident(scenario)
-    yield from hardware.memory(scenario, tiers)
-    yield from hardware.cables(scenario)
-    yield from hardware.processors(scenario)
-    yield from workloads(scenario)
-    yield from settings(scenario, storage=bool(stores), direct=_direct(scenario, tiers[0]))
+def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
+    """Return the files to write, by name: every change that helps, the best purchase, and the front of a
+    search.
+
+    A scenario that refers to files of its own needs ``user_files`` beside it.
+    """
+    found: dict[str, str] = {}
+    for rank, one in enumerate(advice.helping, start=1):
+        name = f"{rank:02d}-{one.change.key}".replace("+", "-and-")
+        found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.change.description)
+        if one.change.kind == "setting":
+            exports = one.result.provenance.exports
+            found |= {f"{name}.{file}": ds_config_text(content) for file, content in exports.items()}
+    if search is not None and search.best is not None:
+        description = f"best by {search.objective}: {', '.join(search.best.description)}"
+        found["best.yaml"] = _scenario(advice.scenario, search.best, description)
+    for rank, point in enumerate(search.front if search else (), start=1):
+        found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point, ", ".join(point.description))
+    return found
 
 
-def _direct(scenario: LoadedScenario, tier: str) -> bool:
-    """Whether GPUs and storage of weights are known to have GPUDirect Storage."""
-    gpudirect, target = (
-        scenario.machine.accelerator.gpudirect_storage,
-        scenario.machine.topology.targets.get(tier),
-    )
-    return gpudirect is not None and gpudirect.value and target is not None and target.has_rdma
+def _scenario(base: LoadedScenario, found: Evaluated, description: str) -> str:
+    """Return a scenario file of what was simulated, with all settings of DeepSpeed but the batch, which the
+    workload sets."""
+    name = f"{base.name}: {description}"[:_LONGEST_NAME]
+    edits = [Edit.at("name", name), Edit.at("description", f"{base.name} with {description}.")]
+    exported = found.result.provenance.exports.get(FILE)
+    if exported is not None:
+        config = {key: value for key, value in exported.items() if key not in BATCH}
+        edits.append(Edit.at("strategy.ds_config", config))
+    return f"{SIGNATURE}\n{yaml_text(edited(found.scenario.document, edits).data)}"
 
 
-def _used(result: SimulationResult) -> Iterable[str]:
-    yield result.target
-    if isinstance(result, TrainingResult):
-        yield result.optimizer_target
+def user_files(scenarios: Iterable[LoadedScenario]) -> dict[str, Path]:
+    """Return the user's own files that scenarios of one folder need, by their path in it."""
+    found: dict[str, Path] = {}
+    for scenario in scenarios:
+        root = scenario.document.root
+        if root is not None:
+            own = (path for path in _own(scenario, root) if path.is_relative_to(root))
+            found |= {path.relative_to(root).as_posix(): path for path in own}
+    return found
+
+
+def _own(scenario: LoadedScenario, root: Path) -> Iterator[Path]:
+    for use in scenario.machine.profiles:
+        if not use.path.startswith(_SHIPPED):
+            yield Path(use.path)
+    model = scenario.document.data.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("config"), str):
+        config = root / model["config"]
+        yield config / "config.json" if config.is_dir() else config
+    if is_path(scenario.scenario.platform):
+        yield root / scenario.scenario.platform

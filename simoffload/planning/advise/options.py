@@ -1,67 +1,88 @@
-"""What could be changed about a scenario without a purchase; each option is a scenario of its own."""
+"""What could be changed about a scenario; each option is a scenario of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from simoffload.documents import Edit
-from simoffload.planning.fit import smallest_changes
+from simoffload.errors import InputError, PlacementError
+from simoffload.hardware import Platform, list_profiles, load_profile
+from simoffload.hardware.profiles import Nic, Pcie, Profile
+from simoffload.hardware.storage import Drive, Raid
+from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
+from simoffload.planning.costs import CostList
+from simoffload.planning.remedies import smallest_changes
+from simoffload.results.capacity import Change
+from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
+from simoffload.simulation import fit
 from simoffload.strategies.placement import Placement
-from simoffload.strategies.zero import gathered
-from simoffload.workload import Checkpointing, Inference, Training
+from simoffload.units import format_bytes, format_rate
+from simoffload.workload import Checkpointing, Training
 
-__all__ = ["Option", "placement_words", "remedies", "settings", "workloads"]
+__all__ = ["cables", "memory", "options_of", "placement_words", "places", "shipped", "takes_drives"]
 
-Kind = Literal["hardware", "placement", "workload", "setting"]
-"""What is changed: something to buy, where things lie, what is asked for, or how DeepSpeed is set."""
+_KINDS = {"tier": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
+_KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
+"""Kinds of options by the first kind of a change of ``fit``; all others are "hardware"."""
+P = TypeVar("P", bound=Profile)
 
-
-_KINDS: Mapping[str, Kind] = {
-    "tier": "placement",
-    "stage": "setting",
-    "setting": "setting",
-    "batch": "workload",
-    "context": "workload",
-    "precision": "workload",
-    "lora": "workload",
-}
-"""By the first kind of a change of ``fit``; the others are of the machine."""
+_FASTER_DRIVES = 2
+"""Kinds of faster drives that are tried."""
+_AS_MUCH = 1.05
+"""Rates of both ends of a way that are within this of each other are taken to be equal: our choice."""
+_FASTER_THREAD = 1.25
+"""Our choice: about a generation of server CPUs."""
 
 
-class Option(NamedTuple):
-    """A change that may pay."""
+def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
+    """Return all changes to try, each key once, without those that change nothing."""
+    found: dict[str, Change] = {}
+    for option in _options(scenario, result, costs):
+        if scenario.changed(*option.edits).data != scenario.document.data:
+            found.setdefault(option.key, option)
+    if not result.fits:
+        found |= {option.key: option for option in remedies(scenario)}
+    return tuple(found.values())
 
-    key: str
-    """A short name, unique among the options of a scenario; its file is called after it."""
-    description: str
-    kind: Kind
-    edits: tuple[Edit, ...]
-    priced: bool = True
-    """Whether a bill shows what it costs."""
-    same_work: bool = True
-    """Whether the same comes out of it, as it does not where adapters are trained in place of a model."""
-    barred: str = ""
-    """Why it cannot be, where that is known before it is tried."""
+
+def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Iterator[Change]:
+    platform = scenario.platform()
+    tiers = tuple(dict.fromkeys(result.targets))
+    stores = [tier for tier in tiers if tier in platform.targets]
+    for tier in stores:
+        yield from drives(platform, tier, costs)
+        yield from systems(platform, tier)
+        yield from ports(platform, tier, nodes=scenario.machine.nodes)
+    yield from places(scenario, tiers)
+    yield from resident(scenario)
+    yield from memory(scenario, tiers)
+    yield from cables(scenario)
+    yield from processors(scenario)
+    yield from workloads(scenario)
+    yield from scenario.scenario.strategy.settings(
+        scenario.model, storage=bool(stores), direct=_direct(scenario, tiers[0])
+    )
+
+
+def _direct(scenario: LoadedScenario, tier: str) -> bool:
+    """Return whether the GPUs and the storage of the weights are known to have GPUDirect Storage."""
+    said, target = scenario.machine.accelerator.gpudirect_storage, scenario.machine.topology.targets.get(tier)
+    return said is not None and said.value and target is not None and target.has_rdma
 
 
 def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: int) -> str:
-    """ "weights on dram"; of HBM also what tells it from a model that is served from there."""
+    """Describe a placement: "weights on dram, optimizer on nvme", with what the strategy adds to it."""
     work, (weights, optimizer) = scenario.scenario.workload, placement
     description = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
     description += f", optimizer on {optimizer}" if optimizer else ""
-    return description + (gathered(weights, ranks=ranks) if isinstance(work, Inference) else "")
+    return description + scenario.scenario.strategy.caveat(weights, ranks=ranks)
 
 
-def settings(scenario: LoadedScenario, *, storage: bool, direct: bool) -> Iterator[Option]:
-    """Those of the strategy, one at a time; ``storage`` and ``direct`` as ``Strategy.settings`` says."""
-    for one in scenario.scenario.strategy.settings(scenario.model, storage=storage, direct=direct):
-        yield Option(one.key, one.description, "setting", one.edits)
-
-
-def workloads(scenario: LoadedScenario) -> Iterator[Option]:
-    """More work at a time."""
+def workloads(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield larger batches, and in training more micro-steps."""
     work = scenario.scenario.workload
     if isinstance(work, Checkpointing):
         return
@@ -71,19 +92,18 @@ def workloads(scenario: LoadedScenario) -> Iterator[Option]:
     for factor in (2, 4, 8):
         batch = factor * work.batch_size
         description = f"batch {batch}{each} instead of {work.batch_size}"
-        yield Option(
-            f"batch-{batch}", description, "workload", (Edit.at("workload.batch_size", batch), *free)
+        yield Change(
+            "workload", description, (Edit.at("workload.batch_size", batch), *free), key=f"batch-{batch}"
         )
     if isinstance(work, Training):
         steps = 2 * work.gradient_accumulation_steps
         description = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"
         changed = Edit.at("workload.gradient_accumulation_steps", steps)
-        yield Option(f"accumulate-{steps}", description, "workload", (changed, *free))
+        yield Change("workload", description, (changed, *free), key=f"accumulate-{steps}")
 
 
-def remedies(scenario: LoadedScenario) -> Iterator[Option]:
-    """What ``fit`` would change, of each kind the least; other places only where they are no options
-    anyway."""
+def remedies(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield what ``fit`` would change, the smallest change of each kind."""
     alone = not scenario.scenario.strategy.uses_storage
     for number, one in enumerate(smallest_changes(scenario), start=1):
         if one.kind == "tier" and not alone:
@@ -92,4 +112,278 @@ def remedies(scenario: LoadedScenario) -> Iterator[Option]:
         # A server or a drive that is only called larger has no price of its own.
         priced = all(edit.path[-1] != "capacity" for edit in one.edits)
         same = not one.kind.startswith("lora")
-        yield Option(f"fit-{number}", one.description, kind, one.edits, priced=priced, same_work=same)
+        yield one._replace(kind=kind, key=f"fit-{number}", priced=priced, same_work=same)
+
+
+def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
+    """Yield other tiers for the weights or checkpoints, and in training for the optimizer."""
+    strategy = scenario.scenario.strategy
+    for placement in _placements(scenario, tiers):
+        description = placement_words(scenario, placement, ranks=strategy.ranks)
+        edits = strategy.retarget(placement, scenario.machine)
+        yield Change("placement", description, edits, key=f"on-{placement}")
+
+
+def resident(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield a whole copy of the weights in each GPU, in place of what divides them now."""
+    strategy = scenario.scenario.strategy
+    with suppress(PlacementError):
+        if edits := strategy.resident():
+            description = (
+                f"a whole copy in each GPU{f', without {strategy.method}' if strategy.method else ''}"
+            )
+            yield Change("placement", description, edits, key="on-resident")
+
+
+def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
+    """Yield placements of the strategy that differ from the present one."""
+    names, possible = scenario.machine.tiers, scenario.scenario.strategy.placements(scenario.machine)
+    if not isinstance(scenario.scenario.workload, Training):
+        yield from (one for one in possible if one.weights not in tiers and one.optimizer is None)
+        return
+    weights, now = tiers[0], tiers[-1]
+    pairs = [Placement(weights, tier) for tier in names]
+    pairs += [Placement("hbm", "dram"), *(Placement(tier, tier) for tier in names)]
+    yield from (pair for pair in dict.fromkeys(pairs) if pair in possible and pair != (weights, now))
+
+
+def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
+    """Yield twice the host memory (or as much as its board takes), and the same with the weights moved into
+    it."""
+    host = scenario.machine.host
+    has, most = host.memory_capacity.value, host.memory_maximum
+    more = 2 * has if most is None else max(has, min(2 * has, most.value))
+    size, now = (format_bytes(one, binary=True) for one in (more, has))
+    description = f"{size} of host memory instead of {now}"
+    if more == has:
+        description = f"more host memory than {now}"
+    changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{more} B")
+    barred = f"host/{host.id} takes no more" if more == has else ""
+    yield Change("hardware", description, (changed,), barred=barred, key="memory-x2")
+    if barred:
+        return
+    if "dram" not in tiers:
+        try:
+            inside = scenario.on("dram")
+        except InputError:
+            return
+        if fit(inside).fits:
+            return
+        on_dram = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
+        yield Change(
+            "hardware", f"{description}, and the weights in it", (changed, *on_dram), key="memory-x2-on-dram"
+        )
+
+
+def takes_drives(platform: Platform, costs: CostList) -> bool:
+    """Return whether drives can be added: not to a machine that is only rented, whose own drives nobody
+    sells."""
+    own = (target.drive for target in platform.targets.values())
+    return all(costs.sold(f"drive/{drive.id}") for drive in own if drive is not None)
+
+
+def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Change]:
+    """Yield one more drive, twice as many, and faster ones."""
+    target, where = platform.targets[tier], platform.profile.tiers[tier].at
+    if target.drive is None or where is None or not takes_drives(platform, costs):
+        return
+    array = target.array or _striped(target.drive.id)
+    if array is not None:
+        yield from _more(tier, target, where, array)
+    known = [one for one in shipped("drive", Drive) if costs.sold(f"drive/{one.id}")]
+    yield from _faster(platform, tier, target, where, known)
+
+
+def _more(tier: str, target: Target, where: tuple[str, ...], array: Raid) -> Iterator[Change]:
+    for number in (target.drives + 1, 2 * target.drives):
+        description = f"{number} drives in {tier} instead of {target.drives}"
+        count = Edit(("profiles", f"raid/{array.id}", "count"), number)
+        changed = (count,) if target.array else _array(tier, array, where, number)
+        yield Change("hardware", description, changed, key=f"{tier}-{number}-drives")
+
+
+def _faster(
+    platform: Platform, tier: str, target: Target, where: tuple[str, ...], known: Sequence[Drive]
+) -> Iterator[Change]:
+    """Yield as many faster drives, those first that are fastest in the slots of this machine."""
+    assert target.drive is not None
+    slots = [platform.slots[vertex] for vertex in where]
+    rates, found = {one.id: _rate(one, _own_side(one), slots) for one in known}, 0
+    rate = _rate(target.drive, target.pcie_link, slots)
+    faster = (one for one in known if rates[one.id] > rate)
+    for drive in sorted(faster, key=lambda one: (-rates[one.id], one.id)):
+        joined = _striped(drive.id, like=target.array) if target.array else None
+        if found == _FASTER_DRIVES or (target.array and joined is None):
+            continue
+        found += 1
+        rate_text = format_rate(drive.read.value)
+        if rates[drive.id] < drive.read.value:
+            rate_text = f"slot: {format_rate(rates[drive.id])}"
+        description = f"{target.drives} x {drive.name} ({rate_text}) in {tier}"
+        changed = (
+            _array(tier, joined, where, target.drives)
+            if joined is not None
+            else (Edit(("equipment", "tiers", tier), {"profile": drive.id, "at": list(where)}),)
+        )
+        yield Change("hardware", description, changed, key=f"{tier}-{drive.id}")
+
+
+def _rate(drive: Drive, pcie_link: PcieLink | None, slots: Sequence[Pcie | None]) -> int:
+    """Return the rate [B/s] at which a drive reads in the slowest of some slots."""
+    assert pcie_link is not None
+    return min(drive.read.value, *(pcie_link.within(slot).payload_rate for slot in slots))
+
+
+def _own_side(drive: Drive) -> PcieLink:
+    """Return the PCIe connector of a shipped drive."""
+    pcie = load_profile("pcie", drive.pcie.profile)
+    assert isinstance(pcie, Pcie)
+    return PcieLink(pcie, drive.pcie.lanes.value)
+
+
+def shipped(kind: str, model: type[P]) -> Iterator[P]:
+    """Yield all shipped profiles of a kind. Raises AssertionError for one of another class."""
+    for one in list_profiles(kind):
+        profile = load_profile(kind, one.id)
+        assert isinstance(profile, model)
+        yield profile
+
+
+def _striped(drive: str, *, like: Raid | None = None) -> Raid | None:
+    """Return a shipped array of a drive with the RAID level of another array, or RAID0; None if there is
+    none."""
+    level = like.level if like is not None else 0
+    return next((one for one in shipped("raid", Raid) if (one.drive, one.level) == (drive, level)), None)
+
+
+def _array(tier: str, array: Raid, where: tuple[str, ...], number: int) -> tuple[Edit, ...]:
+    return (
+        Edit(("equipment", "tiers", tier), {"profile": array.id, "at": list(where)}),
+        Edit(("profiles", f"raid/{array.id}", "count"), number),
+    )
+
+
+def systems(platform: Platform, tier: str) -> Iterator[Change]:
+    """Yield a second filesystem appliance beside the first."""
+    target = platform.targets[tier]
+    if target.kind == "pfs":
+        number = target.systems + 1
+        description = f"{number} x {target.id} instead of {target.systems}"
+        changed = (Edit(("profiles", f"pfs/{target.id}", "count"), number),)
+        yield Change("hardware", description, changed, key=f"{tier}-{number}-systems")
+
+
+def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Change]:
+    """Yield twice as many ports, or faster ones, at the narrower end of the way to a remote tier.
+
+    The ends are the adapters of the hosts and the ports of the server, where its profile has them; ends that
+    carry as much as each other change together.
+    """
+    through = platform.profile.tiers[tier].through
+    if through is None:
+        return
+    server = platform.targets[tier].ports
+    if server is None:
+        yield from _at_host(platform, tier, through)
+        return
+    # Transfers are striped in equal parts over the adapters: the slowest decides.
+    slowest = min(adapter_rate(platform.nics[name][0], platform.nic_pcie_link(name)) for name in through)
+    here, there = nodes * len(through) * slowest, server.total
+    if here * _AS_MUCH < there:
+        yield from _at_host(platform, tier, through)
+    elif there * _AS_MUCH < here:
+        yield from _at_server(platform, tier, server)
+    else:
+        pairs = zip(_at_host(platform, tier, through), _at_server(platform, tier, server), strict=False)
+        for mine, theirs in pairs:
+            description, changed = (
+                f"{mine.description}, and {theirs.description}",
+                (*mine.edits, *theirs.edits),
+            )
+            yield Change("hardware", description, changed, priced=False, key=mine.key)
+
+
+def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterator[Change]:
+    attached = {name: platform.profile.nics[name] for name in through}
+    taken = platform.profile.names
+    letters = next(end for end in "bcdefghij" if not any(f"{name}-{end}" in taken for name in through))
+    more = {f"{name}-{letters}": {"profile": one.profile, "at": one.at} for name, one in attached.items()}
+    changed = tuple(Edit(("equipment", "nics", name), one) for name, one in more.items())
+    doubled = Edit(("equipment", "tiers", tier), _wired(platform, tier, through=[*through, *more]))
+    number = 2 * len(through)
+    description = f"{number} ports of the host to {tier} instead of {len(through)}"
+    yield Change("hardware", description, (*changed, doubled), key=f"{tier}-{number}-ports")
+    nic = platform.nics[through[0]][0]
+    faster = _next_nic(nic)
+    if faster is not None:
+        changed = tuple(
+            Edit(("equipment", "nics", name), {"profile": faster.id, "at": one.at})
+            for name, one in attached.items()
+        )
+        description = f"{faster.name} of the host to {tier} instead of {nic.name}"
+        yield Change("hardware", description, changed, key=f"{tier}-{faster.id}")
+
+
+def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Change]:
+    """Yield more and faster ports of the server; no list of prices has them, as they come with it."""
+    target, number = platform.targets[tier], 2 * server.number
+    profile = f"{target.kind}/{target.id}"
+    changed = [Edit(("profiles", profile, "links"), number)]
+    if server.mounts:  # a mount goes over one port
+        changed.append(Edit(("profiles", profile, "mounts"), max(number, server.mounts)))
+    description = f"{number} ports of the server of {tier} instead of {server.number}"
+    yield Change("hardware", description, tuple(changed), priced=False, key=f"{tier}-server-{number}-ports")
+    faster = _next_nic(server.nic)
+    if faster is not None:
+        linked = Edit(("equipment", "tiers", tier), _wired(platform, tier, link=faster.id))
+        description = f"{faster.name} of the server of {tier} instead of {server.nic.name}"
+        yield Change("hardware", description, (linked,), priced=False, key=f"{tier}-server-{faster.id}")
+
+
+def _wired(platform: Platform, tier: str, **other: Any) -> dict[str, Any]:
+    """Return a tier as the platform wires it, with some of its keys changed."""
+    now = platform.profile.tiers[tier].model_dump(exclude_none=True)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in (now | other).items()}
+
+
+def _next_nic(now: Nic) -> Nic | None:
+    """Return the next faster adapter of the same kind of network; None if there is none."""
+    same = [one for one in shipped("nic", Nic) if one.id.endswith("gbe") == now.id.endswith("gbe")]
+    faster = (one for one in same if one.link_rate.value > now.link_rate.value)
+    return min(faster, key=lambda one: one.link_rate.value, default=None)
+
+
+def cables(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield the next generation of PCIe for slots and switches that are slower than the GPUs in them."""
+    platform = scenario.platform()
+    own, now = platform.gpu.pcie, platform.gpu_pcie_link.pcie
+    known = [one for one in shipped("pcie", Pcie) if one.id.startswith("gen")]
+    later = [one for one in known if now.is_slower(one) and not own.is_slower(one)]
+    if not now.id.startswith("gen") or not later:
+        return
+    following = min(later, key=lambda one: one.lane_rate.value)
+    before: dict[str, str] = (scenario.document.data.get("equipment") or {}).get("pcie") or {}
+    replaced = [key for key, other in before.items() if other == now.id] or [now.id]
+    changed = tuple(Edit(("equipment", "pcie", key), following.id) for key in replaced)
+    description = f"host and switches with {following.name} instead of {now.name}"
+    yield Change("hardware", description, changed, priced=False, key=f"pcie-{following.id}")
+
+
+def processors(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield a CPU that is faster on one thread, which shortens every cost of the host thread."""
+    host = scenario.machine.host
+    changed = []
+    for section in ("deepspeed", "training"):
+        costs = getattr(host, section)
+        for key in type(costs).model_fields:
+            value = getattr(costs, key).value
+            if isinstance(value, float) and key not in _NO_TIMES:
+                changed.append(
+                    Edit(("profiles", f"host/{host.id}", section, key), f"{value / _FASTER_THREAD} s")
+                )
+    description = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
+    yield Change("hardware", description, tuple(changed), priced=False, key="faster-thread")
+
+
+_NO_TIMES = {"ranks", "cold_share", "cold_limit", "graph"}
+"""Numbers among the costs of the host thread that are counts, fractions and limits."""

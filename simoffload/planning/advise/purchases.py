@@ -7,19 +7,91 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from simoffload.documents import Edit
-from simoffload.errors import InputError, SimulationError
+from simoffload.documents import Edit, quoted, suggest
+from simoffload.errors import InputError, SimulationError, shortened
 from simoffload.planning.advise.catalogue import Dimension, dimensions
-from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.planning.evaluator import Evaluated, Evaluator
+from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
-from simoffload.scenario.cache import canonical
-from simoffload.simulation import Progress, fit, simulate
+from simoffload.simulation import Progress, fit
+from simoffload.units import format_number, format_seconds, parse_seconds
 
-__all__ = ["Method", "Objective", "Search", "SimulatedPurchase", "search_catalogue"]
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = [
+    "Method",
+    "Objective",
+    "Search",
+    "ServiceLevel",
+    "SimulatedPurchase",
+    "parse_service",
+    "search_catalogue",
+]
+
+_TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
+"""Short names of metrics that must not be larger [s]."""
+_RATES = ("tokens_per_s", "decode_tokens_per_s", "samples_per_s")
+"""Metrics that must not be smaller [1/s]."""
+_EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
+
+
+class ServiceLevel(NamedTuple):
+    """A metric and the limit that it has to keep."""
+
+    metric: str
+    limit: float
+    """[s], or [1/s] for rates."""
+
+    @property
+    def text(self) -> str:
+        """ "tpot_s at most 200 ms"."""
+        if self.metric in _RATES:
+            return f"{self.metric} at least {format_number(self.limit)}"
+        return f"{self.metric} at most {format_seconds(self.limit)}"
+
+    def kept(self, result: SimulationResult) -> bool:
+        """Return whether a result keeps the limit; a result without this metric does not."""
+        return self.missed(result) <= 1
+
+    def missed(self, result: SimulationResult) -> float:
+        """Return how many times too long a time is, or too small a rate; at most 1 if the limit is kept."""
+        value = result.metrics().get(self.metric)
+        if not value:
+            return math.inf
+        return self.limit / value if self.metric in _RATES else value / self.limit
+
+
+def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
+    """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    metric = _TIMES.get(name, name)
+    known = [*(short for short, full in _TIMES.items() if full in result.formulas), *_RATES]
+    mine = [one for one in known if _TIMES.get(one, one) in result.formulas]
+    if not equals or not value:
+        raise _refusal(text, f"has no limit; {_EXAMPLE}")
+    if metric not in (*_TIMES.values(), *_RATES):
+        raise _refusal(text, f"there is no metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
+    if metric not in result.formulas:
+        raise _refusal(text, f"{name} is no metric of this kind of work; it has {', '.join(mine)}")
+    try:
+        limit = float(value) if metric in _RATES else parse_seconds(value)
+    except ValueError as error:
+        reason = str(error) if metric not in _RATES else f"{quoted(value)} is no number"
+        raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
+    if not 0 < limit < math.inf:
+        raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
+    return ServiceLevel(metric, limit)
+
+
+def _refusal(text: str, message: str) -> InputError:
+    return InputError.at(shortened(text), message, path="--slo")
+
 
 Objective = Literal["throughput", "cost"]
 """The most work per time, or the least money per unit of work, within budget and service level."""
@@ -29,22 +101,28 @@ MOST_ON_A_GRID = 1000
 """Combinations up to which all are tried."""
 
 
-@dataclass(frozen=True)
-class SimulatedPurchase:
-    """One purchase that works, simulated."""
+@dataclass(frozen=True, kw_only=True)
+class SimulatedPurchase(Evaluated):
+    """One purchase that was simulated."""
 
-    description: tuple[str, ...]
+    changes: tuple[Change, ...]
     """What was chosen, one for each dimension."""
-    edits: tuple[Edit, ...]
-    scenario: LoadedScenario
-    result: SimulationResult
-    economics: Economics
     meets: bool
     """Whether it keeps the budget and the service level."""
 
     @property
+    def description(self) -> tuple[str, ...]:
+        """What differs from the scenario as it is, in words."""
+        return tuple(one.description for one in self.changes if one.description)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """All edits that lead from the scenario to this purchase."""
+        return tuple(edit for one in self.changes for edit in one.edits)
+
+    @property
     def purchase(self) -> float:
-        """In the list's currency; endless where prices are missing."""
+        """Price in the list's currency; infinite where prices are missing."""
         return _purchase(self.economics)
 
     @property
@@ -53,13 +131,10 @@ class SimulatedPurchase:
         return 1 / self.result.unit_s if self.result.unit_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return everything as plain values."""
         return {
-            "description": list(self.description),
-            "changes": [{"path": list(place), "value": value} for place, value in self.edits],
-            "meets": self.meets,
-            "units_per_s": self.rate,
-            "purchase": self.economics.purchase,
+            **by_name(self, "words changes=edits meets units_per_s=rate"),
+            **by_name(self.economics, "purchase"),
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
         }
@@ -71,7 +146,7 @@ def _purchase(one: Economics) -> float:
 
 @dataclass(frozen=True)
 class Search:
-    """What was found in a catalogue."""
+    """The purchases that were found in a catalogue."""
 
     points: tuple[SimulatedPurchase, ...]
     """Everything that was simulated."""
@@ -96,8 +171,13 @@ class Search:
     currency: str
 
     @property
+    def simulated(self) -> int:
+        """Number of combinations that were simulated."""
+        return len(self.points)
+
+    @property
     def refused(self) -> int:
-        """Combinations that DeepSpeed or the machine refuses."""
+        """Number of combinations that DeepSpeed or the machine refuses."""
         return sum(self.refusals.values())
 
     @property
@@ -111,24 +191,9 @@ class Search:
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
-        return {
-            "schema": SCHEMA,
-            "objective": self.objective,
-            "method": self.method,
-            "currency": self.currency,
-            "combinations": self.combinations,
-            "simulated": len(self.points),
-            "too_dear": self.over_budget,
-            "too_large": self.too_large,
-            "duplicates": self.duplicates,
-            "refused": self.refused,
-            "refusals": self.refusals,
-            "missing_prices": list(self.missing),
-            "best": self.best.to_dict() if self.best else None,
-            "nearest": self.nearest.to_dict() if self.nearest else None,
-            "front": [point.to_dict() for point in self.front],
-        }
+        """Return everything as plain values."""
+        counted = "combinations simulated too_dear too_large alike refused refusals missing_prices=missing"
+        return {"schema": SCHEMA, **by_name(self, f"objective method currency {counted} best nearest front")}
 
 
 def search_catalogue(
@@ -142,6 +207,7 @@ def search_catalogue(
     trials: int = 200,
     costs: CostList | None = None,
     progress: Progress | None = None,
+    evaluator: Evaluator | None = None,
 ) -> Search:
     """Simulate purchases from the shipped catalogue for the work of a scenario.
 
@@ -151,7 +217,7 @@ def search_catalogue(
     an unknown platform, or without the package optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
-    run = _PurchaseSearch(scenario, known, budget, tuple(service), progress)
+    run = _PurchaseSearch(evaluator or Evaluator(scenario), known, budget, tuple(service), progress)
     spaces = [dimensions(scenario, platform, known) for platform in dict.fromkeys((None, *platforms))]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
@@ -160,7 +226,7 @@ def search_catalogue(
             for choice in itertools.product(*(range(len(one.choices)) for one in space)):
                 run.point(space, choice)
         else:
-            from simoffload.planning.advise.optimizer import explore
+            from simoffload.planning.advise.purchases import explore
 
             explore(space, run.point, trials=max(1, trials // len(spaces)))
     fitting = [one for one in run.points if one.meets]
@@ -189,23 +255,23 @@ def search_catalogue(
 
 
 def _cost_per_unit(point: SimulatedPurchase) -> float:
-    """Cost of a unit of work; endless where it is not known."""
+    """Return the cost of a unit of work; infinite where it is not known."""
     per_h = point.economics.metrics()["cost_per_h"]
     return per_h / point.rate if per_h is not None and not point.economics.missing else math.inf
 
 
 class _PurchaseSearch:
-    """Simulates combinations, each scenario once, and counts what falls through."""
+    """Simulates combinations, each scenario once, and counts those that have no answer."""
 
     def __init__(
         self,
-        scenario: LoadedScenario,
+        evaluator: Evaluator,
         costs: CostList,
         budget: float | None,
         service: tuple[ServiceLevel, ...],
         progress: Progress | None,
     ) -> None:
-        self._scenario, self._costs = scenario, costs
+        self._evaluator, self._costs = evaluator, costs
         self._budget, self._service, self._progress = budget, service, progress
         self._known: dict[str, SimulatedPurchase | None] = {}
         self.missing: dict[str, None] = {}
@@ -214,29 +280,28 @@ class _PurchaseSearch:
         self.over_budget = self.too_large = self.combined = 0
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
-        """The combination of a choice in each dimension; None if it cannot be had."""
-        picked = [dimension.choices[index] for dimension, index in zip(space, choice, strict=True)]
-        edits = tuple(one for option in picked for one in option.edits)
+        """Return the purchase for one choice in each dimension; None if it has no answer."""
+        picked = tuple(one.choices[index] for one, index in zip(space, choice, strict=True))
+        edits = tuple(edit for change in picked for edit in change.edits)
         self.combined += 1
-        key = canonical(self._scenario.changed(*edits).data)
+        key = self._evaluator.identity(*edits)
         if key not in self._known:
-            description = tuple(option.description for option in picked if option.description)
-            self._known[key] = self._simulated(edits, description)
+            self._known[key] = self._simulated(picked, edits)
         return self._known[key]
 
     @property
     def distinct(self) -> int:
-        """Combinations of which no two come to the same."""
+        """Number of combinations, those that lead to the same scenario counted once."""
         return len(self._known)
 
     @property
     def points(self) -> tuple[SimulatedPurchase, ...]:
-        """What was simulated."""
+        """The purchases that were simulated."""
         return tuple(point for point in self._known.values() if point is not None)
 
-    def _simulated(self, edits: tuple[Edit, ...], description: tuple[str, ...]) -> SimulatedPurchase | None:
+    def _simulated(self, changes: tuple[Change, ...], edits: tuple[Edit, ...]) -> SimulatedPurchase | None:
         try:
-            scenario = self._scenario.edited(*edits)
+            scenario = self._evaluator.edited(*edits)
             capacity = fit(scenario)
             if not capacity.fits:
                 self.too_large += 1
@@ -247,15 +312,79 @@ class _PurchaseSearch:
                 self.over_budget += 1
                 return None
             if self._progress is not None:
-                self._progress(f"{len(self._known) + 1}: {', '.join(description) or 'as it is'}")
-            result = simulate(scenario)
+                description = ", ".join(one.description for one in changes if one.description)
+                self._progress(f"{len(self._known) + 1}: {description or 'as it is'}")
+            scenario, result = self._evaluator.answer(*edits)
         except InputError as error:
             self.refusals[error.problems[0].message] += 1
             return None
         except SimulationError as error:
             self.refusals[str(error)] += 1
             return None
+        cost = economics(scenario, result, self._costs)
         meets = all(level.kept(result) for level in self._service)
         return SimulatedPurchase(
-            description, edits, scenario, result, economics(scenario, result, self._costs), meets
+            changes=changes, scenario=scenario, result=result, economics=cost, meets=meets
         )
+
+
+_SEED = 20261121
+_WORST = (0.0, 1e18)
+
+
+def explore(
+    space: Sequence[Dimension],
+    evaluate: Callable[[Sequence[Dimension], Sequence[int]], SimulatedPurchase | None],
+    *,
+    trials: int,
+) -> None:
+    """Try ``trials`` combinations that look promising for a high rate and a low purchase.
+
+    The first ones go through one dimension after the other and keep the fastest choice of each: NSGA-II by
+    itself needs long where few choices work, or one dimension outweighs the others. The same catalogue gives
+    the same trials. Raises InputError without the package optuna.
+
+    NSGA-II: Deb et al., "A fast and elitist multiobjective genetic algorithm" (2002).
+    """
+    try:
+        import optuna
+    except ImportError:
+        text = "needs the package optuna: pip install 'simoffload[search]', or narrow the search"
+        raise InputError.at("optuna", text, path="--method") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        choice = [trial.suggest_int(one.name, 0, len(one.choices) - 1) for one in space]
+        point = evaluate(space, choice)
+        if point is None or not point.meets:
+            return _WORST
+        return point.rate, min(point.purchase, _WORST[1])
+
+    study = optuna.create_study(
+        directions=["maximize", "minimize"],
+        sampler=optuna.samplers.NSGAIISampler(population_size=max(2, min(24, trials)), seed=_SEED),
+    )
+    _climb(study, objective, space, trials=trials)
+    study.optimize(objective, n_trials=trials - len(study.trials))
+
+
+def _climb(
+    study: optuna.Study,
+    objective: Callable[[optuna.Trial], tuple[float, float]],
+    space: Sequence[Dimension],
+    *,
+    trials: int,
+) -> None:
+    """Go through the dimensions until no other choice in any of them is faster."""
+    before: dict[str, int] = {}
+    fastest = {one.name: 0 for one in space}
+    while fastest != before:
+        before = fastest
+        for dimension in sorted(space, key=lambda one: len(one.choices)):
+            line = (fastest | {dimension.name: index} for index in range(len(dimension.choices)))
+            done = [trial.params for trial in study.trials]
+            new = [choice for choice in line if choice not in done][: trials - len(done)]
+            for choice in new:
+                study.enqueue_trial(choice)
+            study.optimize(objective, n_trials=len(new))
+            fastest = max(study.trials, key=lambda trial: trial.values[0]).params

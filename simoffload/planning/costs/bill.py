@@ -1,18 +1,28 @@
-"""What has to be bought for an answer, the machine and the storage in use, and drives bought again."""
+"""What an answer takes: what has to be bought, drives bought again, and the power that devices draw.
+
+A device draws P = idle + (active - idle) x busy (drdobbs.com 215800830). A GPU is busy while it computes or
+copies in its own memory; a CPU while host threads run, each on one core, or all cores update; memory,
+adapters, drives and servers as far as their bandwidth is used.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from simoffload.documents import without
+from simoffload.hardware import Machine
 from simoffload.hardware.device_groups import MEMORY, DeviceGroup
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS
 from simoffload.planning.costs.price_list import CostList, Figure
+from simoffload.results.attribution import Group
+from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes
 
-__all__ = ["Bill", "Item", "Replacement", "bill", "replacements", "used_parts"]
+__all__ = ["Bill", "Draw", "Energy", "Item", "Replacement", "bill", "energy", "replacements", "used_parts"]
 
 _SHARED = set(STORAGE_KINDS) - set(LOCAL_KINDS)
 """Kinds of storage that no machine comes with."""
@@ -37,25 +47,30 @@ class Item(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Of its profile: "drive", "host", …; "memory"."""
+        """Kind of its profile: "drive", "host", …; or "memory"."""
         return self.key.partition("/")[0]
 
     @property
     def total(self) -> float | None:
-        """Of all of them; None without a price."""
+        """Price of all of them; None without a price."""
         if self.covered:
             return 0.0
         return self.number * self.units * self.price.value if self.price else None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is paid for, how often, and at which price."""
+        price = self.price.value if self.price else None
+        return by_name(self, "key number units") | {"price": price} | by_name(self, "total covered")
+
 
 class Bill(NamedTuple):
-    """All that has to be bought."""
+    """All that has to be bought for an answer."""
 
     items: tuple[Item, ...]
 
     @property
     def total(self) -> float | None:
-        """Of everything that has a price; None if nothing has."""
+        """Sum of everything that has a price; None if nothing has."""
         known = [item.total for item in self.items if item.total is not None]
         return sum(known) if known else None
 
@@ -66,7 +81,7 @@ class Bill(NamedTuple):
 
     @property
     def by_key(self) -> dict[str, float]:
-        """Sums of what has a price."""
+        """Sums by key of what has a price."""
         found: dict[str, float] = {}
         for item in self.items:
             found[item.key] = found.get(item.key, 0.0) + (item.total or 0.0)
@@ -74,36 +89,36 @@ class Bill(NamedTuple):
 
     @property
     def prices(self) -> tuple[Figure, ...]:
-        """All that went in."""
+        """All prices that count in the sum."""
         found = (item.price for item in self.items if item.price and not item.covered)
         return tuple(dict.fromkeys(found))
 
     def paid(self, price: str) -> float:
-        """How many times a price (``Figure.what``) is paid."""
+        """Return how many times a price (``Figure.what``) is paid."""
         mine = (one for one in self.items if one.price and one.price.what == price and not one.covered)
         return sum(item.number * item.units for item in mine)
 
 
 def used_parts(scenario: LoadedScenario, result: SimulationResult) -> tuple[DeviceGroup, ...]:
-    """The parts of the machine, and of its storage those tiers that must hold something."""
+    """Return the parts of the machine, and of its storage only the tiers that must hold something."""
     tiers = {"", *(use.tier for use in result.capacity)}
     return tuple(part for part in scenario.machine.parts if part.tier in tiers)
 
 
 def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Bill:
-    """What the machine and the storage in use cost.
+    """Return what the machine and the storage in use cost.
 
     Machines are bought whole, with all their GPUs. Where the list has a price of the platform, that covers
     host, GPUs, memory, adapters and local drives as the platform's file has them, and what the scenario
     adds is paid for on top.
     """
     wanted = used_parts(scenario, result)
-    complete = costs.machine_price(scenario.machine.platform)
-    if complete is None:
+    all_cores = costs.machine_price(scenario.machine.platform)
+    if all_cores is None:
         return Bill(tuple(_item(part, costs, part.number) for part in wanted if part.number))
     nodes = scenario.machine.nodes
     included = _included(scenario, nodes)
-    items = [Item(complete.what, "whole machine", nodes, complete)]
+    items = [Item(all_cores.what, "whole machine", nodes, all_cores)]
     for part in wanted:
         inside, added = _split(part, included.get((part.key, part.tier), part._replace(number=0)))
         items += [_item(one, costs, one.number)._replace(covered=True) for one in inside if one.number]
@@ -112,7 +127,8 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
 
 
 def _split(part: DeviceGroup, has: DeviceGroup) -> tuple[tuple[DeviceGroup, ...], tuple[DeviceGroup, ...]]:
-    """What of a part a machine has, and what is added; more memory is added to what is there."""
+    """Divide a part into what the machine has already and what is added; added memory comes on top of what is
+    there."""
     covered = min(part.number, has.number)
     inside, added = part._replace(number=covered), part._replace(number=part.number - covered)
     if part.key != MEMORY or part.size <= has.size:
@@ -122,7 +138,8 @@ def _split(part: DeviceGroup, has: DeviceGroup) -> tuple[tuple[DeviceGroup, ...]
 
 
 def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], DeviceGroup]:
-    """By key and tier what comes with a platform as its file has it, without what the scenario changes."""
+    """Return, by key and tier, the parts that come with a platform as its file has it, without the scenario's
+    changes."""
     plain = without(scenario.document, "equipment")
     shipped = scenario.cache.platform(plain, changed=False).machine(nodes=nodes).parts
     return {(part.key, part.tier): part for part in shipped if part.kind not in _SHARED}
@@ -137,7 +154,7 @@ def _item(part: DeviceGroup, costs: CostList, count: int) -> Item:
 
 
 class Replacement(NamedTuple):
-    """Drives of a tier that last less long than the purchase is written off."""
+    """Drives of a tier that wear out before the purchase is written off."""
 
     tier: str
     price: str
@@ -154,7 +171,8 @@ class Replacement(NamedTuple):
 
 
 def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple[Replacement, ...]:
-    """For drives whose rating is used up within ``hours`` of work: price x (1 / hours they last - 1 / hours).
+    """Return the drives whose rating is used up within ``hours`` of work; each costs price x (1 / hours they
+    last - 1 / hours).
 
     Those that come with a machine have the price of their kind.
     """
@@ -173,3 +191,81 @@ def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple
             paid = item.number * item.units * rate
             found.append(Replacement(item.tier, item.price.what, paid, item.price.value))
     return tuple(found)
+
+
+_ALL_CORES = frozenset(("CPU Adam", "CPU casts and scaling"))
+"""Causes of the host that keep every core busy; the others keep one a rank."""
+
+
+class Draw(NamedTuple):
+    """The average power of equal devices."""
+
+    key: str
+    number: float
+    idle_w: float
+    """[W] of one."""
+    active_w: float
+    busy: float
+    """Fraction of the time, or of the bandwidth."""
+
+    @property
+    def watts(self) -> float:
+        """[W] of all of them."""
+        return self.number * (self.idle_w + (self.active_w - self.idle_w) * self.busy)
+
+
+class Energy(NamedTuple):
+    """The power while the work goes on, without what the site adds."""
+
+    draws: tuple[Draw, ...]
+    missing: tuple[str, ...]
+    """Keys of devices whose power the list does not know."""
+    time_s: float
+    """[s] of the work."""
+
+    @property
+    def watts(self) -> float:
+        """[W] on average over the work."""
+        return sum(draw.watts for draw in self.draws)
+
+
+def energy(
+    machine: Machine, result: SimulationResult, parts: Iterable[DeviceGroup], costs: CostList
+) -> Energy | None:
+    """Return the power and energy of the work; None where it does not fit."""
+    work = result.spent
+    total = sum(time for _, time in work)
+    if not total:
+        return None
+    draws, missing = [], []
+    for part in parts:
+        known = costs.power(part)
+        if known is None:
+            missing.append(part.key)
+            continue
+        power, each = known
+        busy = sum(time * _busy(part, one, machine, result) for one, time in work) / total
+        draws.append(Draw(part.key, part.number * each, power.idle.value, power.active.value, busy))
+    return Energy(tuple(draws), tuple(missing), total)
+
+
+def _busy(part: DeviceGroup, one: PassResult, machine: Machine, result: SimulationResult) -> float:
+    """Return the fraction of a pass in which the devices of a part are busy, on average over all of them."""
+    if not one.time_s:
+        return 0.0
+    if part.kind == "accelerator":
+        return min(1.0, one.gpus_s / one.time_s / machine.gpus)
+    if part.kind == "host":
+        all_cores = sum(share.busy_s for share in one.shares if share.cause in _ALL_CORES) / one.time_s
+        threads = (_share(one, "host") - all_cores) * machine.ranks_per_node(result.ranks)
+        cores = threads / machine.host.cpu_optimizer.cores.value
+        linked = sum(use.size / (use.capacity * one.time_s) for use in one.links if use.unit == "core-ns")
+        return min(1.0, min(1.0, cores + all_cores) * machine.nodes_of(result.gpus) / machine.nodes + linked)
+    used = {use.link: use.size / (use.capacity * one.time_s) for use in one.links}
+    loads = [min(1.0, sum(used.get(link, 0.0) for link in links)) for links in part.links]
+    return sum(loads) / len(loads)
+
+
+def _share(one: PassResult, group: Group) -> float:
+    """Return the fraction of a pass in which something of a group is busy, on the rank where that is most."""
+    return sum(share.busy_s for share in one.shares if share.group == group) / one.time_s

@@ -1,20 +1,30 @@
-"""The cost of an answer: what to buy, what it draws, and what a token, a step or a checkpoint comes to."""
+"""What an answer costs, which of several answers costs least, and at which prices that turns round."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from simoffload.planning.costs.bill import Bill, Replacement, bill, replacements, used_parts
-from simoffload.planning.costs.energy import Energy, energy
+from simoffload.planning.confidence import margin
+from simoffload.planning.costs.bill import Bill, Energy, Replacement, bill, energy, replacements, used_parts
 from simoffload.planning.costs.price_list import CostList, Figure, load_costs
-from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results.values import by_name
 from simoffload.scenario import LoadedScenario
 
-__all__ = ["FORMULAS", "Economics", "economics"]
+__all__ = [
+    "FIRST",
+    "FORMULAS",
+    "SECOND",
+    "BreakEven",
+    "CostVerdict",
+    "Costed",
+    "Economics",
+    "break_even_points",
+    "economics",
+    "verdicts",
+]
 
 _KWH = 3.6e6
 """[J]"""
@@ -40,7 +50,7 @@ FORMULAS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Economics:
-    """Money and energy of one answer; what no list knows is None, and named."""
+    """Money and energy of one answer; what no list knows is None, and is named as missing."""
 
     bill: Bill
     energy: Energy | None
@@ -62,7 +72,7 @@ class Economics:
 
     @property
     def units(self) -> int:
-        """Tokens made, or one checkpoint."""
+        """Number of tokens made, or 1 for a checkpoint."""
         return self.tokens or 1
 
     @property
@@ -77,7 +87,7 @@ class Economics:
         return tuple(dict.fromkeys((*self.bill.missing, *(f"{key} (power)" for key in power))))
 
     def metrics(self) -> dict[str, float | None]:
-        """All metrics by name: see ``FORMULAS``."""
+        """Return all metrics by name: see ``FORMULAS``."""
         pue, price = self.costs.assumption("pue").value, self.costs.assumption("electricity").value
         watts = self.energy.watts if self.energy else None
         purchase = _product(self.purchase, 1 / self.costs.hours)
@@ -108,18 +118,18 @@ class Economics:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Everything that was taken from the lists, powers apart."""
+        """All prices and assumptions that were taken from the lists, without powers."""
         assumed = (self.costs.assumption(key) for key in ("electricity", "pue", "lifetime", "utilization"))
         return (*self.bill.prices, *([self.rent] if self.rent else []), *assumed)
 
     @property
     def slips(self) -> tuple[str, ...]:
-        """About names in the list that neither a shipped profile has nor one of the machine."""
+        """Sentences about names in the list that neither a shipped profile has nor one of the machine."""
         return tuple(reason for key, reason in self.costs.unknown.items() if key not in self.profiles)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """About GPUs that are idle, what is missing, and prices that are old."""
+        """Sentences about idle GPUs, about what is missing, and about old prices."""
         prices = (*self.bill.prices, self.costs.assumption("electricity"))
         missing = (f"no price or power is known of {', '.join(self.missing)}: sums are too small",)
         idle = (self.idle,) if self.idle else ()
@@ -127,28 +137,18 @@ class Economics:
         return (*idle, *self.costs.remarks, *self.slips, *unknown, *self.costs.old(prices))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values."""
         return {
             "currency": self.costs.currency,
             "metrics": self.metrics(),
             "formulas": dict(FORMULAS),
-            "bill": [
-                {
-                    "key": item.key,
-                    "number": item.number,
-                    "units": item.units,
-                    "price": item.price.value if item.price else None,
-                    "total": item.total,
-                    "covered": item.covered,
-                }
-                for item in self.bill.items
-            ],
+            "bill": [item.to_dict() for item in self.bill.items],
             "power": [draw._asdict() | {"watts": draw.watts} for draw in self.energy.draws]
             if self.energy
             else [],
             "figures": [figure._asdict() | {"date": str(figure.date)} for figure in self.figures],
             "lists": [{"file": name, "sha256": digest} for name, digest in self.costs.sources],
-            "warnings": list(self.warnings),
+            **by_name(self, "warnings"),
         }
 
 
@@ -162,7 +162,7 @@ def _product(*factors: float | None) -> float | None:
 
 
 def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostList | None = None) -> Economics:
-    """What an answer costs by a list of prices and powers, the shipped one by default."""
+    """Return what an answer costs by a list of prices and powers, by default the shipped one."""
     known, machine = load_costs() if costs is None else costs, scenario.machine
     rented = known.rent(f"platform/{machine.platform}")
     bought = bill(scenario, result, known)
@@ -175,13 +175,13 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
         profiles=frozenset(f"{use.kind}/{use.id}" for use in machine.profiles),
         rent=rented or known.rent(f"accelerator/{machine.accelerator.id}"),
         rented=machine.nodes if rented else machine.gpus,
-        tokens=_tokens(result),
+        tokens=result.tokens,
         idle=_idle_gpus(scenario),
     )
 
 
 def _idle_gpus(scenario: LoadedScenario) -> str:
-    """Machines are bought whole; hosts without any rank are another matter, of which the result warns."""
+    """Return a sentence about idle GPUs of machines with work, which are bought whole; "" without any."""
     machine, strategy = scenario.machine, scenario.scenario.strategy
     gpus = strategy.gpus
     used = machine.nodes_of(gpus)
@@ -196,12 +196,127 @@ def _idle_gpus(scenario: LoadedScenario) -> str:
     return f"{text} whole" + (f"; strategy.ranks: {here} would use {all_}" if more else "")
 
 
-def _tokens(result: SimulationResult) -> int | None:
-    """In a generation of all sequences, or a step."""
-    match result:
-        case InferenceResult():
-            return result.batch_size * result.replicas * result.output_length
-        case TrainingResult():
-            samples = result.batch_size * result.gradient_accumulation_steps * result.replicas
-            return samples * result.sequence_length
-    return None
+FIRST, SECOND = "all that the first buys", "all that the second buys"
+
+
+class BreakEven(NamedTuple):
+    """A price at which two answers cost the same."""
+
+    what: str
+    """The price that is varied, all others fixed: "accelerator/l40s", "memory per GB"."""
+    now: float
+    at: float
+    """Where both cost the same."""
+    first_cheaper_above: bool
+    """Whether the first answer is the cheaper one above it."""
+
+
+class _Line(NamedTuple):
+    """The cost of a unit of work as a linear function of one price."""
+
+    fixed: float
+    slope: float
+
+
+def break_even_points(
+    first: Economics, second: Economics, *, electricity: bool = True
+) -> tuple[BreakEven, ...]:
+    """Return the prices at which two answers cost the same, where one of them pays a price more often for a
+    unit of work.
+
+    The cost of a token (or checkpoint) is (purchase / hours + worn drives + electricity per hour) x its
+    time, a line in each price; without ``electricity`` it is hardware alone, as in returns on invested
+    hardware. The whole purchase of either counts as a price, too (``FIRST``, ``SECOND``). Prices at which
+    the lines do not meet at or above zero are left out. The nearest to today's price comes first.
+    """
+    found = []
+    for what, now in _prices(first, second):
+        mine, other = (
+            _line(one, what == rented or what, now, electricity=electricity)
+            for one, rented in ((first, FIRST), (second, SECOND))
+        )
+        if mine is None or other is None or mine.slope == other.slope:
+            continue
+        at = (other.fixed - mine.fixed) / (mine.slope - other.slope)
+        if at >= 0:
+            found.append(BreakEven(what, now, at, first_cheaper_above=mine.slope < other.slope))
+    return tuple(sorted(found, key=lambda flip: abs(flip.at - flip.now) / (flip.now or 1.0)))
+
+
+def _prices(first: Economics, second: Economics) -> list[tuple[str, float]]:
+    """Return all prices of two answers, and the sum of each, by name."""
+    single = {figure.what: figure.value for one in (first, second) for figure in one.bill.prices}
+    sums = {FIRST: first.purchase or 0.0, SECOND: second.purchase or 0.0}
+    return [*single.items(), *sums.items()]
+
+
+def _line(one: Economics, what: str | Literal[True], now: float, *, electricity: bool) -> _Line | None:
+    """Return the cost as a function of a price (True: the whole purchase); None where nothing is known."""
+    if one.energy is None or one.purchase is None:
+        return None
+    hours = one.energy.time_s / 3600 / one.units
+    per_h = (one.metrics()["electricity_per_h"] or 0.0) if electricity else 0.0
+    paid = 1.0 if what is True else one.bill.paid(what)
+    again = sum(worn.paid_per_h for worn in one.replacements if worn.price == what)
+    per_h += sum(worn.per_h for worn in one.replacements if worn.price != what)
+    slope = paid / one.costs.hours + again
+    return _Line(((one.purchase - paid * now) / one.costs.hours + per_h) * hours, slope * hours)
+
+
+class Costed(NamedTuple):
+    """A result among others, with what it costs."""
+
+    label: str
+    result: SimulationResult
+    economics: Economics
+
+    @property
+    def work(self) -> tuple[Any, ...]:
+        """What results must have in common to be compared by cost: kind, model, lengths of sequences."""
+        return self.result.kind, self.result.model, *self.result.lengths
+
+    @property
+    def per_unit(self) -> float | None:
+        """Cost of a token or a checkpoint, in the list's currency; None where a price is missing."""
+        run = self.economics.metrics()["cost_per_run"]
+        return None if run is None or self.economics.bill.missing else run / self.economics.units
+
+
+class CostVerdict(NamedTuple):
+    """The answer that costs least for its work, beside the next."""
+
+    cheapest: str
+    next: str
+    ratio: float
+    """Cost of the next over that of the cheapest."""
+    margin: float
+    """By how much costs must differ to tell which is lower: the errors of both times, not of prices."""
+    break_even_points: tuple[BreakEven, ...]
+    """Prices at which both cost the same, the nearest to today's first."""
+
+    @property
+    def tie(self) -> bool:
+        """Whether both are too close to tell."""
+        return self.ratio - 1 <= self.margin
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return by_name(self, "cheapest next ratio margin flips tie")
+
+
+def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
+    """Return a verdict for each kind of work of which at least two answers have a cost."""
+    by_work: dict[tuple[Any, ...], list[Costed]] = {}
+    for one in found:
+        if one.per_unit is not None:
+            by_work.setdefault(one.work, []).append(one)
+    reason = []
+    for mine in by_work.values():
+        if len(mine) < 2:
+            continue
+        first, second = sorted(mine, key=lambda one: one.per_unit or 0.0)[:2]
+        ratio = (second.per_unit or 0.0) / (first.per_unit or 1.0)
+        turns = break_even_points(first.economics, second.economics)
+        error = margin(first.result, second.result)
+        reason.append(CostVerdict(first.label, second.label, ratio, error, turns))
+    return tuple(reason)

@@ -41,7 +41,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class CostList:
-    """Prices and powers by device, with all that turns them into the cost of an answer."""
+    """Prices and powers by device, with the assumptions that turn them into the cost of an answer."""
 
     costs: Costs
     sources: tuple[tuple[str, str], ...]
@@ -126,7 +126,7 @@ def _figure(value: Sourced[Any], what: str) -> Figure:
 
 
 def load_costs(path: str | Path | None = None, *, today: datetime.date | None = None) -> CostList:
-    """The shipped list, or that with a list of your own (kind: costs) laid over it.
+    """Read the shipped list, or that with a list of your own (kind: costs) on top of it.
 
     In another currency than the shipped one's, a list stands alone but for powers and PUE: nothing is
     converted. ``today`` decides which prices are old. Raises InputError for a file that is wrong.
@@ -172,7 +172,7 @@ def _check_complete(own: Entry) -> None:
 
 
 def _merged_costs(mine: Costs, base: Costs) -> Costs:
-    """What ``mine`` says, and what it leaves open as ``base`` has it, down to single figures."""
+    """Return a list on top of another: each single figure that ``mine`` does not give comes from ``base``."""
     devices = {key: _overlaid(base.devices.get(key, DeviceCosts()), one) for key, one in mine.devices.items()}
     both = {"devices": base.devices | devices, "memory": _overlaid(base.memory, mine.memory)}
     merged: Costs = _overlaid(base, mine).model_copy(update=both)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from simoffload.planning.sweep.axes import Axis
-from simoffload.planning.sweep.definition import MOST_POINTS, Grid, Sweep, define_sweep
-from simoffload.planning.sweep.points import Points, find_points
+from simoffload.planning.sweep.definition import MOST_POINTS, Grid, Points, Sweep, define_sweep, find_points
 from simoffload.planning.sweep.run import (
     Counts,
     Progress,

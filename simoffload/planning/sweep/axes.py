@@ -1,27 +1,231 @@
-"""Axes: what is varied, and the values it takes."""
+"""Axes of a sweep: the section ``sweep`` of a scenario, what is varied, and the values it takes."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from decimal import ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 
 from simoffload.documents import Document, validate
 from simoffload.documents.document import Location, key_path
 from simoffload.documents.edits import parse_path, read_option
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.planning.sweep.ranges import expand
-from simoffload.planning.sweep.section import AxisSection
 
-__all__ = ["Axis", "axes_of", "parse_axis", "same_names"]
+__all__ = ["Axis", "SweepSection", "axes_of", "parse_axis", "same_names"]
+
+_QUANTITY = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?) *([^\W\d_].{0,20})?")
+_FORMS = "write {choices: [1, 2, 4]} or {range: {min: 1, max: 8, step: 1}}"
+
+
+class Bound(NamedTuple):
+    """An end or a step of a range: a number, or a quantity such as ``10 GB/s``."""
+
+    value: Decimal
+    unit: str
+    """As it was written; empty for a plain number."""
+    written: int | float | str
+
+    def __str__(self) -> str:
+        return shortened(str(self.written))
+
+
+def _bound(written: Any) -> Bound:
+    match = None
+    if isinstance(written, int | float | str) and not isinstance(written, bool):
+        match = _QUANTITY.fullmatch(str(written).strip())
+    try:
+        if match:
+            return Bound(Decimal(match[1]), match[2] or "", written)
+    except InvalidOperation:
+        pass
+    raise ValueError(f'must be a number or a quantity such as 10 GB/s, got "{shortened(str(written))}"')
+
+
+def _word(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError("must be a word of letters, digits and _, which constraints can use")
+    return name
+
+
+_BOUND_SCHEMA = {"anyOf": [{"type": "number"}, {"type": "string"}]}
+_Bound = Annotated[Bound, PlainValidator(_bound), WithJsonSchema(_BOUND_SCHEMA)]
+_Word = Annotated[str, AfterValidator(_word), Field(json_schema_extra={"pattern": r"^[^\W\d]\w*$"})]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _one_of(*keys: str) -> ConfigDict:
+    """Return the JSON schema of an object that gives exactly one of some keys; null counts as not given."""
+    given: list[JsonValue] = [
+        {"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys
+    ]
+    return ConfigDict(json_schema_extra={"oneOf": given})
+
+
+class RangeSection(_Section):
+    """Values from min to max, numbers or quantities such as 10 GB/s; give either step or n."""
+
+    model_config = _one_of("step", "n")
+
+    min: _Bound
+    """The first value."""
+    max: _Bound
+    """No value is above it."""
+    step: _Bound | None = None
+    """From one value to the next."""
+    n: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """How many values, both ends included."""
+    scale: Literal["linear", "log"] = "linear"
+    """Where values lie with n."""
+
+    @model_validator(mode="after")
+    def _is_decided(self) -> Self:
+        if (self.step is None) == (self.n is None):
+            raise ValueError("give either step or n (how many values)")
+        return self
+
+
+class AxisSection(_Section):
+    """The values of one path."""
+
+    model_config = _one_of("choices", "range")
+
+    choices: Annotated[list[Any], Field(min_length=1)] | None = None
+    """The values, one after the other."""
+    range: RangeSection | None = None
+    """The values from one end to another."""
+    name: _Word | None = None
+    """Name of the column and in constraints; by default the path."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_mapping(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise ValueError(f"must be a mapping; {_FORMS}")
+        return data
+
+    @model_validator(mode="after")
+    def _is_decided(self) -> Self:
+        if (self.choices is None) == (self.range is None):
+            raise ValueError(f"give either choices or range; {_FORMS}")
+        return self
+
+
+class SweepSection(_Section):
+    """What ``simoffload sweep`` varies; other commands leave it out."""
+
+    axes: dict[str, AxisSection] = {}
+    """Paths in the scenario, such as workload.batch_size, with the values they take."""
+    constraints: tuple[str, ...] = ()
+    """Points to keep, such as "workload.batch_size * strategy.ranks <= 256"."""
+
+
+Complaint = Callable[[str, str], Exception]
+"""Makes the exception for what is wrong with a key."""
+Value = int | float | str
+
+_DIGITS = Context(prec=12)
+"""Of values between two ends: enough for any knob, and no trace of binary fractions."""
+_EXACT = Context(prec=40)
+
+
+def expand(spec: RangeSection, complain: Complaint, *, most: int) -> tuple[Value, ...]:
+    """Return all values of a range, with both ends where the step meets them.
+
+    Between ends that are written as whole numbers, n gives whole numbers, each once; between 1.0 and 8.0 it
+    does not. Raises what ``complain`` makes.
+    """
+    low, high = spec.min, spec.max
+    if low.unit != high.unit:
+        raise complain("max", f"must have the unit of min, {low.unit or 'which is a plain number'}")
+    if low.value > high.value:
+        raise complain("min", f"{low} is above max, {high}; exchange them")
+    if spec.scale == "log" and low.value <= 0:
+        raise complain("min", f"must be above 0 on a logarithmic scale, got {low}")
+    if spec.step is not None:
+        numbers = _stepped(spec, spec.step, complain, most)
+    else:
+        count = spec.n or 1
+        if count > most:
+            raise complain("n", f"{count:,} values are more than the {most:,} that a sweep may have")
+        numbers = _spaced(low.value, high.value, count, log=spec.scale == "log")
+        if isinstance(low.written, int) and isinstance(high.written, int):
+            numbers = _rounded(numbers, complain)
+    floats = any(isinstance(one.written, float) for one in (low, high, spec.step) if one)
+    return tuple(_plain(number, low.unit, floats=floats) for number in numbers)
+
+
+def _rounded(numbers: list[Decimal], complain: Complaint) -> list[Decimal]:
+    """Return whole numbers, each once."""
+    between = numbers[-1] - numbers[0] + 1
+    if between < len(numbers):
+        low, high = numbers[0], numbers[-1]
+        text = f"there are only {between} whole numbers from {low} to {high}; write {low}.0 for fractions"
+        raise complain("n", text)
+    return list(dict.fromkeys(number.to_integral_value(ROUND_HALF_UP) for number in numbers))
+
+
+def _spaced(low: Decimal, high: Decimal, count: int, *, log: bool) -> list[Decimal]:
+    if count == 1 or low == high:
+        return [low]
+    if not log:
+        gaps = [_DIGITS.create_decimal(low + (high - low) * i / (count - 1)) for i in range(1, count - 1)]
+        return [low, *gaps, high]
+    ratio = math.log(float(high / low)) / (count - 1)
+    inner = (Decimal(float(low) * math.exp(ratio * i)) for i in range(1, count - 1))
+    return [low, *(_DIGITS.create_decimal(number) for number in inner), high]
+
+
+def _stepped(spec: RangeSection, step: Bound, complain: Complaint, most: int) -> list[Decimal]:
+    low = spec.min
+    if spec.scale == "log":
+        raise complain("step", "a logarithmic scale has no step; give n (how many values)")
+    if step.unit != low.unit:
+        unit = f" in {low.unit}, as min" if low.unit else ""
+        raise complain("step", f'must be a number{unit}, got "{step}"')
+    if step.value <= 0:
+        raise complain("step", f"must be above 0, got {step}")
+    count = _EXACT.divide(spec.max.value - low.value, step.value).to_integral_value(ROUND_FLOOR) + 1
+    if count > most:
+        raise complain("step", f"gives more than the {most:,} values that a sweep may have")
+    return [low.value + i * step.value for i in range(int(count))]
+
+
+def _plain(number: Decimal, unit: str, *, floats: bool) -> Value:
+    if unit:
+        return f"{_decimal_text(number)} {unit}"
+    if number == number.to_integral_value() and not floats:
+        return int(number)
+    return float(number)
+
+
+def _decimal_text(number: Decimal) -> str:
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
 
 AXIS_OPTION = "--axis"
 _RANGE = re.compile(r"\s*range\s*\((.*)\)\s*", re.DOTALL)
 
 
 class Axis(NamedTuple):
-    """Something that is varied."""
+    """A path of a scenario that is varied, and its values."""
 
     name: str
     """Of its column, and in constraints: the path unless the axis has a name of its own."""
@@ -40,7 +244,7 @@ class Axis(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where an axis is written: in a file, or on the command line."""
+    """The place where an axis is written: in a file, or on the command line."""
 
     document: Document
     location: Location
@@ -65,7 +269,7 @@ class _Place(NamedTuple):
 def axes_of(
     document: Document, location: Location, axes: dict[str, AxisSection], *, most: int
 ) -> Iterator[Axis]:
-    """The axes of a mapping at a location of a document. Raises InputError."""
+    """Yield the axes of a mapping in a document. Raises InputError."""
     for path, spec in axes.items():
         yield _axis(path, spec, _Place(document, (*location, path)), most)
 
@@ -79,11 +283,11 @@ def parse_axis(text: str, *, most: int) -> Axis:
     path = path.strip()
     if not equals or not values.strip():
         text = f'"{shortened(text)}" has no values; write e.g. workload.batch_size=1,2,4'
-        raise InputError((Problem(AXIS_OPTION, None, None, "", text),))
+        raise InputError.at("", text, path=AXIS_OPTION)
     called = _RANGE.fullmatch(values)
     if values.lstrip().startswith("range") and (called is None or "=" not in called[1]):
         text = "write a range as range(min=1, max=64, step=1) or range(min=1, max=64, n=7, scale=log)"
-        raise InputError((Problem(AXIS_OPTION, None, None, path, text),))
+        raise InputError.at(path, text, path=AXIS_OPTION)
     if called is not None:
         values = "{range: {" + called[1].replace("=", ": ") + "}}"
     elif not values.lstrip().startswith(("{", "[")):
@@ -132,6 +336,6 @@ def _text(value: Any, written: str | None) -> str:
 
 
 def same_names(axes: Sequence[Axis]) -> str | None:
-    """A name that two axes share, if there is one."""
+    """Return a name that two axes share; None if there is none."""
     names = [axis.name for axis in axes]
     return next((name for name in names if names.count(name) > 1), None)

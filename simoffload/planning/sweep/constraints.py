@@ -64,7 +64,7 @@ class KindError(ConstraintError):
 
 @dataclass(frozen=True, slots=True)
 class _ConstraintQuantity:
-    """A number of SI units."""
+    """A number in SI units, and the kind of quantity that it is."""
 
     number: float
     kind: _Kind = _COUNT
@@ -76,7 +76,7 @@ class _ConstraintQuantity:
 
 
 def operand(value: Any) -> Any:
-    """A value as conditions see it: numbers, and text with a unit, are quantities."""
+    """Return a value as conditions see it: numbers, and text with a unit, become quantities."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _ConstraintQuantity(value)
     if isinstance(value, str):
@@ -131,7 +131,7 @@ def compile_constraint(text: str, find: Find, *, first: Choice | None = None) ->
 
 
 class _Reader(ast.NodeTransformer):
-    """Refuses what is no part of conditions, and writes the rest as simpleeval reads it: a path as one name,
+    """Refuses what conditions may not hold, and writes the rest as simpleeval reads it: a path as one name,
     constants as quantities."""
 
     def __init__(self, find: Find) -> None:
@@ -199,7 +199,7 @@ def _numbers(pair: tuple[Any, Any], message: str = "") -> tuple[_ConstraintQuant
 
 
 def _common_kind(verb: str, left: _ConstraintQuantity, right: _ConstraintQuantity) -> _Kind:
-    """The kind of two numbers that are both of it. Raises KindError."""
+    """Return the kind that two quantities have in common. Raises KindError."""
     if left.kind == right.kind or (right.is_bare and right.kind == _COUNT):
         return left.kind
     if left.is_bare and left.kind == _COUNT:
@@ -209,15 +209,15 @@ def _common_kind(verb: str, left: _ConstraintQuantity, right: _ConstraintQuantit
 
 
 def _called(kind: _Kind) -> str:
-    """What a kind is called: "a size", or its unit where it has no name."""
+    """Return what a kind is called: "a size", or its unit where it has no name."""
     units = zip(("B", "s", "FLOP", "W"), kind, strict=True)
     powers = " ".join(f"{unit}^{power}" for unit, power in units if power)
     return f"a {_NAMES[kind]}" if kind in _NAMES else f"a quantity in {powers}"
 
 
 def _arithmetic(action: _Action, *, verb: str = "", sign: int = 0) -> _Action:
-    """An operation on quantities of one kind, of which the verb is for messages, or else one that adds the
-    powers of the second unit, with a sign, to those of the first."""
+    """Return an operation on two quantities: of one kind (``verb`` is for messages), or else one that adds
+    ``sign`` times the second unit's powers to the first's."""
 
     def value(*pair: Any) -> _ConstraintQuantity:
         left, right = _numbers(pair)

@@ -1,8 +1,10 @@
-"""A sweep: a scenario, what is varied in it, and which combinations count."""
+"""A sweep: a scenario, what is varied in it, which combinations count, and which of them are the same."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +13,14 @@ from simoffload import __version__
 from simoffload.documents import Document, Edit, edited, quoted, suggest, validate, without
 from simoffload.documents.document import Location, key_path
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.planning.sweep.axes import Axis, axes_of, parse_axis, same_names
+from simoffload.planning.sweep.axes import Axis, SweepSection, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
-from simoffload.planning.sweep.section import SweepSection
 from simoffload.scenario import ScenarioCache
+from simoffload.scenario.cache import canonical
 from simoffload.scenario.loading import SWEEP, completed, opened, resolve
 
-__all__ = ["MOST_POINTS", "Grid", "Sweep", "define_sweep"]
+__all__ = ["MOST_POINTS", "Grid", "Points", "Sweep", "define_sweep", "find_points"]
 
 _TRIED = 64
 """Points that are tried before a sweep is refused for what is wrong with its scenario."""
@@ -37,11 +39,11 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many combinations there are, constraints aside."""
+        """Number of combinations, constraints aside."""
         return math.prod(len(axis.values) for axis in self.axes)
 
     def choice(self, index: int) -> Choice:
-        """Which value of each axis a combination has."""
+        """Return which value of each axis a combination has."""
         digits = []
         for axis in reversed(self.axes):
             index, digit = divmod(index, len(axis.values))
@@ -49,18 +51,18 @@ class Grid:
         return tuple(reversed(digits))
 
     def values(self, index: int) -> tuple[Any, ...]:
-        """The values of a combination, by axis."""
+        """Return the values of a combination, by axis."""
         return tuple(axis.values[i] for axis, i in zip(self.axes, self.choice(index), strict=True))
 
     def neighbourhood(self, index: int) -> Choice:
-        """A key that sorts combinations: those that differ in their workload only are next to each other, so
-        that whoever simulates them can use for one what was worked out for the other."""
+        """Return a key that sorts combinations so that those that differ only in their workload are
+        neighbours: a worker can then use for one what it worked out for another."""
         pairs = list(zip(self.axes, self.choice(index), strict=True))
         outer = [digit for axis, digit in pairs if axis.location[0] != "workload"]
         return (*outer, *[digit for axis, digit in pairs if axis.location[0] == "workload"])
 
     def document(self, index: int) -> Document:
-        """The scenario of a combination. Raises InputError for an axis that leads nowhere."""
+        """Return the scenario of a combination. Raises InputError for an axis that leads nowhere."""
         pairs = zip(self.axes, self.values(index), strict=True)
         return edited(self.base, (Edit(axis.location, value) for axis, value in pairs))
 
@@ -77,7 +79,8 @@ class Sweep:
     """What the scenarios have in common."""
 
     def combinations(self) -> Iterator[int]:
-        """The combinations that the constraints leave. Raises InputError for one that cannot be decided."""
+        """Yield the combinations that the constraints leave. Raises InputError for one that cannot be
+        decided."""
         for index in range(self.grid.size):
             choice = self.grid.choice(index) if self.holds else ()
             for text, holds in zip(self.constraints, self.holds, strict=True):
@@ -90,18 +93,18 @@ class Sweep:
                 yield index
 
     def described(self, index: int) -> str:
-        """A combination in words."""
+        """Return a combination in words."""
         texts = (axis.texts[i] for axis, i in zip(self.grid.axes, self.grid.choice(index), strict=True))
         pairs = zip(self.grid.axes, texts, strict=True)
         return ", ".join(f"{axis.name} = {shortened(text)}" for axis, text in pairs)
 
     def identity(self, index: int) -> str:
-        """The hash of a combination's scenario: the same for what cannot differ in its result."""
+        """Return a hash of a combination's scenario, equal for scenarios whose results cannot differ."""
         document = completed(self.grid.document(index), self.cache, [])
         return self.cache.cache_key(document.data, root=document.root)
 
     def description(self) -> dict[str, Any]:
-        """What is computed, as plain values; with the content of files it is what the sweep's hash is of."""
+        """Return what is computed, as plain values; the sweep's hash is of this and of all files' content."""
         data = completed(self.grid.base, self.cache, []).data
         return {
             "version": __version__,
@@ -115,11 +118,7 @@ class Sweep:
 
 
 def define_sweep(
-    document: Document,
-    *,
-    axes: Sequence[str] = (),
-    constraints: Sequence[str] = (),
-    most: int = MOST_POINTS,
+    document: Document, *, axes: Sequence[str] = (), constraints: Sequence[str] = (), most: int = MOST_POINTS
 ) -> Sweep:
     """Read the section ``sweep`` of a scenario, and more axes and constraints as the command line has them.
 
@@ -134,7 +133,7 @@ def define_sweep(
     found |= {axis.location: axis for axis in own}
     if not found:
         text = "nothing to vary: write axes into the section sweep, or give --axis workload.batch_size=1,2,4"
-        raise InputError((Problem(document.path, None, None, "", text),))
+        raise InputError.at("", text, path=document.path)
     grid = Grid(_base_of(document, tuple(found)), tuple(found.values()))
     _check_names(grid, most)
     cache = ScenarioCache()
@@ -145,7 +144,8 @@ def define_sweep(
 
 
 def _base_of(document: Document, varied: tuple[Location, ...]) -> Document:
-    """Without the section, and without the places of what is varied, where other values will be."""
+    """Return the scenario without its section ``sweep``, and without the line numbers of the values that
+    change."""
     marks = {
         location: mark
         for location, mark in document.marks.items()
@@ -158,7 +158,7 @@ def _refuse_twice(axes: Sequence[Axis]) -> None:
     locations = [axis.location for axis in axes]
     for location in locations:
         if locations.count(location) > 1:
-            raise InputError((Problem("--axis", None, None, key_path(location), "is given twice"),))
+            raise InputError.at(key_path(location), "is given twice", path="--axis")
 
 
 def _check_names(grid: Grid, most: int) -> None:
@@ -185,7 +185,7 @@ def _check_names(grid: Grid, most: int) -> None:
 
 
 def _with_files(grid: Grid, cache: ScenarioCache) -> Document:
-    """The base with the content of a file in place of its path where an axis reaches into it."""
+    """Return the base with the content of a file in place of its path where an axis reaches into it."""
     base = grid.base
     for axis in grid.axes:
         base = opened(base, axis.location[:-1], cache)
@@ -227,7 +227,7 @@ def _problems(grid: Grid, index: int, cache: ScenarioCache) -> tuple[Problem, ..
 
 
 def _concerns(problem: Problem, axis: Axis) -> bool:
-    """Whether a problem lies at an axis, within its values or right around it."""
+    """Return whether a problem is at an axis, within its values, or at a section around it."""
     path, key = key_path(axis.location), problem.key
     return bool(key) and (f"{key}.".startswith(f"{path}.") or f"{path}.".startswith(f"{key}."))
 
@@ -248,11 +248,11 @@ def _constraint(text: str, grid: Grid) -> Callable[[Choice], bool]:
 
 
 def _constraint_error(text: str, message: str) -> InputError:
-    return InputError((Problem("sweep constraint", None, None, f'"{shortened(text)}"', message),))
+    return InputError.at(f'"{shortened(text)}"', message, path="sweep constraint")
 
 
 def _find(name: str, grid: Grid) -> Term:
-    """What a name stands for: an axis, something in its values, or a value of the scenario."""
+    """Return what a name stands for: an axis, something in its values, or a value of the scenario."""
     for field in ("name", "short"):
         meant = [i for i, axis in enumerate(grid.axes) if getattr(axis, field) == name]
         if len(meant) > 1:
@@ -281,7 +281,7 @@ def _find(name: str, grid: Grid) -> Term:
 
 
 def _axis_value(position: int, axis: Axis, within: tuple[str, ...]) -> Term:
-    """The value of an axis, or what its values hold below a path."""
+    """Return a function of a point: the value of an axis there, or what that holds below a path."""
 
     def inner(node: Any) -> Any:
         for part in within:
@@ -290,3 +290,45 @@ def _axis_value(position: int, axis: Axis, within: tuple[str, ...]) -> Term:
 
     table = [inner(value) for value in axis.values]
     return lambda choice: table[choice[position]]
+
+
+@dataclass(frozen=True)
+class Points:
+    """The points of a sweep by number, in the order of the grid; numbers count from 0."""
+
+    combination: array[int]
+    """Of each point, in the grid."""
+    first: array[int]
+    """For each point the first one with the same scenario, which is simulated for all of them."""
+    sweep_hash: str
+    """Of everything that the results depend on."""
+
+    def __len__(self) -> int:
+        return len(self.combination)
+
+    @property
+    def unique(self) -> list[int]:
+        """The points that are simulated."""
+        return [point for point, first in enumerate(self.first) if point == first]
+
+    @property
+    def duplicates(self) -> int:
+        """Number of points that are the scenario of an earlier one."""
+        return sum(point != first for point, first in enumerate(self.first))
+
+
+def find_points(sweep: Sweep) -> Points:
+    """Number the points of a sweep. Raises InputError where the constraints leave none."""
+    combination, first = array("q"), array("q")
+    known: dict[bytes, int] = {}
+    hashed = hashlib.sha256(canonical(sweep.description()).encode("utf-8", "surrogatepass"))
+    for index in sweep.combinations():
+        identity = bytes.fromhex(sweep.identity(index))
+        point = len(combination)
+        combination.append(index)
+        first.append(known.setdefault(identity, point))
+        hashed.update(identity)
+    if not combination:
+        text = f"none of {sweep.grid.size:,} combinations meets the constraints"
+        raise InputError.at("sweep.constraints", text)
+    return Points(combination, first, hashed.hexdigest())

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simoffload import __version__
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.errors import InputError, shortened
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
@@ -37,7 +37,7 @@ _MOST_POINT = 2**63 - 1
 
 
 class SweepId(NamedTuple):
-    """Which sweep a journal is of."""
+    """What tells sweeps apart: the hash of everything that decides results, and the number of points."""
 
     sweep_hash: str
     points: int
@@ -49,7 +49,7 @@ METRICS = frozenset(name for kind in _RESULTS for name in kind.formulas)
 
 
 class JournalRow(BaseModel):
-    """A simulated point: all that its result says, or else the error for which it has none."""
+    """The row of a simulated point: all that its result says, or the error for which it has none."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -84,17 +84,17 @@ class JournalRow(BaseModel):
         return self
 
     def plain(self) -> str:
-        """The row as JSON."""
+        """Return the row as JSON."""
         return self.model_dump_json(exclude_unset=True)
 
 
 def _has(names: Any) -> Any:
-    """Whether these are the metrics of a kind of result, none missing and none more."""
+    """Return whether these are the metrics of a kind of result, none missing and none more."""
     return lambda kind: kind.formulas.keys() - kind.optional <= names <= kind.formulas.keys()
 
 
 def _kind(hint: Any) -> type:
-    """The type of what may also be None."""
+    """Return the type of a field that may also be None."""
     options = get_args(hint) if get_origin(hint) is UnionType else (hint,)
     kind: type = options[0]
     return kind
@@ -109,7 +109,7 @@ AFTER = {
 
 
 def beside(path: Path) -> Path:
-    """The file that SQLite keeps beside a journal while it is open."""
+    """Return the file that SQLite keeps beside a journal while it is open."""
     return path.with_name(f"{path.name}-journal")
 
 
@@ -165,7 +165,7 @@ class Journal:
 
     @property
     def done(self) -> Container[int]:
-        """The points that are in it."""
+        """The points that the journal holds."""
         return self._done
 
     def __len__(self) -> int:
@@ -181,7 +181,7 @@ class Journal:
         self._done |= fresh.keys()
 
     def row(self, point: int) -> JournalRow:
-        """What is known of a point; KeyError if nothing is."""
+        """Return the row of a point. Raises KeyError if there is none."""
         if point not in self._done:
             raise KeyError(point)
         with _as_os_error(self.path):
@@ -189,12 +189,12 @@ class Journal:
         return JournalRow.model_validate_json(text)
 
     def close(self) -> None:
-        """Let others open it."""
+        """Close the journal, so that others can open it."""
         self._database.close()
 
 
 class _UnreadableError(Exception):
-    """A file that is no database of a journal."""
+    """A file is not the database of a journal."""
 
 
 _NO_JOURNAL = "is not the journal of a sweep that this version knows"
@@ -202,7 +202,7 @@ _DAMAGED = "the journal is damaged: {}; start anew with --overwrite"
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """A database that nobody else can open until it is closed.
+    """Open a database that nobody else can open until it is closed.
 
     Raises InputError if it is in use or cannot be written, _UnreadableError if it is none.
     """
@@ -241,7 +241,7 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def _as_os_error(path: Path) -> Iterator[None]:
-    """What SQLite says of the disk as the operating system would."""
+    """Turn SQLite's errors about the disk into those of the operating system."""
     try:
         yield
     except sqlite3.Error as error:
@@ -250,7 +250,7 @@ def _as_os_error(path: Path) -> Iterator[None]:
 
 
 def _names(database: sqlite3.Connection) -> list[str]:
-    """Names of its tables."""
+    """Return the names of the tables of a database."""
     try:
         found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     except sqlite3.DatabaseError as error:
@@ -276,7 +276,8 @@ def _check_sweep(path: Path, database: sqlite3.Connection, sweep: SweepId) -> No
 
 
 def _read(path: Path, database: sqlite3.Connection, expected: Container[int]) -> set[int]:
-    """The points that it holds. Raises InputError for a file that does not hold what was written."""
+    """Return the points that a journal holds. Raises InputError for a file that does not hold what was
+    written."""
     try:
         ((found, *_),) = database.execute("PRAGMA integrity_check(1)").fetchall()
         if found != "ok":
@@ -294,7 +295,7 @@ def _read(path: Path, database: sqlite3.Connection, expected: Container[int]) ->
 
 
 def _row_fault(point: Any, crc: Any, text: Any, expected: Container[int]) -> str:
-    """Why a row cannot be one that was written here; empty if it can."""
+    """Return why a row cannot have been written here; empty if it can."""
     if not isinstance(text, str) or zlib.crc32(text.encode("utf-8", "surrogatepass")) != crc:
         return "was changed"
     try:
@@ -305,4 +306,4 @@ def _row_fault(point: Any, crc: Any, text: Any, expected: Container[int]) -> str
 
 
 def _refusal(path: Path, message: str) -> InputError:
-    return InputError((Problem(str(path), None, None, "", message),))
+    return InputError.at("", message, path=str(path))

@@ -1,12 +1,15 @@
-"""Worker processes on this machine, behind the ``submit`` of a pool of threads.
+"""Where tasks run: processes of this machine, or the workers of a Dask cluster (https://distributed.dask.org).
 
-Each thread of the pool has one worker: a fresh interpreter that inherits nothing, with a pipe to it and one
-from it. A worker that ends closes its own pipe only, so that its end concerns one call; a worker whose parent
-is gone reads the end of its pipe and leaves.
+Each thread of the local pool has one worker: a fresh interpreter that inherits nothing, with a pipe to it and
+one from it. A worker that ends closes its own pipe only, so that its end concerns one call; a worker whose
+parent is gone reads the end of its pipe and leaves. A task of a cluster carries all that it needs: data that
+is scattered to workers would be lost with them, and a task that was sent does not ask this machine for
+anything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -17,18 +20,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from simoffload.errors import SimulationError
-from simoffload.planning.sweep.pool import MOST_DEATHS, Pool
+from simoffload.errors import InputError, SimulationError, shortened
+from simoffload.planning.sweep.tasks import MOST_DEATHS, Pool
 
-__all__ = ["local_processes", "work"]
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["cluster_workers", "local_processes", "work"]
 
 _READY = b"ready\n"
 
 
 class WorkerEndedError(Exception):
-    """The worker ended during a call; its text says how."""
+    """The worker ended during a call; the text says how."""
 
 
 @contextmanager
@@ -55,7 +61,7 @@ def _exit_reason(error: Exception) -> str | None:
 
 
 class _Workers:
-    """One worker process for each thread that calls one."""
+    """Keeps one worker process for each thread that calls one."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
@@ -122,7 +128,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended, for which this waits."""
+    """Wait for a process to end and return how it ended."""
     for pipe in _pipes(process):
         with suppress(OSError):  # what was not sent any more
             pipe.close()
@@ -153,8 +159,70 @@ def work() -> None:
 
 
 def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, str]:
-    """What a function returns, and what it fails with."""
+    """Return what a function returns, and the error with which it fails."""
     try:
         return function(*arguments), ""
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
+
+
+LOCAL = "local"
+"""In place of an address: a cluster within this process."""
+_PATIENCE = 20  # [s] for the scheduler to answer, and again for a first worker
+_AHEAD = 2
+"""Tasks sent for each thread of the cluster."""
+
+
+@contextlib.contextmanager
+def cluster_workers(address: str, *, count: int) -> Iterator[Pool]:
+    """Yield the pool of the workers at ``address``; ``count`` is how many ``local`` has.
+
+    Raises InputError where there is no cluster, or Dask is not installed.
+    """
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError:
+        text = "needs Dask distributed; install it with: pip install 'simoffload[cluster]'"
+        raise _refusal(text) from None
+    with contextlib.ExitStack() as stack:
+        if address == LOCAL:
+            cluster = LocalCluster(
+                n_workers=count, threads_per_worker=1, processes=False, dashboard_address=None
+            )
+            client = stack.enter_context(Client(stack.enter_context(cluster)))
+        else:
+            client = stack.enter_context(_connected(address))
+        submit = client.get_executor(pure=False).submit
+        yield Pool("the cluster", submit, lambda: _room(client), _how_cluster_ended)
+
+
+def _room(client: Client) -> int:
+    """Return how many tasks keep the cluster busy without a queue in it."""
+    threads: int = sum(client.nthreads().values())
+    return _AHEAD * max(1, threads)
+
+
+def _how_cluster_ended(error: Exception) -> str | None:
+    from distributed import KilledWorker
+
+    return "lost by the cluster" if isinstance(error, KilledWorker) else None
+
+
+def _connected(address: str) -> Client:
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout=_PATIENCE)
+    except (OSError, ValueError, TypeError) as error:
+        raise _refusal(f"no scheduler answers at {shortened(address)} ({error})") from None
+    try:
+        client.wait_for_workers(1, timeout=_PATIENCE)
+    except TimeoutError:
+        client.close()
+        text = f"the scheduler at {address} has no workers; start some with: dask worker {address}"
+        raise _refusal(text) from None
+    return client
+
+
+def _refusal(message: str) -> InputError:
+    return InputError.at("", message, path="--cluster")

@@ -45,7 +45,7 @@ def advice_verdict(advice: Advice) -> str:
     now = f"{_took(result)}, most of it {result.bottleneck}{held}"
     texts = [f"most is gained with {_with_gain(one)}" for one in advice.helping[:1]]
     paid = [f"most for the money with {_with_gain(one)}" for one in advice.by_cost[:1]]
-    free = [one for one in advice.helping if one.option.kind == "setting"][:1]
+    free = [one for one in advice.helping if one.change.kind == "setting"][:1]
     set_ = [f"of the settings with {_with_gain(one)}" for one in free]
     return f"{now}: {', '.join([*texts, *paid, *set_]) or 'no change that was tried helps'}."
 
@@ -53,13 +53,13 @@ def advice_verdict(advice: Advice) -> str:
 def _what_fits(advice: Advice) -> str:
     """The fastest change, and the cheapest of which the price is known."""
     if not advice.helping:
-        texts = _first([one.option.description for one in advice.impossible])
+        texts = _first([one.description for one in advice.impossible])
         return f"No change tried here makes it fit. Tried: {texts}."
-    helping = [one for one in advice.helping if one.option.same_work] or advice.helping
+    helping = [one for one in advice.helping if one.change.same_work] or advice.helping
     first = helping[0]
     cheap = min(helping, key=lambda one: math.inf if one.extra is None else one.extra)
-    texts = f"It fits and is fastest with: {first.option.description}"
-    return f"{texts}." if cheap is first else f"{texts}; at the least cost with: {cheap.option.description}."
+    texts = f"It fits and is fastest with: {first.change.description}"
+    return f"{texts}." if cheap is first else f"{texts}; at the least cost with: {cheap.change.description}."
 
 
 def _took(result: SimulationResult) -> str:
@@ -69,7 +69,7 @@ def _took(result: SimulationResult) -> str:
 
 
 def _with_gain(one: Tried) -> str:
-    return f"{one.option.description} ({_times(one.gain)})"
+    return f"{one.change.description} ({_times(one.gain)})"
 
 
 def _times(gain: float | None) -> str:
@@ -96,14 +96,14 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
         paid = _table(advice.by_cost[:_MOST], currency, advice.result)._replace(page_columns=_FOR_SPEED)
         sections.append(ReportSection("Most for the money", tables=(paid,)))
     texts = [
-        f"{one.option.description} ({_times(one.gain)})"
+        f"{one.change.description} ({_times(one.gain)})"
         for one in advice.tried
         if (one.gain or WORTH) < WORTH
     ]
     if texts:
         sections.append(ReportSection("What does not help", (_first(texts),)))
     if advice.impossible:
-        rows = tuple((one.option.description, one.why) for one in advice.impossible)
+        rows = tuple((one.description, one.barred) for one in advice.impossible)
         table = ReportTable("", ("change", "why not"), rows, (), folded=plural(len(rows), "change"))
         sections.append(ReportSection("Not possible", tables=(table,), page_only=True))
     sections += _settings(advice)
@@ -145,8 +145,8 @@ def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> Rep
         gain = one.gain_per_cost
         rows.append(
             (
-                Datum(one.option.description, name=one.option.key),
-                _KINDS[one.option.kind],
+                Datum(one.change.description, name=one.change.key),
+                _KINDS[one.change.kind],
                 "" if one.gain is None else Datum(_times(one.gain), one.gain),
                 _cost(one, currency),
                 "" if gain is None else Datum(f"{'+' if gain > 0 else ''}{format_number(gain)}", gain),
@@ -174,7 +174,7 @@ def _cost(one: Tried, currency: str) -> Entry:
 
 def _settings(advice: Advice) -> list[ReportSection]:
     """The complete ds_config of the settings that gain most."""
-    best = [one for one in advice.helping if one.option.kind == "setting" and one.gain is not None][:1]
+    best = [one for one in advice.helping if one.change.kind == "setting" and one.gain is not None][:1]
     found = (
         settings(one.result.provenance, f"with {_with_gain(one)}", title="Settings to paste") for one in best
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from simoffload.planning.costs import FORMULAS, BreakEven, Costed, CostVerdict, Economics, verdicts
-from simoffload.planning.costs.break_even import FIRST, SECOND
+from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
 from simoffload.report.formatting import per_second, percent
 from simoffload.results.checkpoint import CheckpointResult

@@ -5,9 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
-from simoffload.planning.explanation import Explanation
-from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
-from simoffload.planning.uncertainty import ASSUMED, Uncertainty, UncertaintyTerm
+from simoffload.planning.explanation import (
+    ASSUMED,
+    Explanation,
+    Sensitivity,
+    SensitivityRow,
+    Uncertainty,
+    UncertaintyTerm,
+)
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, byte_rate
 from simoffload.report.formatting import percent, uncapitalized

@@ -12,7 +12,8 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.strategies.base import Move, Plan, Strategy
+from simoffload.results.capacity import Change
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.training import OptimizerKind
@@ -61,12 +62,12 @@ class CheckpointStorage(Strategy):
         """None. Raises PlacementError: GPUs lose what a checkpoint is for."""
         raise refused("resident", self.kind, "checkpoints go to storage")
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Checkpoints on every tier of storage."""
         machine = plan.machine
         tiers = [one.weights for one in self.placements(machine)]
         for tier in sorted(tiers, key=lambda one: machine.tiers[one].capacity):
-            yield (Move("tier", f"checkpoints on {tier}", (Edit.at("strategy.tier", tier),)),)
+            yield (Change("tier", f"checkpoints on {tier}", (Edit.at("strategy.tier", tier),)),)
 
     def plan(self, model: ModelShape, workload: Checkpointing, machine: Machine) -> CheckpointPlan:
         """Apply the strategy; InputError for what the machine lacks or DeepSpeed cannot do."""

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
-from simoffload.strategies.base import FasterSetting, Move, Tunable
+from simoffload.results.capacity import Change
+from simoffload.strategies.base import Tunable
 from simoffload.strategies.ds_config.export import BATCH
 from simoffload.strategies.ds_config.parameters import FIRST_INTRA_OP, LATEST, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
@@ -113,10 +114,10 @@ def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
             yield Tunable(name, tuned.path, values[tuned.section][tuned.key], tuned.less)
 
 
-def stages(settings: TrainingSettings) -> Iterator[Move]:
+def stages(settings: TrainingSettings) -> Iterator[Change]:
     """ZeRO stages above that of the settings."""
     for stage in range(settings.stage + 1, 4):
-        yield Move("stage", f"ZeRO stage {stage}", (_edit("zero_optimization", "stage", stage),))
+        yield Change("stage", f"ZeRO stage {stage}", (_edit("zero_optimization", "stage", stage),))
 
 
 _BUFFERS = (8, 16, 32, 64, 128)
@@ -157,7 +158,7 @@ def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
 
 def faster_settings(
     config: DeepSpeedConfig, model: ModelShape, version: str, *, storage: bool, direct: bool, trains: bool
-) -> Iterator[FasterSetting]:
+) -> Iterator[Change]:
     """Knobs, switches and the version; those that DeepSpeed would refuse drop out when they are tried.
 
     ``storage`` and ``direct`` as ``Strategy.settings`` says; ``trains`` = there are an optimizer and stages.
@@ -175,10 +176,10 @@ def faster_settings(
         threads = config.aio.thread_count
         renamed = () if threads is None else (_edit("aio", "intra_op_parallelism", threads),)
         edits = (Edit.at("strategy.deepspeed_version", LATEST), *renamed)
-        yield FasterSetting(f"deepspeed-{LATEST}", f"DeepSpeed {LATEST} instead of {version}", edits)
+        yield Change("setting", f"DeepSpeed {LATEST} instead of {version}", edits, key=f"deepspeed-{LATEST}")
 
 
-def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Iterator[FasterSetting]:
+def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Iterator[Change]:
     section: Any = config
     for name in tuned.path[2:-1]:
         section = getattr(section, name, None)
@@ -193,41 +194,41 @@ def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Ite
             continue
         description = f"{tuned.key} {value:,} instead of {int(now):,}"
         name = f"{tuned.word}-{value}".replace(" ", "-")
-        yield FasterSetting(name, description, (Edit(tuned.path, value),))
+        yield Change("setting", description, (Edit(tuned.path, value),), key=name)
 
 
-def _stages(config: DeepSpeedConfig) -> Iterator[FasterSetting]:
+def _stages(config: DeepSpeedConfig) -> Iterator[Change]:
     """Other stages of ZeRO, which train the same."""
     now = config.zero_optimization.stage
     for stage in (1, 2, 3):
         if stage != now:
             edits = (_edit("zero_optimization", "stage", stage),)
-            yield FasterSetting(f"stage-{stage}", f"ZeRO stage {stage} instead of {now}", edits)
+            yield Change("setting", f"ZeRO stage {stage} instead of {now}", edits, key=f"stage-{stage}")
 
 
-def _threads(config: DeepSpeedConfig, version: str) -> FasterSetting:
+def _threads(config: DeepSpeedConfig, version: str) -> Change:
     renamed = parse_version(version) >= FIRST_INTRA_OP
     key = "intra_op_parallelism" if renamed else "thread_count"
     now = getattr(config.aio, key) or 1
     description = f"{key} {4 * now} instead of {now}"
-    return FasterSetting(f"{key}-{4 * now}", description, (_edit("aio", key, 4 * now),))
+    return Change("setting", description, (_edit("aio", key, 4 * now),), key=f"{key}-{4 * now}")
 
 
-def _switches(config: DeepSpeedConfig, *, storage: bool, direct: bool) -> Iterator[FasterSetting]:
+def _switches(config: DeepSpeedConfig, *, storage: bool, direct: bool) -> Iterator[Change]:
     offload = config.zero_optimization.offload_param
     if offload is not None and not storage:
         pin = not offload.pin_memory
         description = "weights in page-locked memory" if pin else "weights in pageable memory"
         edits = (_edit("offload_param", "pin_memory", pin),)
-        yield FasterSetting(f"pin_memory-{str(pin).lower()}", f"{description} (pin_memory)", edits)
+        yield Change("setting", f"{description} (pin_memory)", edits, key=f"pin_memory-{str(pin).lower()}")
     if direct and not config.aio.use_gds:
         edits = (_edit("aio", "use_gds", True),)
-        yield FasterSetting("use_gds", "reads straight into the GPU (use_gds)", edits)
+        yield Change("setting", "reads straight into the GPU (use_gds)", edits, key="use_gds")
 
 
-def _pipelines(config: DeepSpeedConfig) -> Iterator[FasterSetting]:
+def _pipelines(config: DeepSpeedConfig) -> Iterator[Change]:
     section = config.zero_optimization.offload_optimizer
     if section is None or (section.pipeline_read and section.pipeline_write):
         return
     edits = tuple(_edit("offload_optimizer", key, True) for key in ("pipeline_read", "pipeline_write"))
-    yield FasterSetting("pipeline", "swapping while it updates (pipeline_read, _write)", edits)
+    yield Change("setting", "swapping while it updates (pipeline_read, _write)", edits, key="pipeline")

@@ -21,9 +21,9 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import MemoryStage, MemoryTerm
+from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Move, Plan, Strategy
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.memory import activations_of, pinned_rounding
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import StepPart, StepWork
@@ -52,6 +52,8 @@ class Fsdp(Strategy):
     """Training under PyTorch's FSDP, with its names for the knobs and its defaults."""
 
     serves: ClassVar = frozenset({"training"})
+    method: ClassVar = "FSDP"
+    gathers: ClassVar = "FSDP"
     uses_storage: ClassVar = False
     evidence: ClassVar = "fsdp"
 
@@ -90,9 +92,9 @@ class Fsdp(Strategy):
             raise refused(placement, self.kind, why)
         return (Edit.at("strategy.cpu_offload", weights == "dram"),)
 
-    def moves(self, _plan: Plan) -> Iterator[tuple[Move, ...]]:
+    def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Everything in host memory."""
-        yield (Move("tier", "states on dram", (Edit.at("strategy.cpu_offload", True),)),)
+        yield (Change("tier", "states on dram", (Edit.at("strategy.cpu_offload", True),)),)
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
         """Apply the strategy; InputError for what is not modelled."""

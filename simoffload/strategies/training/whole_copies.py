@@ -9,8 +9,8 @@ from functools import cached_property
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import MemoryStage, MemoryTerm
-from simoffload.strategies.base import Move, Plan, Tunable
+from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
+from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.tuning import stages
 from simoffload.strategies.training.plan import ZeroTrainingPlan
@@ -30,7 +30,7 @@ def plan_whole_copies(model: ModelShape, workload: Training, machine: Machine, *
     return _WholeCopiesTrained(**{one.name: getattr(plan, one.name) for one in fields(plan)})
 
 
-def stages_of_zero(plan: Plan) -> Iterator[Move]:
+def stages_of_zero(plan: Plan) -> Iterator[Change]:
     """Stages of ZeRO, of training."""
     if isinstance(plan, ZeroTrainingPlan):
         for stage in stages(plan.settings):

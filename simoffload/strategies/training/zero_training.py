@@ -20,7 +20,8 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.strategies.base import Move, Plan
+from simoffload.results.capacity import Change
+from simoffload.strategies.base import Plan
 from simoffload.strategies.ds_config.export import FILE, Work, training_config
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.training import (
@@ -127,26 +128,26 @@ class ZeroTraining(ZeroStrategy):
             return plan
         return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
 
-    def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
+    def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
         """Weights, optimizer and both on every tier, also in higher stages."""
         assert isinstance(plan, ZeroTrainingPlan)
         size = plan.settings.params.buffer_size
         return training_moves(plan, tuple(self.stages(plan)), ranks=self.ranks, buffer_size=size)
 
-    def stages(self, plan: Plan) -> Iterator[Move]:
+    def stages(self, plan: Plan) -> Iterator[Change]:
         """Higher stages of ZeRO."""
         assert isinstance(plan, ZeroTrainingPlan)
         return stages(plan.settings)
 
-    def adapters(self, model: ModelShape) -> Iterator[Move]:
+    def adapters(self, model: ModelShape) -> Iterator[Change]:
         """LoRA, unless that is what it trains."""
         return lora_moves(model) if self.lora is None else iter(())
 
-    def precisions(self) -> Iterator[Move]:
+    def precisions(self) -> Iterator[Change]:
         """Frozen weights in 4 bit."""
         if self.lora is not None and self.lora.quantize is None:
             edits = (Edit(("strategy", "lora", "quantize"), "nf4"),)
-            yield Move("precision", "frozen weights in nf4", edits)
+            yield Change("precision", "frozen weights in nf4", edits)
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """The files with which DeepSpeed does what was planned: content by name."""

@@ -8,8 +8,9 @@ import pytest
 
 from simoffload.documents import Edit, parse_yaml
 from simoffload.planning.advise import Advice, advise
-from simoffload.planning.advise.catalogue import Choice, Dimension
-from simoffload.planning.advise.files import recommended
+from simoffload.planning.advise.catalogue import Dimension
+from simoffload.planning.advise.evaluate import recommended
+from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import simulate
@@ -48,12 +49,12 @@ TIERS = ("raid", "dram", "hbm", "ai400x2", "nfs")
 BATCHES = (4, 8, 16)
 
 
-def tier(name: str) -> Choice:
-    return Choice(f"weights on {name}", (Edit.at("strategy.weights", name),))
+def tier(name: str) -> Change:
+    return Change("hardware", f"weights on {name}", (Edit.at("strategy.weights", name),))
 
 
-def batch(size: int) -> Choice:
-    return Choice(f"batch {size}", (Edit.at("workload.batch_size", size),))
+def batch(size: int) -> Change:
+    return Change("hardware", f"batch {size}", (Edit.at("workload.batch_size", size),))
 
 
 SPACE = (

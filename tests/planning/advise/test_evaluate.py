@@ -12,12 +12,11 @@ import pytest
 from simoffload.documents import Edit
 from simoffload.errors import WorkLimitError
 from simoffload.planning.advise import WORTH, Advice, advise
-from simoffload.planning.advise.evaluate import Tried, _together
-from simoffload.planning.advise.files import SIGNATURE, recommended
-from simoffload.planning.advise.hardware import memory
-from simoffload.planning.advise.options import Option
+from simoffload.planning.advise.evaluate import SIGNATURE, Tried, _together, recommended
+from simoffload.planning.advise.options import memory
 from simoffload.planning.costs import economics
 from simoffload.report.sections.advice import GAINS, advised
+from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import Progress, simulate
@@ -28,21 +27,21 @@ MORE_DRIVES = {"stored": ("raid-5-drives", "raid-8-drives"), "hosted": ("raid-9-
 
 
 def gains(advice: Advice) -> dict[str, float]:
-    return {one.option.key: one.gain for one in advice.tried if one.gain is not None}
+    return {one.change.key: one.gain for one in advice.tried if one.gain is not None}
 
 
 def test_more_drives_help_where_the_storage_decides(stored: Advice) -> None:
     assert stored.result.bottleneck == "raid read"
     one, twice = (gains(stored)[key] for key in MORE_DRIVES["stored"])
     assert WORTH < 1.1 < one < twice
-    assert stored.by_cost[0].option.key == "raid-5-drives"
+    assert stored.by_cost[0].change.key == "raid-5-drives"
 
 
 def test_more_or_faster_drives_do_not_help_where_the_host_decides(hosted: Advice) -> None:
     assert hosted.result.bottleneck == "host thread"
     found = gains(hosted)
     assert all(1 <= found[key] < WORTH for key in MORE_DRIVES["hosted"])
-    assert not [one for one in hosted.helping if "drives" in one.option.description]
+    assert not [one for one in hosted.helping if "drives" in one.change.description]
     assert found["faster-thread"] > 1.1
     assert hosted.by_cost == ()
 
@@ -87,11 +86,11 @@ def test_files_are_called_after_their_rank(stored: Advice) -> None:
 
 
 def test_what_is_there_already_costs_nothing_and_drives_their_price(stored: Advice) -> None:
-    extra = {one.option.key: one.extra for one in stored.tried}
+    extra = {one.change.key: one.extra for one in stored.tried}
     assert extra["on-dram"] == extra["batch-8"] == extra["use_gds"] == 0
     assert extra["raid-8-drives"] == 4 * (extra["raid-5-drives"] or 0) > 0
     assert extra["faster-thread"] is None, "no list has a price of that"
-    paid = {one.option.key: one.gain_per_cost for one in stored.by_cost}
+    paid = {one.change.key: one.gain_per_cost for one in stored.by_cost}
     assert (
         paid["raid-5-drives"] == (gains(stored)["raid-5-drives"] - 1) / (extra["raid-5-drives"] or 0) * 1000
     )
@@ -103,13 +102,13 @@ def test_what_has_no_price_as_before_does_not_matter() -> None:
     overrides = ["workload.output_length=2", 'profiles."host/dgx2-1.5tb".memory_maximum=3 TiB']
     found = advise(load_scenario("zero-inference-2022/opt-30b", overrides=overrides))
     assert found.economics.bill.missing == ("host/dgx2-1.5tb", "accelerator/v100-32g-sxm")
-    extra = {one.option.key: one.extra for one in found.tried}
+    extra = {one.change.key: one.extra for one in found.tried}
     assert extra["batch-512"] == 0
     assert (extra["memory-x2"] or 0) > 10_000
 
 
 def test_no_more_memory_is_advised_than_the_board_takes() -> None:
-    def advised_memory(maximum: str) -> Option:
+    def advised_memory(maximum: str) -> Change:
         key = "profiles.dgx-a100-1tib.memory_maximum"
         scenario = load_scenario("ddn/bloom-7b1", overrides=[f"{key}={maximum}"])
         return next(memory(scenario, ("dram",)))
@@ -124,8 +123,8 @@ def test_no_more_memory_is_advised_than_the_board_takes() -> None:
 
 
 def test_all_settings_at_once_are_a_recommendation_of_their_own(hosted: Advice) -> None:
-    together = next(one for one in hosted.tried if one.option.key == "settings")
-    assert together.option.description == "all settings that gain by themselves at once (2 keys)"
+    together = next(one for one in hosted.tried if one.change.key == "settings")
+    assert together.change.description == "all settings that gain by themselves at once (2 keys)"
     aio = together.scenario.document.data["strategy"]["ds_config"]["aio"]
     assert (aio["use_gds"], aio["block_size"]) == (True, 4194304)
     # One setting alone is told once.
@@ -134,11 +133,10 @@ def test_all_settings_at_once_are_a_recommendation_of_their_own(hosted: Advice) 
 
 def test_every_option_is_tried_once_and_changes_something(stored: Advice, hosted: Advice) -> None:
     for advice in (stored, hosted):
-        keys = [one.option.key for one in (*advice.tried, *advice.impossible)]
-        assert len(keys) == len(set(keys))
-        for one in (*advice.tried, *advice.impossible):
-            changed = advice.scenario.changed(*one.option.edits)
-            assert changed.data != advice.scenario.document.data, one.option.key
+        changes = [*(one.change for one in advice.tried), *advice.impossible]
+        assert len(changes) == len({one.key for one in changes})
+        for one in changes:
+            assert advice.scenario.changed(*one.edits).data != advice.scenario.document.data, one.key
 
 
 def test_settings_that_repeat_the_workload_are_left_to_it() -> None:
@@ -146,7 +144,7 @@ def test_settings_that_repeat_the_workload_are_left_to_it() -> None:
     found = advise(load_scenario("zenflow/qwen2.5-3b"))
     assert found.scenario.document.data["strategy"]["ds_config"]["train_batch_size"] == 8
     assert gains(found)["batch-8"] > gains(found)["accumulate-2"] > 1.4
-    batch = next(one for one in found.tried if one.option.key == "batch-8")
+    batch = next(one for one in found.tried if one.change.key == "batch-8")
     assert batch.scenario.document.data["strategy"]["ds_config"]["train_batch_size"] == "auto"
 
 
@@ -155,9 +153,9 @@ def test_advice_on_fsdp_and_on_work_without_offload() -> None:
     inference = load_scenario("ddn/bloom-7b1", overrides=["workload.output_length=2"])
     for scenario in (loaded(FSDP), inference.on("resident")):
         found = advise(scenario)
-        assert found.helping[0].option.key.startswith("batch-")
+        assert found.helping[0].change.key.startswith("batch-")
         assert "faster-thread" in gains(found)
-        assert not [one for one in found.tried if one.option.kind == "setting"]
+        assert not [one for one in found.tried if one.change.kind == "setting"]
 
 
 def test_advice_on_checkpoints() -> None:
@@ -170,7 +168,7 @@ def test_advice_on_checkpoints() -> None:
 
 def test_more_of_a_single_drive_is_an_array() -> None:
     found = advise(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"]))
-    one = next(one for one in found.tried if one.option.key == "nvme-2-drives")
+    one = next(one for one in found.tried if one.change.key == "nvme-2-drives")
     assert one.gain is not None
     assert one.gain > 1.4
     assert one.scenario.machine.topology.targets["nvme"].drives == 2
@@ -182,10 +180,10 @@ def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pyte
             raise WorkLimitError("stopped by engine.timeout (--timeout) before decode 1")
         return simulate(scenario, progress=progress)
 
-    monkeypatch.setattr("simoffload.planning.advise.evaluate.simulate", limited)
+    monkeypatch.setattr("simoffload.planning.evaluator.simulate", limited)
     reported: list[str] = []
     found = advise(loaded(STORAGE_BOUND), progress=reported.append)
-    assert {one.option.key: one.why for one in found.impossible} == {
+    assert {one.key: one.barred for one in found.impossible} == {
         "raid-5-drives": "stopped by engine.timeout (--timeout) before decode 1"
     }
     assert "raid-8-drives" in gains(found)
@@ -205,9 +203,9 @@ def test_an_option_is_resolved_and_simulated_once(monkeypatch: pytest.MonkeyPatc
         return count
 
     monkeypatch.setattr(LoadedScenario, "edited", counting("edited", LoadedScenario.edited))
-    monkeypatch.setattr("simoffload.planning.advise.evaluate.simulate", counting("simulate", simulate))
+    monkeypatch.setattr("simoffload.planning.evaluator.simulate", counting("simulate", simulate))
     found = advise(loaded(STORAGE_BOUND))
-    made = [one for one in found.impossible if not one.option.barred]
+    made = [one for one in found.impossible if "takes no more" not in one.barred]
     together = counted["edited"] - len(found.tried) - len(made)
     assert together in (0, 1), "all settings at once, which are no advice if one alone gains more"
     assert counted["simulate"] <= 1 + counted["edited"]
@@ -218,7 +216,11 @@ def test_settings_may_have_lists_as_values() -> None:
     """They are put together by key, whatever the values are."""
 
     def setting(key: str, gain: float, *edits: Edit) -> Tried:
-        return Tried(Option(key, key, "setting", edits), *[None] * 3, gain, None)  # type: ignore[arg-type]
+        nothing: Any = None
+        change = Change("setting", key, edits, key=key)
+        return Tried(
+            change=change, scenario=nothing, result=nothing, economics=nothing, gain=gain, extra=None
+        )
 
     one, other = Edit.at("strategy.a", [1, {"b": 2}]), Edit.at("strategy.c", {"d": []})
     assert _together([setting("one", 1.2, one)]) is None
@@ -238,5 +240,5 @@ def test_plain_values(stored: Advice) -> None:
     assert rendered["schema"] == "simoffload/advice/1"
     assert rendered["options"][0]["key"] == "on-resident"
     assert rendered["options"][0]["gain"] == stored.tried[0].gain
-    assert rendered["by_cost"] == [one.option.key for one in stored.by_cost]
+    assert rendered["by_cost"] == [one.change.key for one in stored.by_cost]
     assert rendered["options"][1]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]

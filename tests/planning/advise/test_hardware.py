@@ -11,10 +11,12 @@ from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
 from simoffload.hardware import list_profiles, load_profile
 from simoffload.hardware.profiles import Accelerator, Pcie
-from simoffload.planning.advise import Advice, Option, advise, hardware
-from simoffload.planning.advise.evaluate import options_of
+from simoffload.planning.advise import Advice, advise
+from simoffload.planning.advise import options as hardware
+from simoffload.planning.advise.options import options_of
 from simoffload.planning.bandwidth import storage_curve
 from simoffload.planning.costs import load_costs
+from simoffload.results.capacity import Change
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import fit, simulate
 
@@ -64,12 +66,12 @@ def scenario(folder: Path, text: str, *overrides: str) -> LoadedScenario:
     return resolve(parse_yaml(text, name="s.yaml", root=folder), overrides=overrides)
 
 
-def options(loaded: LoadedScenario) -> dict[str, Option]:
+def options(loaded: LoadedScenario) -> dict[str, Change]:
     found = options_of(loaded, fit(loaded), load_costs())
     return {one.key: one for one in found}
 
 
-def reads(loaded: LoadedScenario, option: Option | None = None) -> float:
+def reads(loaded: LoadedScenario, option: Change | None = None) -> float:
     """[B/s] that one host reads from the server, with an option or as it is."""
     if option is not None:
         loaded = loaded.edited(*option.edits)
@@ -79,7 +81,7 @@ def reads(loaded: LoadedScenario, option: Option | None = None) -> float:
     )
 
 
-def gain(loaded: LoadedScenario, option: Option) -> float:
+def gain(loaded: LoadedScenario, option: Change) -> float:
     changed = loaded.edited(*option.edits)
     before, after = (simulate(one).step_time_s for one in (loaded, changed))
     assert before
@@ -147,7 +149,7 @@ def desktop(tmp_path_factory: pytest.TempPathFactory) -> Advice:
 
 
 def test_nothing_for_an_rtx_4090_that_it_does_not_have(desktop: Advice) -> None:
-    keys = {one.option.key for one in (*desktop.tried, *desktop.impossible)}
+    keys = {one.change.key for one in (*desktop.tried, *desktop.impossible)}
     assert not [key for key in keys if "pcie" in key or "gds" in key]
 
 
@@ -157,7 +159,7 @@ def test_no_storage_gains_more_than_faster_storage_is_said_to(desktop: Advice) -
     most = curve.fastest / curve.own.throughput
     assert f"{most:.3g} times the throughput at most in the slot of its drive; more" in curve.sentences[-1]
     storage = {
-        one.option.description: one.gain for one in desktop.tried if one.option.key.startswith("nvme-")
+        one.change.description: one.gain for one in desktop.tried if one.change.key.startswith("nvme-")
     }
     assert storage
     assert max(one or 0 for one in storage.values()) <= most * 1.001

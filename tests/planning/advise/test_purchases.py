@@ -9,11 +9,13 @@ import pytest
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
+from simoffload.planning import evaluator
 from simoffload.planning.advise import Search, parse_service, purchases, search_catalogue
-from simoffload.planning.advise.catalogue import Choice, Dimension, dimensions
-from simoffload.planning.advise.evaluate import options_of
+from simoffload.planning.advise.catalogue import Dimension, dimensions
+from simoffload.planning.advise.options import options_of
 from simoffload.planning.advise.purchases import SimulatedPurchase
 from simoffload.planning.costs import load_costs
+from simoffload.results.capacity import Change
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import simulate
@@ -33,11 +35,11 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[LoadedScenario]:
     monkeypatch.setattr(purchases, "dimensions", lambda *_: SPACE)
     done: list[LoadedScenario] = []
 
-    def recorded(one: LoadedScenario) -> object:
+    def recorded(one: LoadedScenario, **_: object) -> object:
         done.append(one)
         return simulate(one)
 
-    monkeypatch.setattr(purchases, "simulate", recorded)
+    monkeypatch.setattr(evaluator, "simulate", recorded)
     return done
 
 
@@ -152,7 +154,7 @@ def test_what_comes_to_the_same_scenario_is_simulated_once(
     scenario: LoadedScenario, simulated: list[LoadedScenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The platform that the scenario has anyway, with as many ranks."""
-    there = Choice("its own", (Edit.at("platform", "dgx-a100"), Edit.at("strategy.ranks", 8)))
+    there = Change("hardware", "its own", (Edit.at("platform", "dgx-a100"), Edit.at("strategy.ranks", 8)))
     spaces = {None: SPACE, "dgx-a100": (Dimension("platform", (there,)), *SPACE)}
     monkeypatch.setattr(purchases, "dimensions", lambda _, name, *__: spaces[name])
     found = search_catalogue(scenario, platforms=["dgx-a100"])

@@ -16,7 +16,7 @@ from simoffload.planning.costs import (
     load_costs,
     verdicts,
 )
-from simoffload.planning.costs.break_even import FIRST, SECOND
+from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.results.result import SimulationResult
 from tests.planning.costs.conftest import TODAY
 

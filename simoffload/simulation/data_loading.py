@@ -1,18 +1,96 @@
-"""Whether the GPUs wait for their data: what they need against what loaders and storage deliver."""
+"""Reading the training data: whether the GPUs wait for it, and how much of it a page cache holds.
+
+The page cache is taken to drop what was not used for the longest time (LRU). Linux's is near to that, not the
+same: it keeps pages that it met twice in a second list, and so saves a part of a dataset that is read in
+order. What is predicted here is the lower side.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import log
 
 from simoffload.hardware import Machine
 from simoffload.results.data_loading import DataLoading, Epoch, Limit
-from simoffload.simulation.data_loading.loader import GpuStep, LoaderHost, loader_pace
-from simoffload.simulation.data_loading.page_cache import random_hit_ratio, sequential_hit_ratio
-from simoffload.simulation.data_loading.supply import ROUNDING, StorageRoutes, Supply, storage_routes
+from simoffload.simulation.loaders import (
+    ROUNDING,
+    GpuStep,
+    LoaderHost,
+    StorageRoutes,
+    Supply,
+    loader_pace,
+    storage_routes,
+)
 from simoffload.workload.dataset import Dataset
 
-__all__ = ["look_ahead_bytes", "predict_data_loading", "stored_bytes"]
+__all__ = [
+    "look_ahead_bytes",
+    "predict_data_loading",
+    "random_hit_ratio",
+    "sequential_hit_ratio",
+    "stored_bytes",
+]
+
+
+def sequential_hit_ratio(cache: float, part: float) -> float:
+    """Return the fraction of a later epoch found in ``cache`` [B] if ``part`` [B] are always read in the
+    same order.
+
+    All if they fit; else none: each page is dropped just before it is asked for again.
+    """
+    return 1.0 if part <= cache else 0.0
+
+
+def random_hit_ratio(cached: float, *, share: float = 1.0, epoch: int = 2) -> float:
+    """Return the fraction of an epoch found in the cache of a host that reads a new random part in every
+    epoch.
+
+    ``cached`` is the cache's size over the dataset's, ``share`` w the part of the dataset that the host
+    reads in an epoch (its ranks over all ranks), ``epoch`` counts from 1, the cold one.
+
+    An item that the host reads now, at the fraction y of its epoch, it last read k epochs ago, at x, with
+    probability w (1 - w)^(k-1). Of the dataset the host has meanwhile not touched, large datasets assumed,
+
+        (1 - w (1 - x)) (1 - w)^(k-1) (1 - w y)
+
+    and LRU still has the item if that is at least 1 - cached. With x and y uniform, one host (w = 1) finds
+
+        cached + (1 - cached) ln(1 - cached),
+
+    less than ``cached``, which independent random reads (w -> 0, many epochs) find. Derived here.
+    Raises ValueError for an epoch below 1 or a share outside of (0, 1].
+    """
+    if epoch < 1 or not 0 < share <= 1:
+        raise ValueError(f"no epoch {epoch} of a host that reads {share} of the dataset")
+    if cached >= 1:
+        return 1 - (1 - share) ** (epoch - 1)
+    hits, untouched, probability = 0.0, 1.0, share
+    for _ in range(epoch - 1):
+        level = (1 - max(0.0, cached)) / untouched
+        if level >= 1:
+            break
+        hits += probability * _product_above(level, 1 - share)
+        untouched *= 1 - share
+        probability *= 1 - share
+        if untouched <= 0 or probability < 1e-12:
+            break
+    return hits
+
+
+def _product_above(level: float, low: float) -> float:
+    """Return the probability that the product of two numbers, uniform in [low, 1], is at least ``level``."""
+    if level <= low * low:
+        return 1.0
+    if level >= 1:
+        return 0.0
+    if level >= low:
+        area = 1 - level + (level * log(level) if level > 0 else 0.0)
+    else:
+        knee = level / low  # below it the second factor is bounded by the level, above it by `low`
+        area = knee - low - level * log(knee / low) + (1 - low) * (1 - knee)
+    return area / (1 - low) ** 2
+
 
 MOST_WORKERS = 1024
 """Per rank: no more are proposed."""
@@ -41,7 +119,8 @@ class _LoadingRun:
 
     @property
     def steps(self) -> int:
-        """Of an epoch; ranks and batches are filled up, as DistributedSampler and DataLoader do."""
+        """Number of steps of an epoch; ranks and batches are filled up, as DistributedSampler and DataLoader
+        do."""
         samples = _ceil_divide(self.dataset.samples, self.ranks)
         return _ceil_divide(_ceil_divide(samples, self.batch), self.step.batches)
 
@@ -60,7 +139,7 @@ def predict_data_loading(
     requests_per_second: int | None = None,
     background: Mapping[str, float] | None = None,
 ) -> DataLoading:
-    """Say for every epoch whether the loaders of ``ranks`` keep up with steps of ``step_time`` [s].
+    """Predict for every epoch whether the loaders of ``ranks`` keep up with steps of ``step_time`` [s].
 
     A step takes ``gradient_accumulation_steps`` batches of ``batch_size`` samples per rank; in its last
     ``pause_time`` [s] (the optimizer) no batch is taken. ``free_host_memory`` [B] of each host is what
@@ -108,21 +187,22 @@ def predict_data_loading(
 
 
 def look_ahead_bytes(dataset: Dataset, machine: Machine, *, ranks: int, batch_size: int) -> int:
-    """[B] of each host's memory in batches made ahead."""
+    """Return how much of each host's memory [B] holds batches made ahead."""
     here = machine.ranks_per_node(ranks)
     ahead = max(1, dataset.workers * dataset.prefetch_factor)
     return here * ahead * batch_size * (dataset.decoded_size or dataset.sample_size)
 
 
 def stored_bytes(dataset: Dataset, machine: Machine, *, ranks: int) -> int:
-    """[B] that the tier must hold: a copy in every host where drives are local and the order changes."""
+    """Return the bytes [B] that the tier must hold: a copy in every host where drives are local and the
+    order changes."""
     hosts = machine.nodes_of(ranks)
     local = machine.topology.targets[dataset.tier].drives > 0
     return dataset.size * (hosts if local and dataset.shuffle != "none" else 1)
 
 
 def _epochs(run: _LoadingRun, cache: int) -> tuple[Epoch, ...]:
-    """The first epoch, then the others; those with the same hits, and late ones much alike, as one."""
+    """Return the first epoch, then the others; those with the same hits, and similar late ones, as one."""
     supply = run.routes.supply(run.dataset)
     epochs = [_epoch(run, supply, 0.0, 1)]
     first = 2
@@ -175,7 +255,7 @@ def _epoch(run: _LoadingRun, supply: Supply, hit_ratio: float, number: int) -> E
 
 
 def _workers_needed(run: _LoadingRun) -> tuple[int | None, Limit]:
-    """Double the workers until no GPU waits in a cold epoch, then halve the last interval.
+    """Find the fewest workers with which no GPU waits in a cold epoch, and the limit with so many.
 
     Only that far: a measured curve may fall again with more in flight.
     """

@@ -1,35 +1,24 @@
-"""Kinds of changes that make a scenario fit, of each the smallest that does; all are tried, none computed."""
+"""The smallest changes that make a scenario fit; all are tried, none is computed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, combinations, islice, product
 
 from simoffload.documents import Edit
+from simoffload.errors import InputError
 from simoffload.hardware.targets import Target
-from simoffload.planning.fit.evaluator import Evaluator
-from simoffload.planning.fit.search import smallest_that_fits
-from simoffload.results.capacity import Change, TierUse
-from simoffload.strategies.base import Move, Tunable
+from simoffload.planning.evaluator import Evaluator, smallest_that_fits
+from simoffload.results.capacity import Change, Remedies, TierUse
+from simoffload.scenario import LoadedScenario
+from simoffload.simulation.capacity import memory_footprint
+from simoffload.strategies.base import Tunable
 from simoffload.units import format_bytes
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 
-__all__ = [
-    "BOUGHT",
-    "KINDS",
-    "MOST_NODES",
-    "MOST_RANKS",
-    "Kind",
-    "adapters",
-    "adapters_of",
-    "context",
-    "enough",
-    "first_steps",
-    "precision",
-    "settings",
-]
+__all__ = ["MOST_NODES", "MOST_RANKS", "search_changes", "smallest_changes"]
 
 MOST_NODES, MOST_RANKS = 8192, 65_536
 """As many as a scenario may have."""
@@ -40,11 +29,11 @@ _TERABYTE = 10**12
 Kind = Callable[[Evaluator], Iterator[Change]]
 
 
-def enough(evaluator: Evaluator, step: Move) -> Iterator[Change]:
-    """The change, if everything fits with it."""
+def enough(evaluator: Evaluator, step: Change) -> Iterator[Change]:
+    """Yield the change with the memory that it leaves, if everything fits with it."""
     uses = evaluator.needs(*step.edits)
     if uses is not None and all(use.fits for use in uses):
-        yield Change(step.kind, step.description, step.edits, uses)
+        yield step._replace(uses=uses)
 
 
 def _lacking(evaluator: Evaluator) -> list[TierUse]:
@@ -55,19 +44,19 @@ def _lacking(evaluator: Evaluator) -> list[TierUse]:
 
 
 def tiers(evaluator: Evaluator) -> Iterator[Change]:
-    """Every other tier that is large enough, the smallest first."""
+    """Yield, for each tier, the first placement on it that is enough; the smallest tiers first."""
     for steps in evaluator.strategy.moves(evaluator.plan):
         yield from _first(evaluator, steps, *(step.description for step in steps if step.kind == "tier"))
 
 
 def stages(evaluator: Evaluator) -> Iterator[Change]:
-    """States divided among more ranks."""
+    """Yield the first stage that divides the states among enough ranks."""
     steps = tuple(evaluator.strategy.stages(evaluator.plan))
     yield from _first(evaluator, steps, *(step.description for step in steps))
 
 
-def _first(evaluator: Evaluator, steps: Iterable[Move], *description: str) -> Iterator[Change]:
-    """The first that is enough; ``description`` are what is tried."""
+def _first(evaluator: Evaluator, steps: Iterable[Change], *description: str) -> Iterator[Change]:
+    """Yield the first change that is enough; ``description`` say what is tried."""
     evaluator.trying(*description)
     yield from islice((change for step in steps for change in enough(evaluator, step)), 1)
 
@@ -76,7 +65,7 @@ def _first(evaluator: Evaluator, steps: Iterable[Move], *description: str) -> It
 
 
 def settings(evaluator: Evaluator) -> Iterator[Change]:
-    """Settings that the parts of what is too large name as their remedies.
+    """Yield settings that the memory terms of a tier that is too small name as their remedies.
 
     A setting is left out where the parts that name it are smaller than what lacks.
     """
@@ -87,12 +76,12 @@ def settings(evaluator: Evaluator) -> Iterator[Change]:
             yield from _first(evaluator, _other_values(tunable), tunable.word)
 
 
-def _other_values(tunable: Tunable) -> Iterator[Move]:
+def _other_values(tunable: Tunable) -> Iterator[Change]:
     for value in tunable.values(tunable.now):
         description = f"{tunable.word} {tunable.now:,} → {value:,}"
         if isinstance(value, bool):
             description = f"{tunable.word} {'set' if value else 'unset'}"
-        yield Move("setting", description, (Edit(tunable.path, value),))
+        yield Change("setting", description, (Edit(tunable.path, value),))
 
 
 def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
@@ -111,12 +100,12 @@ def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
 
 
 def _each(evaluator: Evaluator) -> str:
-    """What a batch is of, where every GPU has its own."""
+    """Return what the batch counts, where every GPU has its own."""
     return " on each GPU" if evaluator.strategy.replicas == evaluator.strategy.gpus else ""
 
 
 def batch(evaluator: Evaluator) -> Iterator[Change]:
-    """The largest batch that fits; in training also as many sequences a step in more micro-steps."""
+    """Yield the largest batch that fits; in training also as many sequences in more micro-steps."""
     workload = evaluator.workload
     if isinstance(workload, Checkpointing) or workload.batch_size == 1:
         return
@@ -126,7 +115,7 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
     if found is None:
         return
     yield from enough(
-        evaluator, Move("batch", f"batch {now} → {found}{_each(evaluator)}", evaluator.batch(found))
+        evaluator, Change("batch", f"batch {now} → {found}{_each(evaluator)}", evaluator.batch(found))
     )
     if isinstance(workload, Training):
         part = max(count for count in range(1, found + 1) if now % count == 0)
@@ -137,11 +126,11 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
         more = Edit(("workload", key), times)
         release = evaluator.strategy.release_fixed_batch("batch_size", key)
         same = (Edit(("workload", "batch_size"), part), more, *release)
-        yield from enough(evaluator, Move("batch", description, same))
+        yield from enough(evaluator, Change("batch", description, same))
 
 
 def context(evaluator: Evaluator) -> Iterator[Change]:
-    """The longest sequences that fit; of prompt and output the longer one is cut."""
+    """Yield the longest sequences that fit; of prompt and output the longer one is cut."""
     workload = evaluator.workload
     if isinstance(workload, Checkpointing):
         return
@@ -159,28 +148,28 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
     evaluator.trying("shorter sequences")
     found = evaluator.largest(steps, start=now, most=now)
     if found is not None:
-        yield from enough(evaluator, Move("context", f"{key} {now:,} → {found:,} tokens", steps(found)))
+        yield from enough(evaluator, Change("context", f"{key} {now:,} → {found:,} tokens", steps(found)))
 
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:
-    """16 instead of 32 bit; frozen weights in 4 bit where adapters are trained."""
+    """Yield 16 instead of 32 bit, and 4-bit frozen weights where adapters are trained."""
     for step in (*_halved(evaluator), *evaluator.strategy.precisions()):
         yield from _first(evaluator, [step], step.description)
 
 
-def _halved(evaluator: Evaluator) -> Iterator[Move]:
+def _halved(evaluator: Evaluator) -> Iterator[Change]:
     if evaluator.scenario.model.dtype == "float32":
-        yield Move("precision", "float32 → bfloat16", (evaluator.model("dtype", "bfloat16"),))
+        yield Change("precision", "float32 → bfloat16", (evaluator.model("dtype", "bfloat16"),))
 
 
 def adapters(evaluator: Evaluator) -> Iterator[Change]:
-    """LoRA in place of all weights, which trains something else; then with frozen weights in 4 bit."""
+    """Yield LoRA in place of all weights, which trains something else; then with frozen weights in 4 bit."""
     steps = tuple(adapters_of(evaluator))
     yield from _first(evaluator, steps, *(step.description for step in steps))
 
 
-def adapters_of(evaluator: Evaluator) -> Iterator[Move]:
-    """Adapters in place of the model, in training."""
+def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
+    """Return the changes that train adapters in place of the model; none but in training."""
     trains = isinstance(evaluator.workload, Training)
     return evaluator.strategy.adapters(evaluator.scenario.model) if trains else iter(())
 
@@ -189,7 +178,7 @@ def adapters_of(evaluator: Evaluator) -> Iterator[Move]:
 
 
 def gpus(evaluator: Evaluator) -> Iterator[Change]:
-    """More of the GPUs that the machines have."""
+    """Yield the smallest number of GPUs of the machines that is enough."""
     if isinstance(evaluator.workload, Checkpointing):
         return  # it is as large on however many
     strategy = evaluator.strategy
@@ -198,11 +187,11 @@ def gpus(evaluator: Evaluator) -> Iterator[Change]:
     evaluator.trying(*([f"up to {most} GPUs"] if most > now else []))
     found = evaluator.smallest(steps, start=now, most=most)
     if found is not None and found > now:
-        yield from enough(evaluator, Move("gpus", f"{now} → {found} GPUs", steps(found)))
+        yield from enough(evaluator, Change("gpus", f"{now} → {found} GPUs", steps(found)))
 
 
 def machines(evaluator: Evaluator) -> Iterator[Change]:
-    """More machines, with as many ranks on each."""
+    """Yield the smallest number of machines that is enough, with as many ranks on each."""
     machine, used = evaluator.scenario.machine, evaluator.strategy.gpus
     now, each = machine.nodes_of(used), machine.ranks_per_node(used)
     if isinstance(evaluator.workload, Checkpointing):
@@ -214,11 +203,11 @@ def machines(evaluator: Evaluator) -> Iterator[Change]:
     found = evaluator.smallest(steps, start=now, most=min(MOST_NODES, MOST_RANKS // each))
     if found is not None and found > now:
         description = f"{now} → {found:,} machines, {used} → {found * each:,} GPUs"
-        yield from enough(evaluator, Move("machines", description, steps(found)))
+        yield from enough(evaluator, Change("machines", description, steps(found)))
 
 
 def capacity(evaluator: Evaluator) -> Iterator[Change]:
-    """More host memory, more drives, larger storage: everything that lacks at once."""
+    """Yield more host memory, drives and larger storage for all tiers that are too small, as one change."""
     description: list[str] = []
     edits: list[Edit] = []
     for use in _lacking(evaluator):
@@ -230,11 +219,11 @@ def capacity(evaluator: Evaluator) -> Iterator[Change]:
         description.append(step[0])
         edits.append(step[1])
     evaluator.trying(*description)
-    yield from enough(evaluator, Move("capacity", " and ".join(description), tuple(edits)))
+    yield from enough(evaluator, Change("capacity", " and ".join(description), tuple(edits)))
 
 
 def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
-    """More host memory, as far as the board takes it."""
+    """Return more host memory, in words and as an edit; None where its board does not take enough."""
     host = evaluator.scenario.machine.host
     size = -(-use.needed // _MODULE) * _MODULE
     has, needed = (format_bytes(each, binary=True) for each in (use.capacity, use.needed))
@@ -267,7 +256,8 @@ def _storage(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
 
 
 def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Edit] | None:
-    """More drives in an array; those of RAID10 come in pairs."""
+    """Return more drives in an array, in words and as an edit; those of RAID10 come in pairs. None if none
+    are enough."""
     array = target.array
     assert array is not None
     pair = 2 if array.level == 10 else 1
@@ -292,13 +282,13 @@ BOUGHT = {"gpus", "machines", "capacity"}
 """What costs something."""
 
 
-def first_steps(evaluator: Evaluator) -> Iterator[Move]:
-    """What may be the first of several changes, each as far as it goes, the smaller ones first."""
+def first_steps(evaluator: Evaluator) -> Iterator[Change]:
+    """Yield what may be the first of several changes, each as far as it goes, the smaller changes first."""
     workload = evaluator.workload
     yield from _halved(evaluator)
     if isinstance(workload, Training) and not workload.gradient_checkpointing:
         keys = ("workload", "gradient_checkpointing")
-        yield Move("setting", "gradient_checkpointing set", (Edit(keys, True),))
+        yield Change("setting", "gradient_checkpointing set", (Edit(keys, True),))
     strategy = evaluator.strategy
     last = list(strategy.stages(evaluator.plan))[-1:]
     yield from last
@@ -306,4 +296,99 @@ def first_steps(evaluator: Evaluator) -> Iterator[Move]:
     moves = [step for step in every if not last or last[0].description in step.description]
     yield from sorted(moves, key=lambda step: len(step.edits))
     if not isinstance(workload, Checkpointing) and workload.batch_size > 1:
-        yield Move("batch", f"batch {workload.batch_size} → 1{_each(evaluator)}", evaluator.batch(1))
+        yield Change("batch", f"batch {workload.batch_size} → 1{_each(evaluator)}", evaluator.batch(1))
+
+
+_MOST = 4
+"""Changes of several parts that are told."""
+_PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 60, 30, 40, 20
+"""Runs that are planned in search of them: our choice, seconds for the largest models."""
+
+
+def smallest_changes(scenario: LoadedScenario) -> tuple[Change, ...]:
+    """Return the smallest change of each kind that makes the scenario fit, and combinations where no single
+    one does.
+
+    Every change was tried on the scenario. Empty if it fits as it is, or if nothing that was tried helps.
+    Adapters, which train something else, come last. Raises InputError for what DeepSpeed would refuse.
+    """
+    return search_changes(scenario).changes
+
+
+def search_changes(scenario: LoadedScenario) -> Remedies:
+    """Return the same as ``smallest_changes``, and what was tried."""
+    if all(use.fits for use in memory_footprint(scenario)):
+        return Remedies((), ())
+    evaluator = Evaluator(scenario)
+    found = [change for kind in KINDS for change in kind(evaluator)]
+    barred = tuple(evaluator.effort.barred)  # by the scenario as it is
+    if all(change.kind in BOUGHT for change in found):  # what costs nothing is told beside it
+        found += [one for one in _of_several(evaluator) if not found or not _is_bought(one)]
+    lora = list(adapters(evaluator))
+    if not lora and all(_parts(change) for change in found):
+        steps = list(adapters_of(evaluator))
+        lora = list(islice(_pairs(evaluator, steps, KINDS, most=_LORA_PAIRS), 1))
+        if not found and not lora:
+            both = product(steps[-1:], first_steps(evaluator))
+            lora = _first_of(_threes(evaluator, both, most=_LORA_THREES))
+    return Remedies(
+        (*sorted(found, key=_parts), *sorted(lora, key=_parts)), tuple(evaluator.effort.tried), barred
+    )
+
+
+def _of_several(evaluator: Evaluator) -> list[Change]:
+    """Return pairs of changes, and threes where no pair is enough without a purchase."""
+    steps = list(first_steps(evaluator))
+    pairs = _first_of(_pairs(evaluator, steps, KINDS[2:], most=_PAIRS))
+    if not all(map(_is_bought, pairs)):
+        return pairs
+    return [*pairs, *_first_of(_threes(evaluator, combinations(steps, 2), most=_THREES))]
+
+
+def _is_bought(change: Change) -> bool:
+    return change.kind.rpartition(" + ")[2] in BOUGHT
+
+
+def _parts(change: Change) -> int:
+    """Return the number of kinds of changes after the first."""
+    return change.kind.count(" + ")
+
+
+def _first_of(found: Iterator[Change]) -> list[Change]:
+    return list(islice(found, _MOST))
+
+
+def _pairs(
+    evaluator: Evaluator, steps: Iterable[Change], kinds: Sequence[Kind], *, most: int
+) -> Iterator[Change]:
+    """Yield each step together with the first change that is then enough; at most ``most`` plans are made."""
+    before = evaluator.effort.planned
+    for step in steps:
+        if evaluator.effort.planned - before >= most:
+            return
+        alone = tuple(enough(evaluator, step))  # a setting that does more than the remedies say
+        if alone:
+            yield from alone
+            continue
+        try:
+            first = evaluator.changed_by(*step.edits)
+            second = next((change for kind in kinds for change in kind(first)), None)
+        except InputError:  # not a step of this scenario
+            continue
+        if second is not None:
+            yield second._replace(
+                kind=f"{step.kind} + {second.kind}",
+                description=f"{step.description}, and {second.description}",
+                edits=(*step.edits, *second.edits),
+            )
+
+
+def _threes(evaluator: Evaluator, both: Iterable[tuple[Change, Change]], *, most: int) -> Iterator[Change]:
+    """Yield two steps together with the first setting, length or precision that is then enough."""
+    steps = (one.with_(other) for one, other in both if not _same_keys(one, other))
+    return _pairs(evaluator, steps, (settings, context, precision), most=most)
+
+
+def _same_keys(one: Change, other: Change) -> bool:
+    mine, others = ({each.path for each in step.edits} for step in (one, other))
+    return not mine.isdisjoint(others)

@@ -1,4 +1,4 @@
-"""Simulating points: the part of a sweep that runs in workers."""
+"""The points of a sweep as tasks, and the pool of workers that simulates them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import pickle
 import threading
 import time
 import zlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, NamedTuple
 
 from simoffload import __version__
 from simoffload.documents import Document
 from simoffload.errors import InputError, SimulationError, printable
 from simoffload.limits import limited
 from simoffload.models import families
-from simoffload.planning.sweep.definition import Grid, Sweep
+from simoffload.planning.sweep.definition import Grid, Points, Sweep
 from simoffload.planning.sweep.journal import JournalRow
-from simoffload.planning.sweep.points import Points
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import ScenarioCache
 from simoffload.scenario.loading import resolve
@@ -26,13 +27,23 @@ from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry
 
-__all__ = ["SweepJob", "Task", "failed_row", "job_of", "rest_of", "run_task", "tasks_of"]
+__all__ = [
+    "MOST_DEATHS",
+    "THIS_PROCESS",
+    "Pool",
+    "SweepJob",
+    "Task",
+    "job_of",
+    "run_task",
+    "run_tasks",
+    "tasks_of",
+]
 
 _PATIENCE = 0.5  # [s] after which a task hands over what it has
 
 
 class Task(NamedTuple):
-    """Points of which a worker simulates as many as it can in a while."""
+    """Points of which a worker simulates as many as it can within a time."""
 
     points: tuple[tuple[int, int], ...]
     """(number, combination)"""
@@ -58,7 +69,8 @@ _local = threading.local()
 
 
 def check_workers_can_import() -> None:
-    """Raise InputError for strategies and families of the program that runs: workers have no such module."""
+    """Raise InputError for strategies and families that are defined in the main program, which workers cannot
+    import."""
     outside = (*families.registered_outside(), *registry.registered_outside())
     here = [one.__qualname__ for one in outside if one.__module__ == "__main__"]
     if here:
@@ -94,7 +106,7 @@ def _setting(job: SweepJob) -> _Setting:
 
 
 def run_task(job: SweepJob, task: Task) -> list[JournalRow]:
-    """Simulate points for some seconds, at least one; the rows of those that were reached."""
+    """Simulate points for some time, at least one, and return the rows of those that were reached."""
     setting = _setting(job)
     rows: list[JournalRow] = []
     started = time.monotonic()
@@ -106,13 +118,13 @@ def run_task(job: SweepJob, task: Task) -> list[JournalRow]:
 
 
 def rest_of(task: Task, rows: Sequence[JournalRow]) -> list[Task]:
-    """A task of the points that a worker did not reach; none if it reached all."""
+    """Return a task of the points that a worker did not reach; none if it reached all."""
     left = task.points[len(rows) :]
     return [Task(left)] if left else []
 
 
 def _row(number: int, combination: int, setting: _Setting) -> JournalRow:
-    """A point that fails in any way is a row that says so."""
+    """Simulate a point; one that fails in any way becomes a row that says so."""
     try:
         return _row_of(number, _simulated(combination, setting))
     except InputError as error:
@@ -134,7 +146,7 @@ def _problem_text(_path: str, _line: int | None, _column: int | None, key: str, 
 
 
 def failed_row(number: int, error: str) -> JournalRow:
-    """The row of a point that has no result."""
+    """Return the row of a point that has no result."""
     return JournalRow(point=number, error=printable(" ".join(error.split()))[:2000])
 
 
@@ -158,8 +170,80 @@ def _finite(value: float | None) -> float | None:
 
 
 def tasks_of(points: Points, numbers: Sequence[int], *, size: int) -> list[Task]:
-    """Points in tasks of ``size``, in order."""
+    """Return the points in tasks of ``size``, in order."""
     return [
         Task(tuple((number, points.combination[number]) for number in numbers[start : start + size]))
         for start in range(0, len(numbers), size)
     ]
+
+
+MOST_DEATHS = 3
+"""Workers that may end over one point before it is given up."""
+
+
+class Pool(NamedTuple):
+    """Workers that simulate tasks: anything whose ``submit`` returns futures of ``concurrent.futures``."""
+
+    name: str
+    """What a message calls them, such as "the cluster"."""
+    submit: Callable[..., Future[Any]]
+    """Takes a function and its arguments, as ``concurrent.futures.Executor.submit`` does."""
+    room: Callable[[], int]
+    """How many tasks the pool can have at the moment."""
+    how_it_ended: Callable[[Exception], str | None]
+    """How the worker of a task ended; None for an exception that is no end of a worker."""
+
+
+def _submit_here(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(function(*arguments))
+    return future
+
+
+THIS_PROCESS = Pool("this process", _submit_here, lambda: 1, lambda _: None)
+"""The pool without any process but this one."""
+
+
+def run_tasks(pool: Pool, job: SweepJob, tasks: Sequence[Task]) -> Iterator[list[JournalRow]]:
+    """Simulate all tasks in a pool; yield rows as they come.
+
+    Raises SimulationError where the pool cannot go on.
+    """
+    waiting, running = deque(tasks), dict[Future[Any], Task]()
+    while waiting or running:
+        room = pool.room()
+        while waiting and len(running) < room:
+            # What is not sent yet can go to a worker that comes later.
+            task = waiting.popleft()
+            running[pool.submit(run_task, job, task)] = task
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            rows, left = _outcome(pool, running.pop(future), future)
+            waiting.extendleft(reversed(left))
+            if rows:
+                yield rows
+
+
+def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[JournalRow], list[Task]]:
+    """Return the rows of a task, and what is left of it."""
+    try:
+        rows: list[JournalRow] = future.result()
+        return rows, rest_of(task, rows)
+    except SimulationError:
+        raise
+    except Exception as error:
+        how = pool.how_it_ended(error)
+        if how is None:
+            raise SimulationError(f"{pool.name} failed: {type(error).__name__}: {error}") from None
+    return _after_worker_end(task, how)
+
+
+def _after_worker_end(task: Task, how: str) -> tuple[list[JournalRow], list[Task]]:
+    """Return what is left of a task whose worker ended: its points one by one, and a row for a point that
+    always ends a worker."""
+    deaths = task.deaths + 1
+    if len(task.points) > 1:
+        return [], [Task((point,)) for point in task.points]
+    if deaths < MOST_DEATHS:
+        return [], [Task(task.points, deaths)]
+    text = f"{deaths} workers ended while they simulated this point ({how}); is memory too small?"
+    return [failed_row(task.points[0][0], text)], []

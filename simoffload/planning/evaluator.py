@@ -1,0 +1,301 @@
+"""What edits of a scenario give: every question of planning about a changed scenario is asked here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from simoffload.documents import Edit
+from simoffload.errors import InputError
+from simoffload.hardware.changes import spelled
+from simoffload.results.capacity import TierUse
+from simoffload.results.result import SimulationResult
+from simoffload.scenario import LoadedScenario
+from simoffload.scenario.cache import canonical
+from simoffload.simulation import Progress, simulate
+from simoffload.simulation.capacity import memory_footprint
+from simoffload.strategies import Plan, Strategy
+from simoffload.workload import Workload
+
+if TYPE_CHECKING:
+    from simoffload.planning.costs import Economics
+
+__all__ = ["Evaluated", "Evaluator", "largest_that_fits", "smallest_that_fits"]
+
+Shortage = Callable[[int], float]
+"""What lacks with a count, as a fraction of what there is: 0 or less fits, infinity is refused."""
+
+_STRIDE = 4
+"""By how much a count grows while its end is not in sight."""
+
+
+class _SearchEnd(NamedTuple):
+    """A count that was tried."""
+
+    at: int
+    shortage: float
+
+    @property
+    def fits(self) -> bool:
+        return self.shortage <= 0
+
+
+class _Scale(NamedTuple):
+    """In what the need is nearly linear, and back."""
+
+    there: Callable[[float], float]
+    back: Callable[[float], float]
+
+
+def _inverse(value: float) -> float:
+    return 1 / value
+
+
+_BY_COUNT = _Scale(float, float)
+_BY_SHARE = _Scale(_inverse, _inverse)
+
+
+def largest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | None:
+    """Return the largest count from 1 to ``most`` of something of which more needs more; None if not even 1
+    fits.
+
+    ``start`` is where to begin.
+    """
+    first = _SearchEnd(start, shortage(start))
+    if not first.fits:
+        least = _SearchEnd(1, shortage(1))
+        return _between(shortage, least, first, _BY_COUNT) if least.fits else None
+    good = first
+    while good.at < most:
+        ahead = min(most, _STRIDE * good.at)
+        end = _SearchEnd(ahead, shortage(ahead))
+        if not end.fits:
+            return _between(shortage, good, end, _BY_COUNT)
+        good = end
+    return most
+
+
+def smallest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | None:
+    """Return the smallest count from ``start`` to ``most`` of something that shares a need; None if none
+    fits."""
+    bad = _SearchEnd(start, shortage(start))
+    if bad.fits:
+        return start
+    before: _SearchEnd | None = None
+    while bad.at < most:
+        ahead = min(most, _ahead(before, bad, most))
+        end = _SearchEnd(ahead, shortage(ahead))
+        if end.fits:
+            return _between(shortage, end, bad, _BY_SHARE)
+        before, bad = bad, end
+    return None
+
+
+def _ahead(before: _SearchEnd | None, bad: _SearchEnd, most: int) -> int:
+    """Return a count that should fit if the need falls with 1 / count, as from ``before`` to ``bad``."""
+    if before is None or not math.isfinite(before.shortage):
+        return 2 * bad.at
+    slope = (before.shortage - bad.shortage) / (1 / before.at - 1 / bad.at)
+    stays = bad.shortage - slope / bad.at
+    if slope <= 0 or stays >= 0:  # what is not shared is too much already
+        return most
+    return max(2 * bad.at, math.ceil(slope / -stays))
+
+
+def _between(shortage: Shortage, good: _SearchEnd, bad: _SearchEnd, scale: _Scale) -> int:
+    """Return the last count that fits on the way from ``good`` to ``bad``.
+
+    False position, at once there where the need is linear on the scale, with a bisection as every third
+    step for needs that are not.
+    """
+    step = 0
+    while abs(good.at - bad.at) > 1:
+        step += 1
+        count = _guess(good, bad, scale) if step % 3 else (good.at + bad.at) // 2
+        end = _SearchEnd(count, shortage(count))
+        good, bad = (end, bad) if end.fits else (good, end)
+    return good.at
+
+
+def _guess(good: _SearchEnd, bad: _SearchEnd, scale: _Scale) -> int:
+    """Return where the need should be met, rounded to the side that fits and strictly between both ends."""
+    low, high = sorted((good.at + 1, bad.at - 1) if good.at < bad.at else (good.at - 1, bad.at + 1))
+    if not math.isfinite(bad.shortage):
+        return (low + high) // 2
+    part = good.shortage / (good.shortage - bad.shortage)
+    near, far = scale.there(good.at), scale.there(bad.at)
+    found = scale.back(near + part * (far - near))
+    return min(high, max(low, math.floor(found) if good.at < bad.at else math.ceil(found)))
+
+
+Counted = Callable[[int], tuple[Edit, ...]]
+"""Returns the edits that make a count of something."""
+
+
+@dataclass
+class Effort:
+    """The work that a search took, for a scenario and all that were made of it."""
+
+    tried: dict[str, None] = field(default_factory=dict)
+    """Changes in words, in the order in which they were first tried."""
+    barred: dict[str, None] = field(default_factory=dict)
+    """Sentences about what would help and cannot be."""
+    planned: int = 0
+    """Number of scenarios whose memory was counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A changed scenario, its simulation, and what it costs."""
+
+    scenario: LoadedScenario
+    result: SimulationResult
+    economics: Economics
+
+
+class Evaluator:
+    """Answers what a scenario needs and how fast it is with edits, each once for all that ask.
+
+    ``result`` is that of the scenario as it is, where it is known.
+    """
+
+    def __init__(
+        self,
+        scenario: LoadedScenario,
+        effort: Effort | None = None,
+        *,
+        result: SimulationResult | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.effort = Effort() if effort is None else effort
+        self._known: dict[str, tuple[TierUse, ...] | str] = {}
+        self._scenarios: dict[str, LoadedScenario] = {}
+        self._results: dict[str, SimulationResult] = {}
+        if result is not None:
+            self._results[self.identity()] = replace(result, planner=None)
+
+    # -- simulations ----------------------------------------------------------------------------
+
+    def identity(self, *edits: Edit) -> str:
+        """Return a text that is equal for edits that lead to the same document."""
+        return canonical(self.scenario.changed(*edits).data)
+
+    def edited(self, *edits: Edit) -> LoadedScenario:
+        """Return the scenario with edits. Raises InputError for edits that lead to no scenario."""
+        if not edits:
+            return self.scenario
+        key = self.identity(*edits)
+        if key not in self._scenarios:
+            self._scenarios[key] = self.scenario.edited(*edits)
+        return self._scenarios[key]
+
+    def answer(
+        self, *edits: Edit, progress: Progress | None = None
+    ) -> tuple[LoadedScenario, SimulationResult]:
+        """Return the scenario with edits and its simulation.
+
+        Raises InputError for edits that the scenario, its machine or DeepSpeed refuses, SimulationError if
+        the engine cannot finish, and WorkLimitError beyond one of the scenario's limits.
+        """
+        key, scenario = self.identity(*edits), self.edited(*edits)
+        if key not in self._results:
+            self._results[key] = simulate(scenario, progress=progress)
+        return scenario, self._results[key]
+
+    def timed(self) -> tuple[SimulationResult, float]:
+        """Return the result of the scenario as it is, and its ``compared_s`` [s].
+
+        Raises InputError if it does not fit, and what ``answer`` raises.
+        """
+        _, result = self.answer()
+        if result.compared_s is None:
+            text = f"there is no time to explain, as it does not fit: {'; '.join(result.advice)}"
+            raise InputError.at("", text, path=self.scenario.document.path)
+        return result, result.compared_s
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy of the scenario as it is."""
+        return self.scenario.scenario.strategy
+
+    @property
+    def workload(self) -> Workload:
+        """The workload of the scenario as it is."""
+        return self.scenario.scenario.workload
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the scenario as it is."""
+        return self.scenario.plan()
+
+    def changed_by(self, *edits: Edit) -> Evaluator:
+        """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""
+        return Evaluator(self.scenario.edited(*edits), self.effort)
+
+    def needs(self, *edits: Edit) -> tuple[TierUse, ...] | None:
+        """Return what each tier must hold with these edits; None if they are refused."""
+        known = self._counted(*edits)
+        return None if isinstance(known, str) else known
+
+    def refusal(self, *edits: Edit) -> str:
+        """Return why these edits are refused; empty if they are not."""
+        known = self._counted(*edits)
+        return known if isinstance(known, str) else ""
+
+    def _counted(self, *edits: Edit) -> tuple[TierUse, ...] | str:
+        key = repr(edits)
+        if key not in self._known:
+            try:
+                self._known[key] = memory_footprint(self.scenario.edited(*edits))
+                self.effort.planned += 1
+            except InputError as error:
+                self._known[key] = error.problems[0].message
+        return self._known[key]
+
+    def shortage(self, *edits: Edit) -> float:
+        """Return the largest shortage of a tier over its capacity; 0 or less if all fit, infinity if the
+        edits are refused."""
+        uses = self.needs(*edits)
+        return math.inf if uses is None else max(-use.headroom / use.capacity for use in uses)
+
+    def largest(self, edits: Counted, *, start: int, most: int) -> int | None:
+        """Return the largest count up to ``most`` that fits; see ``largest_that_fits``."""
+        return largest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
+
+    def smallest(self, edits: Counted, *, start: int, most: int) -> int | None:
+        """Return the smallest count from ``start`` on that fits; see ``smallest_that_fits``."""
+        return smallest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
+
+    def trying(self, *description: str) -> None:
+        """Note that changes are tried, in words."""
+        self.effort.tried |= dict.fromkeys(description)
+
+    def bar(self, sentence: str) -> None:
+        """Note a sentence about what would help, and why it cannot be."""
+        self.effort.barred |= {sentence: None}
+
+    # -- edits ----------------------------------------------------------------------------------
+
+    def named(self, profile: str) -> str:
+        """Return a profile ``kind/id`` as the scenario names it in its section ``profiles``."""
+        return spelled(self.scenario.document.data.get("profiles") or {}, profile)
+
+    def model(self, key: str, value: Any) -> Edit:
+        """Return the edit that gives the model another value of one of its keys."""
+        model = self.scenario.document.data["model"]
+        if isinstance(model, str):  # a name alone has no keys
+            return Edit(("model",), {"name": model, key: value})
+        return Edit(("model", key), value)
+
+    def batch(self, count: int) -> tuple[Edit, ...]:
+        """Return the edits for so many sequences at a time."""
+        return (Edit.at("workload.batch_size", count), *self.strategy.release_fixed_batch("batch_size"))
+
+    def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
+        """Return the edits for so many hosts, with so many GPUs used on each."""
+        return (Edit(("nodes",), nodes), *self.strategy.spread(nodes * per_node))

@@ -1,0 +1,43 @@
+"""Results as plain values: what JSON and tables are written from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import fields, is_dataclass
+from fractions import Fraction
+from typing import Any
+
+__all__ = ["by_name", "plain"]
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into numbers, texts, lists and dictionaries.
+
+    An object with a method ``to_dict`` decides itself what is told of it; of any other dataclass or named
+    tuple all fields are. Raises TypeError for what is none of these.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Fraction):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if hasattr(value, "_fields"):
+        return {name: plain(getattr(value, name)) for name in value._fields}
+    if is_dataclass(value):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, list | tuple | Set):
+        return [plain(inner) for inner in value]
+    raise TypeError(f"{type(value).__name__} has no plain value")
+
+
+def by_name(one: object, names: str) -> dict[str, Any]:
+    """Return some attributes of an object by name, as plain values.
+
+    ``names`` are separated by spaces, in the order of the file; ``key=attribute`` stands for an attribute
+    that has another name there, as ``bytes=size``.
+    """
+    pairs = (name.partition("=") for name in names.split())
+    return {key: plain(getattr(one, attribute or key)) for key, _, attribute in pairs}

@@ -1,0 +1,225 @@
+"""The pace at which a rank's loader makes batches, with what storage and the host give it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+from typing import NamedTuple
+
+from simoffload.hardware import Machine, Path
+from simoffload.hardware.sharing import Demand, fair_rates, loads
+from simoffload.results.data_loading import Limit
+from simoffload.workload.dataset import Dataset
+
+__all__ = ["GpuStep", "LoaderHost", "Pace", "StorageRoutes", "Supply", "loader_pace", "storage_routes"]
+
+ROUNDING = 1e-6
+"""Rates are whole [B/s]: a link that lacks less than this fraction is full, a step longer by less waits for
+nothing."""
+
+
+class Supply(NamedTuple):
+    """The rates of the rank that gets least; the others wait for it."""
+
+    rate: float
+    """[B/s] of one rank while all ranks read."""
+    alone: float
+    """[B/s] of one worker that has everything to itself."""
+    link: str
+    """The resource that is full, "" where the requests of the workers are not enough to fill one."""
+
+
+@dataclass(frozen=True)
+class StorageRoutes:
+    """The ways of all ranks from a tier to the memory of their hosts, for any number of workers."""
+
+    paths: tuple[Path, ...]
+    hops: tuple[tuple[tuple[int, int], ...], ...]
+    """Of each rank: pairs (resource, ``scale`` x bytes on it per byte read)."""
+    scale: int
+    names: tuple[str, ...]
+    free: tuple[int, ...]
+    """[B/s] of every resource that is left for the data."""
+
+    def supply(self, dataset: Dataset) -> Supply:
+        """Share the resources among the ranks, max-min fairly.
+
+        A rank can use no more than its workers have in flight over the time of a request (Little's law, or
+        the drive's measured curve), nor more than its workers' transfers reach alone.
+        """
+        workers = max(1, dataset.workers)
+        caps = [_cap(dataset, path, workers) for path in self.paths]
+        demands = [Demand(hops, cap) for hops, cap in zip(self.hops, caps, strict=True)]
+        rates = fair_rates(demands, [capacity * self.scale for capacity in self.free])
+        slowest = min(range(len(rates)), key=rates.__getitem__)
+        carried = loads(demands, rates)
+        hops = self.hops[slowest]
+        fill = {link: carried[link] / (self.free[link] * self.scale) for link, _ in hops}
+        fullest = max(fill, key=fill.__getitem__)
+        narrow = min(self.free[link] * self.scale // coefficient for link, coefficient in hops)
+        return Supply(
+            rate=max(1, rates[slowest]),
+            alone=max(1, min(_cap(dataset, self.paths[slowest], 1), narrow)),
+            link=self.names[fullest] if fill[fullest] > 1 - ROUNDING else "",
+        )
+
+
+def storage_routes(
+    dataset: Dataset,
+    machine: Machine,
+    *,
+    ranks: int,
+    requests_per_second: int | None = None,
+    background: Mapping[str, float] | None = None,
+) -> StorageRoutes:
+    """Return the ways of ``ranks`` to the dataset's tier.
+
+    ``requests_per_second`` is what the target, of each host if it is local, serves at most; ``background``
+    [B/s] is what else crosses a resource, by its name.
+    """
+    paths = tuple(machine.storage_read(dataset.tier, gpu) for gpu in range(ranks))
+    busy = background or {}
+    names = [resource.name for resource in machine.resources]
+    free = [max(1, int(one.capacity - busy.get(one.name, 0))) for one in machine.resources]
+    hops = [list(path.hops) for path in paths]
+    if requests_per_second is not None:
+        _limit_requests(dataset, machine, hops, names, free, requests_per_second)
+    scale = lcm(*(share.denominator for each in hops for _, share in each))
+    scaled = tuple(tuple((link, int(share * scale)) for link, share in each) for each in hops)
+    return StorageRoutes(paths, scaled, scale, tuple(names), tuple(free))
+
+
+def _cap(dataset: Dataset, path: Path, workers: int) -> int:
+    """Return the rate [B/s] that the requests of ``workers`` of one rank reach on an idle machine."""
+    waiting = path.outstanding_rate(workers * dataset.in_flight, block=dataset.request)
+    return min(waiting, workers * path.curve.rate(dataset.sample_size))
+
+
+def _limit_requests(
+    dataset: Dataset,
+    machine: Machine,
+    hops: list[list[tuple[int, Fraction]]],
+    names: list[str],
+    free: list[int],
+    requests_per_second: int,
+) -> None:
+    """Add a resource for what the target serves: one on every host for local drives, else one in all."""
+    local = machine.topology.targets[dataset.tier].drives > 0
+    first = len(free)
+    for node in range(machine.nodes if local else 1):
+        prefix = f"node{node} " if local and machine.nodes > 1 else ""
+        names.append(f"{prefix}{dataset.tier} requests/s")
+        free.append(max(1, requests_per_second * dataset.request))
+    for gpu, each in enumerate(hops):
+        each.append((first + (gpu // machine.gpus_per_node if local else 0), Fraction(1)))
+
+
+class LoaderHost(NamedTuple):
+    """The resources that the ranks of one host share."""
+
+    ranks: int
+    memcpy_rate: int
+    """[B/s] that one process copies out of the page cache."""
+    cores: int | None
+    """None: as many as there are workers."""
+
+
+class Pace(NamedTuple):
+    """The times that a loader needs for its batches."""
+
+    batch_s: float
+    """[s] from batch to batch, all workers busy."""
+    first_batch_s: float
+    """[s] until the first batch, which one worker makes alone, is there."""
+    limit: Limit
+    """What slows it down most."""
+
+
+class GpuStep(NamedTuple):
+    """The times of the GPU while batches are made."""
+
+    time_s: float
+    """[s] if no batch is ever late."""
+    batches: int
+    """Taken by each rank (``gradient_accumulation_steps``)."""
+    pause_s: float
+    """[s] at its end, in which none is taken (the optimizer)."""
+
+    @property
+    def batch_s(self) -> float:
+        """[s] that the GPU works on a batch."""
+        return (self.time_s - self.pause_s) / self.batches
+
+    def waiting(self, batch_s: float, dataset: Dataset) -> float:
+        """Return the time [s] of a step whose batches come every ``batch_s`` [s] from busy workers.
+
+        In the pause the queues fill up, but only with the batches that may be made ahead. A worker begins
+        with a further one when the GPU takes the first of them, and all workers go on in rounds.
+        """
+        needed = self.batches * batch_s
+        if dataset.workers == 0:
+            return self.time_s + needed
+        late = self.batches - dataset.workers * dataset.prefetch_factor
+        if late <= 0:
+            return max(self.time_s, needed)
+        rounds, rest = divmod(late - 1, dataset.workers)
+        last = (rounds + 1) * dataset.workers * batch_s + rest * self.batch_s
+        return max(self.time_s, needed, self.pause_s + last + self.batch_s)
+
+    def epoch(self, steps: int, pace: Pace, dataset: Dataset) -> float:
+        """Return the time [s] of an epoch of ``steps``; the queues are empty at first, as the loader is
+        iterated anew."""
+        waiting = steps * self.waiting(pace.batch_s, dataset)
+        if dataset.workers == 0:
+            return waiting
+        loaded = steps * self.batches * pace.batch_s + self.batch_s + self.pause_s
+        return max(pace.first_batch_s + steps * self.time_s, loaded, waiting)
+
+
+class _Sample(NamedTuple):
+    """The time [s] that a worker spends on a sample, by what it does."""
+
+    requests: float
+    decode: float
+    files: float
+    copy: float
+
+    @property
+    def longest(self) -> Limit:
+        limits: tuple[Limit, ...] = ("requests", "decode", "files", "copy")
+        return limits[self.index(max(self))]
+
+
+def loader_pace(dataset: Dataset, supply: Supply, host: LoaderHost, *, batch: int, hit_ratio: float) -> Pace:
+    """Return the pace at which a rank's workers make batches of ``batch`` samples while all ranks do the
+    same.
+
+    The slowest of: the workers one beside the other, the rank's share of storage, the host's cores.
+    """
+    workers = max(1, dataset.workers)
+    missed = (1 - hit_ratio) * dataset.bytes_per_read
+    sample = _sample(dataset, missed, supply.alone, host)
+    worked = sample.copy + sample.decode
+    candidates: list[tuple[float, Limit]] = [
+        (missed / supply.rate, "link" if supply.link else "requests"),  # first: it wins a tie
+        (sum(sample) / workers, sample.longest),
+    ]
+    crowd = 1.0
+    if host.cores is not None:
+        candidates.append((host.ranks * worked / host.cores, "cores"))
+        crowd = max(1.0, host.ranks * workers / host.cores)
+    slowest, limit = max(candidates, key=lambda candidate: candidate[0])
+    first = _sample(dataset, missed, min(supply.alone, supply.rate / workers), host)
+    return Pace(batch * slowest, batch * (sum(first) + (crowd - 1) * worked), limit)
+
+
+def _sample(dataset: Dataset, missed: float, rate: float, host: LoaderHost) -> _Sample:
+    """Return the times of a sample of which ``missed`` [B] come from storage at ``rate`` [B/s]."""
+    return _Sample(
+        requests=missed / rate,
+        decode=dataset.decode_time,
+        files=dataset.open_time / dataset.samples_per_file,
+        copy=dataset.sample_size / host.memcpy_rate if dataset.page_cache else 0.0,
+    )
