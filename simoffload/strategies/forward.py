@@ -17,12 +17,11 @@ from simoffload.hardware import Path
 from simoffload.models import Module
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.actions import Tensor
-from simoffload.strategies.coordinator import RECENT_EVENTS
+from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.timing import Timing, copy_name, effective_rate, picoseconds, shares
 
-__all__ = ["HOST", "STREAMS", "ForwardWriter", "Partitioning", "StreamWriter", "Visit", "Ways"]
+__all__ = ["HOST", "STREAMS", "ForwardWriter", "Partitioning", "StreamWriter", "Ways"]
 
 HOST = 0
 
@@ -155,16 +154,6 @@ class Partitioning(NamedTuple):
     settings: OffloadSettings
 
 
-class Visit(NamedTuple):
-    """A module of the forward pass whose hooks fire."""
-
-    segment: str
-    """Part of the schedule that begins here (a layer); "" when none does."""
-    module: Module
-    unhooked: tuple[Module, ...] = ()
-    """Work that follows the module without hooks of its own."""
-
-
 class _Gather(NamedTuple):
     ordinal: int
     """Of the all-gather on ``comm`` (several ranks)."""
@@ -173,8 +162,8 @@ class _Gather(NamedTuple):
     tensors: int
 
 
-class ForwardWriter(StreamWriter):
-    """Implements the coordinator's ``Actions`` for one pass."""
+class ForwardWriter(StreamWriter, CoordinatorSink):
+    """Writes a forward pass of inference: the coordinator's calls, and the kernels of the modules."""
 
     def __init__(
         self,
@@ -182,13 +171,11 @@ class ForwardWriter(StreamWriter):
         name: str,
         placement: Partitioning,
         timing: Timing,
-        visits: Sequence[Visit],
         streams: Sequence[str] = STREAMS,
         ways: Ways | None = None,
     ) -> None:
         super().__init__(name=name, ranks=placement.ranks, streams=streams, timing=timing, ways=ways)
         self._place = placement
-        self._visits = visits
         self._copies = COPY if placement.settings.overlap_comm else COMPUTE
         self._direct = placement.settings.copies_directly(placement.ranks)
         self._gathers: list[_Gather] = []
@@ -196,6 +183,7 @@ class ForwardWriter(StreamWriter):
         self._fetched_until: int | None = None
         self._waited = False
         self._reading = 0.0
+        self._began = False
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
         """Everything that decides how what follows is written down, told relative to what is written.
@@ -215,25 +203,55 @@ class ForwardWriter(StreamWriter):
             ),
         )
 
-    def finish(self) -> Schedule:
-        """Close the pass: the host waits for the last kernel, then picks the next token."""
-        self.host_waits(COMPUTE)
-        return self.build()
+    # -- modules --------------------------------------------------------------------------------
 
-    # -- what the coordinator calls -------------------------------------------------------------
+    def part(self, segment: str) -> None:
+        """Begin a new segment, if ``segment`` names one; what a pass costs around its modules comes first."""
+        if segment:
+            self.builder.segment(segment)
+        if not self._began:
+            self._began = True
+            self.spend(self.costs.pass_overhead.value)
 
-    def enter(self, step: int) -> None:
-        """The hook begins, and with the first module of a layer a new segment."""
-        visit = self._visits[step]
-        if visit.segment:
-            self.builder.segment(visit.segment)
-        self.label = visit.module.name
+    def begin(self, module: Module, *, segment: str, backward: bool) -> None:
+        """Begin the hook before a module, and with the first one of a layer a new segment."""
+        self.part(segment)
+        self.label = module.name
         self._fetched_until = None
         self._waited = False
-        if not step:
-            self.spend(self.costs.pass_overhead.value)
-        before = self.costs.hook.value / 2
-        self.spend(before + self.costs.hook_input.value * visit.module.touched)
+        if not backward:
+            self._spend_on_hook(module)
+
+    def _spend_on_hook(self, module: Module) -> None:
+        """Let the host work for the hook before a forward pass; the hook behind it takes the other half."""
+        self.spend(self.costs.hook.value / 2 + self.costs.hook_input.value * module.touched)
+
+    def launch_forward(self, module: Module) -> None:
+        """Launch the kernels of a module and, if it has hooks, begin the hook behind it."""
+        self.spend(self.timing.launch_s(module))
+        self._kernels(module, self.timing.compute(module))
+        if module.hooked:
+            self.spend(self.costs.hook.value / 2)
+
+    def _kernels(self, module: Module, duration: int) -> None:
+        """Let kernels run behind what was on the copy stream when the module had been fetched.
+
+        They do not wait for later prefetches (``current_stream().wait_stream(allgather_stream)``).
+        """
+        if not duration:
+            return
+        self.flush()
+        after = list(self.host_so_far())
+        fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
+        if fetched and self._copies != COMPUTE:
+            after.append(self.builder.after(self._copies, fetched - 1))
+        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
+
+    def end_forward(self) -> None:
+        """Let the host wait for the last kernel: it needs the next token, or the loss."""
+        self.host_waits(COMPUTE)
+
+    # -- what the coordinator calls -------------------------------------------------------------
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Reads are queued at once and served one tensor after the other: an aio thread finishes a
@@ -315,30 +333,9 @@ class ForwardWriter(StreamWriter):
         """The host waits until the copy stream has passed an older event."""
         self.host_waits(self._copies, self._fetch_events[event])
 
-    def compute(self, step: int) -> None:
-        """Kernels run behind what was on the copy stream when the module had been fetched
-        (``current_stream().wait_stream(allgather_stream)``), not behind later prefetches."""
-        visit = self._visits[step]
-        fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
-        self._launch(visit.module, fetched)
-        self.spend(self.costs.hook.value / 2)
-        for module in visit.unhooked:
-            self._launch(module, fetched)
-
     def release(self, count: int) -> None:
         """Parameters go back to their partitions at the host's expense only."""
         self.spend(self.costs.released_parameter.value * count)
-
-    def _launch(self, module: Module, fetched: int) -> None:
-        self.spend(self.timing.launch_s(module))
-        duration = self.timing.compute(module)
-        if not duration:
-            return
-        self.flush()
-        after = list(self.host_so_far())
-        if fetched:
-            after.append(self.builder.after(self._copies, fetched - 1))
-        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
 
     def _by_memory(self, tensors: Sequence[Tensor], slices: Sequence[int]) -> list[tuple[bool, list[int]]]:
         """Split a batch into pinned and pageable source memory.

@@ -13,7 +13,6 @@ from simoffload.models.cost import training_backward_flops, training_forward_flo
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.timing import PassTimings
-from simoffload.strategies.training.trace import MicroStep, micro_step
 from simoffload.workload import Inference, Training
 
 __all__ = ["ForwardPass", "InferencePlan", "StepPart", "StepWork"]
@@ -161,12 +160,6 @@ class StepWork(Plan):
             backward_flops=self.backward_flops,
             recomputed_flops=self.recomputed_flops,
         )
-
-    @cached_property
-    def trace(self) -> MicroStep:
-        """Every hook, kernel and gradient of a micro-step."""
-        work = self.workload
-        return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 
     @property
     def forward_flops(self) -> float:

@@ -19,7 +19,7 @@ from simoffload.hardware.profiles import DeepSpeedCosts, Host
 from simoffload.models import ModelShape, Module, ModuleCost, Sequences, batch_cost, module_cost
 from simoffload.models.cost import backward_cost, backward_products, training_cost
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.actions import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.units import format_bytes, format_flops
 from simoffload.workload import Inference

@@ -17,8 +17,8 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
-from simoffload.strategies.actions import Tensor
 from simoffload.strategies.base import FasterSetting, Move, Plan, Strategy
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.knobs import allowing, faster_settings, released
 from simoffload.strategies.ds_config.parameters import fetch_settings

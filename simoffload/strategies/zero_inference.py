@@ -17,19 +17,16 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import MemoryTerm, Moment
 from simoffload.schedule import Schedule
-from simoffload.strategies.actions import Actions, Tensor
 from simoffload.strategies.base import Facts, Move, Plan, Tunable
-from simoffload.strategies.ds_config import (
-    resolve_settings,
-)
+from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.ds_config import resolve_settings
 from simoffload.strategies.ds_config.export import FILE, Work, inference_config
 from simoffload.strategies.ds_config.knobs import tunables
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.forward import Partitioning, Visit
-from simoffload.strategies.layered import LayeredModel
+from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.programs import Programs, programs_of
+from simoffload.strategies.programs import InferenceLayers, Programs, programs_of
 from simoffload.strategies.resident import ResidentPlan, spread_bound
 from simoffload.strategies.timing import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.zero import (
@@ -152,14 +149,9 @@ class ZeroInferencePlan(InferencePlan):
         return self.programs.modules
 
     @property
-    def layered(self) -> LayeredModel:
+    def layered(self) -> InferenceLayers:
         """The model as the coordinator walks through it."""
         return self.programs.layered
-
-    @property
-    def visits(self) -> tuple[Visit, ...]:
-        """Every hooked module in the order of its pre-forward hook."""
-        return self.layered.visits
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -206,11 +198,6 @@ class ZeroInferencePlan(InferencePlan):
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The operations of one pass."""
         return self.programs.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
-
-    def walk(self, actions: Actions) -> None:
-        """Call ``actions`` as DeepSpeed would in a pass whose trace is known."""
-        whole = self.layered.walkable(self.model.num_hidden_layers)
-        self.layered.coordinator(actions, whole, warm=True).run()
 
     @property
     def moments(self) -> tuple[Moment, ...]:

@@ -28,6 +28,7 @@ from simoffload.strategies.memory import activations_of, pinned_rounding
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming, ranks_beyond
+from simoffload.strategies.trace import Trace, micro_step
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
@@ -192,6 +193,12 @@ class FsdpPlan(StepWork):
         else:
             out.optimizer(threads=self.threads)
         return out.build()
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Every hook and kernel of a micro-step."""
+        work = self.workload
+        return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 
     def _runtime(self, part: StepPart) -> FsdpRuntime:
         """FSDP's state before a micro-step, steps having gone before."""

@@ -25,8 +25,8 @@ from simoffload.strategies.timing import (
     TORCH_WEIGHT_DECAY,
     TrainingTiming,
 )
+from simoffload.strategies.trace import Event, Trace
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime
-from simoffload.strategies.training.trace import Event, MicroStep
 
 __all__ = ["ADAMW", "FsdpWriter", "Units"]
 
@@ -82,7 +82,7 @@ class FsdpWriter(StreamWriter):
 
     # -- passes ---------------------------------------------------------------------------------
 
-    def forward(self, trace: MicroStep, runtime: FsdpRuntime) -> None:
+    def forward(self, trace: Trace, runtime: FsdpRuntime) -> None:
         """The forward pass."""
         runtime.begin(self)
         self._begin(trace.forward[0])
@@ -102,7 +102,7 @@ class FsdpWriter(StreamWriter):
             self._happen(event)
         self.host_waits(_COMPUTE)
 
-    def backward(self, trace: MicroStep, runtime: FsdpRuntime, *, accumulates: bool, boundary: bool) -> None:
+    def backward(self, trace: Trace, runtime: FsdpRuntime, *, accumulates: bool, boundary: bool) -> None:
         """The backward pass; ``accumulates`` = gradients of earlier micro-steps are there to be added to."""
         self._forward = False
         runtime.begin(self)

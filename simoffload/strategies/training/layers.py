@@ -1,134 +1,91 @@
-"""A model of layers that are alike, with as many of them as one wants, as training walks through it."""
+"""The layers of a model in training: how few stand for all, and what a micro-step gathers and reads."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from math import lcm
+from functools import cached_property
 from typing import NamedTuple
 
-from simoffload.errors import InputError
 from simoffload.limits import count_elements
-from simoffload.strategies.actions import Idle, Layers, Period, State, Tensor, period_of
-from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.models import ModelShape
+from simoffload.strategies.coordinator import CoordinatorSink, State, Tensor
+from simoffload.strategies.ds_config import OffloadSettings
+from simoffload.strategies.layer_period import LayeredModel, Period, period_of
+from simoffload.strategies.replay import LayerStack, Parameters, Passes, hook
+from simoffload.strategies.trace import Event, Trace, micro_step
 from simoffload.strategies.training.state import TrainingState
-from simoffload.strategies.training.storage_io import GradientSwapper, NoSink
-from simoffload.strategies.training.trace import Event, Passes, Skip, micro_step
-from simoffload.strategies.training.walk import Bucket, Parameters, WalkedStep, hook
+from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
+from simoffload.strategies.training.walk import Bucket
 from simoffload.workload import Training
 
 __all__ = ["Peak", "TrainedLayers", "buckets", "gathered_peak"]
 
-_GUESSES = (12, 48, 192)
-"""Layers of the models in which a period of the coordinator is looked for."""
 _LONGEST = 1000
 """Layers of the longest period of gradients that is looked for."""
-_SETTLING = 6
-"""Layers until what is written down repeats as the coordinator does (our choice; it is checked each time)."""
 
 
 @dataclass(frozen=True)
-class TrainedLayers:
-    """The model's micro-step and tensors, of one layer or of a few."""
+class TrainedLayers(LayeredModel):
+    """The hooks and tensors of a micro-step."""
 
     state: TrainingState
     workload: Training
 
     @property
-    def count(self) -> int:
-        """Layers of the whole model."""
-        return self.state.model.num_hidden_layers
+    def model(self) -> ModelShape:  # type: ignore[override]  # of inference it is a field
+        """The whole model."""
+        return self.state.model
 
     @property
-    def settings(self) -> TrainingSettings:
-        """DeepSpeed's."""
-        return self.state.settings
-
-    @cached_property
-    def _known(self) -> dict[int, WalkedStep]:
-        """By the number of layers: parts of a step ask for the same few."""
-        return {}
-
-    def shortened(self, count: int) -> WalkedStep:
-        """A micro-step through ``count`` layers."""
-        if count not in self._known:
-            self._known[count] = self._cut(count)
-        return self._known[count]
-
-    def _cut(self, count: int) -> WalkedStep:
-        work, model = self.workload, replace(self.state.model, num_hidden_layers=count)
-        trace = micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
-        parameters = Parameters.of(trace, self.state.of_layers(count))
-        pieces = dict(trace.pieces(backward=False))
-        first, end = (
-            max((1 + i for one in pieces[visit] for i in parameters.owned[one.instance]), default=0)
-            for visit in (-1, 0)
-        )
-        each = parameters.tensors[first:end]
-        layers = Layers(
-            first_step=0,
-            steps=0,
-            first_tensor=first,
-            tensors=each,
-            walked=count,
-            left_out=self.count - count,
-            again=True,
-        )
-        return WalkedStep(trace, parameters, layers)
+    def fetching(self) -> OffloadSettings | None:
+        """How stage 3 fetches parameters; None below it."""
+        return self.state.fetching
 
     @property
-    def _layers(self) -> Layers:
-        layers = self.shortened(1).layers
-        assert layers is not None
-        return layers
+    def ranks(self) -> int:
+        """GPUs that share the states."""
+        return self.state.places.ranks
 
-    # -- periods --------------------------------------------------------------------------------
+    @property
+    def homogeneous(self) -> bool:
+        """Whether all layers' tensors are kept in the same places, and no tensor is told from its likes."""
+        return self.state.homogeneous
+
+    def trace_of(self, count: int) -> Trace:
+        """Lay out forward and backward through ``count`` layers."""
+        work, model = self.workload, replace(self.model, num_hidden_layers=count)
+        return micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
+
+    def of_layers(self, count: int) -> tuple[Tensor, ...]:
+        """Cut and place all tensors of ``count`` layers."""
+        return self.state.of_layers(count)
 
     @cached_property
-    def _coordinated(self) -> dict[bool, tuple[Period, Period, int] | None]:
-        return {}
+    def whole(self) -> LayerStack:
+        """The micro-step with all its layers, of which none may be left out."""
+        trace = self.trace_of(self.count)
+        return LayerStack(trace, Parameters.of(trace, self.state.tensors))
 
-    def coordinated(self, *, warm: bool) -> tuple[Period, Period, int] | None:
-        """The coordinator's periods in forward and backward, and how many layers it looks ahead."""
-        if self.settings.stage < 3:
-            return Period(0, 1), Period(0, 1), 0
-        if warm not in self._coordinated:
-            searched = (self._search(guess, warm=warm) for guess in _GUESSES if guess < self.count)
-            self._coordinated[warm] = next((found for found in searched if found is not None), None)
-        return self._coordinated[warm]
+    # -- gradients ------------------------------------------------------------------------------
 
-    def _search(self, guess: int, *, warm: bool) -> tuple[Period, Period, int] | None:
-        step = self.shortened(guess)
-        walk = step.coordinator(self.state, Idle(), warm=warm)
-        passes = Passes(step.trace, step.layers, walk)
-        periods: list[Period] = []
-        ahead = 0
-        try:
-            for backward in (False, True):
-                states = passes.states(
-                    partial(hook, coordinator=walk, parameters=step.parameters), backward=backward
-                )
-                period = period_of(states)
-                if period is None:
-                    return None
-                periods.append(period)
-                ahead = max(ahead, -(-walk.ahead // len(self._layers.tensors)))
-                if not backward:
-                    deque(states, maxlen=0)  # to the end of forward
-        except InputError:
-            return None  # where DeepSpeed would stop, the walk through the whole model says so
-        return periods[0], periods[1], ahead
+    def stacks_back(self, swapper: GradientSwapper | None, *, warm: bool = True) -> Iterator[LayerStack]:
+        """Yield the stacks that may stand for forward and backward, the shortest first.
 
-    def gradients(self, swapper: GradientSwapper | None) -> Period | None:
+        With a ``swapper`` gradients go to storage.
+        """
+        gradients = self._gradients(swapper) if self.homogeneous else None
+        short = None if gradients is None else self.shortest(gradients, warm=warm)
+        return iter((self.whole,) if short is None else (short, self.whole))
+
+    def _gradients(self, swapper: GradientSwapper | None) -> Period | None:
         """The period of what waits in the bucket and, if they go there, in swap buffers."""
 
         def reduce(tensors: Sequence[Tensor]) -> None:
             if swapper is not None:
-                swapper.insert(NoSink(), tensors)
+                swapper.insert(GradientSink(), tensors)
 
-        bucket = Bucket(self.settings.reduce_bucket_size, reduce)
+        bucket = Bucket(self.state.settings.reduce_bucket_size, reduce)
         before, layer, _ = self._completed
         bucket.add_all(before)
 
@@ -142,7 +99,7 @@ class TrainedLayers:
     @cached_property
     def _completed(self) -> list[list[Tensor]]:
         """Gradients that come in backward before the layers, of a layer, and after them."""
-        trace, parameters, *_ = self.shortened(1)
+        trace, parameters, *_ = self.stack(1)
         return [
             [tensor for event in events for tensor in parameters.completed(event)]
             for _, events in trace.pieces(backward=True)
@@ -151,7 +108,7 @@ class TrainedLayers:
     def fill(self, swapper: GradientSwapper) -> None:
         """Leave in the swap buffers what backward has not filled one with."""
         before, layer, after = self._completed
-        swapper.insert(NoSink(), before)
+        swapper.insert(GradientSink(), before)
         met: dict[State, int] = {}
         left = self.count
         while left:
@@ -161,49 +118,12 @@ class TrainedLayers:
                 if not left:
                     break
             met[swapper.state] = left
-            swapper.insert(NoSink(), layer)
+            swapper.insert(GradientSink(), layer)
             left -= 1
-        swapper.insert(NoSink(), after)
-
-    # -- what is left out -----------------------------------------------------------------------
-
-    def without(self, gradients: Period | None, *, warm: bool = True) -> WalkedStep | None:
-        """The shortest micro-step that stands for the whole one; None if there is none that is shorter.
-
-        ``gradients`` is the period of their waiting, None where only forward matters.
-        """
-        coordinated = self.coordinated(warm=warm) if self.state.homogeneous else None
-        if coordinated is None:
-            return None
-        forward, backward, ahead = coordinated
-        kept = _reused(self._layers, self.settings.params.max_reuse_distance)
-        kept = kept if self.settings.stage == 3 else 0
-        start = max(2, forward.first)  # the first two layers' checkpoints are apart
-        needed = start + forward.layers + _SETTLING + ahead + kept
-        whole = forward.layers
-        if gradients is not None:
-            period = lcm(backward.layers, gradients.layers)
-            whole = lcm(whole, period)
-            start_back = max(2, kept, backward.first, gradients.first)
-            needed = max(needed, start_back + period + _SETTLING + ahead)
-        walked = needed + (self.count - needed) % whole
-        if walked >= self.count:
-            return None
-        left = self.count - walked
-        short = self.shortened(walked)._replace(
-            forward=Skip(forward.layers, start, walked - kept, left // forward.layers)
-        )
-        if gradients is None:
-            return short
-        return short._replace(backward=Skip(period, start_back, walked, left // period))
+        swapper.insert(GradientSink(), after)
 
 
-def _reused(layers: Layers, distance: int) -> int:
-    """Layers at the end of forward that backward may find still gathered, within the reuse ``distance``."""
-    return -(-distance // max(1, sum(tensor.numel for tensor in layers.tensors))) + 1 if distance else 0
-
-
-class _Reads(Idle):
+class _Reads(CoordinatorSink):
     """Counts what is read."""
 
     def __init__(self) -> None:
@@ -241,14 +161,14 @@ class Peak(NamedTuple):
     """[elements] most that gathered parameters occupied while a bucket was reduced."""
 
 
-def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) -> Peak | None:
-    """MicroStepReplay a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
+def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) -> Peak | None:
+    """Walk through a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
 
-    None if the layers that are left out are not as those before them.
+    None if the layers that are left out are not like those before them.
     """
     reads, parameters = _Reads(), step.parameters
-    coordinator = step.coordinator(state, reads, warm=warm)
-    passes, while_reducing = Passes(step.trace, step.layers, coordinator), [0]
+    coordinator = step.coordinator(state.settings.params, state.places.ranks, reads, warm=warm)
+    passes, while_reducing = Passes(step, coordinator), [0]
     bucket = Bucket(state.settings.reduce_bucket_size, lambda _: while_reducing.append(coordinator.on_gpu))
 
     def happen(event: Event) -> None:
@@ -270,7 +190,7 @@ def gathered_peak(step: WalkedStep, state: TrainingState, *, warm: bool = True) 
     return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing))
 
 
-def buckets(step: WalkedStep, size: int) -> list[Sequence[Tensor]]:
+def buckets(step: LayerStack, size: int) -> list[Sequence[Tensor]]:
     """The tensors of every bucket that a micro-step reduces, in order."""
     seen: list[Sequence[Tensor]] = []
     bucket = Bucket(size, seen.append)

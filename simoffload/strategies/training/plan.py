@@ -12,15 +12,16 @@ from simoffload.models import ModelShape
 from simoffload.results.capacity import Estimate, Moment
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.actions import Layers, Tensor
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.knobs import tunables
 from simoffload.strategies.ds_config.training import TrainingSettings
 from simoffload.strategies.forward import Ways
 from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.replay import LayerStack, Parameters
 from simoffload.strategies.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.training.layers import Peak, TrainedLayers, buckets, gathered_peak
 from simoffload.strategies.training.memory.stages import training_moments
@@ -28,15 +29,15 @@ from simoffload.strategies.training.memory.states import estimates_for
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.strategies.training.step import Step
 from simoffload.strategies.training.storage_io import (
+    GradientSink,
     GradientSwapper,
-    NoSink,
     RankFiles,
     StorageStage,
     by_tier,
     check_buffers,
 )
 from simoffload.strategies.training.super_offload import SuperOffloadStep
-from simoffload.strategies.training.walk import ActivationOffload, MicroStepReplay, Parameters, WalkedStep
+from simoffload.strategies.training.walk import ActivationOffload, MicroStepReplay
 from simoffload.strategies.training.writer import MicroStepWriter, Stage
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training, TrainingCheckpoints
@@ -101,7 +102,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def parameters(self) -> Parameters:
         """All tensors with their partitions, and the modules that need them."""
-        return Parameters.of(self.trace, self.state.tensors)
+        return self.layered.whole.parameters
 
     @cached_property
     def layered(self) -> TrainedLayers:
@@ -135,18 +136,15 @@ class ZeroTrainingPlan(StepWork):
             out = self._writer(part, swapper)
             write(out, part)
             return out.build()
-        for step in (self._short(part), self._whole):
-            if step is not None:
-                out = self._writer(part, GradientSwapper.of(self.state), step.layers)
-                walk = MicroStepReplay(step, self.state, out)
-                if walk.forward() if part.phase == "forward" else walk.backward():
-                    break
+        for stack in self._stacks(part):
+            out = self._writer(part, GradientSwapper.of(self.state), stack.trace.layers)
+            walk = MicroStepReplay(stack, self.state, out)
+            if walk.forward() if part.phase == "forward" else walk.backward():
+                break
         return out.build()
 
-    def _writer(
-        self, part: StepPart, swapper: GradientSwapper | None, layers: Layers | None = None
-    ) -> MicroStepWriter:
-        """What writes a part down; of a micro-step with ``layers`` left out, if that is so."""
+    def _writer(self, part: StepPart, swapper: GradientSwapper | None, layers: int = 0) -> MicroStepWriter:
+        """Return what writes down a part that goes through so many ``layers``."""
         return MicroStepWriter(
             name=part.title,
             state=self.state,
@@ -155,33 +153,27 @@ class ZeroTrainingPlan(StepWork):
             swapper=swapper,
             hooks=self.step.hooks(),
             ways=self._ways,
-            activations=self._activations(self.model.num_hidden_layers if layers is None else layers.walked),
+            activations=self._activations(layers),
         )
-
-    @property
-    def _whole(self) -> WalkedStep:
-        """The micro-step with all its layers."""
-        return WalkedStep(self.trace, self.parameters)
 
     @cached_property
     def _ways(self) -> Ways:
         return {}
 
-    def _short(self, part: StepPart) -> WalkedStep | None:
-        """A micro-step of fewer layers that stands for the whole one."""
-        if not self.state.homogeneous or part.phase == "forward":
-            return self.layered.without(None)
+    def _stacks(self, part: StepPart) -> Iterator[LayerStack]:
+        """Yield the stacks that may stand for a pass through the model, the shortest first."""
+        if part.phase == "forward":
+            return self.layered.stacks()
         swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
-        gradients = self.layered.gradients(GradientSwapper.of(self.state) if swaps else None)
-        return self.layered.without(gradients) if gradients is not None else None
+        return self.layered.stacks_back(GradientSwapper.of(self.state) if swaps else None)
 
     def _fill(self, swapper: GradientSwapper) -> None:
         """Leave in the swap buffers what backward has not filled one with."""
         if self.state.homogeneous:
             self.layered.fill(swapper)
             return
-        for tensors in buckets(self._whole, self.settings.reduce_bucket_size):
-            swapper.insert(NoSink(), tensors)
+        for tensors in buckets(self.layered.whole, self.settings.reduce_bucket_size):
+            swapper.insert(GradientSink(), tensors)
 
     def _activations(self, layers: int) -> ActivationOffload | None:
         """Copies of checkpoints, if those go to host memory, of a model of so many ``layers``."""
@@ -201,10 +193,8 @@ class ZeroTrainingPlan(StepWork):
         return self._peak(warm=True)
 
     def _peak(self, *, warm: bool) -> Peak:
-        gradients = self.layered.gradients(None) if self.state.homogeneous else None
-        short = self.layered.without(gradients, warm=warm) if gradients is not None else None
-        for step in (short, self._whole):
-            found = gathered_peak(step, self.state, warm=warm) if step is not None else None
+        for stack in self.layered.stacks_back(None, warm=warm):
+            found = gathered_peak(stack, self.state, warm=warm)
             if found is not None:
                 return found
         raise AssertionError("nothing is left out of the whole")

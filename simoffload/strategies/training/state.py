@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.actions import Tensor, cut_tensors
+from simoffload.strategies.coordinator import Tensor, cut_tensors
+from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.ds_config.training import TrainingSettings
 
 __all__ = [
@@ -205,6 +206,11 @@ class TrainingState:
         settings = self.settings
         weights = weights_of(self.model)
         return Partitions(weights, settings.stage, self.places.ranks, settings.sub_group_size)
+
+    @property
+    def fetching(self) -> OffloadSettings | None:
+        """How partitioned parameters are fetched; None below stage 3, where every rank has them whole."""
+        return self.settings.params if self.settings.stage == 3 else None
 
     @property
     def weights_on(self) -> Literal["hbm", "dram", "nvme"]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.actions import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds
 from simoffload.strategies.training.step import (

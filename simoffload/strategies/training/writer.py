@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
-from simoffload.strategies.actions import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning, Ways
 from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState
-from simoffload.strategies.training.storage_io import GradientSwapper
+from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
 
 if TYPE_CHECKING:
     from simoffload.strategies.training.walk import ActivationOffload
@@ -76,8 +76,8 @@ class GradientHooks:
         """Its partitions are on their way to where they are accumulated."""
 
 
-class MicroStepWriter(ForwardWriter):
-    """Implements the coordinator's ``Actions`` in training, and writes kernels and gradients."""
+class MicroStepWriter(ForwardWriter, GradientSink):
+    """Writes a micro-step: what a forward pass has, and kernels of backward, gradients and checkpoints."""
 
     def __init__(
         self,
@@ -93,9 +93,7 @@ class MicroStepWriter(ForwardWriter):
     ) -> None:
         settings, places = state.settings, state.places
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
-        super().__init__(
-            name=name, placement=placement, timing=timing, visits=(), streams=TRAINING_STREAMS, ways=ways
-        )
+        super().__init__(name=name, placement=placement, timing=timing, streams=TRAINING_STREAMS, ways=ways)
         self._settings = settings
         self._time = timing
         self._stage = stage
@@ -109,7 +107,6 @@ class MicroStepWriter(ForwardWriter):
         """The stream of what happens to gradients."""
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
-        self._began = False
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
         """Everything that decides how what follows is written down, told relative to what is written."""
@@ -119,26 +116,15 @@ class MicroStepWriter(ForwardWriter):
 
     # -- hooks and kernels ----------------------------------------------------------------------
 
-    def begin(self, module: Module, *, segment: str, backward: bool) -> None:
-        """The hook before a module begins, and with the first one of a layer a new segment."""
-        self.part(segment)
-        self.label = module.name
-        self._fetched_until = None
-        self._waited = False
-        if self._settings.stage < 3:
-            return
-        if not backward:
-            self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
-
     def part(self, segment: str) -> None:
-        """Begin a new segment, if ``segment`` names one."""
-        if segment:
-            self.builder.segment(segment)
-        if not self._began:
-            self._began = True
-            self.spend(self.costs.pass_overhead.value)
+        """Begin a new segment, if ``segment`` names one; with the tail forward has left the last layer."""
+        super().part(segment)
         if segment == "tail" and self._activations is not None:
             self._activations.leave(self)
+
+    def _spend_on_hook(self, module: Module) -> None:
+        if self._settings.stage == 3:
+            self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
 
     def checkpoint(self, layer: int, *, again: bool) -> None:
         """A layer's input is kept, or taken up ``again``."""
@@ -164,16 +150,6 @@ class MicroStepWriter(ForwardWriter):
         elif duration:  # no Python in it: a node of autograd for each operation (an estimate)
             self.spend(self.costs.operation.value * max(1, self._time.operations(module)))
         self._kernels(module, duration)
-
-    def _kernels(self, module: Module, duration: int) -> None:
-        if not duration:
-            return
-        self.flush()
-        after = list(self.host_so_far())
-        fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
-        if fetched and self._copies != COMPUTE:
-            after.append(self.builder.after(self._copies, fetched - 1))
-        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
 
     # -- gradients ------------------------------------------------------------------------------
 
@@ -212,10 +188,6 @@ class MicroStepWriter(ForwardWriter):
     def end_backward(self) -> None:
         """The host waits for all gradients."""
         self.host_waits(self.gradients)
-        self.host_waits(COMPUTE)
-
-    def end_forward(self) -> None:
-        """The host waits for the loss."""
         self.host_waits(COMPUTE)
 
     def _scatter(self, tensors: Sequence[Tensor]) -> None:

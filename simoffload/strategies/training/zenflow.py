@@ -26,7 +26,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.actions import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMPUTE, COPY
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds
