@@ -2,9 +2,9 @@
 
 The calls that DeepSpeed makes depend on the model and on where its weights are kept (``InferenceLayers``);
 what they move and how long the host takes for it depend on the machine, too (``Programs``). Neither depends
-on the batch nor on the number of tokens: these decide how long kernels take. So a program has numbers in place
-of kernels' durations, and a pass puts them in. Plans for the same model, machine and placement (the points of
-a sweep over batch sizes, say) share their programs, those on other machines their walks.
+on the batch nor on the number of tokens: these decide how long kernels take. So a program has numbers in
+place of kernels' durations, and a pass puts them in. Plans for the same model, machine and placement (the
+points of a sweep over batch sizes, say) share their programs, those on other machines their walks.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from simoffload.models import ModelShape
 from simoffload.strategies.base import Move, Plan, Strategy
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.training import OptimizerKind
-from simoffload.strategies.ds_config.unread import unread
+from simoffload.strategies.ds_config.keys import unread
+from simoffload.strategies.ds_config.settings import OptimizerKind
 from simoffload.strategies.placement import Placement, refused
 from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
 from simoffload.workload.training import Optimizer

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from simoffload.strategies.ds_config.parameters import OffloadSettings
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
-from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.ds_config.settings import OffloadSettings, TrainingSettings
 
 __all__ = ["BATCH", "FILE", "Work", "inference_config", "training_config"]
 

@@ -9,9 +9,14 @@ from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.strategies.base import FasterSetting, Move, Tunable
 from simoffload.strategies.ds_config.export import BATCH
-from simoffload.strategies.ds_config.parameters import FIRST_INTRA_OP, LATEST, OffloadSettings, parse_version
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
-from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.ds_config.settings import (
+    FIRST_INTRA_OP,
+    LATEST,
+    OffloadSettings,
+    TrainingSettings,
+    parse_version,
+)
 
 __all__ = ["allowing", "faster_settings", "released", "stages", "tunables"]
 

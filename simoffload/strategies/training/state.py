@@ -18,7 +18,7 @@ from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.coordinator import Tensor, cut_tensors
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.ds_config.settings import TrainingSettings
 
 __all__ = [
     "Partitions",

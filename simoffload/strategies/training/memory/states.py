@@ -22,7 +22,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import Estimate
-from simoffload.strategies.ds_config.training import OptimizerKind, TrainingSettings
+from simoffload.strategies.ds_config.settings import OptimizerKind, TrainingSettings
 from simoffload.strategies.memory import Activations, activations_of
 from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
 from simoffload.workload import Training

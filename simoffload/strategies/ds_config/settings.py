@@ -1,39 +1,50 @@
-"""The knobs of parameter offload, resolved: the version's defaults and Hugging Face's "auto" applied.
+"""The values of ds_config, resolved: the version's defaults and Hugging Face's "auto" applied.
 
 Versions in which a default or a name changed are said where they matter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
 from simoffload.documents import quoted
-from simoffload.errors import InputError, Problem
+from simoffload.strategies.ds_config.keys import (
+    key_warnings,
+    refuse_keys,
+    refuse_selection,
+    refuse_values,
+    refused_key,
+)
 from simoffload.strategies.ds_config.sections import (
     AioSection,
     DeepSpeedConfig,
+    OffloadOptimizerSection,
     OffloadParamSection,
+    ZenFlowSection,
 )
-from simoffload.strategies.ds_config.unread import key_warnings, refuse_keys
 
 __all__ = [
     "FIRST_INTRA_OP",
     "LATEST",
     "OffloadSettings",
+    "OptimizerKind",
+    "TrainingSettings",
+    "ZenFlow",
     "fetch_settings",
     "parse_version",
     "resolve_settings",
-    "values",
+    "resolve_training",
 ]
 
 LATEST = "0.19.8"
 _FIRST_GDS = (0, 15, 0)
 FIRST_INTRA_OP = (0, 16, 4)
 """Since then ``aio.thread_count`` is called ``intra_op_parallelism`` (DeepSpeed's commit c9da489)."""
-
-
+_PIN_BY_DEFAULT = (0, 19, 5)
+"""Since then ``pin_memory`` is true unless it is given."""
 _STAGE_3 = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
     "param_persistence_threshold": "stage3_param_persistence_threshold",
@@ -42,8 +53,29 @@ _STAGE_3 = {
     "max_reuse_distance": "stage3_max_reuse_distance",
 }
 """What ds_config calls the settings of stage 3."""
+_BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size")
 _ALIGNED = 1024
 """[B] to which each aio thread's part of a file is padded (``AIO_ALIGNED_BYTES``, swap_tensor/utils.py)."""
+
+
+OptimizerKind = Literal["adam", "sgd", "adam8bit", "adafactor"]
+
+_KINDS: dict[str, OptimizerKind] = {
+    "adam": "adam",
+    "adamw": "adam",
+    "torchadam": "adam",
+    "fusedadam": "adam",
+    "deepspeedcpuadam": "adam",
+    "sgd": "sgd",
+    "adamw8bit": "adam8bit",
+    "adam8bit": "adam8bit",
+    "adafactor": "adafactor",
+}
+_DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_ZENFLOW_STEPS_AUTO = 4
+"""Steps between CPU updates where ``update_interval`` is "auto": it depends on the gradients' values (an
+update comes when 99 % of the tensors have gathered enough of the norm). The published runs use 4
+(blogs/deepspeed-zenflow; an estimate)."""
 
 
 class OffloadSettings(NamedTuple):
@@ -112,9 +144,9 @@ class OffloadSettings(NamedTuple):
         stage_3 = {key: getattr(self, name) for name, key in _STAGE_3.items()}
         return {
             "zero_optimization": {"overlap_comm": self.overlap_comm, **stage_3},
-            "offload_param": values(self, "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
+            "offload_param": _values(self, "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
             "aio": {
-                **values(self, "block_size", "queue_depth"),
+                **_values(self, "block_size", "queue_depth"),
                 threads: self.threads,
                 "use_gds": self.use_gds,
             },
@@ -130,7 +162,77 @@ class OffloadSettings(NamedTuple):
         return -(-size // self.alignment) * self.alignment
 
 
-def values(settings: NamedTuple, *names: str) -> dict[str, Any]:
+class ZenFlow(NamedTuple):
+    """Important columns of the gradients are applied on the GPU at once, the others later on the CPU."""
+
+    topk_ratio: float
+    update_interval: int
+    """Steps between two updates on the CPU."""
+    overlap_step: bool
+    """The update on the CPU runs beside the next steps."""
+    offload: bool
+    """Moments of the selected columns lie in host memory."""
+    full_warm_up_rounds: int
+    reserved_cores: float
+    """Share of the cores that the update's process leaves to PyTorch (``pt_reserved_cores_perc``)."""
+    select_interval: int = 0
+    """Micro-steps between two selections of columns; 0 = once per epoch, which no step shows."""
+
+
+class TrainingSettings(NamedTuple):
+    """The resolved knobs of one training run."""
+
+    stage: int
+    params: OffloadSettings
+    """How parameters are fetched; below stage 3 they stay on the GPU."""
+    optimizer: OptimizerKind
+    optimizer_device: Literal["none", "cpu", "nvme"]
+    pin_memory: bool
+    """Gradients and optimizer states in page-locked memory."""
+    buffer_count: int
+    """Swap buffers of the optimizer, each of the largest sub-group."""
+    pipeline_read: bool
+    pipeline_write: bool
+    ratio: float
+    """Share of the sub-groups whose optimizer runs on the CPU (Twin-Flow)."""
+    super_offload: bool
+    cpuadam_cores: float
+    """Share of the cores that SuperOffload's process uses."""
+    zenflow: ZenFlow | None
+    reduce_bucket_size: int
+    """[elements]"""
+    allgather_bucket_size: int
+    """[elements]"""
+    sub_group_size: int
+    """[elements]"""
+    overlap_comm: bool
+    gradient_bytes: int
+    """[B] of an element in which gradients are accumulated (``data_types.grad_accum_dtype``)."""
+    gradient_clipping: bool
+    cpu_checkpointing: bool
+    """Checkpointed activations lie in host memory."""
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether ``PipelinedOptimizerSwapper`` is used."""
+        return self.pipeline_read or self.pipeline_write
+
+    @property
+    def config(self) -> dict[str, dict[str, Any]]:
+        """What ds_config would say, by the section."""
+        fetching = self.params.config
+        zero = fetching["zero_optimization"] | _values(self, "overlap_comm", *_BUCKETS)
+        return fetching | {
+            "zero_optimization": zero,
+            "offload_optimizer": _values(
+                self, "pin_memory", "buffer_count", "pipeline_read", "pipeline_write"
+            ),
+            "activation_checkpointing": _values(self, "cpu_checkpointing"),
+            "zenflow": _values(self.zenflow, "overlap_step", "offload") if self.zenflow else {},
+        }
+
+
+def _values(settings: NamedTuple, *names: str) -> dict[str, Any]:
     """Those of the settings that ds_config calls by the same names."""
     return {name: getattr(settings, name) for name in names}
 
@@ -173,7 +275,7 @@ def resolve_settings(
     stage = config.zero_optimization.stage
     if stage != 3:
         text = f"{stage} does not offload parameters; ZeRO-Inference needs 3"
-        raise InputError([Problem("", None, None, "zero_optimization.stage", text)])
+        raise refused_key("zero_optimization.stage", text)
     refuse_keys(config, training=False)
     settings, warnings = fetch_settings(config, version=version, hidden_size=hidden_size)
     return settings, (*key_warnings(config, training=False), *warnings)
@@ -195,10 +297,6 @@ def fetch_settings(
         "stage3_param_persistence_threshold": 10 * hidden_size,
     }
 
-    def pick(section: BaseModel, key: str) -> int:
-        value = getattr(section, key)
-        return int(auto.get(key, type(section).model_fields[key].default) if value == "auto" else value)
-
     warnings: list[str] = []
     if "aio" in config.model_fields_set and (aio.single_submit or not aio.overlap_events):
         warnings.append("ds_config aio.single_submit / overlap_events: not modelled; a full queue is assumed")
@@ -207,19 +305,95 @@ def fetch_settings(
     if number > parse_version(LATEST):
         warnings.append(f"DeepSpeed {version} is newer than {LATEST}, the last that was studied")
     threads = _threads(aio, number, warnings)
-    pin = offload.pin_memory if offload.pin_memory is not None else number >= (0, 19, 5)
     settings = OffloadSettings(
         version=number,
         device=offload.device,
-        **{name: pick(zero, key) for name, key in _STAGE_3.items()},
+        **{name: _pick(zero, key, auto) for name, key in _STAGE_3.items()},
         overlap_comm=zero.overlap_comm is not False,
-        pin_memory=pin,
+        pin_memory=_pinned(offload, number),
         buffer_count=offload.buffer_count,
-        buffer_size=pick(offload, "buffer_size"),
-        max_in_cpu=pick(offload, "max_in_cpu"),
+        buffer_size=_pick(offload, "buffer_size"),
+        max_in_cpu=_pick(offload, "max_in_cpu"),
         block_size=aio.block_size,
         queue_depth=aio.queue_depth,
         threads=threads,
         use_gds=aio.use_gds and number >= _FIRST_GDS,
     )
     return settings, tuple(warnings)
+
+
+def _pick(section: BaseModel, key: str, auto: Mapping[str, int] | None = None) -> int:
+    """Return the value of a key; for "auto" that of Hugging Face, else DeepSpeed's default."""
+    value = getattr(section, key)
+    return int((auto or {}).get(key, type(section).model_fields[key].default) if value == "auto" else value)
+
+
+def _pinned(section: OffloadParamSection | OffloadOptimizerSection, version: tuple[int, ...]) -> bool:
+    return section.pin_memory if section.pin_memory is not None else version >= _PIN_BY_DEFAULT
+
+
+def resolve_training(
+    config: DeepSpeedConfig, *, version: str = LATEST, hidden_size: int, dtype_bytes: int
+) -> tuple[TrainingSettings, tuple[str, ...]]:
+    """Apply defaults, "auto" and what DeepSpeed refuses; return settings and warnings.
+
+    Raises InputError, with DeepSpeed's key, for combinations that DeepSpeed refuses or that are not modelled.
+    """
+    zero = config.zero_optimization
+    refuse_keys(config, training=True)
+    params, warnings = fetch_settings(config, version=version, hidden_size=hidden_size)
+    offload = zero.offload_optimizer or OffloadOptimizerSection()
+    refuse_values(config)
+    kind = _kind(config)
+    if offload.device != "none" and kind != "adam":
+        text = f"only Adam is run on the CPU by DeepSpeed; got {config.optimizer and config.optimizer.type}"
+        raise refused_key("optimizer.type", text)
+    auto = {"reduce_bucket_size": hidden_size * hidden_size}
+
+    dtype = config.data_types.grad_accum_dtype
+    settings = TrainingSettings(
+        stage=zero.stage,
+        params=params,
+        optimizer=kind,
+        optimizer_device=offload.device,
+        pin_memory=_pinned(offload, params.version),
+        buffer_count=offload.buffer_count,
+        pipeline_read=offload.pipeline_read,
+        pipeline_write=offload.pipeline_write,
+        ratio=offload.ratio,
+        super_offload=offload.super_offload,
+        cpuadam_cores=offload.cpuadam_cores_perc,
+        zenflow=_zenflow(zero.zenflow),
+        **{key: _pick(zero, key, auto) for key in _BUCKETS},
+        overlap_comm=zero.overlap_comm if zero.overlap_comm is not None else zero.stage == 3,
+        gradient_bytes=_DTYPES[dtype] if dtype else dtype_bytes,
+        gradient_clipping=config.gradient_clipping != 0.0,
+        cpu_checkpointing=config.activation_checkpointing.cpu_checkpointing,
+    )
+    return settings, (*key_warnings(config, training=True), *warnings)
+
+
+def _kind(config: DeepSpeedConfig) -> OptimizerKind:
+    name = config.optimizer.type if config.optimizer else "AdamW"
+    kind = _KINDS.get(name.lower().replace("_", ""))
+    if kind is None:
+        known = "AdamW, Adam, SGD, AdamW8bit, Adafactor"
+        raise refused_key("optimizer.type", f"{quoted(name)} is not modelled; known: {known}")
+    return kind
+
+
+def _zenflow(section: ZenFlowSection | None) -> ZenFlow | None:
+    if section is None:
+        return None
+    interval = section.update_interval
+    refuse_selection(section)
+    by_step = section.select_strategy == "step" and section.select_interval != "auto"
+    return ZenFlow(
+        topk_ratio=section.topk_ratio,
+        update_interval=_ZENFLOW_STEPS_AUTO if interval == "auto" else interval,
+        overlap_step=section.overlap_step,
+        offload=section.offload,
+        full_warm_up_rounds=section.full_warm_up_rounds,
+        reserved_cores=section.pt_reserved_cores_perc,
+        select_interval=int(section.select_interval) if by_step else 0,
+    )
