@@ -8,9 +8,9 @@ order of the units and on the knobs, not on the clock.
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-__all__ = ["ROOT", "Actions", "FsdpKnobs", "FsdpRuntime", "Prefetch"]
+__all__ = ["ROOT", "FsdpKnobs", "FsdpRuntime", "FsdpSink", "Prefetch"]
 
 Prefetch = Literal["pre", "post", "none"]
 ROOT = -1
@@ -31,41 +31,31 @@ class FsdpKnobs(NamedTuple):
     """[B] of an element of a shard and its gradient."""
 
 
-class Actions(Protocol):
-    """What FSDP asks of the machine, in the order in which the host thread asks it."""
+class FsdpSink:
+    """What FSDP asks of the machine, in the order in which the host thread asks it; here nothing happens."""
 
     def unshard(self, unit: int, /) -> None:
         """Bring the shard to the GPU and cast it."""
 
     def limit(self, freed: int, /) -> None:
-        """The host waits until memory is free, by what :meth:`free` returned."""
+        """Let the host wait until memory is free, by what :meth:`free` returned."""
 
     def gather(self, unit: int, /) -> None:
         """All-gather what was brought."""
 
     def need(self, unit: int, /) -> None:
-        """Compute waits for the unit."""
+        """Let compute wait for the unit."""
 
-    def free(self, unit: int, /) -> int:
-        """Memory is freed behind what was launched so far; returns a name of that point."""
-
-    def reduce(self, unit: int, /) -> None:
-        """The unit's gradients are reduced and kept where the optimizer runs."""
-
-
-class _Nothing:
-    def unshard(self, _unit: int, /) -> None: ...
-    def limit(self, _freed: int, /) -> None: ...
-    def gather(self, _unit: int, /) -> None: ...
-    def need(self, _unit: int, /) -> None: ...
     def free(self, _unit: int, /) -> int:
+        """Free memory behind what was launched so far; return a name of that point."""
         return -1
 
-    def reduce(self, _unit: int, /) -> None: ...
+    def reduce(self, unit: int, /) -> None:
+        """Reduce the unit's gradients and keep them where the optimizer runs."""
 
 
 class FsdpRuntime:
-    """State of one rank; until ``actions`` is set it is only kept up to date."""
+    """FSDP's state of one rank; until ``begin`` names a sink it is only kept up to date."""
 
     def __init__(self, *, layers: int, knobs: FsdpKnobs, sharded: bool) -> None:
         self._layers = layers
@@ -74,11 +64,11 @@ class FsdpRuntime:
         self._whole: set[int] = set()
         self._prefetched: set[int] = set()
         self._freed: deque[int | None] = deque()
-        self._actions: Actions = _Nothing()
+        self._sink = FsdpSink()
 
-    def begin(self, actions: Actions) -> None:
+    def begin(self, sink: FsdpSink) -> None:
         """From now on write down; what was asked before is done."""
-        self._actions = actions
+        self._sink = sink
         self._freed = deque([None] * len(self._freed))
 
     def micro_step(self, *, boundary: bool) -> None:
@@ -102,7 +92,7 @@ class FsdpRuntime:
     def pre_forward(self, unit: int) -> None:
         """Before a unit."""
         self._unshard(unit)
-        self._actions.need(unit)
+        self._sink.need(unit)
 
     def post_forward(self, unit: int) -> None:
         """After a unit; the root stays whole for backward."""
@@ -115,7 +105,7 @@ class FsdpRuntime:
             self._prefetched.discard(unit)
         else:
             self._unshard(unit)
-        self._actions.need(unit)
+        self._sink.need(unit)
         if self._knobs.backward_prefetch == "pre":
             self._prefetch(unit)
 
@@ -126,7 +116,7 @@ class FsdpRuntime:
         if self._knobs.backward_prefetch == "post" and unit != ROOT:
             self._prefetch(unit)
         if boundary:
-            self._actions.reduce(unit)
+            self._sink.reduce(unit)
 
     # -- what they have in common ---------------------------------------------------------------
 
@@ -140,18 +130,18 @@ class FsdpRuntime:
         # With offloading a shard is copied again even if the unit is whole (pre_unshard).
         whole = self._sharded and unit in self._whole
         if self._knobs.cpu_offload or not whole:
-            self._actions.unshard(unit)
+            self._sink.unshard(unit)
         if self._knobs.limit_all_gathers and len(self._freed) >= _IN_FLIGHT:
             freed = self._freed.popleft()
             if freed is not None:
-                self._actions.limit(freed)
+                self._sink.limit(freed)
         if self._sharded and not whole:
-            self._actions.gather(unit)
+            self._sink.gather(unit)
         self._whole.add(unit)
 
     def _reshard(self, unit: int) -> None:
         self._whole.discard(unit)
         if self._sharded:
-            point = self._actions.free(unit)
+            point = self._sink.free(unit)
             if self._knobs.limit_all_gathers:
                 self._freed.append(point)

@@ -19,9 +19,9 @@ from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.knobs import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
-from simoffload.strategies.forward import Ways
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.replay import LayerStack, Parameters
+from simoffload.strategies.streams import Ways
 from simoffload.strategies.timing import TrainingTiming, ranks_beyond
 from simoffload.strategies.training.layers import Peak, TrainedLayers, buckets, gathered_peak
 from simoffload.strategies.training.memory.stages import training_moments

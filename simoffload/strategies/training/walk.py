@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from simoffload.strategies.coordinator import State, Tensor
 from simoffload.strategies.forward import COMPUTE
 from simoffload.strategies.replay import LayerStack, Replay
+from simoffload.strategies.streams import HOST
 from simoffload.strategies.trace import Event
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.writer import ACTIVATIONS, MicroStepWriter
@@ -136,7 +137,7 @@ class ActivationOffload:
         elif layer < self._layers - 2:
             out.spend(out.costs.copy_call.value)
             out.move([self._size], to_device=True, pinned=True, stream=ACTIVATIONS)
-            after = (*out.host_so_far(), *out.so_far(ACTIVATIONS))
+            after = out.so_far(HOST, ACTIVATIONS)
             out.add("compute", COMPUTE, label="checkpoint", after=after)
 
     def _offload(self, out: MicroStepWriter) -> None:

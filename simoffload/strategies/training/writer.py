@@ -19,7 +19,8 @@ from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import Tensor
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning, Ways
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
+from simoffload.strategies.streams import HOST, Ways
 from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
@@ -164,7 +165,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.flush()
         passes = (2 if contiguous else 0) + self._hooks.passes(tensor)
         size = passes * tensor.numel * self._place.dtype_bytes
-        after = (*self.host_so_far(), *self.so_far(COMPUTE))
+        after = self.so_far(HOST, COMPUTE)
         self.add("reduce", self.gradients, fixed=self._time.hbm_traffic(size), label=tensor.name, after=after)
 
     def reduce(self, tensors: Sequence[Tensor]) -> None:
@@ -205,7 +206,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
 
     def collective(self, kind: str, *, fixed: int, size: int, route: int) -> None:
         """Something that all ranks do together, in its place on the gradients' stream."""
-        after = (*self.host_so_far(), *self.so_far(self.gradients))
+        after = self.so_far(HOST, self.gradients)
         self.add(kind, COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
         self.add(kind, self.gradients, after=self.so_far(COMM))
 
@@ -213,7 +214,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         """``traffic`` [B] of HBM, on the gradients' stream unless another one is named."""
         self.flush()
         where = self.gradients if stream is None else stream
-        self.add(kind, where, fixed=self._time.hbm_traffic(traffic), after=self.host_so_far())
+        self.add(kind, where, fixed=self._time.hbm_traffic(traffic), after=self.so_far(HOST))
 
     def _accumulate_on_gpu(self, tensors: Sequence[Tensor]) -> None:
         passes = 3 if self._stage.accumulates else 2
@@ -244,7 +245,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
 
     @cached_property
     def _copy_latency(self) -> float:
-        return self.timing.machine.device_to_host(0, pinned=True).latency
+        return self.machine.device_to_host(0, pinned=True).latency
 
     def _by_tensor(self, count: int, *, to_and_fro: bool) -> None:
         """What gradients take on their stream beyond bytes: small kernels, changes from copies to kernels.
@@ -256,10 +257,10 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         stage = self._stage
         kernels = stage.accumulates + _BOUNDARY_KERNELS * stage.boundary
         changes = (2 if stage.accumulates else int(to_and_fro)) + (2 if stage.boundary else 1)
-        latency = self.timing.machine.accelerator.kernel_latency_s
+        latency = self.machine.accelerator.kernel_latency_s
         seconds = kernels * latency + changes * self._copy_latency
         self.flush()
-        self.add("reduce", self.gradients, fixed=picoseconds(count * seconds), after=self.host_so_far())
+        self.add("reduce", self.gradients, fixed=picoseconds(count * seconds), after=self.so_far(HOST))
 
     def _boundary(self, tensors: Sequence[Tensor]) -> None:
         self._single_precision(tensors)
@@ -293,9 +294,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         """A buffer is written by the aio handle of a ``stream`` while the host goes on."""
         self.flush()
         route, latency = self.storage(tier, size, written=True)
-        self.add(
-            "write", stream, fixed=latency, size=size, route=route, label=label, after=self.host_so_far()
-        )
+        self.add("write", stream, fixed=latency, size=size, route=route, label=label, after=self.so_far(HOST))
 
     def wait_writes(self) -> None:
         """The host waits until everything is written."""
@@ -337,7 +336,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.flush()
         where = self.gradients if stream is None else stream
         route, latency = self.copies(sizes, to_device=to_device, pinned=pinned)
-        after = (*self.host_so_far(), *(self.so_far(behind) if behind is not None else ()))
+        after = (*self.so_far(HOST), *(self.so_far(behind) if behind is not None else ()))
         self.add("copy", where, fixed=latency, size=sum(sizes), route=route, after=after)
         if blocking or not pinned:
             self.host_waits(where)
