@@ -178,15 +178,12 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self.flush()
         if len(tensors) > 1:
             self.add("concat", self._copies, fixed=self.timing.hbm_copy(sum(slices)), after=self.so_far(HOST))
-        after = self.so_far(HOST, self._copies)
         if self._place.ranks == 1:
+            after = self.so_far(HOST, self._copies)
             ordinal = self.add("concat", COMM, fixed=self.timing.hbm_copy(sum(slices)), after=after)
         else:
             size = sum(slices) * (self._place.ranks - 1)
-            route, fixed = self.received("all-gather", size)
-            ordinal = self.add(
-                "gather", COMM, fixed=fixed, size=size, route=route, after=after, collective=True
-            )
+            ordinal = self.exchange("gather", "all-gather", COMM, size, behind=(self._copies,))
         self._gathers.append(_Gather(ordinal, sum(slices) * self._place.ranks, len(tensors)))
         return len(self._gathers) - 1
 

@@ -18,8 +18,8 @@ HOST = 0
 Way = tuple[Path, tuple[Hops, ...]]
 """The path of the first rank, which sets what a single transfer reaches, and the hops of all."""
 Ways = dict[tuple[object, ...], Way]
-"""Ways that are known; writers for the same ranks of a machine may share them, as finding them anew for each of
-a thousand ranks costs most of the time."""
+"""Ways that are known; writers for the same ranks of a machine may share them, as finding them anew for each
+of a thousand ranks costs most of the time."""
 
 
 class StreamWriter:
@@ -131,6 +131,18 @@ class StreamWriter:
     ) -> int:
         """Append an operation; returns its ordinal on its stream."""
         return self.builder.add(Op(kind, label or self.label, stream, fixed, size, route, after, collective))
+
+    def exchange(
+        self, kind: str, name: str, stream: int, size: int, *, behind: tuple[int, ...], calls: int = 1
+    ) -> int:
+        """Let every rank receive ``size`` [B] from the others' GPUs in so many ``calls``; return the ordinal.
+
+        It begins once the host and the streams ``behind`` which it is have done what is written so far.
+        """
+        route, latency = self.received(name, size)
+        self.flush()
+        fixed, after = latency * calls, self.so_far(HOST, *behind)
+        return self.add(kind, stream, fixed=fixed, size=size, route=route, after=after, collective=True)
 
     def so_far(self, *streams: int) -> tuple[Dependency, ...]:
         """Return the dependencies on all that was written on streams so far."""

@@ -273,10 +273,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
     def _collective(self, name: str, kind: str, numel: int, *, behind: int) -> int:
         """An all-gather or reduce-scatter in which every rank has ``numel`` elements of the result."""
         size = numel * (self.ranks - 1) * self._element
-        route, fixed = self.received(name, size)
-        self.flush()
-        after = self.so_far(HOST, behind)
-        return self.add(kind, _COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
+        return self.exchange(kind, name, _COMM, size, behind=(behind,))
 
 
 def _name(unit: int) -> str:

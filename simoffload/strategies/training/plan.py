@@ -23,9 +23,16 @@ from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.replay import LayerStack, Parameters
 from simoffload.strategies.streams import Ways
 from simoffload.strategies.timing import TrainingTiming, ranks_beyond
-from simoffload.strategies.training.layers import Peak, TrainedLayers, buckets, gathered_peak
 from simoffload.strategies.training.memory.stages import training_moments
 from simoffload.strategies.training.memory.states import estimates_for
+from simoffload.strategies.training.micro_step import (
+    ActivationOffload,
+    MicroStepReplay,
+    Peak,
+    TrainedLayers,
+    buckets,
+    gathered_peak,
+)
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.strategies.training.step import Step
 from simoffload.strategies.training.storage_io import (
@@ -37,7 +44,6 @@ from simoffload.strategies.training.storage_io import (
     check_buffers,
 )
 from simoffload.strategies.training.super_offload import SuperOffloadStep
-from simoffload.strategies.training.walk import ActivationOffload, MicroStepReplay
 from simoffload.strategies.training.writer import MicroStepWriter, Stage
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training, TrainingCheckpoints

@@ -213,18 +213,8 @@ class OptimizerStep:
             part = min(left, bucket)
             left -= part
             size = part * self._size * (out.ranks - 1)
-            route, latency = out.received("all-gather", size)
             out.spend(out.costs.collective_call.value)
-            out.flush()
-            out.add(
-                "gather",
-                COMM,
-                fixed=latency,
-                size=size,
-                route=route,
-                after=out.so_far(HOST, COMPUTE, COPY),
-                collective=True,
-            )
+            out.exchange("gather", "all-gather", COMM, size, behind=(COMPUTE, COPY))
         out.host_waits(COMM)
 
     # -- storage --------------------------------------------------------------------------------

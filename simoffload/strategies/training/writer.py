@@ -26,7 +26,7 @@ from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.walk import ActivationOffload
+    from simoffload.strategies.training.micro_step import ActivationOffload
 
 __all__ = [
     "ACTIVATIONS",
@@ -201,13 +201,11 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         shared = size * (self.ranks - 1) // self.ranks
         if self._settings.stage < 3:  # all-reduce (stage 2: use_multi_rank_bucket_allreduce, on by default)
             shared *= 2
-        route, latency = self.received("reduction of gradients", shared)
-        self.collective("reduce", fixed=latency, size=shared, route=route)
+        self.collective("reduce", "reduction of gradients", shared)
 
-    def collective(self, kind: str, *, fixed: int, size: int, route: int) -> None:
-        """Something that all ranks do together, in its place on the gradients' stream."""
-        after = self.so_far(HOST, self.gradients)
-        self.add(kind, COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
+    def collective(self, kind: str, name: str, size: int, *, calls: int = 1) -> None:
+        """Let all ranks receive ``size`` [B] together, in its place on the gradients' stream."""
+        self.exchange(kind, name, COMM, size, behind=(self.gradients,), calls=calls)
         self.add(kind, self.gradients, after=self.so_far(COMM))
 
     def on_gpu(self, kind: str, traffic: float, *, stream: int | None = None) -> None:

@@ -354,6 +354,4 @@ class ColumnWork:
         if not shared:
             return
         out.spend(out.costs.collective_call.value * len(sizes))
-        out.flush()
-        route, latency = out.received("broadcast of selected columns", shared)
-        out.collective("update", fixed=latency * len(sizes), size=shared, route=route)
+        out.collective("update", "broadcast of selected columns", shared, calls=len(sizes))

@@ -10,8 +10,8 @@ from simoffload.models import ModelShape, load_model
 from simoffload.results.capacity import Moment, tier_uses
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import TrainingSettings, resolve_training
-from simoffload.strategies.training.layers import Peak
 from simoffload.strategies.training.memory.stages import training_moments
+from simoffload.strategies.training.micro_step import Peak
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.workload import Training
 

@@ -15,9 +15,8 @@ from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.training.layers import buckets, gathered_peak
+from simoffload.strategies.training.micro_step import Bucket, buckets, gathered_peak
 from simoffload.strategies.training.plan import ZeroTrainingPlan
-from simoffload.strategies.training.walk import Bucket
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
 from tests.strategies.training.make_traces import BUCKET, CHECKPOINTING, MODELS

@@ -28,7 +28,7 @@ from simoffload.strategies.training.state import Partitions, SubGroup, TrainingS
 from simoffload.workload import Training
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.layers import Peak
+    from simoffload.strategies.training.micro_step import Peak
 
 __all__ = [
     "Estimate",
