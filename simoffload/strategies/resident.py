@@ -15,7 +15,7 @@ from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.base import Move, Plan, Strategy, Tunable
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.knobs import stages
+from simoffload.strategies.ds_config.export import stages
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.placement import Placement, refused

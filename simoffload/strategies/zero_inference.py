@@ -20,8 +20,7 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Move, Plan, Tunable
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import resolve_settings
-from simoffload.strategies.ds_config.export import FILE, Work, inference_config
-from simoffload.strategies.ds_config.knobs import tunables
+from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
 from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.memory import pinned_rounding, working_memory

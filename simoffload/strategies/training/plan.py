@@ -17,7 +17,7 @@ from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.knobs import tunables
+from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.replay import LayerStack, Parameters

@@ -20,9 +20,8 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.strategies.base import Move, Plan
-from simoffload.strategies.ds_config.export import FILE, Work, training_config
+from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
 from simoffload.strategies.ds_config.keys import batch_problems
-from simoffload.strategies.ds_config.knobs import stages
 from simoffload.strategies.ds_config.sections import ZeroSection
 from simoffload.strategies.ds_config.settings import TrainingSettings, ZenFlow, resolve_training
 from simoffload.strategies.placement import refused

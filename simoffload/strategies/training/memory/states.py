@@ -235,17 +235,15 @@ class TrainingMemory:
         return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
 
 
+_BUFFER_FACTOR = 1.5
+"""Default of ``additional_buffer_factor`` of both estimators."""
+
+
 def zero2_estimate(
-    total_params: int,
-    *,
-    num_gpus_per_node: int = 1,
-    num_nodes: int = 1,
-    cpu_offload: bool = True,
-    additional_buffer_factor: float = 1.5,
+    total_params: int, *, num_gpus_per_node: int = 1, num_nodes: int = 1, cpu_offload: bool = True
 ) -> Estimate:
     """Reproduce ``estimate_zero2_model_states_mem_needs``, to the byte."""
-    total_gpus = num_nodes * num_gpus_per_node
-    factor = additional_buffer_factor
+    total_gpus, factor = num_nodes * num_gpus_per_node, _BUFFER_FACTOR
     if cpu_offload:
         host = total_params * max(4 * total_gpus, 16) * factor
         gpu = 2 * total_params
@@ -265,30 +263,22 @@ def zero3_estimate(
     num_nodes: int = 1,
     cpu_offload: bool = True,
     cpu_offload_params: bool = True,
-    zero_init: bool = True,
-    additional_buffer_factor: float = 1.5,
 ) -> Estimate:
-    """Reproduce ``estimate_zero3_model_states_mem_needs``, to the byte.
+    """Reproduce ``estimate_zero3_model_states_mem_needs`` under ``zero.Init``, to the byte.
 
     ``largest_layer_params`` are those of the largest module, its children's not counted, as
     ``model_to_params`` finds them (:func:`largest_module_numel`).
     """
-    total_gpus, share = num_nodes * num_gpus_per_node, 1 / num_nodes
-    factor, largest = additional_buffer_factor, 4 * largest_layer_params
+    total_gpus, factor, largest = num_nodes * num_gpus_per_node, _BUFFER_FACTOR, 4 * largest_layer_params
     if not cpu_offload:
         gpu = largest + int(18 * total_params / total_gpus)
-        host = (largest_layer_params if zero_init else total_params) * 4 * num_gpus_per_node * factor
-        formula = f"GPU 4L + 18P/G; host {'4L' if zero_init else '4P'} x g x {factor}"
-        return Estimate(_ZERO_3, int(host), int(gpu), None, formula)
+        host = largest * num_gpus_per_node * factor
+        return Estimate(_ZERO_3, int(host), int(gpu), None, f"GPU 4L + 18P/G; host 4L x g x {factor}")
     states = 18 if cpu_offload_params else 16
     gpu = largest if cpu_offload_params else largest + int(2 * total_params / total_gpus)
-    if zero_init:
-        host = total_params * states * share * factor
-    else:
-        host = total_params * max(4 * num_gpus_per_node, states * share) * factor
+    host = total_params * states * (1 / num_nodes) * factor
     on_gpu = "4L" if cpu_offload_params else "4L + 2P/G"
-    on_host = f"{states}P/n" if zero_init else f"P x max(4g, {states}/n)"
-    return Estimate(_ZERO_3, int(host), int(gpu), None, f"GPU {on_gpu}; host {on_host} x {factor}")
+    return Estimate(_ZERO_3, int(host), int(gpu), None, f"GPU {on_gpu}; host {states}P/n x {factor}")
 
 
 _ZERO_3 = "DeepSpeed's estimate for ZeRO-3"
