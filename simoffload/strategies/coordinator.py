@@ -69,7 +69,7 @@ class Layers(NamedTuple):
     first_tensor: int
     """Index of the first tensor of the first layer."""
     tensors: tuple[Tensor, ...]
-    """Tensors of one layer."""
+    """Tensors that one layer owns."""
     walked: int
     """Layers that are walked through."""
     left_out: int = 0

@@ -35,7 +35,7 @@ class StepPart(NamedTuple):
     title: str
     """Its name in reports, unique within the step."""
     times: Fraction = Fraction(1)
-    """Times in one step."""
+    """How often it happens in one step."""
     micro_step: int = 0
     """0 = gradients are stored, later ones are added to what is there."""
     boundary: bool = False
@@ -72,7 +72,7 @@ class InferencePlan(Plan):
 
     @cached_property
     def timings(self) -> PassTimings:
-        """Durations of the modules."""
+        """Durations of the modules, pass by pass."""
         return PassTimings(machine=self.machine, model=self.model, modules=self.modules)
 
     def step(self, batch: Sequence[Sequences], *, name: str = "step") -> Phase:
@@ -154,7 +154,7 @@ class StepWork(Plan):
 
     @property
     def facts(self) -> Facts:
-        """FLOP."""
+        """FLOP of one step, forward, backward and recomputed."""
         return Facts(
             forward_flops=self.forward_flops,
             backward_flops=self.backward_flops,

@@ -55,7 +55,7 @@ class InferenceLayers(LayeredModel):
 
     @property
     def fetching(self) -> OffloadSettings:
-        """DeepSpeed's knobs."""
+        """DeepSpeed's knobs, which decide what is fetched when."""
         return self.placement.settings
 
     @property

@@ -137,7 +137,7 @@ class PassTimings:
         self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
-        """Durations in one pass."""
+        """Return the durations in one pass."""
         return Timing(machine=self._machine, model=self._model, batch=batch)
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:

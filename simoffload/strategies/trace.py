@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
     first: int
     each: int
-    """Events of a layer."""
+    """Number of events of a layer."""
 
 
 class Trace(NamedTuple):

@@ -76,7 +76,7 @@ class ZeroInference(ZeroStrategy):
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
-        """Weights on every tier."""
+        """Yield the weights on every tier."""
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
         return inference_moves(plan, ranks=self.ranks, buffer_size=size)
@@ -116,7 +116,7 @@ class ZeroInferencePlan(InferencePlan):
         return self.placement.tier
 
     def tunables(self) -> Iterator[Tunable]:
-        """Those of fetching parameters."""
+        """Yield the knobs of fetching parameters."""
         return tunables(self.placement.settings)
 
     @property
@@ -144,7 +144,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def modules(self) -> Sequence[Module]:
-        """Those that launch kernels."""
+        """Modules that launch kernels, each once."""
         return self.programs.modules
 
     @property

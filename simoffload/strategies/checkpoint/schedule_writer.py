@@ -96,7 +96,7 @@ class PhaseWriter(StreamWriter):
         self._transfer(COPY, name, hops, size, path.curve.rate(one), fixed, after)
 
     def to_gpu(self, size: int, *, pinned: bool, after: tuple[Dependency, ...] = ()) -> None:
-        """Copy to the GPU."""
+        """Copy ``size`` [B] to the GPU."""
         path, hops = self.way(("to GPU", pinned), lambda gpu: self.machine.host_to_device(gpu, pinned=pinned))
         name = copy_name(to_device=True, pinned=pinned)
         rate, latency = path.curve.rate(size), path.latency

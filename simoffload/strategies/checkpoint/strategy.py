@@ -41,11 +41,11 @@ class CheckpointStorage(Strategy):
     drives."""
 
     def places(self, _machine: Machine) -> Placement:
-        """Where the checkpoints go."""
+        """Return the tier that takes the checkpoints."""
         return Placement(self.tier)
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """All tiers of storage."""
+        """Return each tier of storage as a placement."""
         storage = (tier for tier in machine.tiers.values() if tier.kind not in {"hbm", "dram"})
         return tuple(Placement(tier.name) for tier in storage)
 

@@ -68,11 +68,11 @@ class Work(NamedTuple):
 
     ranks: int
     batch: int
-    """Sequences on a GPU."""
+    """Sequences that one GPU works on."""
     dtype: str
-    """Of the model."""
+    """Data type of the model."""
     accumulation: int = 1
-    """Micro-steps of a step."""
+    """Micro-steps that make one step."""
     weights_path: str | None = None
     """Folder of weights on storage; None where they are elsewhere."""
     optimizer_path: str | None = None

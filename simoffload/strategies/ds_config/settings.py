@@ -214,7 +214,7 @@ class TrainingSettings(NamedTuple):
 
     @property
     def pipelined(self) -> bool:
-        """Whether ``PipelinedOptimizerSwapper`` is used."""
+        """Whether DeepSpeed uses its ``PipelinedOptimizerSwapper``."""
         return self.pipeline_read or self.pipeline_write
 
     @property

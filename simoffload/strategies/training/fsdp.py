@@ -92,7 +92,7 @@ class Fsdp(Strategy):
         return (Edit.at("strategy.cpu_offload", weights == "dram"),)
 
     def moves(self, _plan: Plan) -> Iterator[tuple[Move, ...]]:
-        """Everything in host memory."""
+        """Yield all states in host memory."""
         yield (Move("tier", "states on dram", (Edit.at("strategy.cpu_offload", True),)),)
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
@@ -142,7 +142,7 @@ class FsdpPlan(StepWork):
 
     @cached_property
     def units(self) -> Units:
-        """Flat parameters."""
+        """The flat parameters, cut up among the ranks."""
         layers, each = self.model.num_hidden_layers, self.model.parameters_per_layer
         root = self.model.num_parameters - layers * each
         outside = (*self.model.modules_before, *self.model.modules_after)

@@ -19,7 +19,7 @@ _IN_FLIGHT = 2  # _max_num_inflight_all_gathers, hard-coded in PyTorch
 
 
 class FsdpKnobs(NamedTuple):
-    """The resolved knobs."""
+    """FSDP's knobs, resolved for one run."""
 
     cpu_offload: bool
     backward_prefetch: Prefetch
@@ -41,7 +41,7 @@ class FsdpSink:
         """Let the host wait until memory is free, by what :meth:`free` returned."""
 
     def gather(self, unit: int, /) -> None:
-        """All-gather what was brought."""
+        """All-gather the shards that were brought."""
 
     def need(self, unit: int, /) -> None:
         """Let compute wait for the unit."""
@@ -81,7 +81,7 @@ class FsdpRuntime:
         self.post_backward(ROOT, boundary=boundary)
 
     def forward(self) -> None:
-        """All hooks of forward."""
+        """Run all hooks of a forward pass."""
         self.pre_forward(ROOT)
         for layer in range(self._layers):
             self.pre_forward(layer)
@@ -90,7 +90,7 @@ class FsdpRuntime:
     # -- hooks ----------------------------------------------------------------------------------
 
     def pre_forward(self, unit: int) -> None:
-        """Before a unit."""
+        """Run the hook before a unit in forward."""
         self._unshard(unit)
         self._sink.need(unit)
 

@@ -44,9 +44,9 @@ class Units(NamedTuple):
     numels: Mapping[int, int]
     """[elements] by layer, and of ``ROOT``."""
     layer_tensors: int
-    """Parameters of a layer."""
+    """Number of parameters of a layer."""
     root_tensors: int
-    """Parameters of ``ROOT``."""
+    """Number of parameters of ``ROOT``."""
 
     def numel(self, unit: int) -> int:
         """[elements]"""
@@ -84,7 +84,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
     # -- passes ---------------------------------------------------------------------------------
 
     def forward(self, trace: Trace, runtime: FsdpRuntime) -> None:
-        """The forward pass."""
+        """Write the forward pass of a trace."""
         runtime.begin(self)
         self._begin(trace.forward[0])
         runtime.pre_forward(ROOT)
@@ -199,7 +199,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
             self._awaited_by_compute.append(self._ready.pop(unit))
 
     def free(self, _unit: int) -> int:
-        """Behind the last kernel."""
+        """Free memory behind the last kernel."""
         self.spend(self._fsdp.reshard.value)
         return self.builder.written[_COMPUTE] - 1
 

@@ -71,11 +71,11 @@ class Bucket:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """What is held."""
+        """Gradients that the bucket holds now."""
         return tuple(self._held)
 
     def flush(self) -> None:
-        """Reduce what is held."""
+        """Reduce the gradients that are held."""
         if self._held:
             self._reduce(self._held)
         self._held, self._numel = [], 0
@@ -179,7 +179,7 @@ class TrainedLayers(LayeredModel):
 
     @property
     def model(self) -> ModelShape:  # type: ignore[override]  # of inference it is a field
-        """The whole model."""
+        """The model with all its layers."""
         return self.state.model
 
     @property
@@ -269,7 +269,7 @@ class TrainedLayers(LayeredModel):
 
 
 class _Reads(CoordinatorSink):
-    """Counts what is read."""
+    """Counts the partitions that are read from storage."""
 
     def __init__(self) -> None:
         self.slices: list[Tensor] = []

@@ -66,7 +66,7 @@ class ZeroTrainingPlan(StepWork):
     config: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     """What its settings come from, and those of its checkpoints."""
     saved: CheckpointPlan | None = None
-    """Its checkpoints."""
+    """Plan of the run's checkpoints."""
 
     @property
     def target(self) -> str:
@@ -90,7 +90,7 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def processes(self) -> int:
-        """Ranks on one host."""
+        """Number of ranks on one host."""
         return self.machine.ranks_per_node(self.places.ranks)
 
     @property
@@ -124,7 +124,7 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def timing(self) -> TrainingTiming:
-        """Durations on this machine."""
+        """Durations of modules on this machine."""
         return TrainingTiming(
             machine=self.machine,
             model=self.model,

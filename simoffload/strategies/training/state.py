@@ -120,7 +120,7 @@ class Partitions:
 
     @cached_property
     def trained(self) -> tuple[Weight, ...]:
-        """Tensors that have gradients."""
+        """Tensors of the model that have gradients."""
         return tuple(weight for weight in self.weights if weight.trainable)
 
     @cached_property

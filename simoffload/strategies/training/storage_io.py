@@ -99,7 +99,7 @@ class RankFiles:
         )
 
     def steady(self, passed: Passed) -> tuple[StorageStage, ...]:
-        """One later step."""
+        """Return the stages of one later step."""
         both = "master weights and moments"
         return (
             _stage("forward and backward", self._pass_through(passed)),

@@ -144,7 +144,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self._kernels(module, self.timing.compute(module))
 
     def launch_backward(self, module: Module) -> None:
-        """Kernels of backward."""
+        """Launch the kernels of backward."""
         duration = self._time.backward(module)
         if duration and self._settings.stage == 3:
             self.spend(self._more.backward_call.value)

@@ -243,7 +243,7 @@ class SelectedColumns:
 
     @property
     def matrices(self) -> list[Tensor]:
-        """All trained matrices."""
+        """All matrices that are trained."""
         return [tensor for tensor in self.plan.state.trained if self.of(tensor)]
 
     def of(self, tensor: Tensor) -> int:

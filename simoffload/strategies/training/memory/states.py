@@ -137,7 +137,7 @@ class TrainingMemory:
 
     @property
     def settings(self) -> TrainingSettings:
-        """DeepSpeed's."""
+        """DeepSpeed's settings of the run."""
         return self.state.settings
 
     @property
@@ -147,17 +147,17 @@ class TrainingMemory:
 
     @property
     def stage(self) -> int:
-        """ZeRO's."""
+        """ZeRO's stage, 0 to 3."""
         return self.settings.stage
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Ranks that share the states."""
         return self.state.places.ranks
 
     @property
     def per_host(self) -> int:
-        """Ranks on one host."""
+        """Number of ranks on one host."""
         return self.machine.ranks_per_node(self.ranks)
 
     @property
@@ -167,7 +167,7 @@ class TrainingMemory:
 
     @cached_property
     def activations(self) -> Activations:
-        """Of one micro-step."""
+        """Activations of one micro-step."""
         return activations_of(
             self.state.model, self.workload, cpu_checkpointing=self.settings.cpu_checkpointing
         )
