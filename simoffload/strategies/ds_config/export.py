@@ -15,11 +15,11 @@ from simoffload.models import ModelShape
 from simoffload.strategies.base import FasterSetting, Move, Tunable
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import (
-    FIRST_INTRA_OP,
     LATEST,
     OffloadSettings,
     TrainingSettings,
     parse_version,
+    threads_key,
 )
 
 __all__ = [
@@ -371,8 +371,7 @@ def _stages(config: DeepSpeedConfig) -> Iterator[FasterSetting]:
 
 
 def _threads(config: DeepSpeedConfig, version: str) -> FasterSetting:
-    renamed = parse_version(version) >= FIRST_INTRA_OP
-    key = "intra_op_parallelism" if renamed else "thread_count"
+    key = threads_key(parse_version(version))
     now = getattr(config.aio, key) or 1
     words = f"{key} {4 * now} instead of {now}"
     return FasterSetting(f"{key}-{4 * now}", words, (_edit("aio", key, 4 * now),))

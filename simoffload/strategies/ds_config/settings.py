@@ -27,7 +27,6 @@ from simoffload.strategies.ds_config.sections import (
 )
 
 __all__ = [
-    "FIRST_INTRA_OP",
     "LATEST",
     "OffloadSettings",
     "OptimizerKind",
@@ -37,11 +36,12 @@ __all__ = [
     "parse_version",
     "resolve_settings",
     "resolve_training",
+    "threads_key",
 ]
 
 LATEST = "0.19.8"
 _FIRST_GDS = (0, 15, 0)
-FIRST_INTRA_OP = (0, 16, 4)
+_FIRST_INTRA_OP = (0, 16, 4)
 """Since then ``aio.thread_count`` is called ``intra_op_parallelism`` (DeepSpeed's commit c9da489)."""
 _PIN_BY_DEFAULT = (0, 19, 5)
 """Since then ``pin_memory`` is true unless it is given."""
@@ -140,14 +140,13 @@ class OffloadSettings(NamedTuple):
     @property
     def config(self) -> dict[str, dict[str, Any]]:
         """What ds_config would say, by the section."""
-        threads = "intra_op_parallelism" if self.version >= FIRST_INTRA_OP else "thread_count"
         stage_3 = {key: getattr(self, name) for name, key in _STAGE_3.items()}
         return {
             "zero_optimization": {"overlap_comm": self.overlap_comm, **stage_3},
             "offload_param": _values(self, "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
             "aio": {
                 **_values(self, "block_size", "queue_depth"),
-                threads: self.threads,
+                threads_key(self.version): self.threads,
                 "use_gds": self.use_gds,
             },
         }
@@ -245,23 +244,22 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+def threads_key(version: tuple[int, ...]) -> str:
+    """Return the key of ``aio`` from which a version reads how many threads share one read or write."""
+    return "intra_op_parallelism" if version >= _FIRST_INTRA_OP else "thread_count"
+
+
 def _threads(aio: AioSection, version: tuple[int, ...], warnings: list[str]) -> int:
-    """Of the two names the one that the version does not know is silently ignored."""
-    renamed = version >= FIRST_INTRA_OP
-    value, other = (
-        (aio.intra_op_parallelism, aio.thread_count)
-        if renamed
-        else (aio.thread_count, aio.intra_op_parallelism)
-    )
-    if other is not None:
-        wrong, right = (
-            ("thread_count", "intra_op_parallelism") if renamed else ("intra_op_parallelism", "thread_count")
-        )
+    """Return the threads of one aio handle; the key that the version does not know is silently ignored."""
+    key = threads_key(version)
+    (other,) = {"intra_op_parallelism", "thread_count"} - {key}
+    threads, ignored = getattr(aio, key) or 1, getattr(aio, other)
+    if ignored is not None:
         warnings.append(
-            f"ds_config aio.{wrong}: {other} is ignored by DeepSpeed {'.'.join(map(str, version))}, "
-            f"which reads aio.{right}; it runs {value or 1} thread(s)"
+            f"ds_config aio.{other}: {ignored} is ignored by DeepSpeed {'.'.join(map(str, version))}, "
+            f"which reads aio.{key}; it runs {threads} thread(s)"
         )
-    return value or 1
+    return int(threads)
 
 
 def resolve_settings(
