@@ -221,7 +221,9 @@ class TrainedLayers(LayeredModel):
         """
         gradients = self._gradients(swapper) if self.homogeneous else None
         short = None if gradients is None else self.shortest(gradients, warm=warm)
-        return iter((self.whole,) if short is None else (short, self.whole))
+        if short is not None:
+            yield short
+        yield self.whole
 
     def _gradients(self, swapper: GradientSwapper | None) -> Period | None:
         """The period of what waits in the bucket and, if they go there, in swap buffers."""
