@@ -21,7 +21,8 @@ __all__ = ["LayeredModel", "Period", "period_of"]
 _GUESSES = (12, 48, 192)
 """Layers of the models in which a period of the coordinator is looked for."""
 _SETTLING = 6
-"""Layers until what is written down repeats as the coordinator does (our choice; it is checked each time)."""
+"""Layers of a micro-step until what is written down repeats as the coordinator does (our choice, checked
+each time). A forward pass of inference gets two periods."""
 _REMEMBERED = 8
 """Stacks of different depth that are kept."""
 
@@ -187,10 +188,12 @@ class LayeredModel(ABC):
         if found is None:
             return None
         forward, backward, ahead = found
-        kept = self._reused if self.stack(1).trace.backward else 0
-        start = max(2, forward.first)  # the first two layers' checkpoints are apart
-        needed = start + forward.layers + _SETTLING + ahead + kept
-        whole = forward.layers
+        start, kept, whole = forward.first, 0, forward.layers
+        needed = start + 2 * whole + max(whole, ahead)
+        if self.stack(1).trace.backward:
+            start = max(2, start)  # the first two layers' checkpoints are apart
+            kept = self._reused
+            needed = start + whole + _SETTLING + ahead + kept
         if gradients is not None:
             period = lcm(backward.layers, gradients.layers)
             whole = lcm(whole, period)

@@ -9,6 +9,7 @@ first tensor that forward saved, and recomputation stops as soon as the last suc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module
@@ -17,8 +18,12 @@ from simoffload.models.cost import loss_module
 __all__ = ["Event", "Instance", "Span", "Trace", "forward_pass", "micro_step"]
 
 
-class Instance(NamedTuple):
-    """A module of a certain layer (or outside of the layers)."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Instance:
+    """A module of a certain layer (or outside of the layers), told from others by identity.
+
+    That is a cheap key: events of a trace share the instances of its modules.
+    """
 
     module: Module
     layer: int = -1
