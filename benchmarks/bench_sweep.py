@@ -19,7 +19,7 @@ from pathlib import Path
 from simoffload.documents import read_document
 from simoffload.planning.sweep import Sweep, define_sweep, find_points, run_sweep, usable_cores
 from simoffload.planning.sweep.evaluate import job_of
-from simoffload.scenario import Shelf, find_scenario
+from simoffload.scenario import ScenarioCache, find_scenario
 from simoffload.scenario.loading import resolve
 
 _BUCKET = "strategy.ds_config.zero_optimization.stage3_prefetch_bucket_size"
@@ -65,9 +65,9 @@ def profile(points: int) -> None:
     started = time.perf_counter()
     found = find_points(defined)
     ended = time.perf_counter()
-    shelf = Shelf.restored(defined.shelf.snapshot())
+    cache = ScenarioCache.restored(defined.cache.snapshot())
     for combination in found.combination:
-        resolve(defined.grid.document(combination), shelf=shelf)
+        resolve(defined.grid.document(combination), cache=cache)
     resolved = time.perf_counter() - ended
     size = len(job_of(defined).content) / 1e3
     print(

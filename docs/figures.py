@@ -70,12 +70,12 @@ def scatter(points: Sequence[tuple[MeasuredRun, ComparedPass]]) -> Figure:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axis.set_minor_locator(LogLocator(subs=()))
-    for part, (words, color) in _PARTS.items():
+    for part, (description, color) in _PARTS.items():
         for names, marker, face, called in _KINDS:
             mine = [one for row, one in points if row.part == part and one.name in names]
             style = {"marker": marker, "facecolor": color if face else "#fff", "edgecolor": color}
             found = [(one.measured, one.predicted) for one in mine]
-            _dots(axes, found, label=f"{called}, {words}", **style)
+            _dots(axes, found, label=f"{called}, {description}", **style)
     naive = [(one.measured, max(one.naive, 1.04e-3 * low / _BELOW)) for _, one in points]
     _dots(axes, naive, marker="x", color="#9a9a9a", label="bytes over bandwidth", zorder=1)
     ends = [low, high]

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.compare import Comparison, compare, compare_scenarios, on_targets
     from simoffload.planning.confidence import confidence
-    from simoffload.planning.costs.break_even import flips
+    from simoffload.planning.costs.break_even import break_even_points
     from simoffload.planning.costs.economics import economics
-    from simoffload.planning.costs.lists import load_costs
+    from simoffload.planning.costs.price_list import load_costs
     from simoffload.planning.fit.changes import smallest_changes
     from simoffload.planning.fit.largest import largest
     from simoffload.planning.fit.machines import machines_needed
@@ -42,13 +42,13 @@ __all__ = [
     "SimulationResult",
     "TrainingResult",
     "advise",
+    "break_even_points",
     "compare",
     "compare_scenarios",
     "confidence",
     "default_scenario",
     "economics",
     "fit",
-    "flips",
     "import_profile",
     "largest",
     "list_models",
@@ -86,19 +86,19 @@ _HOME = {
     "SimulationResult": "simoffload.results.result",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
+    "break_even_points": "simoffload.planning.costs.break_even",
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
     "confidence": "simoffload.planning.confidence",
     "default_scenario": "simoffload.scenario",
     "economics": "simoffload.planning.costs.economics",
     "fit": "simoffload.planning.answers",
-    "flips": "simoffload.planning.costs.break_even",
     "import_profile": "simoffload.exchange.measured_profiles",
     "largest": "simoffload.planning.fit.largest",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
     "list_scenarios": "simoffload.scenario",
-    "load_costs": "simoffload.planning.costs.lists",
+    "load_costs": "simoffload.planning.costs.price_list",
     "load_model": "simoffload.models",
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",

@@ -71,7 +71,7 @@ class _Quantity(NamedTuple):
     limit: int
     """[base] The largest value accepted: beyond it there is only a slip of the unit."""
     examples: str
-    whole: bool = False
+    integer: bool = False
     """Rounded to a whole number of base units."""
     positive: bool = False
     """Zero makes no sense."""
@@ -81,7 +81,7 @@ class _Quantity(NamedTuple):
         return f"write e.g. {self.examples.format(number)}"
 
 
-_SIZE = _Quantity("size", _BYTES | _IBYTES, "B", limit=10**21, examples='"{0} GB" or "{0} GiB"', whole=True)
+_SIZE = _Quantity("size", _BYTES | _IBYTES, "B", limit=10**21, examples='"{0} GB" or "{0} GiB"', integer=True)
 _CAPACITY = _SIZE._replace(positive=True)
 _RATE = _Quantity(
     "rate",
@@ -95,7 +95,7 @@ _RATE = _Quantity(
     "B/s",
     limit=10**18,
     examples='"{0} GB/s" (bytes) or "{0} Gb/s" (bits)',
-    whole=True,
+    integer=True,
     positive=True,
 )
 _SECOND = Fraction(1)
@@ -199,7 +199,7 @@ def _parse(text: str, quantity: _Quantity) -> Fraction:
     if value > quantity.limit:
         limit = f"{quantity.limit:.0e}".replace("+", "")
         raise ValueError(f"{_quoted(text)} is above the limit of {limit} {quantity.base}; check the unit")
-    if quantity.whole:
+    if quantity.integer:
         value = Fraction(round(value))
     if quantity.positive and not value:
         raise ValueError(f"must be above 0, got {_quoted(text)}")
@@ -305,7 +305,7 @@ def _exact(value: float, quantity: _Quantity) -> str:
     for unit, scale in quantity.units.items():
         digits = f"{float(value / scale):.6g}"
         read_back = Fraction(digits) * scale
-        if (round(read_back) if quantity.whole else float(read_back)) == value:
+        if (round(read_back) if quantity.integer else float(read_back)) == value:
             texts.append(f"{digits} {unit}")
     return min(texts, key=len)
 
@@ -330,7 +330,7 @@ def _boundary(quantity: _Quantity) -> tuple[BeforeValidator, PlainSerializer, Wi
         if not isinstance(value, str):
             raise ValueError(f"must be text with a unit; {quantity.advice('40')}")
         number = _parse(value, quantity)
-        return int(number) if quantity.whole else float(number)
+        return int(number) if quantity.integer else float(number)
 
     def write(value: float) -> str:
         return _exact(value, quantity)

@@ -122,10 +122,10 @@ def calls_the_engine(source: Source) -> Iterator[str]:
 EDITS = "documents/overrides.py"
 OWN_VALUES = {
     "hardware/equipment.py": "what a platform's slots hold",
-    "planning/costs/lists.py": "lists of prices laid over each other",
+    "planning/costs/price_list.py": "lists of prices laid over each other",
     "scenario/defaults.py": "ranks of a strategy that is asked what it fills in",
     "scenario/loading.py": "names of tiers as the machine has them",
-    "simulation/data_loading/reading.py": "numbers of workers that are tried",
+    "simulation/data_loading/epochs.py": "numbers of workers that are tried",
 }
 """Where values that are no scenario's document are copied with changes, and what they are."""
 

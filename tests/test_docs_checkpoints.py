@@ -26,11 +26,11 @@ def test_examples_run_and_print_what_is_shown(
     assert main(["run", "saved.yaml"]) == 0
     assert shown in capsys.readouterr().out
     assert main(["run", "trained.yaml"]) == 0
-    told = capsys.readouterr().out
-    assert [name for name in ("Checkpoint", "Data", "Wear") if f"\n{name}" not in told] == []
+    rendered = capsys.readouterr().out
+    assert [name for name in ("Checkpoint", "Data", "Wear") if f"\n{name}" not in rendered] == []
 
 
 @pytest.mark.parametrize("model", [Checkpointing, Writer, Dataset])
 def test_every_key_is_told(model: type[Checkpointing]) -> None:
-    words = set(re.findall(r"\w+", PAGE))
-    assert [name for name in model.model_fields if name not in words] == []
+    description = set(re.findall(r"\w+", PAGE))
+    assert [name for name in model.model_fields if name not in description] == []

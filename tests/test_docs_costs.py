@@ -15,8 +15,8 @@ PAGE = (Path(__file__).parents[1] / "docs" / "costs.md").read_text()
 
 @pytest.mark.parametrize("model", [Costs, DeviceCosts, MemoryCosts, Power])
 def test_every_key_is_told(model: type[Costs]) -> None:
-    words = set(re.findall(r"\w+", PAGE))
-    assert [name for name in model.model_fields if name not in words] == []
+    description = set(re.findall(r"\w+", PAGE))
+    assert [name for name in model.model_fields if name not in description] == []
 
 
 def test_every_kind_of_device_is_told() -> None:

@@ -25,8 +25,8 @@ def test_commands_print_what_is_shown(command: str, output: str, capsys: pytest.
 @pytest.mark.parametrize("program", PROGRAMS, ids=["changes", "machines", "largest"])
 def test_programs_run(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(program, "docs/fit.md", "exec"), {})
-    told = capsys.readouterr().out
-    assert told.startswith(
+    rendered = capsys.readouterr().out
+    assert rendered.startswith(
         ("weights on dram ('strategy.weights=dram',)\n", "2 {'hbm': 3, 'raid': 1}\n", "57 366 627")
     )
 

@@ -101,11 +101,11 @@ def test_what_it_may_not(change: str) -> None:
 def test_a_quantity_is_text_with_a_unit() -> None:
     size = schema_of("profile")["$defs"]["SourcedSize"]["properties"]["value"]
     assert (size["type"], size["title"], size["examples"]) == ("string", "size", ["40 GB", "40 GiB"])
-    told = {
+    rendered = {
         text: _is_valid(size, text)
         for text in ("40 GB", "1.5e3 KiB", "40GB", "40 Gb", "40", "-1 GB", "40 GB/s")
     }
-    assert [text for text, accepted in told.items() if accepted] == ["40 GB", "1.5e3 KiB", "40GB"]
+    assert [text for text, accepted in rendered.items() if accepted] == ["40 GB", "1.5e3 KiB", "40GB"]
 
 
 def test_fields_are_described_by_their_docstrings() -> None:

@@ -45,11 +45,11 @@ def _file(file: ComparedFile) -> Iterator[str]:
     for run in file.runs:
         if run.reason:
             yield printable(f"{run.run.name}: no prediction: {run.reason}")
-    told: dict[str, list[str]] = {}
+    by_message: dict[str, list[str]] = {}
     for run in file.runs:
         for text in run.remarks:
-            told.setdefault(text, []).append(run.run.name)
-    for text, names in told.items():
+            by_message.setdefault(text, []).append(run.run.name)
+    for text, names in by_message.items():
         about = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         yield printable(f"remark on {about}: {text}")
 
@@ -95,11 +95,11 @@ def _summary(files: Sequence[ComparedFile]) -> Iterator[str]:
     for name in ("decode", "prefill"):
         ours, naive = errors(runs, name), errors(runs, name, naive=True)
         if ours and naive:
-            parts.append(f"{name} ({ours.runs}): error {_told(ours)}; naive {_told(naive)}")
+            parts.append(f"{name} ({ours.runs}): error {_error_text(ours)}; naive {_error_text(naive)}")
     yield ". ".join(parts) + "."
 
 
-def _told(found: Errors) -> str:
+def _error_text(found: Errors) -> str:
     return f"{found.mean:.1%} on average, {found.worst:+.1%} at worst"
 
 

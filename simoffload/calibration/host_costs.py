@@ -23,8 +23,8 @@ from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 __all__ = [
     "REAL_MODELS",
+    "CallTimes",
     "HostCosts",
-    "Row",
     "Traced",
     "fit_host_costs",
     "non_negative",
@@ -56,7 +56,7 @@ _REWEIGHTINGS = 20
 _NEGLIGIBLE = 2e-6  # [s] residuals below this are not weighted up further
 
 
-class Row(NamedTuple):
+class CallTimes(NamedTuple):
     """One call of a module in a traced decode step."""
 
     launch: float
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 class Traced(NamedTuple):
     """A run of a small model."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[CallTimes, ...]
     seconds: float
     """[s] of a decode step that was not traced."""
     plan: ZeroInferencePlan
@@ -121,7 +121,7 @@ def traced(run: Mapping[str, Any], plan: ZeroInferencePlan, *, copy_latency: flo
     return Traced(rows, _untraced(run), plan)
 
 
-def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) -> Iterator[Row]:
+def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) -> Iterator[CallTimes]:
     trace = run["traces"]["decode 1"]["modules"]
     visits = plan.layered.visits
     if len(trace["module"]) != len(visits):
@@ -146,7 +146,7 @@ def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) 
         for module in visit:
             for key, count in _launch_events(plan, module).items():
                 events[key] = events.get(key, 0.0) + count
-        yield Row(own, before, after, events, copies)
+        yield CallTimes(own, before, after, events, copies)
 
 
 def fit_host_costs(runs: Iterable[Traced]) -> HostCosts:
@@ -179,7 +179,7 @@ def fit_host_costs(runs: Iterable[Traced]) -> HostCosts:
     return HostCosts(values, float(np.mean(residuals)), max(residuals), rows)
 
 
-def _one_rank(rows: Sequence[Row]) -> dict[str, float]:
+def _one_rank(rows: Sequence[CallTimes]) -> dict[str, float]:
     quiet = [row for row in rows if not row.events.get("fetch_wait")]
     values = _solve(_LAUNCH, quiet, [row.launch for row in quiet])
     values |= _solve(_BEFORE, rows, [row.before - row.copies for row in rows])
@@ -191,20 +191,20 @@ def _one_rank(rows: Sequence[Row]) -> dict[str, float]:
     return values
 
 
-def _left(row: Row, values: Mapping[str, float]) -> float:
+def _left(row: CallTimes, values: Mapping[str, float]) -> float:
     """[s] of a row that the costs known so far do not explain."""
     known = sum(values.get(key, 0.0) * count for key, count in row.events.items() if key not in _LAUNCH)
     return _launch_left(row, values) + row.before + row.after - row.copies - known
 
 
-def _launch_left(row: Row, values: Mapping[str, float]) -> float:
+def _launch_left(row: CallTimes, values: Mapping[str, float]) -> float:
     """[s] that a linear layer takes to launch beyond the costs known; other modules do not differ."""
     if not row.events.get("linear_call"):
         return 0.0
     return row.launch - sum(values.get(key, 0.0) * row.events.get(key, 0.0) for key in _LAUNCH)
 
 
-def _solve(keys: Sequence[str], rows: Sequence[Row], target: Sequence[float]) -> dict[str, float]:
+def _solve(keys: Sequence[str], rows: Sequence[CallTimes], target: Sequence[float]) -> dict[str, float]:
     """The costs that explain ``target``; keys that no row has are left out."""
     table = np.array([[row.events.get(key, 0.0) for key in keys] for row in rows])
     present = [index for index, key in enumerate(keys) if table.size and table[:, index].any()]
@@ -289,7 +289,7 @@ class _Counter(CoordinatorSink):
 
 def _events(plan: ZeroInferencePlan) -> list[Counter[str]]:
     counter = _Counter()
-    for event in plan.layered.walk(counter):
+    for event in plan.layered.replay(counter):
         if event.kind == "fetch":
             counter.rows.append(Counter())
     return counter.rows

@@ -93,7 +93,9 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
     try:
         scenario = resolve(Document("", _scenario(run, within)))
         plan = scenario.plan()
-        short = [use.sentence() for use in peak_uses(plan.moments, scenario.machine.tiers) if not use.fits]
+        short = [
+            use.sentence() for use in peak_uses(plan.memory_stages, scenario.machine.tiers) if not use.fits
+        ]
         if short:
             return Prediction(f"does not fit: {'; '.join(short)}", model=scenario.model)
         found = _PREDICTED[kind](scenario, first)

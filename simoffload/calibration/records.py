@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.calibration.runs import offload_device
-from simoffload.documents import Document, exists, looked_up, validate
+from simoffload.documents import Document, exists, file_errors, validate
 from simoffload.errors import InputError, Problem
 
 __all__ = ["Activity", "ModuleTimes", "Pass", "RecordedRun", "Records", "StepTrace", "Traces", "read_records"]
@@ -152,12 +152,12 @@ class RecordedRun(_Part):
         return {name: median(found) for name, found in times.items() if found}
 
     def _training(self) -> dict[str, float]:
-        whole = any(one.name == "step" for one in self.passes)
-        steady = 0 if whole else _STEADY_TRAINING
+        has_step = any(one.name == "step" for one in self.passes)
+        steady = 0 if has_step else _STEADY_TRAINING
         sums: dict[str, dict[int, float]] = {}
         for one in self.passes:
             if one.repetition >= steady:
-                for name in (one.name,) if whole else (one.name, "step"):
+                for name in (one.name,) if has_step else (one.name, "step"):
                     row = sums.setdefault(name, {})
                     row[one.repetition] = row.get(one.repetition, 0.0) + one.seconds
         order = sorted(sums, key=lambda name: name == "step")
@@ -200,7 +200,7 @@ def read_records(path: Path) -> Records:
 
 
 def _text(path: Path) -> str:
-    with looked_up(path):
+    with file_errors(path):
         if not exists(path):
             raise _refusal(path, "no such file")
         if path.is_dir():

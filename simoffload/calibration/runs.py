@@ -16,8 +16,8 @@ from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.workload import Computation, Training
 
 __all__ = [
-    "Case",
-    "Request",
+    "CalibrationRun",
+    "RunRequest",
     "offload_config",
     "offload_device",
     "read_requests",
@@ -42,7 +42,7 @@ class _Strategy(BaseModel):
     """Accepted, and not used: the version that is installed runs."""
 
 
-class Request(BaseModel):
+class RunRequest(BaseModel):
     """One run: which model does what work on how many ranks under which ``ds_config``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,10 +54,10 @@ class Request(BaseModel):
 
 
 @dataclass(frozen=True)
-class Case:
+class CalibrationRun:
     """A request with everything resolved that the process with DeepSpeed needs to carry it out."""
 
-    request: Request
+    request: RunRequest
     hf_config: Mapping[str, Any]
     """Configuration in Hugging Face's keys, ``model_type`` included."""
     num_parameters: int
@@ -108,12 +108,12 @@ def offload_config(device: str, *, optimizer: str | None = None) -> dict[str, An
     return {"zero_optimization": zero}
 
 
-def read_requests(paths: Sequence[Path]) -> tuple[Case, ...]:
+def read_requests(paths: Sequence[Path]) -> tuple[CalibrationRun, ...]:
     """Read run files: a scenario each, or a list of them under ``runs``. Raises InputError with all problems.
 
     What of a scenario does not matter to such a run (``_SCENARIO_ONLY``) is ignored.
     """
-    cases: list[Case] = []
+    cases: list[CalibrationRun] = []
     problems: list[Problem] = []
     for path in paths:
         try:
@@ -126,12 +126,12 @@ def read_requests(paths: Sequence[Path]) -> tuple[Case, ...]:
     return tuple(cases)
 
 
-def request(data: Mapping[str, Any]) -> Case:
+def request(data: Mapping[str, Any]) -> CalibrationRun:
     """Check one request given as plain values. Raises InputError."""
     return _case(Document("", {"run": dict(data)}), ("run",))
 
 
-def _cases(document: Document) -> Iterator[Case]:
+def _cases(document: Document) -> Iterator[CalibrationRun]:
     if not isinstance(document.data, dict) or "runs" not in document.data:
         yield _case(document, ())
         return
@@ -153,14 +153,14 @@ def _cases(document: Document) -> Iterator[Case]:
         yield case
 
 
-def _case(document: Document, at: tuple[str | int, ...]) -> Case:
+def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
     node: Any = document.data
     for key in at:
         node = node[key]
     if isinstance(node, dict):
         for key in _SCENARIO_ONLY:
             node.pop(key, None)
-    checked = validate(document, Request, at=at)
+    checked = validate(document, RunRequest, at=at)
     if checked.strategy.ds_config:
         config = checked.strategy.ds_config
         known = validate(document, DeepSpeedConfig, at=(*at, "strategy", "ds_config"))
@@ -169,7 +169,7 @@ def _case(document: Document, at: tuple[str | int, ...]) -> Case:
         config = _default_config(checked)
     shape = checked.model.shape(root=document.root)
     _check_length(document, at, checked, shape.max_position_embeddings)
-    return Case(
+    return CalibrationRun(
         request=checked,
         hf_config=checked.model.hf_config(root=document.root),
         num_parameters=shape.num_parameters,
@@ -179,7 +179,7 @@ def _case(document: Document, at: tuple[str | int, ...]) -> Case:
 
 
 def _check_config(
-    document: Document, at: tuple[str | int, ...], checked: Request, config: DeepSpeedConfig
+    document: Document, at: tuple[str | int, ...], checked: RunRequest, config: DeepSpeedConfig
 ) -> None:
     """Refuse what would run as something else than it says."""
     zero = config.zero_optimization
@@ -196,7 +196,9 @@ def _check_config(
         raise InputError([document.problem((*at, "strategy", "weights"), text)])
 
 
-def _check_length(document: Document, at: tuple[str | int, ...], checked: Request, limit: int | None) -> None:
+def _check_length(
+    document: Document, at: tuple[str | int, ...], checked: RunRequest, limit: int | None
+) -> None:
     work = checked.workload
     training = isinstance(work, Training)
     tokens = work.sequence_length if isinstance(work, Training) else work.max_context
@@ -206,7 +208,7 @@ def _check_length(document: Document, at: tuple[str | int, ...], checked: Reques
         raise InputError([document.problem((*at, "workload", key), text)])
 
 
-def _default_config(checked: Request) -> dict[str, Any]:
+def _default_config(checked: RunRequest) -> dict[str, Any]:
     device = _DEVICES.get(checked.strategy.weights or "", "none")
     training = isinstance(checked.workload, Training)
     return offload_config(device, optimizer=device if training else None)

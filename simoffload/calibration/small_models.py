@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simoffload.calibration.runs import Case, request
+from simoffload.calibration.runs import CalibrationRun, request
 
 __all__ = ["small_cases", "small_training_cases"]
 
@@ -75,18 +75,18 @@ _SUB_GROUP = 10**6
 steps are seen with one sub-group and one bucket, and with several."""
 
 
-def small_cases(ranks: int) -> tuple[Case, ...]:
+def small_cases(ranks: int) -> tuple[CalibrationRun, ...]:
     """Every family with all persistent, with prefetch and without; Llama also with nothing offloaded."""
     cases = [
-        _case(f"tiny {family} {name} r{ranks}", model, ranks, "cpu", knobs)
+        _case(f"tiny {family} {name} r{ranks}", model, ranks, "cpu", settings)
         for family, model in _MODELS.items()
-        for name, knobs in _SETTINGS.items()
+        for name, settings in _SETTINGS.items()
     ]
     in_hbm = _SETTINGS["prefetch of one"] | {"stage3_param_persistence_threshold": _BIASES}
     return (*cases, _case(f"tiny llama not offloaded r{ranks}", _MODELS["llama"], ranks, "none", in_hbm))
 
 
-def small_training_cases(ranks: int, *, deep: bool = True) -> tuple[Case, ...]:
+def small_training_cases(ranks: int, *, deep: bool = True) -> tuple[CalibrationRun, ...]:
     """Training steps of every family, with and without offload, checkpointing and gradient accumulation.
 
     ``deep`` = with as many layers as real models; else as few as for inference, in a third of the time.
@@ -100,18 +100,18 @@ def _training_case(
     layers: int,
     family: str,
     offloaded: tuple[str, ...],
-    knobs: str,
+    settings: str,
     checkpointing: bool,
     micro_steps: int,
-) -> Case:
+) -> CalibrationRun:
     work = _TRAINING | {
         "gradient_accumulation_steps": micro_steps,
         "gradient_checkpointing": checkpointing,
     }
     where = {_NOTHING: "nothing", _STATES: "optimizer", _BOTH: "all"}[offloaded]
     kept = "" if checkpointing else ", activations kept"
-    name = f"tiny {family} trained, {where} offloaded, {knobs}{kept}, {micro_steps} micro-step(s) r{ranks}"
-    zero: dict[str, Any] = {"stage": 3, **_SETTINGS[knobs]}
+    name = f"tiny {family} trained, {where} offloaded, {settings}{kept}, {micro_steps} micro-step(s) r{ranks}"
+    zero: dict[str, Any] = {"stage": 3, **_SETTINGS[settings]}
     if micro_steps > 1:
         zero |= {"sub_group_size": _SUB_GROUP, "reduce_bucket_size": _SUB_GROUP}
     zero |= {part: {"device": "cpu", "pin_memory": True} for part in offloaded}
@@ -121,8 +121,10 @@ def _training_case(
     return request({"name": name, "model": model, "workload": work, "strategy": strategy})
 
 
-def _case(name: str, model: dict[str, Any], ranks: int, device: str, knobs: dict[str, int]) -> Case:
-    zero: dict[str, Any] = {"stage": 3, **knobs}
+def _case(
+    name: str, model: dict[str, Any], ranks: int, device: str, settings: dict[str, int]
+) -> CalibrationRun:
+    zero: dict[str, Any] = {"stage": 3, **settings}
     if device != "none":
         zero["offload_param"] = {"device": device, "pin_memory": True}
     strategy = {"ranks": ranks, "ds_config": {"zero_optimization": zero}}

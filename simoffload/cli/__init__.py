@@ -28,9 +28,9 @@ def _stop_at_once() -> None:
     import _signal as signal  # type: ignore[import-not-found]  # what signal is made of, without its enums
 
     def stop(number: int, _frame: object) -> None:
-        said = b"terminated\n" if number == signal.SIGTERM else b"interrupted\n"
+        message = b"terminated\n" if number == signal.SIGTERM else b"interrupted\n"
         try:  # noqa: SIM105 - contextlib would have to be imported first
-            os.write(2, said)
+            os.write(2, message)
         except OSError:
             pass
         os._exit(128 + number)  # as shells count it

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.cli.console import Console, Progress
-from simoffload.cli.exits import Exit
-from simoffload.cli.folder import (
+from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.output import (
     DOCUMENT,
     MARKDOWN,
     RECOMMENDED,
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["advise"]
 
 
-def advise(arguments: Namespace, console: Console) -> Exit:
+def advise(arguments: Namespace, console: Console) -> ExitCode:
     """Say what would help, at what price; and what to buy within a budget and a service level."""
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides, targets=arguments.on, console=console)
     if arguments.on:
-        scenario = _moved(scenario, arguments.on)
+        scenario = _retargeted(scenario, arguments.on)
     from simoffload.planning.advise import advise, parse_service, search_catalogue
     from simoffload.planning.costs import load_costs
     from simoffload.simulation import fit
@@ -69,9 +69,9 @@ def advise(arguments: Namespace, console: Console) -> Exit:
     reported = _reported(_Found(advice, curve, found, service), folder, arguments, console)
     console.answer(reported.text, reported.data)
     if reported.written:
-        console.say("wrote " + ", ".join(_shown(reported.written)))
+        console.print_lines("wrote " + ", ".join(_shown(reported.written)))
     helps = advice.result.fits or bool(advice.helping)
-    return Exit.OK if helps and (found is None or found.best is not None) else Exit.DOES_NOT_FIT
+    return ExitCode.OK if helps and (found is None or found.best is not None) else ExitCode.DOES_NOT_FIT
 
 
 class _Found(NamedTuple):
@@ -83,14 +83,16 @@ class _Found(NamedTuple):
     service: Sequence[ServiceLevel]
 
 
-class _Report(NamedTuple):
+class _AdviceReport(NamedTuple):
     text: str
     data: Any
     written: tuple[Path, ...]
 
 
 @limited
-def _reported(answer: _Found, folder: OutputFolder | None, arguments: Namespace, console: Console) -> _Report:
+def _reported(
+    answer: _Found, folder: OutputFolder | None, arguments: Namespace, console: Console
+) -> _AdviceReport:
     from simoffload.report.from_advice import advice_document
     from simoffload.report.terminal import terminal_text
 
@@ -109,7 +111,7 @@ def _reported(answer: _Found, folder: OutputFolder | None, arguments: Namespace,
         recommended = _recommended(advice, found)
         data[RECOMMENDED] = {name: digest(content) for name, content in recommended.items()}
         written = folder.write(_files(document, data, recommended))
-    return _Report(terminal_text(document, color=console.color, width=console.width), data, written)
+    return _AdviceReport(terminal_text(document, color=console.color, width=console.width), data, written)
 
 
 def _curve(advice: Advice, console: Console, progress: Progress) -> StorageCurve | None:
@@ -125,15 +127,15 @@ def _curve(advice: Advice, console: Console, progress: Progress) -> StorageCurve
         return None
 
 
-def _moved(scenario: LoadedScenario, targets: tuple[str, ...]) -> LoadedScenario:
+def _retargeted(scenario: LoadedScenario, targets: tuple[str, ...]) -> LoadedScenario:
     from simoffload.cli.sources import move
 
     if len(targets) > 1:
         text = f"one target at a time, not {len(targets)}; compare takes several"
         raise InputError((Problem("--on", None, None, shortened(",".join(targets)), text),))
-    (moved,) = move(scenario, targets).values()
+    (retargeted,) = move(scenario, targets).values()
     _referred(scenario, targets[0].rpartition(":")[0], "--on")
-    return moved
+    return retargeted
 
 
 def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:

@@ -72,13 +72,13 @@ def _one_line(message: str) -> str:
     )
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line; ``command`` is the function that does the work, ``line`` what was typed.
 
     Raises InputError for what it does not understand and SystemExit after ``--help`` and ``--version``.
     """
-    arguments = program().parse_args(words)
-    line = shlex.join(["simoffload", *words])
+    arguments = program().parse_args(argv)
+    line = shlex.join(["simoffload", *argv])
     arguments.line = line.encode(errors="backslashreplace").decode()  # names need not be UTF-8, pages are
     return arguments
 

@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from simoffload.cli.console import Console, Progress
-from simoffload.cli.exits import Exit
-from simoffload.cli.option_types import Actions
+from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.option_types import SubParsers
 from simoffload.errors import InputError, Problem
 
 __all__ = ["add", "run"]
@@ -20,7 +20,7 @@ beside it (what "calibrate micro" wrote), else the shipped platform with such a 
 """
 
 
-def add(actions: Actions) -> ArgumentParser:
+def add(actions: SubParsers) -> ArgumentParser:
     """Register the command."""
     parser: ArgumentParser = actions.add_parser(
         "compare", help=_TEXT, description=_DESCRIPTION, allow_abbrev=False
@@ -35,7 +35,7 @@ def add(actions: Actions) -> ArgumentParser:
     return parser
 
 
-def run(arguments: Namespace, console: Console) -> Exit:
+def run(arguments: Namespace, console: Console) -> ExitCode:
     """Compare the files; what cannot be predicted is a row with its reason."""
     from simoffload.calibration.compare import compare_file, to_dict
     from simoffload.calibration.compare_text import comparison_text
@@ -51,4 +51,4 @@ def run(arguments: Namespace, console: Console) -> Exit:
     if problems:
         raise InputError(dict.fromkeys(problems))
     console.answer(comparison_text(files, streams=arguments.streams), to_dict(files))
-    return Exit.OK
+    return ExitCode.OK

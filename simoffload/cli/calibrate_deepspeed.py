@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from simoffload.cli.console import Console
-from simoffload.cli.exits import Exit
-from simoffload.cli.option_types import Actions, seconds, size
+from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.option_types import SubParsers, seconds, size
 
 __all__ = ["add", "run"]
 
@@ -19,7 +19,7 @@ ignored), or lists of such under "runs:". Needs torch, transformers and deepspee
 """
 
 
-def add(actions: Actions) -> ArgumentParser:
+def add(actions: SubParsers) -> ArgumentParser:
     """Register the command."""
     parser: ArgumentParser = actions.add_parser(
         "deepspeed", help=_TEXT, description=_DESCRIPTION, allow_abbrev=False
@@ -41,13 +41,13 @@ def add(actions: Actions) -> ArgumentParser:
     return parser
 
 
-def run(arguments: Namespace, console: Console) -> Exit:
+def run(arguments: Namespace, console: Console) -> ExitCode:
     """Run the cases; status 1 if one of them failed."""
-    from simoffload.calibration.deepspeed.launch import Settings, check, describe, run_cases
+    from simoffload.calibration.deepspeed.launch import LaunchSettings, check, describe, run_cases
     from simoffload.calibration.runs import read_requests
 
     cases = read_requests(arguments.runs)
-    settings = Settings(
+    settings = LaunchSettings(
         folder=arguments.output_dir,
         swap_folder=arguments.swap_dir or arguments.output_dir / "swap",
         largest=arguments.max_size,
@@ -60,7 +60,7 @@ def run(arguments: Namespace, console: Console) -> Exit:
         missing = check(cases, settings)
         console.warn([missing] if missing else [])
         console.answer(plan, {"schema": "simoffload/calibrate-deepspeed/1", "plan": plan.splitlines()})
-        return Exit.OK
+        return ExitCode.OK
     console.note(plan)
     outcome = run_cases(cases, settings, progress=console.note)
     for name, why in outcome.failed:
@@ -72,4 +72,4 @@ def run(arguments: Namespace, console: Console) -> Exit:
         "failed": [{"name": name, "error": why} for name, why in outcome.failed],
     }
     console.answer(f"{outcome.done} of {len(cases)} run(s) recorded in {outcome.file}", data)
-    return Exit.FAILED if outcome.failed else Exit.OK
+    return ExitCode.FAILED if outcome.failed else ExitCode.OK

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from simoffload.cli.console import Console
-from simoffload.cli.exits import Exit
-from simoffload.cli.option_types import Actions, listed, size
+from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.option_types import SubParsers, listed, size
 from simoffload.errors import InputError, Problem, shortened
 
 __all__ = ["add", "calibrate_micro"]
@@ -33,7 +33,7 @@ _SECTIONS = (
 _HELP = "measure links, memories, kernels, storage and hooks of this machine; write profiles of it"
 
 
-def add(actions: Actions) -> argparse.ArgumentParser:
+def add(actions: SubParsers) -> argparse.ArgumentParser:
     """Register ``micro`` among the actions of ``calibrate``."""
     parser: argparse.ArgumentParser = actions.add_parser(
         "micro",
@@ -87,7 +87,7 @@ def _sections(text: str) -> tuple[str, ...]:
     return names
 
 
-def calibrate_micro(arguments: Namespace, console: Console) -> Exit:
+def calibrate_micro(arguments: Namespace, console: Console) -> ExitCode:
     """Measure, or read an earlier record, and write ``micro.json`` and profiles into a folder.
 
     Without a GPU there is nothing to make profiles of, unless ``--from`` names a platform to put the
@@ -108,7 +108,7 @@ def calibrate_micro(arguments: Namespace, console: Console) -> Exit:
             raw = _measure(arguments, console)
             files = _write_all(arguments, raw, console)
     _answer(arguments.output_dir, raw, files, console)
-    return Exit.OK
+    return ExitCode.OK
 
 
 @contextmanager
@@ -171,17 +171,17 @@ def _check_profiles(files: dict[str, str], record: str) -> None:
         try:
             load_platform(Path(name) / "platform.yaml")
         except InputError as error:
-            told = (one._replace(path=Path(one.path).name) for one in error.problems)
+            renamed = (one._replace(path=Path(one.path).name) for one in error.problems)
             text = "its numbers make no profile; measure again"
-            raise InputError([Problem(record, None, None, "", text), *told]) from None
+            raise InputError([Problem(record, None, None, "", text), *renamed]) from None
 
 
 def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
-    from simoffload.calibration.micro.launch import Request, describe, measure
+    from simoffload.calibration.micro.launch import MeasurementRequest, describe, measure
     from simoffload.calibration.micro.record import read_record
 
     record = arguments.output_dir / RECORD
-    request = Request(
+    request = MeasurementRequest(
         sections=_chosen(arguments),
         gpus=arguments.gpus,
         storage=arguments.storage,
@@ -234,10 +234,10 @@ def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: C
     if console.as_json:
         console.answer("", data)
         return
-    console.say(f"measured: {', '.join(raw['sections']) or 'nothing'}")
-    console.say(f"{folder}: {', '.join(files)}")
+    console.print_lines(f"measured: {', '.join(raw['sections']) or 'nothing'}")
+    console.print_lines(f"{folder}: {', '.join(files)}")
     if "platform.yaml" in files:
-        console.say(f"use it as platform: {folder / 'platform.yaml'}")
+        console.print_lines(f"use it as platform: {folder / 'platform.yaml'}")
 
 
 def _check_folder(folder: Path) -> None:
@@ -253,9 +253,9 @@ def _check_folder(folder: Path) -> None:
 
 
 def _holds_anything(folder: Path) -> bool:
-    from simoffload.documents import looked_up
+    from simoffload.documents import file_errors
 
-    with looked_up(folder, what="cannot be used"):
+    with file_errors(folder, what="cannot be used"):
         return any(folder.iterdir())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
-from simoffload.cli.exits import Exit
+from simoffload.cli.exit_codes import ExitCode
 from simoffload.cli.sources import find_profile
 from simoffload.report.columns import columns
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Command", "list_models", "list_profiles", "list_scenarios", "show_model", "show_profile"]
 
-Command = Callable[[Namespace, Console], Exit]
+Command = Callable[[Namespace, Console], ExitCode]
 
 
 def _table(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> str:
     return "\n".join(line.rstrip() for line in columns(rows, right=right))
 
 
-def list_profiles(arguments: Namespace, console: Console) -> Exit:
+def list_profiles(arguments: Namespace, console: Console) -> ExitCode:
     """List the shipped profiles of one kind or of all."""
     from simoffload.hardware import list_profiles as found
 
@@ -34,10 +34,10 @@ def list_profiles(arguments: Namespace, console: Console) -> Exit:
     text = _table([("KIND", "ID", "NAME"), *((one.kind, one.id, one.name) for one in profiles)])
     listed = [{"kind": one.kind, "id": one.id, "name": one.name} for one in profiles]
     console.answer(text, {"schema": "simoffload/profiles/1", "profiles": listed})
-    return Exit.OK
+    return ExitCode.OK
 
 
-def show_profile(arguments: Namespace, console: Console) -> Exit:
+def show_profile(arguments: Namespace, console: Console) -> ExitCode:
     """Print every number of a profile with where it comes from."""
     entry = find_profile(arguments.profile)
     numbers = _numbers(entry)
@@ -57,7 +57,7 @@ def show_profile(arguments: Namespace, console: Console) -> Exit:
         "numbers": [one._asdict() for one in numbers],
     }
     console.answer(f"{head}\n\n{table}", data)
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _numbers(entry: Entry) -> tuple[ProfileInput, ...]:
@@ -69,7 +69,7 @@ def _numbers(entry: Entry) -> tuple[ProfileInput, ...]:
     return load_platform(Path(entry.document.path)).inputs
 
 
-def list_scenarios(_arguments: Namespace, console: Console) -> Exit:
+def list_scenarios(_arguments: Namespace, console: Console) -> ExitCode:
     """List the shipped scenarios with the first sentence of their descriptions."""
     from simoffload.scenario import list_scenarios as names
     from simoffload.scenario import load_scenario
@@ -77,7 +77,7 @@ def list_scenarios(_arguments: Namespace, console: Console) -> Exit:
     listed = [{"name": name, "description": _sentence(load_scenario(name))} for name in names()]
     table = _table([("NAME", "DESCRIPTION"), *((one["name"], one["description"]) for one in listed)])
     console.answer(table, {"schema": "simoffload/scenarios/1", "scenarios": listed})
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _sentence(scenario: LoadedScenario) -> str:
@@ -86,7 +86,7 @@ def _sentence(scenario: LoadedScenario) -> str:
     return text.split(". ")[0].rstrip(".")
 
 
-def list_models(_arguments: Namespace, console: Console) -> Exit:
+def list_models(_arguments: Namespace, console: Console) -> ExitCode:
     """List the models that are known by name."""
     from simoffload.models import list_models as names
     from simoffload.models import load_model
@@ -96,7 +96,7 @@ def list_models(_arguments: Namespace, console: Console) -> Exit:
     head = ["NAME", "FAMILY", "LAYERS", "HIDDEN", "PARAMETERS", "BYTES"]
     table = _table([head, *rows], right=frozenset({2, 3, 4, 5}))
     console.answer(table, {"schema": "simoffload/models/1", "models": listed})
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _size(model: ModelShape) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _size(model: ModelShape) -> dict[str, Any]:
     }
 
 
-def show_model(arguments: Namespace, console: Console) -> Exit:
+def show_model(arguments: Namespace, console: Console) -> ExitCode:
     """Print the modules of one model in the order in which they run."""
     from simoffload.models import load_model
 
@@ -130,7 +130,7 @@ def show_model(arguments: Namespace, console: Console) -> Exit:
     table = _table([("PART", "MODULE", "KIND", "PARAMETERS", "TIMES"), *rows], right=frozenset({3, 4}))
     data = {"schema": "simoffload/model/1", **_size(model), "modules": modules}
     console.answer(f"{model.name} ({model.family}): {counts}\n\n{table}", data)
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _module(module: Module, part: str, repeat: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
-from simoffload.cli.exits import Exit
+from simoffload.cli.exit_codes import ExitCode
 from simoffload.cli.sources import STDIN_NAME, find
 from simoffload.errors import InputError, Problem
 from simoffload.limits import limited
@@ -22,17 +22,17 @@ _SCHEMA = "simoffload/check/1"
 Warnings = tuple[str, ...]
 
 
-def check(arguments: Namespace, console: Console) -> Exit:
+def check(arguments: Namespace, console: Console) -> ExitCode:
     """Check files of any known kind, recognized by what they hold, and what is shipped, by name."""
     return _check(arguments.files, console, _CHECKS)
 
 
-def check_profiles(arguments: Namespace, console: Console) -> Exit:
+def check_profiles(arguments: Namespace, console: Console) -> ExitCode:
     """Check hardware profiles: files, and shipped ones by id."""
     return _check(arguments.files, console, {"profile": _check_profile})
 
 
-def _check(files: list[str], console: Console, checks: dict[str, Callable[[Document], Warnings]]) -> Exit:
+def _check(files: list[str], console: Console, checks: dict[str, Callable[[Document], Warnings]]) -> ExitCode:
     problems: dict[Problem, None] = {}
     passed: list[dict[str, Any]] = []
     for file in files:
@@ -51,7 +51,7 @@ def _check(files: list[str], console: Console, checks: dict[str, Callable[[Docum
         raise InputError(problems)
     lines = [f"{row['file']}: ok ({row['kind']})" for row in passed]
     console.answer("\n".join(lines), {"schema": _SCHEMA, "files": passed})
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _kind(document: Document) -> str:
@@ -89,11 +89,11 @@ def _check_scenario(document: Document) -> Warnings:
     if SWEEP in document.data:
         from simoffload.planning.sweep import define_sweep
 
-        told = {(problem.key, problem.message) for problem in problems}
+        reported = {(problem.key, problem.message) for problem in problems}
         try:
             define_sweep(document)
         except InputError as error:
-            problems += (one for one in error.problems if (one.key, one.message) not in told)
+            problems += (one for one in error.problems if (one.key, one.message) not in reported)
     if problems:
         raise InputError(problems)
     return (*scenario.warnings, *scenario.link_warnings(plan), *plan.warnings)

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simoffload.cli.cases import cases, refusal
 from simoffload.cli.console import Console, Progress
-from simoffload.cli.exits import Exit
-from simoffload.cli.folder import DOCUMENT, MARKDOWN, REPORT, RESULT, TABLE, OutputFolder, Writer, json_writer
+from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.output import DOCUMENT, MARKDOWN, REPORT, RESULT, TABLE, OutputFolder, Writer, json_writer
+from simoffload.cli.scenario_set import refusal, scenario_set
 from simoffload.limits import keep, limited, now_doing
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 
-def compare(arguments: Namespace, console: Console) -> Exit:
+def compare(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
     compared = _cases(arguments, console)
@@ -45,11 +45,11 @@ def compare(arguments: Namespace, console: Console) -> Exit:
         for label, result in comparison.results.items():
             console.warn(f"{label}: {warning}" for warning in result.warnings)
     if reported.written:
-        console.say("wrote " + ", ".join(map(str, reported.written)))
-    return Exit.OK if comparison.fits else Exit.DOES_NOT_FIT
+        console.print_lines("wrote " + ", ".join(map(str, reported.written)))
+    return ExitCode.OK if comparison.fits else ExitCode.DOES_NOT_FIT
 
 
-class _Report(NamedTuple):
+class _ComparisonReport(NamedTuple):
     text: str
     data: dict[str, Any]
     written: tuple[Path, ...]
@@ -62,22 +62,22 @@ def _reported(
     folder: OutputFolder | None,
     arguments: Namespace,
     console: Console,
-) -> _Report:
+) -> _ComparisonReport:
     from simoffload.report.from_comparison import comparison_document
     from simoffload.report.terminal import terminal_text
 
     keep(next(iter(compared.values())).scenario.engine.limits)
     now_doing("reporting")
-    told = _told(comparison, compared)
+    rendered = _rendered(comparison, compared)
     document = comparison_document(
-        told.results, published=told.published, baseline=told.baseline, command=arguments.line
+        rendered.results, published=rendered.published, baseline=rendered.baseline, command=arguments.line
     )
     written = folder.write(_files(comparison, document)) if folder else ()
     text = terminal_text(document, color=console.color, width=console.width)
-    return _Report(text, comparison.to_dict(), written)
+    return _ComparisonReport(text, comparison.to_dict(), written)
 
 
-class _Told(NamedTuple):
+class _RenderedComparison(NamedTuple):
     """What reports are made of: names there are those that reports know."""
 
     results: tuple[SimulationResult, ...]
@@ -85,19 +85,19 @@ class _Told(NamedTuple):
     published: dict[str, Published]
 
 
-def _told(comparison: Comparison, cases: dict[str, LoadedScenario]) -> _Told:
+def _rendered(comparison: Comparison, scenario_set: dict[str, LoadedScenario]) -> _RenderedComparison:
     from simoffload.report.comparison import Published, exact_name
     from simoffload.validation import published_ratios
 
     names = {label: exact_name(result) for label, result in comparison.results.items()}
     published: dict[str, Published] = {}
-    for label, case in cases.items():
+    for label, case in scenario_set.items():
         result, base = comparison.results[label], comparison.baseline_of(label)
         ratios = published_ratios(case, comparison.results[base].target) if base is not None else {}
         if result.target in ratios:
             published[names[label]] = Published(*ratios[result.target])
     baseline = names[comparison.baseline] if comparison.baseline is not None else None
-    return _Told(tuple(comparison.results.values()), baseline, published)
+    return _RenderedComparison(tuple(comparison.results.values()), baseline, published)
 
 
 def _files(comparison: Comparison, document: ReportDocument) -> dict[str, Writer]:
@@ -120,7 +120,7 @@ def _cases(arguments: Namespace, console: Console) -> dict[str, LoadedScenario]:
     if len(arguments.scenarios) == 1 and not arguments.on and not arguments.strategy:
         text = "one scenario is no comparison; give several, --on TARGET,… for one on several targets, or "
         raise refusal("compare", f"{text}--strategy FILE for another strategy")
-    return cases(
+    return scenario_set(
         arguments.scenarios,
         arguments.on,
         overrides=arguments.overrides,

@@ -52,7 +52,7 @@ class Console:
         else:
             sys.stdout.write(text.rstrip("\n") + "\n")
 
-    def say(self, text: str) -> None:
+    def print_lines(self, text: str) -> None:
         """Print lines that belong to the answer; with ``--json`` they step aside."""
         if self.as_json:
             self.note(text)
@@ -81,8 +81,8 @@ class Console:
         problems = list(problems)
         if self.as_json:
             try:
-                told = [problem._asdict() for problem in problems]
-                self._document({"schema": _ERROR_SCHEMA, "problems": told})
+                plain = [problem._asdict() for problem in problems]
+                self._document({"schema": _ERROR_SCHEMA, "problems": plain})
                 sys.stdout.flush()
                 return
             except BrokenPipeError:

@@ -6,9 +6,9 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from simoffload.cli.cases import cases
 from simoffload.cli.console import Console, Progress
-from simoffload.cli.exits import Exit
+from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.scenario_set import scenario_set
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.limits import keep, limited
 
@@ -23,22 +23,24 @@ _SCHEMA = "simoffload/fit/1"
 T = TypeVar("T")
 
 
-def fit(arguments: Namespace, console: Console) -> Exit:
+def fit(arguments: Namespace, console: Console) -> ExitCode:
     """Say what each tier must hold; how many machines it takes; how large the work can be."""
     targets = None if arguments.machines else arguments.on
     answer = _answer(arguments, targets, console)
     console.answer(answer.text, answer.data)
-    return Exit.OK if answer.fits else Exit.DOES_NOT_FIT
+    return ExitCode.OK if answer.fits else ExitCode.DOES_NOT_FIT
 
 
-class _Answer(NamedTuple):
+class _FitAnswer(NamedTuple):
     text: str
     data: dict[str, Any]
     fits: bool
 
 
-def _answer(arguments: Namespace, targets: tuple[str, ...] | None, console: Console) -> _Answer:
-    found = cases(arguments.scenarios, targets, overrides=arguments.overrides, command="fit", console=console)
+def _answer(arguments: Namespace, targets: tuple[str, ...] | None, console: Console) -> _FitAnswer:
+    found = scenario_set(
+        arguments.scenarios, targets, overrides=arguments.overrides, command="fit", console=console
+    )
     if arguments.machines:
         return _machines(found, arguments.on, console)
     if arguments.largest:
@@ -56,7 +58,7 @@ def _text(document: ReportDocument, console: Console) -> str:
 
 
 @limited
-def _one(scenario: LoadedScenario, console: Console) -> _Answer:
+def _one(scenario: LoadedScenario, console: Console) -> _FitAnswer:
     from simoffload.planning.answers import fit
     from simoffload.report.from_result import result_document
 
@@ -64,17 +66,17 @@ def _one(scenario: LoadedScenario, console: Console) -> _Answer:
         progress("what would make it fit")
         result = fit(scenario)
         data = result.to_dict()
-    return _Answer(_text(result_document(result), console), data, result.fits)
+    return _FitAnswer(_text(result_document(result), console), data, result.fits)
 
 
-def _several(found: dict[str, LoadedScenario], console: Console) -> _Answer:
+def _several(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
     from simoffload.planning.compare import compare_fit
     from simoffload.report.from_comparison import comparison_document
 
     comparison = compare_fit(found)
     results = tuple(comparison.results.values())
     text = limited(_text)(comparison_document(results), console)
-    return _Answer(text, comparison.to_dict(), comparison.fits)
+    return _FitAnswer(text, comparison.to_dict(), comparison.fits)
 
 
 class _Each(NamedTuple, Generic[T]):
@@ -88,9 +90,9 @@ class _Each(NamedTuple, Generic[T]):
         """Why some have no answer."""
         return [f"{label}: {why}" for label, why in self.stopped.items()]
 
-    def told(self, name: str, text: str, rows: list[dict[str, Any]], *, fits: bool) -> _Answer:
+    def as_answer(self, name: str, text: str, rows: list[dict[str, Any]], *, fits: bool) -> _FitAnswer:
         """The answers under ``name``, and what was stopped."""
-        return _Answer(text, {"schema": _SCHEMA, name: rows, "stopped": self.stopped}, fits)
+        return _FitAnswer(text, {"schema": _SCHEMA, name: rows, "stopped": self.stopped}, fits)
 
 
 def _each(
@@ -112,7 +114,9 @@ def _each(
     return _Each(answers, stopped)
 
 
-def _machines(found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, console: Console) -> _Answer:
+def _machines(
+    found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, console: Console
+) -> _FitAnswer:
     """``tiers`` are those to offload to."""
     from simoffload.planning.fit import MachinesNeeded, machines_needed
     from simoffload.report.from_fit import machines_document
@@ -128,10 +132,10 @@ def _machines(found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, c
     each = _each(found, needed, console)
     text = _text(machines_document(each.answers, stopped=each.reasons), console)
     fits = any(count.machines for one in each.answers for count in one.counts)
-    return each.told("machines", text, [one.to_dict() for one in each.answers], fits=fits)
+    return each.as_answer("machines", text, [one.to_dict() for one in each.answers], fits=fits)
 
 
-def _largest(found: dict[str, LoadedScenario], console: Console) -> _Answer:
+def _largest(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
     from simoffload.planning.fit import Largest, largest
     from simoffload.report.from_fit import largest_document
 
@@ -142,4 +146,4 @@ def _largest(found: dict[str, LoadedScenario], console: Console) -> _Answer:
     each = _each(found, held, console)
     text = _text(largest_document(each.answers, stopped=each.reasons), console)
     fits = any(limit.most for one in each.answers for limit in (one.batch, one.context, one.layers))
-    return each.told("largest", text, [one.to_dict() for one in each.answers], fits=fits)
+    return each.as_answer("largest", text, [one.to_dict() for one in each.answers], fits=fits)

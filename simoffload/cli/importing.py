@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simoffload.cli.console import Console
-from simoffload.cli.exits import Exit
+from simoffload.cli.exit_codes import ExitCode
 from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["import_profile"]
 
 
-def import_profile(arguments: Namespace, console: Console) -> Exit:
+def import_profile(arguments: Namespace, console: Console) -> ExitCode:
     """Print the profile, or write it to the file of ``-o``."""
     from simoffload.exchange.files import replacing
     from simoffload.exchange.measured_profiles import import_profile as imported
@@ -38,7 +38,7 @@ def import_profile(arguments: Namespace, console: Console) -> Exit:
         with replacing(output) as file:
             file.write(profile.text)
     _answer(profile, output, console)
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _answer(profile: MeasuredProfile, output: Path | None, console: Console) -> None:
@@ -58,7 +58,7 @@ def _answer(profile: MeasuredProfile, output: Path | None, console: Console) -> 
     elif console.as_json:
         console.answer("", data)
     else:
-        console.say(f"{output}: {profile.kind}, measured: {', '.join(profile.measured)}")
+        console.print_lines(f"{output}: {profile.kind}, measured: {', '.join(profile.measured)}")
 
 
 def _check(output: Path, *, overwrite: bool) -> None:

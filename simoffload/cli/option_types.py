@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from simoffload.errors import InputError, shortened
 
-__all__ = ["Actions", "Options", "add_limits", "amount", "count", "listed", "seconds", "size"]
+__all__ = ["Options", "SubParsers", "add_limits", "amount", "count", "listed", "seconds", "size"]
 
 
-class Actions(Protocol):
+class SubParsers(Protocol):
     """What argparse's ``add_subparsers`` returns: its type has no public name."""
 
     def add_parser(self, name: str, **options: Any) -> Any:

@@ -12,31 +12,31 @@ from collections.abc import Iterator, Sequence
 
 from simoffload.cli.arguments import parse
 from simoffload.cli.console import Console
-from simoffload.cli.exits import Exit
+from simoffload.cli.exit_codes import ExitCode
 from simoffload.errors import InputError, Problem, SimulationError, WorkLimitError, shortened
 from simoffload.limits import Interrupted, count_whole_process
 
 __all__ = ["run"]
 
 
-def run(words: Sequence[str], *, own_process: bool = False) -> int:
+def run(argv: Sequence[str], *, own_process: bool = False) -> int:
     """Run one command and return its exit status.
 
     ``own_process`` = nothing else is done in the process, which may be ended here.
     """
     if own_process:
         count_whole_process()
-    console = Console(as_json="--json" in words)
+    console = Console(as_json="--json" in argv)
     received: list[int] = []
     try:
         with _stoppable(received):
-            status = _guarded(words, console, received, own_process=own_process)
+            status = _guarded(argv, console, received, own_process=own_process)
         console.close()
     except KeyboardInterrupt:  # another one, while the first was dealt with
         return _stopped(console, received)
     except BrokenPipeError:
         console.abandon()
-        return Exit.PIPE_CLOSED
+        return ExitCode.PIPE_CLOSED
     except OSError as error:
         return _unwritable(error, console)
     return status
@@ -78,27 +78,27 @@ def _stoppable(received: list[int]) -> Iterator[None]:
 def _stopped(console: Console, received: Sequence[int]) -> int:
     if signal.SIGTERM in received:
         console.note("terminated")
-        return Exit.TERMINATED
+        return ExitCode.TERMINATED
     console.note("interrupted")
-    return Exit.INTERRUPTED
+    return ExitCode.INTERRUPTED
 
 
-def _guarded(words: Sequence[str], console: Console, received: Sequence[int], *, own_process: bool) -> int:
+def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, own_process: bool) -> int:
     """Turn whatever a command raises into a message and a status."""
     try:
-        arguments = parse(words)
+        arguments = parse(argv)
         return int(arguments.command(arguments, console))
     except SystemExit as stop:  # argparse, after --help and --version
         return int(stop.code or 0)
     except InputError as error:
         console.fail(error.problems)
-        return Exit.BAD_INPUT
+        return ExitCode.BAD_INPUT
     except SimulationError as error:
         console.fail([Problem("", None, None, "", str(error))])
         if own_process and isinstance(error, WorkLimitError):
             console.close()
-            os._exit(Exit.FAILED)  # to let go of the gigabytes that the error holds on to takes seconds
-        return Exit.FAILED
+            os._exit(ExitCode.FAILED)  # to let go of the gigabytes that the error holds on to takes seconds
+        return ExitCode.FAILED
     except KeyboardInterrupt:
         return _stopped(console, received)
     except BrokenPipeError:
@@ -112,7 +112,7 @@ def _guarded(words: Sequence[str], console: Console, received: Sequence[int], *,
             console.note(traceback.format_exc().rstrip())
         what = f"{type(error).__name__}: {error}".replace("\n", " ").rstrip(": ")
         console.fail([Problem("", None, None, "", f"internal error: {what} (please report)")])
-        return Exit.FAILED
+        return ExitCode.FAILED
 
 
 def _unwritable(error: OSError, console: Console) -> int:
@@ -123,4 +123,4 @@ def _unwritable(error: OSError, console: Console) -> int:
         console.close()
     except OSError:
         console.abandon()
-    return Exit.FAILED
+    return ExitCode.FAILED

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.cli.console import Console, Progress
-from simoffload.cli.exits import Exit
-from simoffload.cli.folder import (
+from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.output import (
     DOCUMENT,
     MARKDOWN,
     REPORT,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-def run(arguments: Namespace, console: Console) -> Exit:
+def run(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate one scenario, print the answer and write what was asked for."""
     if arguments.trace and arguments.output_dir is None:
         raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
@@ -45,24 +45,24 @@ def run(arguments: Namespace, console: Console) -> Exit:
     if console.as_json:
         console.warn(answer.result.all_warnings)
     if answer.written:
-        console.say("wrote " + ", ".join(map(str, answer.written)))
-    shown, whole = answer.shown, answer.whole
-    if arguments.trace and whole != "pass" and shown:
-        console.note(f'{TRACE} shows "{shown.name}", the part of the {whole} that takes longest')
-    return Exit.OK if answer.result.fits else Exit.DOES_NOT_FIT
+        console.print_lines("wrote " + ", ".join(map(str, answer.written)))
+    shown, unit_name = answer.shown, answer.unit_name
+    if arguments.trace and unit_name != "pass" and shown:
+        console.note(f'{TRACE} shows "{shown.name}", the part of the {unit_name} that takes longest')
+    return ExitCode.OK if answer.result.fits else ExitCode.DOES_NOT_FIT
 
 
-class _Answer(NamedTuple):
+class _RunAnswer(NamedTuple):
     text: str
     data: Mapping[str, Any]
     result: SimulationResult
     written: tuple[Path, ...]
     shown: PassResult | None
-    whole: str
+    unit_name: str
     """What the shown pass is a part of."""
 
 
-def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console) -> _Answer:
+def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console) -> _RunAnswer:
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
     from simoffload.planning.answers import simulate
     from simoffload.planning.costs import load_costs
@@ -85,7 +85,7 @@ def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console)
     document = result_document(result, command=arguments.line)
     written = folder.write(_files(result, data, document, trace=arguments.trace)) if folder else ()
     text = terminal_text(document, color=console.color, width=console.width)
-    return _Answer(text, data, result, written, shown, presentation(result).whole)
+    return _RunAnswer(text, data, result, written, shown, presentation(result).unit_name)
 
 
 def _files(

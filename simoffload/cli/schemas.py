@@ -9,7 +9,7 @@ from operator import or_
 from typing import Annotated, Any
 
 from simoffload.cli.console import Console
-from simoffload.cli.exits import Exit
+from simoffload.cli.exit_codes import ExitCode
 
 __all__ = ["SCHEMAS", "print_schema", "schema_of"]
 
@@ -23,11 +23,11 @@ SCHEMAS = {
 """What there are schemas of."""
 
 
-def print_schema(arguments: Namespace, console: Console) -> Exit:
+def print_schema(arguments: Namespace, console: Console) -> ExitCode:
     """Print the schema of one kind of file."""
     schema = schema_of(arguments.kind)
     console.answer(json.dumps(schema, indent=2, ensure_ascii=False), schema)
-    return Exit.OK
+    return ExitCode.OK
 
 
 def schema_of(kind: str) -> dict[str, Any]:

@@ -34,9 +34,9 @@ def read(source: str) -> Document:
 
 
 def _stdin_text() -> str:
-    from simoffload.documents import looked_up
+    from simoffload.documents import file_errors
 
-    with looked_up(STDIN_NAME):  # it may be closed, or open for writing only
+    with file_errors(STDIN_NAME):  # it may be closed, or open for writing only
         data = sys.stdin.buffer.read(_STDIN_LIMIT)
     try:
         return data.decode("utf-8")
@@ -120,11 +120,11 @@ def _of_model(
     platforms = (target.rpartition(":")[0] for target in targets)
     scenario = default_scenario(model, next(filter(None, platforms), None), overrides=overrides)
     work = scenario.scenario.workload
-    told = str(work.kind)
+    text = str(work.kind)
     if isinstance(work, Inference):
-        told = f"batch {work.batch_size} per GPU, {work.prompt_length} tokens in, {work.output_length} out"
+        text = f"batch {work.batch_size} per GPU, {work.prompt_length} tokens in, {work.output_length} out"
     where = f"{plural(scenario.scenario.strategy.ranks, 'GPU')} of {scenario.machine.platform}"
-    console.note(f"{model} is a model: {told}, on {where}; change with --set")
+    console.note(f"{model} is a model: {text}, on {where}; change with --set")
     return scenario
 
 
@@ -151,8 +151,8 @@ def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
     strategy = read_document(Path(file))
     name = f"{scenario.name}, {Path(file).stem}"[:_LONGEST_NAME]
     document = edited(inserted(scenario.document, "strategy", strategy), [Edit(("name",), name)])
-    before, found = scenario.scenario.strategy, resolve(document, shelf=scenario.shelf)
+    before, found = scenario.scenario.strategy, resolve(document, cache=scenario.cache)
     after = found.scenario.strategy
     if "ranks" not in strategy.data and after.gpus != before.gpus:
-        found = resolve(edited(document, after.spread(before.gpus)), shelf=scenario.shelf)
+        found = resolve(edited(document, after.spread(before.gpus)), cache=scenario.cache)
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))

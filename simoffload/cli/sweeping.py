@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console
-from simoffload.cli.exits import Exit
-from simoffload.cli.option_types import Actions, add_limits
+from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.option_types import SubParsers, add_limits
 from simoffload.cli.sources import STDIN, read
 from simoffload.errors import InputError, Problem, shortened
 
@@ -25,7 +25,7 @@ SCHEMA = "simoffload/sweep/1"
 _LINES = 10  # of progress where there is no terminal
 
 
-def add(commands: Actions, *, set_help: str, json_help: str) -> None:
+def add(commands: SubParsers, *, set_help: str, json_help: str) -> None:
     """Register the command."""
     text = "simulate a scenario at many points: axes, constraints, a table"
     parser = commands.add_parser(
@@ -72,7 +72,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def sweep(arguments: Namespace, console: Console) -> Exit:
+def sweep(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate all points of a sweep and write them as a table."""
     from simoffload.planning.sweep import MOST_POINTS, check_files, define_sweep, find_points, run_sweep
 
@@ -91,7 +91,7 @@ def sweep(arguments: Namespace, console: Console) -> Exit:
     points = find_points(defined)
     if arguments.dry_run:
         return _dry_run(defined, points, console)
-    bar = Bar(console, quiet=arguments.quiet)
+    bar = ProgressBar(console, quiet=arguments.quiet)
     try:
         summary = run_sweep(
             defined,
@@ -107,7 +107,7 @@ def sweep(arguments: Namespace, console: Console) -> Exit:
     except BaseException as error:
         bar.end()
         if bar.counts is not None and not isinstance(error, InputError):
-            _how_to_resume(arguments, bar.counts, console)
+            _print_resume_command(arguments, bar.counts, console)
         raise
     bar.end()
     return _answer(summary, console)
@@ -128,7 +128,7 @@ def _default_output(source: str) -> Path:
     return Path("sweep.csv" if source == STDIN else f"{Path(source).stem}-sweep.csv")
 
 
-def _dry_run(sweep: Sweep, points: Points, console: Console) -> Exit:
+def _dry_run(sweep: Sweep, points: Points, console: Console) -> ExitCode:
     example = sweep.described(points.combination[0])
     grid = sweep.grid
     names = [axis.name for axis in grid.axes]
@@ -147,12 +147,12 @@ def _dry_run(sweep: Sweep, points: Points, console: Console) -> Exit:
         "sweep": points.sweep_hash,
     }
     console.answer("\n".join(lines), data)
-    return Exit.OK
+    return ExitCode.OK
 
 
-def _answer(summary: Summary, console: Console) -> Exit:
-    told = [f"{summary.points:,} points"]
-    told += [f"{number:,} {what}" for number, what in _particulars(summary) if number]
+def _answer(summary: Summary, console: Console) -> ExitCode:
+    texts = [f"{summary.points:,} points"]
+    texts += [f"{number:,} {what}" for number, what in _summary_rows(summary) if number]
     data = {
         "schema": SCHEMA,
         "points": summary.points,
@@ -163,15 +163,15 @@ def _answer(summary: Summary, console: Console) -> Exit:
         "outputs": [str(path) for path in summary.outputs],
         "journal": str(summary.journal),
     }
-    console.answer(", ".join(told), data)
-    console.say("wrote " + ", ".join(map(str, summary.outputs)))
+    console.answer(", ".join(texts), data)
+    console.print_lines("wrote " + ", ".join(map(str, summary.outputs)))
     if summary.failed == summary.points:
         console.note("no point has a result; the column error says why")
-        return Exit.FAILED
-    return Exit.DOES_NOT_FIT if summary.failed + summary.too_large == summary.points else Exit.OK
+        return ExitCode.FAILED
+    return ExitCode.DOES_NOT_FIT if summary.failed + summary.too_large == summary.points else ExitCode.OK
 
 
-def _particulars(summary: Summary) -> tuple[tuple[int, str], ...]:
+def _summary_rows(summary: Summary) -> tuple[tuple[int, str], ...]:
     return (
         (summary.duplicates, "the same scenario as another"),
         (summary.resumed, "simulations taken from the journal"),
@@ -180,17 +180,17 @@ def _particulars(summary: Summary) -> tuple[tuple[int, str], ...]:
     )
 
 
-def _how_to_resume(arguments: Namespace, counts: Counts, console: Console) -> None:
-    words = [word for word in shlex.split(arguments.line) if word not in ("--resume", "--overwrite")]
+def _print_resume_command(arguments: Namespace, counts: Counts, console: Console) -> None:
+    argv = [word for word in shlex.split(arguments.line) if word not in ("--resume", "--overwrite")]
     console.note(f"{counts.done:,} of {counts.total:,} simulations are kept; to go on:")
-    console.note("  " + shlex.join([*words, "--resume"]))
+    console.note("  " + shlex.join([*argv, "--resume"]))
 
 
 def _refusal(message: str) -> InputError:
     return InputError((Problem("simoffload sweep", None, None, "", message),))
 
 
-class Bar:
+class ProgressBar:
     """Shows how far a sweep is: a bar on a terminal, some lines elsewhere."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
@@ -198,26 +198,26 @@ class Bar:
         self._console, self._quiet = console, quiet
         self._terminal = sys.stderr.isatty()
         self._began = self._drawn = time.monotonic()
-        self._told = 0
+        self._printed_steps = 0
         self._visible = False
 
     def __call__(self, counts: Counts) -> None:
         """Show the counts."""
         if self.counts is None:
             self._began = time.monotonic()
-            self._told = counts.done * _LINES // max(1, counts.total)
+            self._printed_steps = counts.done * _LINES // max(1, counts.total)
         self.counts = counts
         if self._quiet:
             return
         if self._terminal:
             self._draw(counts)
         else:
-            self._tell(counts)
+            self._print_progress(counts)
 
-    def _tell(self, counts: Counts) -> None:
+    def _print_progress(self, counts: Counts) -> None:
         tenths = counts.done * _LINES // max(1, counts.total)
-        if tenths > self._told:
-            self._told = tenths
+        if tenths > self._printed_steps:
+            self._printed_steps = tenths
             self._console.note(progress_line(counts, time.monotonic() - self._began))
 
     def _draw(self, counts: Counts) -> None:

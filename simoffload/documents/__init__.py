@@ -10,7 +10,7 @@ from simoffload.documents.choices import quoted, suggest
 from simoffload.documents.files import (
     SUFFIXES,
     exists,
-    looked_up,
+    file_errors,
     parse_json,
     parse_yaml,
     read_document,
@@ -26,8 +26,8 @@ __all__ = [
     "Edit",
     "edited",
     "exists",
+    "file_errors",
     "inserted",
-    "looked_up",
     "parse_json",
     "parse_yaml",
     "quoted",

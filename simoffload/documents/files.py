@@ -12,7 +12,7 @@ from simoffload.documents.tree import Document
 from simoffload.documents.yaml_reader import read_yaml
 from simoffload.errors import InputError, Problem, shortened
 
-__all__ = ["SUFFIXES", "exists", "looked_up", "parse_json", "parse_yaml", "read_document", "resolved"]
+__all__ = ["SUFFIXES", "exists", "file_errors", "parse_json", "parse_yaml", "read_document", "resolved"]
 
 SUFFIXES = (".yaml", ".yml", ".json")
 """Of the names of documents."""
@@ -21,7 +21,7 @@ _LARGEST = 1_000_000
 
 
 @contextmanager
-def looked_up(name: str | Path, *, option: str = "", what: str = "cannot be read") -> Iterator[None]:
+def file_errors(name: str | Path, *, option: str = "", what: str = "cannot be read") -> Iterator[None]:
     """Around everything that asks the system for a file whose name a user gave.
 
     Raises InputError for a name that the system refuses, such as one that is too long, and for a file that
@@ -45,7 +45,7 @@ def _reason(error: Exception) -> str:
 
 def exists(name: str | Path) -> bool:
     """Whether there is a file or folder of that name. Raises InputError where the system cannot say."""
-    with looked_up(name, what="cannot be used"):
+    with file_errors(name, what="cannot be used"):
         try:
             Path(name).stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -55,7 +55,7 @@ def exists(name: str | Path) -> bool:
 
 def resolved(path: str | Path) -> Path:
     """The path without links, whether or not it exists. Raises InputError for what can be no path."""
-    with looked_up(path, what="cannot be used"):
+    with file_errors(path, what="cannot be used"):
         return Path(path).resolve()
 
 
@@ -89,7 +89,7 @@ def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
 
 
 def _read_text(path: Path) -> str:
-    with looked_up(path):
+    with file_errors(path):
         try:
             status = path.stat()
         except FileNotFoundError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simoffload.documents.scalars import parse_number
-from simoffload.documents.tree import Document, Location, Mark, Position, TreeBuilder
+from simoffload.documents.tree import Document, Location, Position, SourceMark, TreeBuilder
 
 __all__ = ["read_json"]
 
@@ -83,12 +83,12 @@ class _JsonReader(TreeBuilder):
     def _value(self, location: Location, key: Position | None) -> Any:
         position = self.position(self._index)
         if self._text.startswith(("{", "["), self._index):
-            self.enter(location, Mark(position, key), nests=True)
+            self.enter(location, SourceMark(position, key), nests=True)
             return self._list(location) if self._accepts("[") else self._mapping(location)
         start = self._index
         value = self._scalar(location)
         written = self._text[start : self._index].rstrip()
-        self.enter(location, Mark(position, key, None if isinstance(value, str) else written))
+        self.enter(location, SourceMark(position, key, None if isinstance(value, str) else written))
         return value
 
     def _scalar(self, location: Location) -> Any:

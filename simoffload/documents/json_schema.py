@@ -103,9 +103,9 @@ def _documented(body: Sequence[ast.stmt], aliases: dict[str, str]) -> Iterator[t
                 of_type = ""
             case _:
                 continue
-        told = " ".join(filter(None, (_docstring(body[number + 1 : number + 2]), of_type)))
-        if told:
-            yield name, told
+        text = " ".join(filter(None, (_docstring(body[number + 1 : number + 2]), of_type)))
+        if text:
+            yield name, text
 
 
 def _docstring(body: Sequence[ast.stmt]) -> str:

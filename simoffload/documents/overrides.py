@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from simoffload.documents.choices import quoted
 from simoffload.documents.scalars import is_text
-from simoffload.documents.tree import DEEPEST, Document, Location, Mark, key_path
+from simoffload.documents.tree import DEEPEST, Document, Location, SourceMark, key_path
 from simoffload.documents.yaml_reader import read_yaml
 from simoffload.errors import InputError, Problem
 
@@ -147,7 +147,7 @@ def set_value(document: Document, assignment: str) -> Document:
         raise InputError(p._replace(line=None, column=None, key=path) for p in error.problems) from None
     data, location, changed = with_value(document.data, parse_path(path), value.data)
     marks = {place: mark for place, mark in document.marks.items() if place[: len(changed)] != changed}
-    marks |= {(*location, *place): Mark(None, text=mark.text) for place, mark in value.marks.items()}
+    marks |= {(*location, *place): SourceMark(None, text=mark.text) for place, mark in value.marks.items()}
     return replace(document, data=data, marks=marks, overrides=document.overrides | {changed})
 
 

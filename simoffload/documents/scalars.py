@@ -13,7 +13,7 @@ __all__ = ["Scalar", "is_text", "parse_number", "parse_scalar"]
 
 Scalar = str | int | float | bool | None
 
-_WORDS: dict[str, bool | None] = {
+_KEYWORDS: dict[str, bool | None] = {
     **dict.fromkeys(["", "~", "null", "Null", "NULL"]),
     **dict.fromkeys(["true", "True", "TRUE"], True),
     **dict.fromkeys(["false", "False", "FALSE"], False),
@@ -53,8 +53,8 @@ def parse_scalar(text: str) -> Scalar:
 
     Raises ValueError like ``parse_number``.
     """
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _KEYWORDS:
+        return _KEYWORDS[text]
     number = parse_number(text)
     return text if number is None else number
 

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 from simoffload.documents.choices import quoted
 from simoffload.errors import InputError, Problem
 
-__all__ = ["DEEPEST", "Document", "Location", "Mark", "Position", "TreeBuilder", "input_error", "key_path"]
+__all__ = [
+    "DEEPEST",
+    "Document",
+    "Location",
+    "Position",
+    "SourceMark",
+    "TreeBuilder",
+    "input_error",
+    "key_path",
+]
 
 Location = tuple[str | int, ...]
 """Keys and list indices from the top of a document."""
@@ -31,7 +40,7 @@ class Position(NamedTuple):
     column: int
 
 
-class Mark(NamedTuple):
+class SourceMark(NamedTuple):
     """Where an entry of a document stands; without positions if it did not come from the file."""
 
     value: Position | None
@@ -77,7 +86,7 @@ class Document:
     """Dictionaries with text keys, lists, text, numbers, booleans and None."""
     root: Path | None = None
     """The folder from which relative paths in the document start."""
-    marks: Mapping[Location, Mark] = field(default_factory=dict, repr=False)
+    marks: Mapping[Location, SourceMark] = field(default_factory=dict, repr=False)
     overrides: frozenset[Location] = frozenset()
     """What ``set_value`` has put in place of the file's own entries."""
     origins: Mapping[Location, str] = field(default_factory=dict)
@@ -124,7 +133,7 @@ class TreeBuilder:
 
     def __init__(self, text: str, path: str) -> None:
         self.path = path
-        self.marks: dict[Location, Mark] = {}
+        self.marks: dict[Location, SourceMark] = {}
         self.problems: list[Problem] = []
         self._nodes = 0
         if len(text) > _LONGEST:
@@ -135,7 +144,7 @@ class TreeBuilder:
             position = Position(line, control.start() - text.rfind("\n", 0, control.start()))
             raise self.refusal(position, f"not a text: it holds the character U+{ord(control.group()):04X}")
 
-    def enter(self, location: Location, mark: Mark, *, nests: bool = False) -> None:
+    def enter(self, location: Location, mark: SourceMark, *, nests: bool = False) -> None:
         """Note an entry, of which ``nests`` says that it can hold others.
 
         Raises InputError if the document is too deep or too large to go on.

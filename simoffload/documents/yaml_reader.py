@@ -10,7 +10,7 @@ import yaml
 
 from simoffload.documents.choices import quoted
 from simoffload.documents.scalars import Scalar, is_text, parse_scalar
-from simoffload.documents.tree import Document, Location, Mark, Position, TreeBuilder
+from simoffload.documents.tree import Document, Location, Position, SourceMark, TreeBuilder
 
 __all__ = ["read_yaml"]
 
@@ -49,8 +49,8 @@ def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
         return "wrong indentation: further left than what is above; indent all entries alike"
     start = error.context_mark
     if start and mark and problem.startswith(_NO_ENTRY) and _begins_line(text, mark):
-        told = f"column {mark.column + 1}, like no entry of what begins on line {start.line + 1}"
-        return f"wrong indentation: {told}; indent all entries of a mapping or list alike"
+        where = f"column {mark.column + 1}, like no entry of what begins on line {start.line + 1}"
+        return f"wrong indentation: {where}; indent all entries of a mapping or list alike"
     if error.context and start and mark and start.line != mark.line:
         return f"{problem} {error.context} that begins on line {start.line + 1}"
     return f"{problem} {error.context or ''}".rstrip()
@@ -103,11 +103,11 @@ class _YamlReader(TreeBuilder):
         position = _position(event)
         if isinstance(event, yaml.ScalarEvent):
             self._refuse_extras(event, location)
-            self.enter(location, Mark(position, key, event.value if event.implicit[0] else None))
+            self.enter(location, SourceMark(position, key, event.value if event.implicit[0] else None))
             return self._scalar(event, location)
         if isinstance(event, yaml.CollectionStartEvent):
             self._refuse_extras(event, location)
-            self.enter(location, Mark(position, key), nests=True)
+            self.enter(location, SourceMark(position, key), nests=True)
             in_list = isinstance(event, yaml.SequenceStartEvent)
             return self._sequence(location) if in_list else self._mapping(location)
         self.complain(location, position, 'aliases ("*name") are not accepted; write the value out')

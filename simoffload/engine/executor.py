@@ -17,17 +17,17 @@ from dataclasses import replace
 
 from simoffload.engine.clock import Clock
 from simoffload.engine.folding import fold_ranks
-from simoffload.engine.lane import NOTHING, Lane, make_lanes
 from simoffload.engine.network import Network
 from simoffload.engine.outcome import timeline_of
 from simoffload.engine.steady import LEAST, SteadyState
+from simoffload.engine.stream_state import NOTHING, StreamState, make_stream_states
 from simoffload.errors import DeadlockError, SimulationError
 from simoffload.limits import count_operations
 from simoffload.results.timeline import How, Timeline
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import find_contention
 from simoffload.schedule.checks import check_schedule
-from simoffload.schedule.ir import Step
+from simoffload.schedule.ir import CompiledOp
 
 __all__ = ["Executor", "execute"]
 
@@ -80,20 +80,20 @@ class Executor:
         self._ranks = standing_for or [(rank,) for rank in range(schedule.ranks)]
         self._clock = Clock(running=self._running)
         self._contention = find_contention(schedule)
-        self._network: Network[Lane] = Network(
+        self._network: Network[StreamState] = Network(
             schedule, self._clock, self._finish_transfers, flows=[len(ranks) for ranks in self._ranks]
         )
-        self._lanes = make_lanes(schedule, self._contention)
-        self._tracks = len(self._lanes)
+        self._stream_states = make_stream_states(schedule, self._contention)
+        self._tracks = len(self._stream_states)
         self._members = [len(program.ranks) for program in schedule.owners]  # by stream
         # Lanes take turns through this queue and not through recursion or the clock.
-        self._ready: deque[Lane] = deque(self._lanes)
+        self._ready: deque[StreamState] = deque(self._stream_states)
         # Lanes whose next operation is ready and collective, until those of all ranks of the program are.
-        self._gathered: list[list[Lane]] = [[] for _ in schedule.streams]
+        self._gathered: list[list[StreamState]] = [[] for _ in schedule.streams]
         self._steady = (
             SteadyState(
                 schedule=schedule,
-                lanes=self._lanes,
+                stream_states=self._stream_states,
                 gathered=self._gathered,
                 clock=self._clock,
                 network=self._network,
@@ -112,10 +112,12 @@ class Executor:
         try:
             self._work()
             self._clock.run()
-            if any(lane.actions for lane in self._lanes):
+            if any(stream_state.actions for stream_state in self._stream_states):
                 raise DeadlockError(self._deadlock())
             skips = steady.skips if steady is not None else []
-            timeline = timeline_of(self._schedule, self._contention, self._lanes, self._network, skips)
+            timeline = timeline_of(
+                self._schedule, self._contention, self._stream_states, self._network, skips
+            )
         except OverflowError:
             raise SimulationError(
                 "the run takes longer than 2^63 ps (106 simulated days), which is what a timeline holds; "
@@ -127,30 +129,36 @@ class Executor:
 
     def _work(self) -> None:
         """Let lanes go on until each is through or waits for the clock, for bytes or for another lane."""
-        ready, go_on = self._ready, self._go_on
+        ready, go_on = self._ready, self._advance
         while ready:
-            lane = ready.popleft()
-            go_on(lane)
-            waiters = lane.waiters
+            stream_state = ready.popleft()
+            go_on(stream_state)
+            waiters = stream_state.waiters
             if not waiters:
                 continue
-            done = lane.skipped + len(lane.ends)  # look again at those that waited for it
+            done = stream_state.skipped + len(stream_state.ends)  # look again at those that waited for it
             if len(waiters) == 1:
                 needed, waiter = waiters[0]
                 if needed <= done:
                     waiters.clear()
                     ready.append(waiter)
             else:
-                lane.waiters = [waiter for waiter in waiters if waiter[0] > done]
+                stream_state.waiters = [waiter for waiter in waiters if waiter[0] > done]
                 ready.extend([waiter for needed, waiter in waiters if needed <= done])
 
-    def _go_on(self, lane: Lane) -> None:
+    def _advance(self, stream_state: StreamState) -> None:
         """Carry out operations of an iteration as long as it is certain when they begin and end."""
-        awaited, starts, ends, afters, did = lane.awaited, lane.starts, lane.ends, lane.afters, lane.did
+        awaited, starts, ends, predecessors, completed = (
+            stream_state.awaited,
+            stream_state.starts,
+            stream_state.ends,
+            stream_state.predecessors,
+            stream_state.completed,
+        )
         free = ends[-1] if ends else 0
-        actions, iteration = lane.actions, lane.iteration
-        stop = min(len(actions), lane.index + _AT_ONCE)
-        for index in range(lane.index, stop):
+        actions, iteration = stream_state.actions, stream_state.iteration
+        stop = min(len(actions), stream_state.index + _AT_ONCE)
+        for index in range(stream_state.index, stop):
             fixed, waits, needs, step = actions[index]
             start, after = free, NOTHING
             for place, per_iteration, offset in needs:
@@ -158,54 +166,54 @@ class Executor:
                 other = awaited[place]
                 number, known = needed - other.skipped, other.ends
                 if number > len(known):
-                    lane.index = index
-                    other.waiters.append((needed, lane))
+                    stream_state.index = index
+                    other.waiters.append((needed, stream_state))
                     return
                 if number > 0 and known[number - 1] > start:
                     start, after = known[number - 1], (needed - 1) * self._tracks + other.number
             if waits:
-                lane.index, lane.start, lane.after = index, start, after
-                if step.op.collective and self._members[lane.stream] > 1:
-                    self._gather(lane)
+                stream_state.index, stream_state.start, stream_state.after = index, start, after
+                if step.op.collective and self._members[stream_state.stream] > 1:
+                    self._gather(stream_state)
                 else:
-                    self._begin(lane, fixed)
+                    self._begin(stream_state, fixed)
                 return
             free = start + fixed
             starts.append(start)
             ends.append(free)
-            afters.append(after)
-            did.append(step)
-        lane.index = stop
+            predecessors.append(after)
+            completed.append(step)
+        stream_state.index = stop
         if stop < len(actions):
-            self._ready.append(lane)
-        elif lane.stretch is not None:
-            self._end_iteration(lane, lane.stretch.repeat, free)
+            self._ready.append(stream_state)
+        elif stream_state.segment is not None:
+            self._end_iteration(stream_state, stream_state.segment.repeat, free)
 
-    def _end_iteration(self, lane: Lane, repeat: int, end: int) -> None:
+    def _end_iteration(self, stream_state: StreamState, repeat: int, end: int) -> None:
         """Let a lane begin the next one when the clock is there, if a steady state may be seen then."""
         if self._steady is not None and end > self._clock.now and repeat >= LEAST:
-            self._clock.call_at(end, self._go_on_later, lane)
+            self._clock.call_at(end, self._advance_later, stream_state)
         else:
-            self._turn(lane)
-            self._ready.append(lane)
+            self._next_iteration(stream_state)
+            self._ready.append(stream_state)
 
-    def _go_on_later(self, lane: Lane) -> None:
-        self._turn(lane)
-        self._ready.append(lane)
+    def _advance_later(self, stream_state: StreamState) -> None:
+        self._next_iteration(stream_state)
+        self._ready.append(stream_state)
         self._work()
 
-    def _turn(self, lane: Lane) -> None:
-        lane.turn()
-        if self._steady is not None and lane.watched:
-            self._steady.passed(lane)
+    def _next_iteration(self, stream_state: StreamState) -> None:
+        stream_state.next_iteration()
+        if self._steady is not None and stream_state.watched:
+            self._steady.passed(stream_state)
 
-    def _gather(self, lane: Lane) -> None:
+    def _gather(self, stream_state: StreamState) -> None:
         """A lane is ready for a collective operation; with the last one of the program it begins."""
-        gathered = self._gathered[lane.stream]
-        gathered.append(lane)
-        if len(gathered) < self._members[lane.stream]:
+        gathered = self._gathered[stream_state.stream]
+        gathered.append(stream_state)
+        if len(gathered) < self._members[stream_state.stream]:
             return
-        self._gathered[lane.stream] = []
+        self._gathered[stream_state.stream] = []
         start = max([member.start for member in gathered])
         last = next(member for member in gathered if member.start == start)
         after = last.after
@@ -216,64 +224,68 @@ class Executor:
                 member.start, member.after = start, after
             self._begin(member, member.actions[member.index][0])
 
-    def _begin(self, lane: Lane, fixed: int) -> None:
-        """Begin an operation that shares links or is collective at ``lane.start``."""
-        ready = lane.start + fixed
-        op = lane.step.op
-        if not op.size or self._contention.rates[op.route][lane.rank]:
-            self._finish(lane, ready)
+    def _begin(self, stream_state: StreamState, fixed: int) -> None:
+        """Begin an operation that shares links or is collective at ``stream_state.start``."""
+        ready = stream_state.start + fixed
+        op = stream_state.step.op
+        if not op.size or self._contention.rates[op.route][stream_state.rank]:
+            self._finish(stream_state, ready)
         elif ready > self._clock.now:
-            self._clock.call_at(ready, self._join, lane)
+            self._clock.call_at(ready, self._join, stream_state)
         else:
-            self._join(lane)
+            self._join(stream_state)
 
-    def _join(self, lane: Lane) -> None:
-        op = lane.step.op
-        self._network.join(op.route * self._number + lane.rank, op.size, lane)
+    def _join(self, stream_state: StreamState) -> None:
+        op = stream_state.step.op
+        self._network.join(op.route * self._number + stream_state.rank, op.size, stream_state)
 
-    def _finish_transfers(self, lanes: Iterable[Lane]) -> None:
-        for lane in lanes:
-            self._finish(lane, self._clock.now)
+    def _finish_transfers(self, stream_states: Iterable[StreamState]) -> None:
+        for stream_state in stream_states:
+            self._finish(stream_state, self._clock.now)
         self._work()
 
-    def _finish(self, lane: Lane, end: int) -> None:
-        lane.note(lane.step, lane.start, end, lane.after)
-        lane.start, lane.after = -1, NOTHING
-        lane.index += 1
-        self._ready.append(lane)
+    def _finish(self, stream_state: StreamState, end: int) -> None:
+        stream_state.note(stream_state.step, stream_state.start, end, stream_state.after)
+        stream_state.start, stream_state.after = -1, NOTHING
+        stream_state.index += 1
+        self._ready.append(stream_state)
 
     def _running(self) -> str:
         """What goes on now, in words."""
         names = []
-        for lane in self._lanes:
-            number = bisect_right(lane.ends, self._clock.now)
-            if number < len(lane.ends):
-                names.append(self._name(lane, lane.did[number], lane.skipped + number))
-            elif lane.start >= 0:
-                names.append(self._name(lane, lane.step, lane.done))
+        for stream_state in self._stream_states:
+            number = bisect_right(stream_state.ends, self._clock.now)
+            if number < len(stream_state.ends):
+                names.append(
+                    self._name(stream_state, stream_state.completed[number], stream_state.skipped + number)
+                )
+            elif stream_state.start >= 0:
+                names.append(self._name(stream_state, stream_state.step, stream_state.done))
         return self._list(names) or "nothing"
 
     def _deadlock(self) -> str:
         waiting = [
-            f"{self._name(lane, lane.step, lane.done)} waits for {self._reason(lane)}"
-            for lane in self._lanes
-            if lane.actions
+            f"{self._name(one, one.step, one.done)} waits for {self._reason(one)}"
+            for one in self._stream_states
+            if one.actions
         ]
         return f"nothing can go on at {self._clock.now + self._clock.skipped} ps: {self._list(waiting)}"
 
-    def _name(self, lane: Lane, step: Step, ordinal: int) -> str:
-        rank, stream = self._ranks[lane.rank][0], self._schedule.labels[lane.stream]
+    def _name(self, stream_state: StreamState, step: CompiledOp, ordinal: int) -> str:
+        rank, stream = self._ranks[stream_state.rank][0], self._schedule.labels[stream_state.stream]
         return (
             f"rank {rank}, stream {stream!r}: {step.op.kind} {step.op.label!r} "
             f"(block {self._schedule.blocks[step.block].name!r}, iteration {step.iteration(ordinal)})"
         )
 
-    def _reason(self, lane: Lane) -> str:
-        unmet = lane.unmet()
+    def _reason(self, stream_state: StreamState) -> str:
+        unmet = stream_state.unmet()
         if unmet is None:
-            return f"{self._members[lane.stream] - len(self._gathered[lane.stream])} other ranks"
+            return (
+                f"{self._members[stream_state.stream] - len(self._gathered[stream_state.stream])} other ranks"
+            )
         other, needed = unmet
-        whose = "" if other.rank == lane.rank else f" of rank {self._ranks[other.rank][0]}"
+        whose = "" if other.rank == stream_state.rank else f" of rank {self._ranks[other.rank][0]}"
         stream = self._schedule.labels[other.stream]
         return f"operation {needed} of stream {stream!r}{whose}, which has done {other.done}"
 

@@ -15,7 +15,7 @@ from simoffload.errors import SimulationError
 from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.schedule import Schedule
 
-__all__ = ["Mark", "Network"]
+__all__ = ["AllocationMark", "Network"]
 
 Owner = TypeVar("Owner")
 
@@ -53,7 +53,7 @@ class _Allocation:
         self.duration = 0
 
 
-class Mark(NamedTuple):
+class AllocationMark(NamedTuple):
     """A moment in the list of allocations that held."""
 
     held: int
@@ -116,24 +116,24 @@ class Network(Generic[Owner]):
         now = self._clock.now
         return [(flow.owner, flow.left - flow.rate * (now - flow.since)) for flow in self._active]
 
-    def mark(self) -> Mark:
+    def mark(self) -> AllocationMark:
         """Remember this moment, once rates are settled."""
-        self._book(self._clock.now)
+        self._record_allocation(self._clock.now)
         if len(self._held) > _HELD:
             self._sum_up()
-        return Mark(len(self._held), self._summed)
+        return AllocationMark(len(self._held), self._summed)
 
-    def counts_since(self, mark: Mark) -> bool:
+    def counts_since(self, mark: AllocationMark) -> bool:
         """Whether everything since ``mark`` is still known in detail."""
         return mark.summed == self._summed
 
-    def repeat(self, mark: Mark, times: int) -> None:
+    def repeat(self, mark: AllocationMark, times: int) -> None:
         """Let what held since ``mark`` hold that many times more."""
-        self._book(self._clock.now)
+        self._record_allocation(self._clock.now)
         for allocation, duration in self._held[mark.held :]:
             allocation.duration += times * duration
 
-    def _book(self, now: int) -> None:
+    def _record_allocation(self, now: int) -> None:
         """Note for how long the current allocation has held."""
         self._held.append((self._current, now - self._current_since))
         self._current_since = now
@@ -147,9 +147,9 @@ class Network(Generic[Owner]):
     def _settle_later(self) -> None:
         if not self._settling:
             self._settling = True
-            self._clock.call_at_end_of_instant(self._settle)
+            self._clock.call_at_end_of_instant(self._share_links)
 
-    def _settle(self) -> None:
+    def _share_links(self) -> None:
         """Share the links anew among the flows that are there now."""
         self._settling = False
         now, active = self._clock.now, self._active

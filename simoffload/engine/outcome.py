@@ -7,18 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from simoffload.engine.lane import Lane
 from simoffload.engine.network import Network
+from simoffload.engine.stream_state import StreamState
 from simoffload.results.timeline import Repeat, Timeline, Track
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import Contention, link_loads, transfer_time
 
-__all__ = ["Skip", "timeline_of"]
+__all__ = ["SkippedInterval", "timeline_of"]
 
 _Interval = tuple[int, int]
 
 
-class Skip(NamedTuple):
+class SkippedInterval(NamedTuple):
     """What was run between two moments and then counted ``times`` times more."""
 
     first: tuple[int, ...]
@@ -35,13 +35,13 @@ class Skip(NamedTuple):
 def timeline_of(
     schedule: Schedule,
     contention: Contention,
-    lanes: Sequence[Lane],
-    network: Network[Lane],
-    skips: Sequence[Skip],
+    stream_states: Sequence[StreamState],
+    network: Network[StreamState],
+    skips: Sequence[SkippedInterval],
 ) -> Timeline:
     """The timeline of a run that is over. Raises OverflowError if its times do not fit into the columns."""
-    tracks = tuple([_track(lane, skips) for lane in lanes])
-    busy, saturated = _use(schedule, contention, lanes, network, skips)
+    tracks = tuple([_track(stream_state, skips) for stream_state in stream_states])
+    busy, saturated = _use(schedule, contention, stream_states, network, skips)
     return Timeline(
         schedule,
         tracks=tracks,
@@ -54,21 +54,29 @@ def timeline_of(
     )
 
 
-def _track(lane: Lane, skips: Sequence[Skip]) -> Track:
+def _track(stream_state: StreamState, skips: Sequence[SkippedInterval]) -> Track:
     start, end = array("q"), array("q")
     repeats: list[Repeat] = []
-    number, done, later, ordinal = lane.number, 0, 0, 0
+    number, done, later, ordinal = stream_state.number, 0, 0, 0
     for window, skip in enumerate(skips):
         first, last, length = skip.first[number], skip.last[number], skip.end - skip.begin
-        start.extend([time + later for time in lane.starts[done:last]])
-        end.extend([time + later for time in lane.ends[done:last]])
+        start.extend([time + later for time in stream_state.starts[done:last]])
+        end.extend([time + later for time in stream_state.ends[done:last]])
         if last > first:
             repeats.append(Repeat(first, last - first, skip.times, length, ordinal + first, window))
             ordinal += skip.times * (last - first)
         done, later = last, later + skip.times * length
-    start.extend([time + later for time in lane.starts[done:]])
-    end.extend([time + later for time in lane.ends[done:]])
-    return Track(lane.rank, lane.stream, lane.did, start, end, array("q", lane.afters), tuple(repeats))
+    start.extend([time + later for time in stream_state.starts[done:]])
+    end.extend([time + later for time in stream_state.ends[done:]])
+    return Track(
+        stream_state.rank,
+        stream_state.stream,
+        stream_state.completed,
+        start,
+        end,
+        array("q", stream_state.predecessors),
+        tuple(repeats),
+    )
 
 
 # -- links --------------------------------------------------------------------------------------
@@ -77,9 +85,9 @@ def _track(lane: Lane, skips: Sequence[Skip]) -> Track:
 def _use(
     schedule: Schedule,
     contention: Contention,
-    lanes: Sequence[Lane],
-    network: Network[Lane],
-    skips: Sequence[Skip],
+    stream_states: Sequence[StreamState],
+    network: Network[StreamState],
+    skips: Sequence[SkippedInterval],
 ) -> tuple[list[int], list[int]]:
     """For every link the time [ps] with a transfer, and the time filled to its capacity."""
     busy, saturated = network.busy()
@@ -103,28 +111,32 @@ def _use(
                 busy[link] += times[rate]
                 if coefficient * (rate + 1) > schedule.links[link].capacity:
                     saturated[link] += times[rate]
-    for link, intervals in _wide(schedule, contention, lanes).items():
+    for link, intervals in _wide(schedule, contention, stream_states).items():
         busy[link] = _time(intervals, skips)
     return busy, saturated
 
 
-def _wide(schedule: Schedule, contention: Contention, lanes: Sequence[Lane]) -> dict[int, list[_Interval]]:
+def _wide(
+    schedule: Schedule, contention: Contention, stream_states: Sequence[StreamState]
+) -> dict[int, list[_Interval]]:
     """For links that several lanes cross and never fill, when bytes moved, without what was skipped."""
-    moved: dict[int, list[_Interval]] = {link: [] for link in contention.wide}
+    transferring: dict[int, list[_Interval]] = {link: [] for link in contention.wide}
     crossing = [
-        [[moved[link] for link, _ in hops if link in moved] for hops in route.hops]
+        [[transferring[link] for link, _ in hops if link in transferring] for hops in route.hops]
         for route in schedule.routes
     ]
-    for lane in lanes if moved else ():
-        for step, start, end in zip(lane.did, lane.starts, lane.ends, strict=True):
+    for stream_state in stream_states if transferring else ():
+        for step, start, end in zip(
+            stream_state.completed, stream_state.starts, stream_state.ends, strict=True
+        ):
             op = step.op
             if op.size:
-                for intervals in crossing[op.route][lane.rank]:
+                for intervals in crossing[op.route][stream_state.rank]:
                     intervals.append((start + op.fixed, end))
-    return moved
+    return transferring
 
 
-def _time(intervals: Iterable[_Interval], skips: Sequence[Skip]) -> int:
+def _time(intervals: Iterable[_Interval], skips: Sequence[SkippedInterval]) -> int:
     """[ps] in which at least one interval lies, skipped time included."""
     total = 0
     reached = 0

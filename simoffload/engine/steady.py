@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simoffload.engine.clock import Clock
-from simoffload.engine.lane import NOTHING, Lane
-from simoffload.engine.network import Mark, Network
-from simoffload.engine.outcome import Skip
+from simoffload.engine.network import AllocationMark, Network
+from simoffload.engine.outcome import SkippedInterval
+from simoffload.engine.stream_state import NOTHING, StreamState
 from simoffload.results.timeline import Jump
 from simoffload.schedule import Schedule
 
@@ -36,14 +36,14 @@ _WINDOW = 64
 _State = tuple[object, ...]
 
 
-class _Moment(NamedTuple):
+class _Snapshot(NamedTuple):
     """What had happened when a state was met."""
 
     iteration: int
     time: int
     ended: tuple[int, ...]
     """Operations of every lane, among those that were run, that had ended."""
-    carried: Mark
+    carried: AllocationMark
 
 
 class SteadyState:
@@ -53,40 +53,40 @@ class SteadyState:
         self,
         *,
         schedule: Schedule,
-        lanes: Sequence[Lane],
-        gathered: Sequence[Sequence[Lane]],
+        stream_states: Sequence[StreamState],
+        gathered: Sequence[Sequence[StreamState]],
         clock: Clock,
-        network: Network[Lane],
+        network: Network[StreamState],
     ) -> None:
         self._blocks = schedule.blocks
-        self._lanes = lanes
-        self._watched = [lane for lane in lanes if lane.watched]
+        self._stream_states = stream_states
+        self._watched = [stream_state for stream_state in stream_states if stream_state.watched]
         self._gathered = gathered
         self._clock = clock
         self._network = network
         self._streams = [{op.stream for op in block.ops} for block in schedule.blocks]
-        self._met: dict[_State, _Moment] = {}
+        self._met: dict[_State, _Snapshot] = {}
         self._block = -1
         self._seen = 0
         self._asked = False
         self.jumps: list[Jump] = []
-        self.skips: list[Skip] = []
+        self.skips: list[SkippedInterval] = []
         self._compared: dict[int, int] = {}  # states, by block
 
-    def passed(self, lane: Lane) -> None:
+    def passed(self, stream_state: StreamState) -> None:
         """Take note that a lane that is watched has begun another iteration or another block."""
-        stretch = lane.stretch
-        if stretch is None or stretch.repeat < LEAST or self._asked:
+        segment = stream_state.segment
+        if segment is None or segment.repeat < LEAST or self._asked:
             return
         for other in self._watched:
             if (
-                other.stretch is not None
-                and other.stretch.block == stretch.block
-                and other.iteration < lane.iteration
+                other.segment is not None
+                and other.segment.block == segment.block
+                and other.iteration < stream_state.iteration
             ):
                 return  # an iteration is over when the last lane is through with it
-        if stretch.block != self._block:
-            self._block, self._seen = stretch.block, 0
+        if segment.block != self._block:
+            self._block, self._seen = segment.block, 0
             self._met.clear()
         self._seen += 1
         if self._seen < _PATIENCE or self._seen - (1 << self._seen.bit_length() - 1) < _WINDOW:
@@ -111,9 +111,16 @@ class SteadyState:
     def _look(self) -> None:
         self._asked = False
         block, now = self._block, self._clock.now
-        inside = [lane for lane in self._lanes if lane.stretch is not None and lane.stretch.block == block]
-        iteration = min((lane.iteration for lane in inside if lane.rank == inside[0].rank), default=0)
-        ended = tuple([bisect_right(lane.ends, now) for lane in self._lanes])
+        inside = [
+            stream_state
+            for stream_state in self._stream_states
+            if stream_state.segment is not None and stream_state.segment.block == block
+        ]
+        iteration = min(
+            (stream_state.iteration for stream_state in inside if stream_state.rank == inside[0].rank),
+            default=0,
+        )
+        ended = tuple([bisect_right(stream_state.ends, now) for stream_state in self._stream_states])
         state = self._state(block, iteration, ended) if inside else None
         if state is None:
             return
@@ -122,79 +129,94 @@ class SteadyState:
         if before is not None and self._network.counts_since(before.carried):
             self._jump(inside, before, iteration, ended)
             return
-        self._met[state] = _Moment(iteration, now, ended, self._network.mark())
+        self._met[state] = _Snapshot(iteration, now, ended, self._network.mark())
 
     def _state(self, block: int, iteration: int, ended: Sequence[int]) -> _State | None:
         """Everything that decides what happens next, relative to now; None if it cannot come back."""
         now, streams = self._clock.now, self._streams[block]
         # Who has been ready for longer decides nothing: others come later.
-        waiting = {lane.number for lanes in self._gathered for lane in lanes if lane.start < now}
+        waiting = {
+            stream_state.number
+            for stream_states in self._gathered
+            for stream_state in stream_states
+            if stream_state.start < now
+        }
         state: list[object] = []
-        for lane, known in zip(self._lanes, ended, strict=True):
-            stretch = lane.stretch
-            ahead = len(lane.ends) > known
-            begun = lane.start >= 0 and lane.number not in waiting
-            if stretch is not None and stretch.block == block:
-                state += (lane.iteration - iteration, lane.index)
-            elif ahead or begun or (stretch and stretch.block < block and lane.stream in streams):
+        for stream_state, known in zip(self._stream_states, ended, strict=True):
+            segment = stream_state.segment
+            ahead = len(stream_state.ends) > known
+            begun = stream_state.start >= 0 and stream_state.number not in waiting
+            if segment is not None and segment.block == block:
+                state += (stream_state.iteration - iteration, stream_state.index)
+            elif ahead or begun or (segment and segment.block < block and stream_state.stream in streams):
                 return None
             else:
-                state.append((stretch.block, lane.iteration, lane.index) if stretch else None)
-            if known and lane.ends[known - 1] == now:  # what begins now may begin after it
-                state.append(known - bisect_left(lane.ends, now))
+                state.append((segment.block, stream_state.iteration, stream_state.index) if segment else None)
+            if known and stream_state.ends[known - 1] == now:  # what begins now may begin after it
+                state.append(known - bisect_left(stream_state.ends, now))
             if ahead:
                 state.append(
                     tuple(
                         [
-                            (lane.starts[i] - now, lane.ends[i] - now, self._relative(lane.afters[i]))
-                            for i in range(known, len(lane.ends))
+                            (
+                                stream_state.starts[i] - now,
+                                stream_state.ends[i] - now,
+                                self._relative(stream_state.predecessors[i]),
+                            )
+                            for i in range(known, len(stream_state.ends))
                         ]
                     )
                 )
             if begun:
-                state += (lane.start - now, self._relative(lane.after))
-            if lane.waiters:
-                state.append(tuple([waiter.number for _, waiter in lane.waiters]))
-        state += [tuple([lane.number for lane in lanes]) for lanes in self._gathered if lanes]
+                state += (stream_state.start - now, self._relative(stream_state.after))
+            if stream_state.waiters:
+                state.append(tuple([waiter.number for _, waiter in stream_state.waiters]))
+        state += [
+            tuple([stream_state.number for stream_state in stream_states])
+            for stream_states in self._gathered
+            if stream_states
+        ]
         for time, calls in self._clock.pending():
             state.append(time - now)
-            state += [one.number if isinstance(one, Lane) else -1 for _, one in calls]
+            state += [one.number if isinstance(one, StreamState) else -1 for _, one in calls]
             state.append(None)
-        state += [(lane.number, left) for lane, left in self._network.in_flight()]
+        state += [(stream_state.number, left) for stream_state, left in self._network.in_flight()]
         return tuple(state)
 
     def _relative(self, after: int) -> tuple[int, int] | None:
         """A lane, and how many operations it has got further since the one meant."""
         if after == NOTHING:
             return None
-        ordinal, number = divmod(after, len(self._lanes))
-        return number, self._lanes[number].done - ordinal
+        ordinal, number = divmod(after, len(self._stream_states))
+        return number, self._stream_states[number].done - ordinal
 
     def _later(self, after: int, ahead: Mapping[int, int]) -> int:
-        lanes = len(self._lanes)
-        return after if after == NOTHING else after + ahead.get(after % lanes, 0) * lanes
+        stream_states = len(self._stream_states)
+        return after if after == NOTHING else after + ahead.get(after % stream_states, 0) * stream_states
 
-    def _jump(self, inside: Sequence[Lane], before: _Moment, iteration: int, ended: tuple[int, ...]) -> None:
+    def _jump(
+        self, inside: Sequence[StreamState], before: _Snapshot, iteration: int, ended: tuple[int, ...]
+    ) -> None:
         clock, period = self._clock, iteration - before.iteration
-        times = min(_periods(lane, period, self._block) for lane in inside)
+        times = min(_periods(stream_state, period, self._block) for stream_state in inside)
         if times < 1:
             return
         iterations = times * period
-        ahead = {lane.number: iterations * len(lane.actions) for lane in inside}
-        for lane in inside:
-            lane.skip(iterations)
-            lane.waiters = [
-                (needed + ahead[lane.number] if _is_in(waiter, self._block) else needed, waiter)
-                for needed, waiter in lane.waiters
+        ahead = {stream_state.number: iterations * len(stream_state.actions) for stream_state in inside}
+        for stream_state in inside:
+            stream_state.skip(iterations)
+            stream_state.waiters = [
+                (needed + ahead[stream_state.number] if _is_in(waiter, self._block) else needed, waiter)
+                for needed, waiter in stream_state.waiters
             ]
             # What is known already, or under way, stands for its last copy now.
-            lane.after = self._later(lane.after, ahead)
-            for i in range(ended[lane.number], len(lane.afters)):
-                lane.afters[i] = self._later(lane.afters[i], ahead)
+            stream_state.after = self._later(stream_state.after, ahead)
+            for i in range(ended[stream_state.number], len(stream_state.predecessors)):
+                stream_state.predecessors[i] = self._later(stream_state.predecessors[i], ahead)
         length = clock.now - before.time
         self._network.repeat(before.carried, times)
         clock.skip(times * length)
-        self.skips.append(Skip(before.ended, ended, before.time, clock.now, times))
+        self.skips.append(SkippedInterval(before.ended, ended, before.time, clock.now, times))
         self.jumps.append(
             Jump(
                 block=self._block,
@@ -208,15 +230,15 @@ class SteadyState:
         self._met.clear()
 
 
-def _is_in(lane: Lane, block: int) -> bool:
-    return lane.stretch is not None and lane.stretch.block == block
+def _is_in(stream_state: StreamState, block: int) -> bool:
+    return stream_state.segment is not None and stream_state.segment.block == block
 
 
-def _periods(lane: Lane, period: int, block: int) -> int:
-    """Periods that ``lane`` can go on before it leaves the block or reaches what waits behind it."""
-    assert lane.stretch is not None
-    times = (lane.stretch.repeat - 1 - lane.iteration) // period
-    for needed, waiter in lane.waiters:
+def _periods(stream_state: StreamState, period: int, block: int) -> int:
+    """Periods that ``stream_state`` can go on before it leaves the block or reaches what waits behind it."""
+    assert stream_state.segment is not None
+    times = (stream_state.segment.repeat - 1 - stream_state.iteration) // period
+    for needed, waiter in stream_state.waiters:
         if not _is_in(waiter, block):
-            times = min(times, (needed - 1 - lane.done) // (period * len(lane.actions)))
+            times = min(times, (needed - 1 - stream_state.done) // (period * len(stream_state.actions)))
     return times

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from simoffload.documents import looked_up
+from simoffload.documents import file_errors
 from simoffload.errors import InputError, Problem
 
 __all__ = ["BenchmarkFile", "Fields", "finite"]
@@ -31,7 +31,7 @@ class BenchmarkFile(NamedTuple):
     def read(cls, path: str | Path) -> BenchmarkFile:
         """Raises InputError for what is no readable text, or larger than 20 MB."""
         source = cls(str(path), "", datetime.date.min)
-        with looked_up(path):
+        with file_errors(path):
             try:
                 status = Path(path).stat()
             except FileNotFoundError:

@@ -107,13 +107,13 @@ def _tuned(file: BenchmarkFile, line: int) -> _Settings:
     threads = "num_threads" if "num_threads" in aio.data else "intra_op_parallelism"
     default = _Settings()
     return _Settings(
-        _whole(aio, "block_size", default.block),
-        _whole(aio, "queue_depth", default.queue_depth),
-        _whole(aio, threads, default.jobs),
+        _integer(aio, "block_size", default.block),
+        _integer(aio, "queue_depth", default.queue_depth),
+        _integer(aio, threads, default.jobs),
     )
 
 
-def _whole(aio: Fields, name: str, default: int) -> int:
+def _integer(aio: Fields, name: str, default: int) -> int:
     text = aio.text(name, str(default))
     match = re.fullmatch("([1-9][0-9]{0,11})([KM]?)", text)
     if match is None:

@@ -28,7 +28,7 @@ class _Row(NamedTuple):
     line: int
     cells: dict[str, str]
 
-    def whole(self, name: str, default: int = 1) -> int:
+    def positive_integer(self, name: str, default: int = 1) -> int:
         """A number above 0; ``default`` if the cell is empty or missing."""
         text = self.cells.get(name, "").strip()
         if not text:
@@ -105,8 +105,8 @@ def _phase(row: _Row) -> list[StorageMeasurement]:
     measured = StorageMeasurement(
         operation=operation,
         block=_block(row),
-        queue_depth=row.whole("IO depth"),
-        jobs=row.whole("threads") * row.whole("hosts"),
+        queue_depth=row.positive_integer("IO depth"),
+        jobs=row.positive_integer("threads") * row.positive_integer("hosts"),
         rate=round(rate * _MIB),
         latency=latency * 1e-6 if latency else None,
         direct=row.flag("direct IO"),
@@ -120,7 +120,7 @@ def _phase(row: _Row) -> list[StorageMeasurement]:
 
 
 def _block(row: _Row) -> int:
-    block = row.whole("block size", default=0)
+    block = row.positive_integer("block size", default=0)
     if not block:
         row.file.refuse(
             "missing; only runs with a block size can be imported", line=row.line, key="block size"

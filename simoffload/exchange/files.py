@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from simoffload.documents import exists, looked_up
+from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError, Problem
 
 __all__ = ["replacing"]
@@ -31,7 +31,7 @@ def replacing(path: str | Path) -> Iterator[TextIO]:
             yield file
         partial.replace(target)
     except OSError:
-        with looked_up(target, what="cannot be written"):
+        with file_errors(target, what="cannot be written"):
             raise
     finally:
         partial.unlink(missing_ok=True)

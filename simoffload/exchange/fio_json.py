@@ -70,12 +70,12 @@ def _job(fields: Fields, common: Fields) -> _Job | None:
     error = fields.number("error")
     if error:
         fields.refuse("error", f"the job ended with error {error:.0f}; its rates mean nothing, run it again")
-    moved = [one for one in ("read", "write") if fields.object(one).number("io_bytes")]
-    if len(moved) > 1:
+    directions = [one for one in ("read", "write") if fields.object(one).number("io_bytes")]
+    if len(directions) > 1:
         fields.refuse("read", "the job both read and wrote, so that neither rate stands alone; run two jobs")
-    if not moved:
+    if not directions:
         return None
-    operation: Operation = "read" if moved[0] == "read" else "write"
+    operation: Operation = "read" if directions[0] == "read" else "write"
     own = fields.object("job options")
     options = Fields(own.file, own.key, common.data | own.data)
     engine = options.text("ioengine", "psync")

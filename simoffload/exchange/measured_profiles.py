@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from simoffload.documents import parse_yaml, suggest, validate
 from simoffload.documents.choices import quoted
 from simoffload.errors import InputError, Problem, printable
+from simoffload.exchange.base_profile import base_profile
 from simoffload.exchange.ds_io import read_ds_io
 from simoffload.exchange.elbencho import read_elbencho
 from simoffload.exchange.fio_json import read_fio_json
-from simoffload.exchange.kept_numbers import kept_numbers
 from simoffload.exchange.measurements import CopyMeasurement, StorageMeasurement
 from simoffload.exchange.nvbandwidth import BUFFER, read_nvbandwidth
 from simoffload.hardware.library import KINDS, Library, is_path
@@ -97,7 +97,7 @@ def import_profile(
         text = _write({**_head(origin.document.data, findings, identifier, form), **numbers})
         return text, validate(parse_yaml(text, name=f"the profile {identifier}"), KINDS[kind])
 
-    kept = kept_numbers(origin, findings.numbers, lambda numbers: profile(numbers)[1])
+    kept = base_profile(origin, findings.numbers, lambda numbers: profile(numbers)[1])
     findings.warnings.extend(kept.warnings)
     text, _ = profile({**kept.data, **findings.numbers})
     return MeasuredProfile(
@@ -216,8 +216,8 @@ def _copies(copies: list[CopyMeasurement]) -> _Findings:
     if both:
         share = sum(busy[one] for one in both) / sum(alone[one] for one in both)
         used = [one for one in copies if one.direction in both]
-        told = f"bidirectional over single rates of {' and '.join(both)}, {_gpus(used)}"
-        numbers["both_ways"] = {"value": min(1.0, round(share, 4))} | _provenance(used, told)
+        source_text = f"bidirectional over single rates of {' and '.join(both)}, {_gpus(used)}"
+        numbers["both_ways"] = {"value": min(1.0, round(share, 4))} | _provenance(used, source_text)
     else:
         warnings.append(
             "no bidirectional test of a direction that was also measured alone: both_ways is not measured"
@@ -244,9 +244,9 @@ def _provenance(measured: Sequence[StorageMeasurement | CopyMeasurement], settin
 
 
 def _settings(runs: Iterable[StorageMeasurement]) -> str:
-    told = dict.fromkeys(_setting(run) for run in runs)
-    shown = " / ".join(list(told)[:_SHOWN])
-    return shown + (f" / and {len(told) - _SHOWN} more" if len(told) > _SHOWN else "")
+    source_text = dict.fromkeys(_setting(run) for run in runs)
+    shown = " / ".join(list(source_text)[:_SHOWN])
+    return shown + (f" / and {len(source_text) - _SHOWN} more" if len(source_text) > _SHOWN else "")
 
 
 def _setting(run: StorageMeasurement) -> str:

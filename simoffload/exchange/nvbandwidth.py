@@ -47,8 +47,8 @@ def read_nvbandwidth(path: str | Path, *, size: int = BUFFER) -> tuple[CopyMeasu
         report = top.object("nvbandwidth")
         version, cells = report.text("version"), _json_cells(report)
     else:
-        said = _VERSION.search(file.text)
-        version, cells = said[1] if said else "", _text_cells(file)
+        found_version = _VERSION.search(file.text)
+        version, cells = found_version[1] if found_version else "", _text_cells(file)
     found = tuple(
         _measured(file, cell, size, version.removeprefix("v")) for cell in cells if cell.text != "N/A"
     )
@@ -107,22 +107,22 @@ def _text_cells(file: BenchmarkFile) -> Iterator[_Cell]:
     """Cells of the matrices: a line of GPU numbers, then a line for each CPU that begins with its number."""
     test, gpus = "", list[int]()
     for number, line in enumerate(file.text.splitlines(), start=1):
-        words = line.split()
+        cells = line.split()
         if match := _RUNNING.fullmatch(line.strip()):
             test, gpus = match[1], []
-        elif not _TEST.fullmatch(test) or not words:
+        elif not _TEST.fullmatch(test) or not cells:
             continue
         elif line.lstrip().startswith("memcpy") and "GB/s" not in line:
             file.refuse("the matrix must be in GB/s", line=number)
-        elif not gpus and all(word.isdecimal() for word in words):
-            gpus = [int(word) for word in words]
-        elif gpus and words[0].isdecimal():
-            if len(words) != len(gpus) + 1:
+        elif not gpus and all(word.isdecimal() for word in cells):
+            gpus = [int(word) for word in cells]
+        elif gpus and cells[0].isdecimal():
+            if len(cells) != len(gpus) + 1:
                 file.refuse(
-                    f"the row has {len(words) - 1} cells for {len(gpus)} GPUs; unwrap it", line=number
+                    f"the row has {len(cells) - 1} cells for {len(gpus)} GPUs; unwrap it", line=number
                 )
-            yield from (_Cell(test, gpu, word, number, "") for gpu, word in zip(gpus, words[1:], strict=True))
-        elif words[0].startswith(("ERROR", "[ERROR")) or "CUDA_ERROR" in line:
+            yield from (_Cell(test, gpu, word, number, "") for gpu, word in zip(gpus, cells[1:], strict=True))
+        elif cells[0].startswith(("ERROR", "[ERROR")) or "CUDA_ERROR" in line:
             file.refuse(f"{test} failed; run it again", line=number)
         else:
             # Titles stand before the matrix; anything after it ends it.

@@ -24,12 +24,12 @@ def scenario_text(tree: Mapping[str, Any]) -> str:
 
 def pasteable(config: Any) -> str:
     """A ds_config as JSON; whole numbers that were written as 4e9 stand as DeepSpeed's own would."""
-    return json.dumps(_whole(config), indent=2) + "\n"
+    return json.dumps(_complete(config), indent=2) + "\n"
 
 
-def _whole(node: Any) -> Any:
+def _complete(node: Any) -> Any:
     if isinstance(node, Mapping):
-        return {key: _whole(value) for key, value in node.items()}
+        return {key: _complete(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [_whole(value) for value in node]
+        return [_complete(value) for value in node]
     return int(node) if isinstance(node, float) and node.is_integer() and abs(node) >= 1e3 else node

@@ -136,20 +136,20 @@ class Costs(Profile):
     def _fill_in(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping) or "date" not in raw:
             return raw
-        said = {
+        defaults = {
             "origin": raw.get("origin", "estimate"),
             "source": raw.get("source", raw.get("name", "the list of costs")),
             "date": raw["date"],
         }
-        return {key: _filled(node, said) if key in _SECTIONS else node for key, node in raw.items()}
+        return {key: _filled(node, defaults) if key in _SECTIONS else node for key, node in raw.items()}
 
 
-def _filled(node: Any, said: Mapping[str, Any]) -> Any:
+def _filled(node: Any, defaults: Mapping[str, Any]) -> Any:
     """The same tree with origin, source and date at every bare value."""
     if isinstance(node, Mapping):
         if "value" in node:
-            return {**said, **node}
-        return {key: _filled(child, said) for key, child in node.items()}
+            return {**defaults, **node}
+        return {key: _filled(child, defaults) for key, child in node.items()}
     if isinstance(node, int | float | str) and not isinstance(node, bool):
-        return {"value": node, **said}
+        return {"value": node, **defaults}
     return node

@@ -10,7 +10,7 @@ from pydantic import Field
 from simoffload.documents import Document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.library import ProfileInput
-from simoffload.hardware.place import Place
+from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import Attachment, PlatformProfile, StorageTier, name_fault
 from simoffload.hardware.quantities import Frozen, Identifier, Name, Reference
 
@@ -18,7 +18,7 @@ __all__ = ["Equipment", "Parts"]
 
 _SECTION = "equipment"
 _WIRED = ("nics", "tiers")
-_WHOLE = ("host", "accelerator")
+_SINGLE_SECTIONS = ("host", "accelerator")
 
 
 class Parts(Frozen):
@@ -54,35 +54,35 @@ class Equipment(NamedTuple):
         """The platform with the parts in it; InputError for names that something else has."""
         parts = self.parts
         changes = {key: {**getattr(platform, key), **getattr(parts, key)} for key in _WIRED}
-        changes |= {key: getattr(parts, key) for key in _WHOLE if getattr(parts, key)}
+        changes |= {key: getattr(parts, key) for key in _SINGLE_SECTIONS if getattr(parts, key)}
         equipped = platform.model_copy(update=changes)
         problems = list(self._misnamed(equipped.names))
         if problems:
             raise InputError(problems)
         return equipped
 
-    def place(self, keys: tuple[str | int, ...]) -> Place | None:
+    def place(self, keys: tuple[str | int, ...]) -> DocumentLocation | None:
         """Where the entry of the platform is written if that is here; None if it is the platform's own."""
         section, *inner = keys
         given = getattr(self.parts, str(section), None) or ()
-        here = bool(given) if section in _WHOLE else bool(inner) and inner[0] in given
-        return Place(self.document, (_SECTION, *keys)) if here else None
+        here = bool(given) if section in _SINGLE_SECTIONS else bool(inner) and inner[0] in given
+        return DocumentLocation(self.document, (_SECTION, *keys)) if here else None
 
-    def cables(self) -> dict[str, tuple[str, Place]]:
+    def cables(self) -> dict[str, tuple[str, DocumentLocation]]:
         """By the id of a cable, the one taken instead and where that is written."""
         return {
-            cable: (other, Place(self.document, (_SECTION, "pcie", cable)))
+            cable: (other, DocumentLocation(self.document, (_SECTION, "pcie", cable)))
             for cable, other in self.parts.pcie.items()
         }
 
     def inputs(self, platform: str) -> Iterator[ProfileInput]:
         """The parts as lines of the inputs of a platform."""
         parts = self.parts
-        said = {key: getattr(parts, key) for key in _WHOLE if getattr(parts, key)}
-        said |= {f"nics.{name}": f"{nic.profile} at {nic.at}" for name, nic in parts.nics.items()}
-        said |= {f"tiers.{name}": _wiring(tier) for name, tier in parts.tiers.items()}
-        said |= {f"pcie.{cable}": other for cable, other in parts.pcie.items()}
-        for key, text in said.items():
+        given = {key: getattr(parts, key) for key in _SINGLE_SECTIONS if getattr(parts, key)}
+        given |= {f"nics.{name}": f"{nic.profile} at {nic.at}" for name, nic in parts.nics.items()}
+        given |= {f"tiers.{name}": _wiring(tier) for name, tier in parts.tiers.items()}
+        given |= {f"pcie.{cable}": other for cable, other in parts.pcie.items()}
+        for key, text in given.items():
             yield ProfileInput(platform, key, text, "estimate", "equipment of the scenario", "")
 
     def _misnamed(self, names: tuple[str, ...]) -> Iterator[Problem]:
@@ -90,7 +90,7 @@ class Equipment(NamedTuple):
             for name in getattr(self.parts, key):
                 fault = name_fault(name, names)
                 if fault:
-                    yield Place(self.document, (_SECTION, key, name)).problem(fault, at_key=True)
+                    yield DocumentLocation(self.document, (_SECTION, key, name)).problem(fault, at_key=True)
 
 
 def _wiring(tier: StorageTier) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from simoffload.documents import (
     SUFFIXES,
     Document,
-    looked_up,
+    file_errors,
     quoted,
     read_document,
     resolved,
@@ -23,7 +23,7 @@ from simoffload.documents import (
 from simoffload.errors import InputError
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.costs import Costs
-from simoffload.hardware.place import Place
+from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
@@ -136,12 +136,12 @@ class Library:
         self._folders: list[Path] = [*((root,) if root else ()), shipped_folder("hardware_profiles")]
         self._files = _Files()
         self._changes: Changes | None = None
-        self._cables: Mapping[str, tuple[str, Place]] = {}
+        self._cables: Mapping[str, tuple[str, DocumentLocation]] = {}
         self._asked: dict[str, None] = {}  # ids of cables, those not taken included
         self._read: dict[Path, Entry] = {}
 
     def view(
-        self, changes: Changes | None = None, cables: Mapping[str, tuple[str, Place]] | None = None
+        self, changes: Changes | None = None, cables: Mapping[str, tuple[str, DocumentLocation]] | None = None
     ) -> Library:
         """A library of the same files in which nothing was used yet and ``changes`` are made to what is.
 
@@ -196,7 +196,7 @@ class Library:
         """``kind/id`` of every profile, by the names of the files."""
         return {f"{kind}/{path.stem}" for kind in KINDS for path in self._files_of(kind)}
 
-    def find(self, reference: str, kinds: tuple[str, ...], written: Place | None = None) -> Entry:
+    def find(self, reference: str, kinds: tuple[str, ...], written: DocumentLocation | None = None) -> Entry:
         """Read the profile that ``reference`` names.
 
         ``reference`` is an id, or the path of a file: relative to the file in which it is ``written``, else
@@ -206,7 +206,7 @@ class Library:
         with written.referring() if written else nullcontext():
             return self.read(self._found(reference, kinds, written), kinds, written)
 
-    def slot(self, reference: str, written: Place) -> Pcie:
+    def slot(self, reference: str, written: DocumentLocation) -> Pcie:
         """The generation of a slot, or of a cable between switches: the one taken instead if there is one.
 
         Raises what :meth:`find` raises.
@@ -220,13 +220,13 @@ class Library:
         assert isinstance(profile, Pcie)
         return profile
 
-    def _found(self, reference: str, kinds: tuple[str, ...], written: Place | None) -> Path:
+    def _found(self, reference: str, kinds: tuple[str, ...], written: DocumentLocation | None) -> Path:
         key = (reference, kinds, str(written.folder) if written and is_path(reference) else "")
         if key not in self._files.found:
             self._files.found[key] = self._locate(reference, kinds, written)
         return self._files.found[key]
 
-    def _locate(self, reference: str, kinds: tuple[str, ...], written: Place | None) -> Path:
+    def _locate(self, reference: str, kinds: tuple[str, ...], written: DocumentLocation | None) -> Path:
         if is_path(reference):
             return self._within(reference, written)
         if _ID.fullmatch(reference):
@@ -239,7 +239,7 @@ class Library:
         hint = suggest(reference, known) or f"; known: {', '.join(known)}"
         raise _error(f"there is no {_either(kinds)} {quoted(reference)}{hint}", written)
 
-    def read(self, path: Path, kinds: tuple[str, ...], written: Place | None = None) -> Entry:
+    def read(self, path: Path, kinds: tuple[str, ...], written: DocumentLocation | None = None) -> Entry:
         """Read and check one file, which must hold a profile of one of ``kinds``."""
         original = self._entry(path)
         where = self._files.real[path]
@@ -248,7 +248,7 @@ class Library:
         entry = self._read[where]
         if entry.use.kind not in kinds:
             message = f"{entry.use.path} is a profile of kind {entry.use.kind}, not {_either(kinds)}"
-            raise _error(message, written or Place(entry.document, ("kind",)))
+            raise _error(message, written or DocumentLocation(entry.document, ("kind",)))
         return entry
 
     def _entry(self, path: Path) -> Entry:
@@ -299,9 +299,9 @@ class Library:
         document = read_document(path)
         kind = document.data.get("kind") if isinstance(document.data, dict) else None
         if not isinstance(kind, str) or kind not in KINDS:
-            raise Place(document, ("kind",)).error(_unknown_kind(kind))
+            raise DocumentLocation(document, ("kind",)).error(_unknown_kind(kind))
         profile = validate(document, KINDS[kind])
-        with looked_up(path):
+        with file_errors(path):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
         use = ProfileUse(profile.id, kind, self._name(path), digest)
         return Entry(profile, document, use)
@@ -319,7 +319,7 @@ class Library:
         """Whether a file of the user's folder lies there, and not only a link to it."""
         return folder != self.root or resolved(path).is_relative_to(resolved(folder))
 
-    def _within(self, reference: str, written: Place | None) -> Path:
+    def _within(self, reference: str, written: DocumentLocation | None) -> Path:
         """The file of a relative reference, unless it lies outside of the user's folder."""
         folder = written.folder if written else self.root or Path()
         path, boundary = folder / reference, self.root or folder
@@ -334,7 +334,7 @@ class Library:
         return str(path)
 
 
-def _error(message: str, written: Place | None) -> InputError:
+def _error(message: str, written: DocumentLocation | None) -> InputError:
     return written.error(message) if written else InputError.at("", message)
 
 

@@ -18,10 +18,10 @@ from simoffload.hardware.platform import CPU
 from simoffload.hardware.profiles import Host, Nic
 from simoffload.hardware.targets import (
     STORAGE_KINDS,
-    Plug,
+    PcieLink,
     Target,
     adapter_rate,
-    plug,
+    pcie_link,
     resolve_target,
 )
 from simoffload.units import format_bytes, format_rate
@@ -42,31 +42,31 @@ def overruns(platform: Platform, tiers: Collection[str], *, nodes: int) -> tuple
     wired = {name: platform.profile.tiers[name] for name in used}
     adapters = {nic for tier in wired.values() for nic in tier.through or ()}
     adapters |= set(platform.profile.network if nodes > 1 else ())
-    told: list[str] = []
+    warnings_: list[str] = []
     for name, target in used.items():
         if (at := wired[name].at) is not None:
-            told += _target(name, target, _slots(platform, target, at))
-            told += _shared_cables(platform, name, target, at)
+            warnings_ += _target(name, target, _slots(platform, target, at))
+            warnings_ += _shared_cables(platform, name, target, at)
         else:
-            told += _target(name, target)
-            told += _client(platform, name, target, wired[name].through or (), nodes)
+            warnings_ += _target(name, target)
+            warnings_ += _client(platform, name, target, wired[name].through or (), nodes)
     for name in sorted(adapters):
-        told += _adapter(name, platform.nics[name][0], platform.nic_plug(name))
-    return tuple(dict.fromkeys(told))
+        warnings_ += _adapter(name, platform.nics[name][0], platform.nic_pcie_link(name))
+    return tuple(dict.fromkeys(warnings_))
 
 
 def profile_warnings(library: Library, entry: Entry) -> tuple[str, ...]:
     """The same of one profile by itself, and what is wrong with a host's memory; what it refers to is not
     looked for where it is not found."""
-    profile, told = entry.profile, list[str]()
+    profile, warnings_ = entry.profile, list[str]()
     if isinstance(profile, Host):
-        told += memory_warnings(profile, entry.inputs())
+        warnings_ += memory_warnings(profile, entry.inputs())
     with suppress(InputError):
         if isinstance(profile, Nic):
-            told += _adapter(profile.id, profile, plug(library, profile.pcie, entry, "pcie"))
+            warnings_ += _adapter(profile.id, profile, pcie_link(library, profile.pcie, entry, "pcie"))
         elif entry.use.kind in STORAGE_KINDS:
-            told += _target(profile.id, resolve_target(library, entry))
-    return tuple(told)
+            warnings_ += _target(profile.id, resolve_target(library, entry))
+    return tuple(warnings_)
 
 
 def memory_warnings(host: Host, inputs: Iterable[ProfileInput]) -> Iterator[str]:
@@ -74,27 +74,29 @@ def memory_warnings(host: Host, inputs: Iterable[ProfileInput]) -> Iterator[str]
     has, most = host.memory_capacity.value, host.memory_maximum
     if most is not None and has > most.value:
         size, limit = format_bytes(has, binary=True), format_bytes(most.value, binary=True)
-        said = f"host/{host.id}: memory_capacity {size} is more than its board takes, memory_maximum {limit}"
-        yield f"{said}; lower it, or set memory_maximum of a board that takes it"
+        message = (
+            f"host/{host.id}: memory_capacity {size} is more than its board takes, memory_maximum {limit}"
+        )
+        yield f"{message}; lower it, or set memory_maximum of a board that takes it"
     for line in inputs:
         if line.key == "memory_capacity" and (found := _DECIMAL.fullmatch(line.text)):
-            said = f"host/{line.profile}: memory_capacity {line.text} counts in powers of ten"
-            yield f"{said}; memory modules of so many GB hold GiB: write {found[1]} {found[2]}iB for those"
+            message = f"host/{line.profile}: memory_capacity {line.text} counts in powers of ten"
+            yield f"{message}; memory modules of so many GB hold GiB: write {found[1]} {found[2]}iB for those"
 
 
-def _target(name: str, target: Target, slots: Collection[tuple[str, Plug]] = ()) -> Iterator[str]:
+def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] = ()) -> Iterator[str]:
     """Drives behind the cables of their slots, or a server behind its ports.
 
     ``slots`` are those of local drives, each with where it is; without them the drives' own side counts.
     """
-    if target.drive is not None and target.plug is not None:
+    if target.drive is not None and target.pcie_link is not None:
         drive = target.drive
-        for where, slot in slots or [("", target.plug)]:
+        for where, slot in slots or [("", target.pcie_link)]:
             rates = {"reads": drive.read.value, "writes": drive.write.value}
             device = f"{name}: {drive.id}"
-            link, todo = f"its slot{where} ({slot.words})", f"check read, write and pcie of drive/{drive.id}"
-            if slot.pcie is not target.plug.pcie:
-                todo = f"it needs {target.plug.pcie.name}, which the slot does not have"
+            link, todo = f"its slot{where} ({slot.label})", f"check read, write and pcie of drive/{drive.id}"
+            if slot.pcie is not target.pcie_link.pcie:
+                todo = f"it needs {target.pcie_link.pcie.name}, which the slot does not have"
             yield from _above(device, rates, link, slot.payload_rate, todo)
     elif target.ports is not None:
         ports = target.ports
@@ -104,17 +106,17 @@ def _target(name: str, target: Target, slots: Collection[tuple[str, Plug]] = ())
         yield from _above(device, {"reads": ports.read, "writes": ports.write}, link, ports.total, todo)
 
 
-def _adapter(name: str, nic: Nic, slot: Plug) -> Iterator[str]:
+def _adapter(name: str, nic: Nic, slot: PcieLink) -> Iterator[str]:
     """An adapter behind its slot."""
     todo = "take a wider or newer slot (pcie), or count on that"
-    link = f"its slot ({slot.words})"
+    link = f"its slot ({slot.label})"
     yield from _above(f"{name}: {nic.id}", {"carries": nic.achieved.value}, link, slot.payload_rate, todo)
 
 
-def _slots(platform: Platform, target: Target, at: tuple[str, ...]) -> list[tuple[str, Plug]]:
+def _slots(platform: Platform, target: Target, at: tuple[str, ...]) -> list[tuple[str, PcieLink]]:
     """The slowest slots of the drives."""
-    assert target.plug is not None
-    found = {vertex: target.plug.within(platform.slots[vertex]) for vertex in at[: target.drives]}
+    assert target.pcie_link is not None
+    found = {vertex: target.pcie_link.within(platform.slots[vertex]) for vertex in at[: target.drives]}
     least = min(one.payload_rate for one in found.values())
     return next([(f" at {vertex}", one)] for vertex, one in found.items() if one.payload_rate == least)
 
@@ -128,13 +130,13 @@ def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str,
             drives[vertex] += 1
             vertex = switches[vertex].to
     for switch, number in drives.items():
-        plug = platform.switch(switch)
+        pcie_link = platform.switch(switch)
         read, write = (one.rate * number // target.drives for one in (target.read, target.write))
         device, todo = f"{name}: what lies behind {switch}", "spread its drives over more vertices (at)"
-        link, lanes = f"the cable of {switch} ({plug.words})", plug.lanes
-        told = [*_above(device, {"reads": read}, link, plug.pcie.up_rate(lanes), todo)]
-        told += _above(device, {"writes": write}, link, plug.pcie.down_rate(lanes), todo)
-        yield from told[:1]
+        link, lanes = f"the cable of {switch} ({pcie_link.label})", pcie_link.lanes
+        warnings_ = [*_above(device, {"reads": read}, link, pcie_link.pcie.up_rate(lanes), todo)]
+        warnings_ += _above(device, {"writes": write}, link, pcie_link.pcie.down_rate(lanes), todo)
+        yield from warnings_[:1]
 
 
 def _client(
@@ -145,7 +147,7 @@ def _client(
     if ports is None:
         return  # a filesystem is for more hosts than these
     # Transfers are striped in equal parts: the slowest adapter decides.
-    slowest = min(adapter_rate(platform.nics[nic][0], platform.nic_plug(nic)) for nic in through)
+    slowest = min(adapter_rate(platform.nics[nic][0], platform.nic_pcie_link(nic)) for nic in through)
     adapters, hosts = nodes * len(through) * slowest, f" of {nodes} hosts" if nodes > 1 else ""
     link = f"the adapters to it ({', '.join(through)}{hosts})"
     todo = "give the tier more of them (through), or faster ones"

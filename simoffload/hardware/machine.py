@@ -8,15 +8,15 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
+from simoffload.hardware.device_groups import DeviceGroup
 from simoffload.hardware.library import ProfileInput, ProfileUse
-from simoffload.hardware.parts import Part
 from simoffload.hardware.paths import Graph, Load, Path, Resource, Tier
 from simoffload.hardware.profiles import Accelerator, Host
 from simoffload.hardware.quantities import Curve
 from simoffload.hardware.storage import Service
-from simoffload.hardware.targets import Plug, Target, slowest
+from simoffload.hardware.targets import PcieLink, Target, slowest
 
-__all__ = ["Access", "Entrance", "Machine", "Wiring"]
+__all__ = ["Ingress", "Machine", "StorageAccess", "Topology"]
 
 _PAGEABLE_TRAFFIC = 3
 """Bytes of host memory traffic per byte copied: the CPU reads and writes a staging buffer, then DMA reads."""
@@ -24,7 +24,7 @@ _STAGED_TRAFFIC = 2
 """Bytes per byte that goes from GPU to GPU by way of host memory: written once and read once."""
 
 
-class Entrance(NamedTuple):
+class Ingress(NamedTuple):
     """Where a part of a storage target's bytes come into a host."""
 
     vertex: str
@@ -34,20 +34,20 @@ class Entrance(NamedTuple):
     outward: tuple[int, ...]
 
 
-class Access(NamedTuple):
+class StorageAccess(NamedTuple):
     """A storage target as one host sees it."""
 
-    entrances: tuple[Entrance, ...]
-    reading: tuple[int, ...]
+    ingresses: tuple[Ingress, ...]
+    read_resources: tuple[int, ...]
     """Resources that every byte read crosses: the array or the server, what a client can have in flight."""
-    writing: tuple[int, ...]
+    write_resources: tuple[int, ...]
     both: tuple[int, ...] = ()
     """Resource of drives that share their time between reads and writes, in units of bytes read."""
     write_share: Fraction = Fraction(1)
     """Bytes that could have been read in the time in which one is written."""
 
 
-class Wiring(NamedTuple):
+class Topology(NamedTuple):
     """The built topology."""
 
     graph: Graph
@@ -63,17 +63,17 @@ class Wiring(NamedTuple):
     """For each host, resources (in, out) of the adapters between hosts."""
     network_latency: float
     """[s] one way between hosts."""
-    gpu_plugs: tuple[Plug, ...]
+    gpu_pcie_links: tuple[PcieLink, ...]
     """How each GPU of a host works in its slot."""
     targets: dict[str, Target]
     """For each storage tier, what it is."""
-    access: dict[str, tuple[Access, ...]]
+    access: dict[str, tuple[StorageAccess, ...]]
     """For each storage tier, its access from each host."""
 
     @property
-    def gpu_plug(self) -> Plug:
+    def gpu_pcie_link(self) -> PcieLink:
         """That of the GPU in the slowest slot, which others wait for."""
-        return slowest(self.gpu_plugs)
+        return slowest(self.gpu_pcie_links)
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Machine:
     profiles: tuple[ProfileUse, ...]
     """The files that it was built from."""
     numbers: tuple[ProfileInput, ...] = field(repr=False)
-    lay: Callable[[], tuple[tuple[Resource, ...], Wiring]] = field(repr=False, compare=False)
+    build_topology: Callable[[], tuple[tuple[Resource, ...], Topology]] = field(repr=False, compare=False)
     """Lays the cables, which takes a while with a thousand hosts: what fits is known without them."""
-    count: Callable[[], tuple[Part, ...]] = field(repr=False, compare=False)
+    count: Callable[[], tuple[DeviceGroup, ...]] = field(repr=False, compare=False)
     """Counts the parts."""
     overruns: Callable[[Collection[str]], tuple[str, ...]] = field(repr=False, compare=False)
     """Says which devices, those of some tiers and of none, are faster than the links that they are behind."""
@@ -101,23 +101,23 @@ class Machine:
     of their drives."""
 
     @cached_property
-    def _laid(self) -> tuple[tuple[Resource, ...], Wiring]:
-        return self.lay()
+    def _built_topology(self) -> tuple[tuple[Resource, ...], Topology]:
+        return self.build_topology()
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[DeviceGroup, ...]:
         """What it is made of, with the storage that its hosts share."""
         return self.count()
 
     @property
     def resources(self) -> tuple[Resource, ...]:
         """What its transfers share."""
-        return self._laid[0]
+        return self._built_topology[0]
 
     @property
-    def wiring(self) -> Wiring:
+    def topology(self) -> Topology:
         """The built topology."""
-        return self._laid[1]
+        return self._built_topology[1]
 
     @property
     def gpus_per_node(self) -> int:
@@ -154,7 +154,7 @@ class Machine:
         The host's memory rate is what transfers of GPUs reach together; where its CPUs were seen to reach
         more, a byte of theirs takes less of it.
         """
-        memory = self.wiring.memories[self._node(gpu)]
+        memory = self.topology.memories[self._node(gpu)]
         share = min(Fraction(1), Fraction(self.host.memory_rate, self.host.cpu_optimizer.limit.value))
         return Path(f"CPU of gpu{gpu}", ((memory, share),), 0.0, Curve.flat(rate))
 
@@ -163,17 +163,17 @@ class Machine:
 
         Raises KeyError if ``tier`` is no storage tier.
         """
-        wiring, node = self.wiring, self._node(gpu)
-        target, access = wiring.targets[tier], wiring.access[tier][node]
-        end = wiring.gpus[gpu] if gds else wiring.cpus[node]
+        topology, node = self.topology, self._node(gpu)
+        target, access = topology.targets[tier], topology.access[tier][node]
+        end = topology.gpus[gpu] if gds else topology.cpus[node]
         load = Load()
-        load.put(access.reading)
+        load.put(access.read_resources)
         load.put(access.both)
-        for entrance in access.entrances:
-            load.put(entrance.inward, entrance.share)
-            load.put(wiring.graph.route(entrance.vertex, end), entrance.share)
+        for ingress in access.ingresses:
+            load.put(ingress.inward, ingress.share)
+            load.put(topology.graph.route(ingress.vertex, end), ingress.share)
         if not gds:
-            load.put((wiring.memories[node],))
+            load.put((topology.memories[node],))
         return _storage_path(f"{tier} to {end}", load, target.read, target.read_transfer, target)
 
     def storage_write(self, tier: str, gpu: int, *, gds: bool = False) -> Path:
@@ -181,17 +181,17 @@ class Machine:
 
         Raises KeyError if ``tier`` is no storage tier.
         """
-        wiring, node = self.wiring, self._node(gpu)
-        target, access = wiring.targets[tier], wiring.access[tier][node]
-        start = wiring.gpus[gpu] if gds else wiring.cpus[node]
+        topology, node = self.topology, self._node(gpu)
+        target, access = topology.targets[tier], topology.access[tier][node]
+        start = topology.gpus[gpu] if gds else topology.cpus[node]
         load = Load()
-        load.put(access.writing)
+        load.put(access.write_resources)
         load.put(access.both, access.write_share)
-        for entrance in access.entrances:
-            load.put(entrance.outward, entrance.share)
-            load.put(wiring.graph.route(start, entrance.vertex), entrance.share)
+        for ingress in access.ingresses:
+            load.put(ingress.outward, ingress.share)
+            load.put(topology.graph.route(start, ingress.vertex), ingress.share)
         if not gds:
-            load.put((wiring.memories[node],))
+            load.put((topology.memories[node],))
         return _storage_path(f"{start} to {tier}", load, target.write, target.write_transfer, None)
 
     def gather(self, gpu: int, ranks: int) -> Path:
@@ -205,17 +205,17 @@ class Machine:
         """
         if not 0 <= gpu < ranks <= self.gpus or ranks < 2:
             raise ValueError(f"no all-gather to GPU {gpu} among {ranks} of {self.gpus} GPU(s)")
-        wiring, before = self.wiring, (gpu - 1) % ranks
+        topology, before = self.topology, (gpu - 1) % ranks
         load = Load()
-        link = self.accelerator.interconnect if wiring.ports else None
-        slot = wiring.gpu_plug
+        link = self.accelerator.interconnect if topology.ports else None
+        slot = topology.gpu_pcie_link
         curve = Curve.flat(link.rate) if link else slot.pcie.copy_curve(to_device=True, lanes=slot.lanes)
         latency = link.latency.value if link else slot.pcie.latency.value
         if link:
-            load.put((wiring.ports[before][1], wiring.ports[gpu][0]))
+            load.put((topology.ports[before][1], topology.ports[gpu][0]))
         if self._node(before) != self._node(gpu):
             self._cross_network(load, self._node(before), self._node(gpu))
-            latency += wiring.network_latency
+            latency += topology.network_latency
         elif not link:
             self._cross_pcie(load, before, gpu)
         return Path(f"all-gather to gpu{gpu}", load.hops(), latency, curve)
@@ -226,18 +226,18 @@ class Machine:
         return gpu // self.gpus_per_node
 
     def _copy(self, gpu: int, *, to_device: bool, pinned: bool) -> Path:
-        wiring, node = self.wiring, self._node(gpu)
-        plug = wiring.gpu_plugs[gpu % self.gpus_per_node]
-        cpu, device = wiring.cpus[node], wiring.gpus[gpu]
+        topology, node = self.topology, self._node(gpu)
+        pcie_link = topology.gpu_pcie_links[gpu % self.gpus_per_node]
+        cpu, device = topology.cpus[node], topology.gpus[gpu]
         start, end = (cpu, device) if to_device else (device, cpu)
-        curve = plug.pcie.copy_curve(to_device=to_device, lanes=plug.lanes)
+        curve = pcie_link.pcie.copy_curve(to_device=to_device, lanes=pcie_link.lanes)
         if not pinned:
-            curve = curve.lower(Curve(plug.pcie.pageable.points))
+            curve = curve.lower(Curve(pcie_link.pcie.pageable.points))
         load = Load()
-        load.put(wiring.graph.route(start, end))
-        load.put((wiring.memories[node],), self._memory_traffic(to_device=to_device, pinned=pinned))
+        load.put(topology.graph.route(start, end))
+        load.put((topology.memories[node],), self._memory_traffic(to_device=to_device, pinned=pinned))
         name = f"{start} to {end}" if pinned else f"{start} to {end}, pageable"
-        return Path(name, load.hops(), plug.pcie.latency.value, curve)
+        return Path(name, load.hops(), pcie_link.pcie.latency.value, curve)
 
     def _memory_traffic(self, *, to_device: bool, pinned: bool) -> Fraction:
         """Bytes of host memory's rate that a copied byte takes."""
@@ -251,16 +251,16 @@ class Machine:
         return Fraction(measured.value).limit_denominator(100) if measured else Fraction(counted)
 
     def _cross_pcie(self, load: Load, before: int, gpu: int) -> None:
-        wiring, node = self.wiring, self._node(gpu)
-        start, end, cpu = wiring.gpus[before], wiring.gpus[gpu], wiring.cpus[node]
-        load.put(wiring.graph.route(start, end))
-        if wiring.graph.passes(cpu, start=start, end=end):
-            load.put((wiring.memories[node],), _STAGED_TRAFFIC)
+        topology, node = self.topology, self._node(gpu)
+        start, end, cpu = topology.gpus[before], topology.gpus[gpu], topology.cpus[node]
+        load.put(topology.graph.route(start, end))
+        if topology.graph.passes(cpu, start=start, end=end):
+            load.put((topology.memories[node],), _STAGED_TRAFFIC)
 
     def _cross_network(self, load: Load, sender: int, receiver: int) -> None:
         """Put one byte, in equal parts, on the adapters of both hosts."""
         for node, direction in ((sender, 1), (receiver, 0)):
-            ports = self.wiring.networks[node]
+            ports = self.topology.networks[node]
             load.put((port[direction] for port in ports), Fraction(1, len(ports)))
 
 

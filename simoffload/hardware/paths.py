@@ -75,7 +75,7 @@ class Path:
 
 Hops = tuple[tuple[int, Fraction], ...]
 
-_WHOLE = Fraction(1)
+_FULL_SHARE = Fraction(1)
 
 
 class Resources:
@@ -100,7 +100,7 @@ class Load:
     def __init__(self) -> None:
         self._on: dict[int, Fraction] = {}
 
-    def put(self, resources: Iterable[int], share: Fraction | int = _WHOLE) -> None:
+    def put(self, resources: Iterable[int], share: Fraction | int = _FULL_SHARE) -> None:
         """Add ``share`` bytes to each of ``resources``."""
         share = share if isinstance(share, Fraction) else Fraction(share)
         for index in resources:

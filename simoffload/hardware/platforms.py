@@ -12,16 +12,16 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
-from simoffload.hardware.place import Place
+from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.targets import (
     LINKED_KINDS,
     LOCAL_KINDS,
     STORAGE_KINDS,
-    Plug,
+    PcieLink,
     Target,
-    plug,
+    pcie_link,
     resolve_target,
 )
 from simoffload.hardware.topology import Platform
@@ -96,7 +96,7 @@ class _Loader:
         accelerator_entry = self._try(
             lambda: self._entry_of(platform.accelerator, ("accelerator",), "accelerator")
         )
-        gpu_plug = accelerator_entry and self._try(lambda: self._gpu_plug(accelerator_entry))
+        gpu_pcie_link = accelerator_entry and self._try(lambda: self._gpu_pcie_link(accelerator_entry))
         nics = {name: self._nic(name) for name in platform.nics}
         targets = {name: self._target(name, tier) for name, tier in platform.tiers.items()}
         self._check_wiring()
@@ -107,24 +107,24 @@ class _Loader:
         if (
             self._problems
             or not isinstance(host, Host)
-            or gpu_plug is None
+            or gpu_pcie_link is None
             or not isinstance(accelerator, Accelerator)
         ):
             raise InputError(sorted(self._problems, key=self._order))
         entries = self._library.entries()
-        said = [entry.inputs() for entry in entries]
+        stated = [entry.inputs() for entry in entries]
         added = self._equipment.inputs(platform.id) if self._equipment else ()
         return Platform(
             profile=platform,
             host=host,
             accelerator=accelerator,
-            gpu=gpu_plug,
+            gpu=gpu_pcie_link,
             slots=slots,
             nics={name: found for name, found in nics.items() if found},
             targets={name: found for name, found in targets.items() if found},
             profiles=tuple(entry.use for entry in entries),
-            inputs=tuple(line for lines in (*said, added) for line in lines),
-            remarks=tuple(self._no_faster(slots, gpu_plug, accelerator.id)),
+            inputs=tuple(line for lines in (*stated, added) for line in lines),
+            remarks=tuple(self._no_faster(slots, gpu_pcie_link, accelerator.id)),
         )
 
     def _order(self, problem: Problem) -> tuple[bool, str, int, int]:
@@ -134,10 +134,10 @@ class _Loader:
 
     # -- references -----------------------------------------------------------------------------
 
-    def _at(self, *keys: str | int) -> Place:
+    def _at(self, *keys: str | int) -> DocumentLocation:
         """Where an entry of the platform is written: in its file, or where equipment is."""
         added = self._equipment.place(keys) if self._equipment else None
-        return added or Place(self._entry.document, keys)
+        return added or DocumentLocation(self._entry.document, keys)
 
     def _try(self, action: Callable[[], T]) -> T | None:
         try:
@@ -149,12 +149,12 @@ class _Loader:
     def _entry_of(self, reference: str, kinds: tuple[str, ...], *keys: str | int) -> Entry:
         return self._library.find(reference, kinds, self._at(*keys))
 
-    def _gpu_plug(self, entry: Entry) -> Plug:
+    def _gpu_pcie_link(self, entry: Entry) -> PcieLink:
         accelerator = entry.profile
         assert isinstance(accelerator, Accelerator)
         if self._platform.gpu_links == "switched" and accelerator.interconnect is None:
             raise self._unlinked(accelerator)
-        return plug(self._library, accelerator.pcie, entry, "pcie")
+        return pcie_link(self._library, accelerator.pcie, entry, "pcie")
 
     def _unlinked(self, accelerator: Accelerator) -> InputError:
         added = self._equipment.place(("accelerator",)) if self._equipment else None
@@ -166,8 +166,12 @@ class _Loader:
     def _slots(self, host: Entry) -> dict[str, Pcie | None]:
         """The generation of the slots at each vertex; None where it is not known."""
         assert isinstance(host.profile, Host)
-        said = host.profile.slots
-        written = {} if said is None else {CPU: (said.value, Place(host.document, ("slots", "value")))}
+        stated = host.profile.slots
+        written = (
+            {}
+            if stated is None
+            else {CPU: (stated.value, DocumentLocation(host.document, ("slots", "value")))}
+        )
         for name, switch in self._platform.switches.items():
             written[name] = switch.pcie, self._at("switches", name, "pcie")
         found: dict[str, Pcie | None] = {CPU: None}
@@ -175,7 +179,7 @@ class _Loader:
             found[name] = self._try(functools.partial(self._library.slot, reference, place))
         return found
 
-    def _no_faster(self, slots: Mapping[str, Pcie | None], gpu: Plug, name: str) -> Iterator[str]:
+    def _no_faster(self, slots: Mapping[str, Pcie | None], gpu: PcieLink, name: str) -> Iterator[str]:
         """Where another generation in the slots by the scenario's equipment leaves the GPUs at their own."""
         under = [slots[vertex] for vertex in self._platform.gpus]
         for reference, place in self._equipment.cables().values() if self._equipment else ():
@@ -183,18 +187,18 @@ class _Loader:
             assert isinstance(taken, Pcie)
             if taken in under and gpu.pcie.protocol == "pcie" and gpu.pcie.is_slower(taken):
                 text = (
-                    f"{name} has {gpu.words} and stays at that in slots of {taken.name}; only the cables of "
+                    f"{name} has {gpu.label} and stays at that in slots of {taken.name}; only the cables of "
                     "switches, and drives and adapters of that generation, become faster"
                 )
                 yield str(place.problem(text))
 
-    def _nic(self, name: str) -> tuple[Nic, Plug] | None:
+    def _nic(self, name: str) -> tuple[Nic, PcieLink] | None:
         reference = self._platform.nics[name].profile
         entry = self._try(lambda: self._entry_of(reference, ("nic",), "nics", name, "profile"))
         if entry is None or not isinstance(entry.profile, Nic):
             return None
         nic = entry.profile
-        found = self._try(lambda: plug(self._library, nic.pcie, entry, "pcie"))
+        found = self._try(lambda: pcie_link(self._library, nic.pcie, entry, "pcie"))
         return (nic, found) if found else None
 
     def _target(self, name: str, tier: StorageTier) -> Target | None:
@@ -263,11 +267,11 @@ class _Loader:
                 message = f"{name} never leads to {CPU}: its way is a circle"
                 self._problems.append(self._at("switches", name, "to").problem(message))
         for name, tier in self._platform.tiers.items():
-            ways = tier.at or tuple(
+            at = tier.at or tuple(
                 self._platform.nics[nic].at for nic in tier.through or () if nic in self._platform.nics
             )
-            if lost.intersection(ways):
+            if lost.intersection(at):
                 message = (
-                    f"unreachable from {CPU}: {', '.join(sorted(lost.intersection(ways)))} leads in a circle"
+                    f"unreachable from {CPU}: {', '.join(sorted(lost.intersection(at)))} leads in a circle"
                 )
                 self._problems.append(self._at("tiers", name).problem(message))

@@ -136,8 +136,8 @@ class Drive(Profile):
     @field_validator("write_cache")
     @classmethod
     def _slower_after(cls, cache: WriteCache | None, info: ValidationInfo) -> WriteCache | None:
-        write, whole = info.data.get("write"), info.data.get("capacity")
-        if cache is None or write is None or whole is None:
+        write, capacity = info.data.get("write"), info.data.get("capacity")
+        if cache is None or write is None or capacity is None:
             return cache
         after, size = cache.rate_after.value, cache.capacity.value
         if after > write.value:
@@ -145,8 +145,8 @@ class Drive(Profile):
                 f"write_cache.rate_after {format_rate(after)} is above write {format_rate(write.value)}, the "
                 f"rate into the cache; lower it, or leave write_cache out where writing is sustained"
             )
-        if size >= whole.value:
-            has = format_bytes(whole.value)
+        if size >= capacity.value:
+            has = format_bytes(capacity.value)
             raise ValueError(f"write_cache.capacity {format_bytes(size)} is not below the drive's {has}")
         return cache
 
@@ -194,12 +194,12 @@ class Raid(Profile):
         """[B] for data."""
         return self.data_drives * drive.capacity.value
 
-    def reading(self, drive: Drive) -> Service:
+    def read_service(self, drive: Drive) -> Service:
         """All drives serve reads; a request streams from one of them."""
         rate = int(self.count * drive.read.value * self.read_efficiency.value)
         return Service(rate, drive.read_latency.value, drive.read.value, self.chunk.value, self.count)
 
-    def writing(self, drive: Drive, *, sustained: bool = False) -> Service:
+    def write_service(self, drive: Drive, *, sustained: bool = False) -> Service:
         """Whole stripes; what parity and mirrors cost beyond their drives is in the efficiency."""
         each = drive.sustained_write if sustained else drive.write.value
         rate = int(self.data_drives * each * self.write_efficiency.value)

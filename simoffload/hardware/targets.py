@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.hardware.library import Entry, Library
+from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.paths import TierKind
-from simoffload.hardware.place import Place
 from simoffload.hardware.profiles import Nic, Pcie, Slot
 from simoffload.hardware.quantities import RateCurve
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, Service
@@ -17,11 +17,11 @@ __all__ = [
     "LINKED_KINDS",
     "LOCAL_KINDS",
     "STORAGE_KINDS",
-    "Plug",
+    "PcieLink",
     "Ports",
     "Target",
     "adapter_rate",
-    "plug",
+    "pcie_link",
     "resolve_target",
     "slowest",
 ]
@@ -32,15 +32,15 @@ LINKED_KINDS = ("nfs", "nvmeof")
 STORAGE_KINDS = (*LOCAL_KINDS, "nfs", "pfs", "nvmeof")
 
 
-class Plug(NamedTuple):
+class PcieLink(NamedTuple):
     """A cable of a generation and width."""
 
     pcie: Pcie
     lanes: int
 
-    def within(self, slot: Pcie | None) -> Plug:
+    def within(self, slot: Pcie | None) -> PcieLink:
         """The same device in a slot, at the slower one's generation."""
-        return Plug(self.pcie.within(slot), self.lanes)
+        return PcieLink(self.pcie.within(slot), self.lanes)
 
     @property
     def payload_rate(self) -> int:
@@ -48,7 +48,7 @@ class Plug(NamedTuple):
         return self.pcie.payload_rate(self.lanes)
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """ "PCI Express 4.0 x4"."""
         return f"{self.pcie.name} x{self.lanes}"
 
@@ -91,7 +91,7 @@ class Target(NamedTuple):
     """[B] that hosts write until all of them are full."""
     drives: int = 0
     """Local drives, each on a cable of its own."""
-    plug: Plug | None = None
+    pcie_link: PcieLink | None = None
     """That cable, as the drives know it: a slower slot slows it down."""
     ports: Ports | None = None
     """Of a server whose adapters are known."""
@@ -118,24 +118,26 @@ class Target(NamedTuple):
         return self._replace(write=write, write_transfer=write.rate)
 
 
-def plug(library: Library, slot: Slot, entry: Entry, *keys: str) -> Plug:
+def pcie_link(library: Library, slot: Slot, entry: Entry, *keys: str) -> PcieLink:
     """A device's own side of its slot; ``keys`` say where that stands in the device's file."""
-    found = library.find(slot.profile, ("pcie",), Place(entry.document, (*keys, "profile")))
+    found = library.find(slot.profile, ("pcie",), DocumentLocation(entry.document, (*keys, "profile")))
     assert isinstance(found.profile, Pcie)
-    return Plug(found.profile, slot.lanes.value)
+    return PcieLink(found.profile, slot.lanes.value)
 
 
-def slowest(plugs: Sequence[Plug]) -> Plug:
+def slowest(plugs: Sequence[PcieLink]) -> PcieLink:
     """The one of the oldest generation; of equals the first."""
     return min(plugs, key=lambda one: one.pcie.lane_rate.value * one.pcie.encoding.value)
 
 
-def adapter_rate(nic: Nic, plug: Plug) -> int:
+def adapter_rate(nic: Nic, pcie_link: PcieLink) -> int:
     """[B/s] of a port and its slot in a row: the slower of both, in each direction."""
-    return min(nic.achieved.value, plug.payload_rate)
+    return min(nic.achieved.value, pcie_link.payload_rate)
 
 
-def resolve_target(library: Library, entry: Entry, *, link: tuple[str, Place] | None = None) -> Target:
+def resolve_target(
+    library: Library, entry: Entry, *, link: tuple[str, DocumentLocation] | None = None
+) -> Target:
     """Follow a storage profile's references; InputError for one that leads nowhere.
 
     ``link`` is the reference to the adapter of a server in place of its profile's, and where that is written.
@@ -158,21 +160,23 @@ def _ports(
     library: Library,
     entry: Entry,
     profile: Nfs | NvmeOf,
-    link: tuple[str, Place] | None,
+    link: tuple[str, DocumentLocation] | None,
     *,
     read: int,
     write: int,
 ) -> Ports:
-    reference, place = link or (profile.link, Place(entry.document, ("link",)))
+    reference, place = link or (profile.link, DocumentLocation(entry.document, ("link",)))
     found = library.find(reference, ("nic",), place)
     nic = found.profile
     assert isinstance(nic, Nic)
-    rate = adapter_rate(nic, plug(library, nic.pcie, found, "pcie"))
+    rate = adapter_rate(nic, pcie_link(library, nic.pcie, found, "pcie"))
     mounts = profile.mounts.value if isinstance(profile, Nfs) else 0
     return Ports(nic, profile.links, rate, read, write, mounts)
 
 
-def _served(library: Library, entry: Entry, profile: Nfs, link: tuple[str, Place] | None) -> Target:
+def _served(
+    library: Library, entry: Entry, profile: Nfs, link: tuple[str, DocumentLocation] | None
+) -> Target:
     ports = _ports(library, entry, profile, link, read=profile.read.value, write=profile.write.value)
     read, write = min(ports.read, ports.total), min(ports.write, ports.total)
     client = profile.client_rate_over(ports.rate)
@@ -203,11 +207,11 @@ def _local(library: Library, entry: Entry) -> Target:
         capacity, outstanding = drive.capacity.value, drive.read_by_outstanding
     else:
         assert isinstance(profile, Raid)
-        drive_entry = library.find(profile.drive, ("drive",), Place(entry.document, ("drive",)))
+        drive_entry = library.find(profile.drive, ("drive",), DocumentLocation(entry.document, ("drive",)))
         assert isinstance(drive_entry.profile, Drive)
         drive, count, array = drive_entry.profile, profile.count, profile
-        read = profile.reading(drive)
-        write, sustained = profile.writing(drive), profile.writing(drive, sustained=True)
+        read = profile.read_service(drive)
+        write, sustained = profile.write_service(drive), profile.write_service(drive, sustained=True)
         # A curve of one drive says nothing about several: their requests spread.
         capacity, outstanding = profile.usable(drive), None
     cache, data_drives = drive.write_cache, array.data_drives if array else 1
@@ -222,7 +226,7 @@ def _local(library: Library, entry: Entry) -> Target:
         sustained=sustained if cache else None,
         write_cache=data_drives * cache.capacity.value if cache else 0,
         drives=count,
-        plug=plug(library, drive.pcie, drive_entry, "pcie"),
+        pcie_link=pcie_link(library, drive.pcie, drive_entry, "pcie"),
         by_outstanding=outstanding,
         drive=drive,
         array=array,
@@ -248,12 +252,14 @@ def _parallel(profile: Pfs) -> Target:
     )
 
 
-def _exported(library: Library, entry: Entry, profile: NvmeOf, link: tuple[str, Place] | None) -> Target:
+def _exported(
+    library: Library, entry: Entry, profile: NvmeOf, link: tuple[str, DocumentLocation] | None
+) -> Target:
     inner = resolve_target(
-        library, library.find(profile.target, LOCAL_KINDS, Place(entry.document, ("target",)))
+        library, library.find(profile.target, LOCAL_KINDS, DocumentLocation(entry.document, ("target",)))
     )
-    assert inner.plug is not None
-    cables = inner.drives * inner.plug.payload_rate
+    assert inner.pcie_link is not None
+    cables = inner.drives * inner.pcie_link.payload_rate
     reads, writes = (one._replace(rate=min(one.rate, cables)) for one in (inner.read, inner.write))
     own_read, own_write = (int(one.rate * profile.efficiency.value) for one in (reads, writes))
     ports = _ports(library, entry, profile, link, read=own_read, write=own_write)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from simoffload.errors import InputError
+from simoffload.hardware.device_groups import device_groups
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.links import overruns
-from simoffload.hardware.machine import Access, Entrance, Machine, Wiring
-from simoffload.hardware.parts import parts
+from simoffload.hardware.machine import Ingress, Machine, StorageAccess, Topology
 from simoffload.hardware.paths import Graph, Resource, Resources, Tier
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie
-from simoffload.hardware.targets import Plug, Target, adapter_rate, slowest
+from simoffload.hardware.targets import PcieLink, Target, adapter_rate, slowest
 
 __all__ = ["Platform"]
 
@@ -32,11 +32,11 @@ class Platform:
     profile: PlatformProfile
     host: Host
     accelerator: Accelerator
-    gpu: Plug
+    gpu: PcieLink
     """The GPUs' own side of their slots."""
     slots: dict[str, Pcie | None]
     """PCIe generation of the slots at the CPU and at each switch; None where it is not known."""
-    nics: dict[str, tuple[Nic, Plug]]
+    nics: dict[str, tuple[Nic, PcieLink]]
     """Adapters with their own side of their slots."""
     targets: dict[str, Target]
     profiles: tuple[ProfileUse, ...]
@@ -45,22 +45,22 @@ class Platform:
     """What the scenario's equipment does not bring."""
 
     @property
-    def gpu_plugs(self) -> tuple[Plug, ...]:
+    def gpu_pcie_links(self) -> tuple[PcieLink, ...]:
         """How each GPU works in its slot."""
         return tuple(self.gpu.within(self.slots[vertex]) for vertex in self.profile.gpus)
 
     @property
-    def gpu_plug(self) -> Plug:
+    def gpu_pcie_link(self) -> PcieLink:
         """That of the GPU in the slowest slot."""
-        return slowest(self.gpu_plugs)
+        return slowest(self.gpu_pcie_links)
 
-    def switch(self, name: str) -> Plug:
+    def switch(self, name: str) -> PcieLink:
         """The cable of a switch towards the CPU."""
         pcie = self.slots[name]
         assert pcie is not None
-        return Plug(pcie, self.profile.switches[name].lanes)
+        return PcieLink(pcie, self.profile.switches[name].lanes)
 
-    def nic_plug(self, name: str) -> Plug:
+    def nic_pcie_link(self, name: str) -> PcieLink:
         """How an adapter works in its slot."""
         return self.nics[name][1].within(self.slots[self.profile.nics[name].at])
 
@@ -83,10 +83,10 @@ class Platform:
             accelerator=self.accelerator,
             host=self.host,
             tiers=_tiers(self, nodes),
-            count=lambda: parts(self, _prefixes(nodes)),
+            count=lambda: device_groups(self, _prefixes(nodes)),
             profiles=self.profiles,
             numbers=self.inputs,
-            lay=lambda: _lay(self, nodes, cached_writes or {}),
+            build_topology=lambda: _build_topology(self, nodes, cached_writes or {}),
             with_cached_writes=lambda shares: self.machine(nodes, cached_writes=shares),
             overruns=lambda tiers: (*self.remarks, *overruns(self, tiers, nodes=nodes)),
         )
@@ -104,15 +104,15 @@ def _tiers(platform: Platform, nodes: int) -> dict[str, Tier]:
     return tiers
 
 
-def _lay(
+def _build_topology(
     platform: Platform, nodes: int, cached: Mapping[str, Fraction]
-) -> tuple[tuple[Resource, ...], Wiring]:
+) -> tuple[tuple[Resource, ...], Topology]:
     targets = platform.targets
     partly = {tier: targets[tier].partly_cached(share) for tier, share in cached.items()}
     platform = replace(platform, targets={**targets, **partly})
     builder = _Builder(platform, nodes)
-    wiring = builder.build()
-    return builder.resources.finish(), wiring
+    topology = builder.build()
+    return builder.resources.finish(), topology
 
 
 def _prefixes(nodes: int) -> list[str]:
@@ -128,7 +128,7 @@ class _Builder:
         self._graph = Graph()
         self.resources = Resources()
 
-    def build(self) -> Wiring:
+    def build(self) -> Topology:
         """Everything."""
         platform, profile = self._platform, self._platform.profile
         prefixes = _prefixes(self._nodes)
@@ -137,17 +137,17 @@ class _Builder:
         gpus = tuple(f"{prefixes[i // count]}gpu{i}" for i in range(self._nodes * count))
         for index, vertex in enumerate(gpus):
             prefix = prefixes[index // count]
-            slot = platform.gpu_plugs[index % count]
+            slot = platform.gpu_pcie_links[index % count]
             self._cable(f"{prefix}{profile.gpus[index % count]}", vertex, slot)
         adapters = [
             {
-                name: self._adapter(f"{prefix}{name}", nic, platform.nic_plug(name))
+                name: self._adapter(f"{prefix}{name}", nic, platform.nic_pcie_link(name))
                 for name, (nic, _) in platform.nics.items()
             }
             for prefix in prefixes
         ]
         access = {name: self._accesses(name, prefixes, adapters) for name in profile.tiers}
-        return Wiring(
+        return Topology(
             graph=self._graph,
             cpus=tuple(f"{prefix}{CPU}" for prefix in prefixes),
             memories=memories,
@@ -157,7 +157,7 @@ class _Builder:
             network_latency=max(
                 (platform.nics[name][0].latency.value for name in profile.network), default=0.0
             ),
-            gpu_plugs=platform.gpu_plugs,
+            gpu_pcie_links=platform.gpu_pcie_links,
             targets=platform.targets,
             access=access,
         )
@@ -168,21 +168,21 @@ class _Builder:
             self._cable(f"{prefix}{switch.to}", f"{prefix}{name}", self._platform.switch(name))
         return memory
 
-    def _cable(self, near: str, far: str, plug: Plug) -> None:
+    def _cable(self, near: str, far: str, pcie_link: PcieLink) -> None:
         """A cable whose ``near`` end is towards the CPU."""
-        down, up = plug.pcie.down_rate(plug.lanes), plug.pcie.up_rate(plug.lanes)
+        down, up = pcie_link.pcie.down_rate(pcie_link.lanes), pcie_link.pcie.up_rate(pcie_link.lanes)
         away = [self.resources.add(f"{near} -> {far}", down, "pcie")]
         back = [self.resources.add(f"{far} -> {near}", up, "pcie")]
-        both_ways = plug.pcie.both_ways.value
+        both_ways = pcie_link.pcie.both_ways.value
         if both_ways < 1:
             shared = self.resources.add(f"{near} <-> {far}", int(both_ways * (down + up)), "duplex")
             away.append(shared)
             back.append(shared)
         self._graph.connect(near, far, there=tuple(away), back=tuple(back))
 
-    def _adapter(self, name: str, nic: Nic, plug: Plug) -> tuple[int, int]:
+    def _adapter(self, name: str, nic: Nic, pcie_link: PcieLink) -> tuple[int, int]:
         """The link and its slot in a row: the slower of both, in each direction."""
-        rate = adapter_rate(nic, plug)
+        rate = adapter_rate(nic, pcie_link)
         return self.resources.add(f"{name} in", rate, "nic"), self.resources.add(f"{name} out", rate, "nic")
 
     def _ports(self, gpus: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
@@ -199,7 +199,7 @@ class _Builder:
 
     def _accesses(
         self, name: str, prefixes: list[str], adapters: list[dict[str, tuple[int, int]]]
-    ) -> tuple[Access, ...]:
+    ) -> tuple[StorageAccess, ...]:
         tier, target = self._platform.profile.tiers[name], self._platform.targets[name]
         if tier.at is not None:
             return tuple(self._local(f"{prefix}{name}", prefix, tier.at, target) for prefix in prefixes)
@@ -207,8 +207,8 @@ class _Builder:
         accesses = []
         for prefix, ports in zip(prefixes, adapters, strict=True):
             window = self._window(f"{prefix}{name}", target)
-            entrances = self._remote(prefix, tier, ports)
-            accesses.append(Access(entrances, (server[0], *window[0]), (server[1], *window[1])))
+            ingresses = self._remote(prefix, tier, ports)
+            accesses.append(StorageAccess(ingresses, (server[0], *window[0]), (server[1], *window[1])))
         return tuple(accesses)
 
     def _pair(self, name: str, target: Target, kind: str) -> tuple[int, int]:
@@ -217,30 +217,30 @@ class _Builder:
             self.resources.add(f"{name} write", target.write.rate, kind),
         )
 
-    def _local(self, name: str, prefix: str, vertices: tuple[str, ...], target: Target) -> Access:
+    def _local(self, name: str, prefix: str, vertices: tuple[str, ...], target: Target) -> StorageAccess:
         array = self._pair(name, target, "drive")
-        assert target.plug is not None
-        entrances = []
+        assert target.pcie_link is not None
+        ingresses = []
         for index in range(target.drives):
             at = vertices[index % len(vertices)]
-            rate = target.plug.within(self._platform.slots[at]).payload_rate
+            rate = target.pcie_link.within(self._platform.slots[at]).payload_rate
             vertex = f"{prefix}{at}"
             drive = f"{name}.{index}"
             inward = self.resources.add(f"{drive} -> {vertex}", rate, "pcie")
             outward = self.resources.add(f"{vertex} -> {drive}", rate, "pcie")
-            entrances.append(Entrance(vertex, Fraction(1, target.drives), (inward,), (outward,)))
+            ingresses.append(Ingress(vertex, Fraction(1, target.drives), (inward,), (outward,)))
         # A drive reads or writes: r / read + w / write <= 1 (an estimate; datasheets rarely say).
         both = self.resources.add(f"{name} both ways", target.read.rate, "drive")
         share = Fraction(target.read.rate, target.write.rate)
-        return Access(tuple(entrances), array[:1], array[1:], (both,), share)
+        return StorageAccess(tuple(ingresses), array[:1], array[1:], (both,), share)
 
     def _remote(
         self, prefix: str, tier: StorageTier, ports: dict[str, tuple[int, int]]
-    ) -> tuple[Entrance, ...]:
+    ) -> tuple[Ingress, ...]:
         assert tier.through is not None
         nics, share = self._platform.profile.nics, Fraction(1, len(tier.through))
         return tuple(
-            Entrance(f"{prefix}{nics[name].at}", share, ports[name][:1], ports[name][1:])
+            Ingress(f"{prefix}{nics[name].at}", share, ports[name][:1], ports[name][1:])
             for name in tier.through
         )
 
@@ -251,6 +251,6 @@ class _Builder:
         if target.client_both_ways:
             shared = self.resources.add(f"{name} requests in flight", target.client_rate, "nic")
             return (shared,), (shared,)
-        reading = self.resources.add(f"{name} connections in", target.client_rate, "nic")
-        writing = self.resources.add(f"{name} connections out", target.client_rate, "nic")
-        return (reading,), (writing,)
+        read_resources = self.resources.add(f"{name} connections in", target.client_rate, "nic")
+        write_resources = self.resources.add(f"{name} connections out", target.client_rate, "nic")
+        return (read_resources,), (write_resources,)

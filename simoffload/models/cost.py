@@ -165,8 +165,8 @@ def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -
     if window is not None:
         growing = min(new_tokens, max(0, window - (context - new_tokens)))
     past = context - new_tokens
-    whole = growing * past + growing * (growing + 1) // 2
-    return whole + (new_tokens - growing) * (window or 0)
+    pairs_total = growing * past + growing * (growing + 1) // 2
+    return pairs_total + (new_tokens - growing) * (window or 0)
 
 
 def mean_over_layers(shape: ModelShape, cost: Callable[[int | None], ModuleCost]) -> ModuleCost:
@@ -191,8 +191,8 @@ def _attention_cost(
         cache = 2 * batch * shape.num_key_value_heads * shape.head_dim * 3 * held
         vectors = batch * new_tokens * (module.in_features + module.out_features)
         scores = batch * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
-        moved = (cache + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
-        return ModuleCost(float(flops), float(moved))
+        bytes_moved = (cache + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
+        return ModuleCost(float(flops), float(bytes_moved))
 
     return mean_over_layers(shape, cost)
 
@@ -280,11 +280,11 @@ def _attention(shape: ModelShape, module: Module, *, batch: int, length: int) ->
     kept = 2 * batch * shape.num_key_value_heads * shape.head_dim * length
     vectors = batch * length * (module.in_features + module.out_features)
     scores = batch * shape.num_attention_heads * length * length if shape.attention == "eager" else 0
-    moved = float((kept + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape))
+    bytes_moved = float((kept + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape))
 
     def cost(window: int | None) -> ModuleCost:
         keys = attended_keys(new_tokens=length, context=length, window=window)
         flops = batch * shape.num_attention_heads * keys * (4 * shape.head_dim + _SOFTMAX_FLOPS)
-        return ModuleCost(float(flops), moved)
+        return ModuleCost(float(flops), bytes_moved)
 
     return mean_over_layers(shape, cost)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from simoffload.documents import Document, looked_up, quoted, read_document, resolved, suggest, validate
+from simoffload.documents import Document, file_errors, quoted, read_document, resolved, suggest, validate
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
@@ -194,7 +194,7 @@ def _as_the_nearest(config: Mapping[str, Any]) -> str:
 
 def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:
     path = (root or Path()) / text
-    with looked_up(text):
+    with file_errors(text):
         if path.is_dir():
             path /= "config.json"
     inside = root is None or resolved(path).is_relative_to(resolved(root))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine
 from simoffload.hardware.targets import Target
-from simoffload.planning.numbers import edit_of, numbers, scaled
+from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.planning.sensitivity import timed
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import Time
@@ -21,7 +21,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress, simulate
 from simoffload.units import format_number, format_rate
 
-__all__ = ["NO_STORAGE", "Needed", "Point", "StorageCurve", "storage_curve"]
+__all__ = ["NO_STORAGE", "BandwidthPoint", "Needed", "StorageCurve", "storage_curve"]
 
 NO_STORAGE = "weights and optimizer are in memory: no storage decides anything"
 _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
@@ -43,7 +43,7 @@ _LATENCIES = ("read_latency", "write_latency")
 """Of drives, which are shorter where they are faster than now: no drive of any catalogue gains more."""
 
 
-class Point(NamedTuple):
+class BandwidthPoint(NamedTuple):
     """One rate of storage."""
 
     rate: int
@@ -75,9 +75,9 @@ class StorageCurve:
     verb: str
     """reads or writes: the one that takes more of the storage's time."""
     unit: str
-    points: tuple[Point, ...]
+    points: tuple[BandwidthPoint, ...]
     """Slowest first."""
-    own: Point
+    own: BandwidthPoint
     """Of the platform as it is."""
     fastest: float
     """[1/s] with storage a thousand times faster."""
@@ -137,7 +137,7 @@ def _tier(machine: Machine, result: SimulationResult) -> str | None:
     assert result.step is not None
     shares = result.step.shares
     used = [result.target, *([result.optimizer_target] if isinstance(result, TrainingResult) else [])]
-    found = [tier for tier in used if tier in machine.wiring.targets]
+    found = [tier for tier in used if tier in machine.topology.targets]
 
     def exposed(tier: str) -> Time:
         return sum(share.exposed_ps for share in shares if share.cause in _causes(tier))
@@ -155,13 +155,15 @@ def _writes(machine: Machine, result: SimulationResult, tier: str) -> bool:
     assert result.step is not None
     bounds = result.step.bounds
     read, write = (
-        max(bounds.get(machine.resources[way[0]].name, 0.0) for way in ways)
-        for ways in zip(*((one.reading, one.writing) for one in machine.wiring.access[tier]), strict=True)
+        max(bounds.get(machine.resources[way[0]].name, 0.0) for way in resources)
+        for resources in zip(
+            *((one.read_resources, one.write_resources) for one in machine.topology.access[tier]), strict=True
+        )
     )
     return write > read
 
 
-class _Run(NamedTuple):
+class _BandwidthRun(NamedTuple):
     rate: int
     throughput: float
     result: SimulationResult
@@ -175,7 +177,7 @@ class _Storage:
     ) -> None:
         self._scenario, self._result, self._tier, self._progress = scenario, result, tier, progress
         self._writes = _writes(scenario.machine, result, tier)
-        self._runs: dict[float, _Run] = {1.0: self._run(scenario, result)}
+        self._runs: dict[float, _BandwidthRun] = {1.0: self._run(scenario, result)}
 
     def curve(self) -> StorageCurve:
         runs = {self.at(factor).rate: self.at(factor) for factor in (*_FACTORS, 1.0)}
@@ -198,13 +200,13 @@ class _Storage:
 
     def _scope(self, held_back: str) -> str:
         """Faster drives stay in their slots."""
-        drives = self._scenario.machine.wiring.targets[self._tier].drives
+        drives = self._scenario.machine.topology.targets[self._tier].drives
         if f"{self._tier}." not in held_back:  # no cable of a drive
             return ""
         slots = f"the slots of its {drives} drives" if drives > 1 else "the slot of its drive"
         return f" in {slots}; more drives have more slots"
 
-    def at(self, factor: float) -> _Run:
+    def at(self, factor: float) -> _BandwidthRun:
         """The scenario with storage so many times as fast."""
         if factor not in self._runs:
             if self._progress:
@@ -213,17 +215,17 @@ class _Storage:
             self._runs[factor] = self._run(scenario, simulate(scenario))
         return self._runs[factor]
 
-    def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _Run:
+    def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _BandwidthRun:
         assert result.unit_s is not None
-        target = scenario.machine.wiring.targets[self._tier]
+        target = scenario.machine.topology.targets[self._tier]
         rate = min((target.write if self._writes else target.read).rate, self._adapters(scenario.machine))
-        return _Run(min(rate, target.client_rate or rate), 1 / result.unit_s, result)
+        return _BandwidthRun(min(rate, target.client_rate or rate), 1 / result.unit_s, result)
 
     def _edits(self, factor: float) -> tuple[Edit, ...]:
-        target = self._scenario.machine.wiring.targets[self._tier]
+        target = self._scenario.machine.topology.targets[self._tier]
         kind, name = ("drive", target.drive.id) if target.drive else (target.kind, target.id)
         found = []
-        for number in numbers(self._scenario.machine):
+        for number in profile_parameters(self._scenario.machine):
             quicker = number.key in _LATENCIES and factor > 1
             if number.profile == f"{kind}/{name}" and (quicker or number.key in _RATES.get(kind, _OTHERS)):
                 one = scaled(number, 1 / factor if quicker else factor)
@@ -233,23 +235,23 @@ class _Storage:
 
     def _adapters(self, machine: Machine) -> int:
         """[B/s] of the adapters of a host on the way to a server; endless for local drives."""
-        access = machine.wiring.access[self._tier][0]
-        if machine.wiring.targets[self._tier].drives:
+        access = machine.topology.access[self._tier][0]
+        if machine.topology.targets[self._tier].drives:
             return sys.maxsize
-        ways = (((one.outward if self._writes else one.inward), one.share) for one in access.entrances)
-        return min(int(machine.resources[port].capacity / share) for way, share in ways for port in way)
+        resources = (((one.outward if self._writes else one.inward), one.share) for one in access.ingresses)
+        return min(int(machine.resources[port].capacity / share) for way, share in resources for port in way)
 
     def _lanes(self, target: Target, factor: float) -> Iterator[Edit]:
         """As much of faster slots as drives take that have them, said as lanes of the drives' generation."""
-        drive, plug = target.drive, target.plug
-        if drive is None or plug is None:
+        drive, pcie_link = target.drive, target.pcie_link
+        if drive is None or pcie_link is None:
             return
         platform = self._scenario.platform()
         slots = [platform.slots[vertex] for vertex in platform.profile.tiers[self._tier].at or ()]
-        most = max((slot.payload_rate(plug.lanes) for slot in slots if slot), default=0)
+        most = max((slot.payload_rate(pcie_link.lanes) for slot in slots if slot), default=0)
         wanted = min(int(factor * max(drive.read.value, drive.write.value)), most)
-        lanes = -(-plug.lanes * wanted // plug.payload_rate)
-        if lanes > plug.lanes:
+        lanes = -(-pcie_link.lanes * wanted // pcie_link.payload_rate)
+        if lanes > pcie_link.lanes:
             yield edit_of(f"drive/{drive.id}", "pcie.lanes", lanes)
 
     def _ports(self, target: Target, factor: float) -> Iterator[Edit]:
@@ -267,14 +269,14 @@ class _Storage:
         if ports.mounts:
             yield edit_of(profile, "mounts", max(number, ports.mounts))
 
-    def _point(self, run: _Run) -> Point:
-        return Point(run.rate, run.throughput, _roof(run.result))
+    def _point(self, run: _BandwidthRun) -> BandwidthPoint:
+        return BandwidthPoint(run.rate, run.throughput, _roof(run.result))
 
-    def _is_hidden(self, run: _Run) -> bool:
+    def _is_hidden(self, run: _BandwidthRun) -> bool:
         assert run.result.step is not None
         return run.result.step.bottleneck.cause not in _causes(self._tier)
 
-    def _least(self, holds: Callable[[_Run], bool]) -> Needed:
+    def _least(self, holds: Callable[[_BandwidthRun], bool]) -> Needed:
         """The slowest storage with which something holds, by bisection: what holds goes on to hold."""
         low, high = (_SLOWEST, 1.0) if holds(self.at(1.0)) else (1.0, _FASTEST)
         if holds(self.at(low)):

@@ -60,8 +60,10 @@ class Comparison:
         """Label of the result of the same model and kind that the ratio of ``label`` refers to, if any has
         times; work that makes one token is another kind than work that makes more."""
         mine = self.results[label]
-        alike = (one for one, result in self.results.items() if _alike(result, mine) and result.compared_s)
-        return next((one for one in alike if self.baseline in {None, one}), None)
+        comparable = (
+            one for one, result in self.results.items() if _comparable(result, mine) and result.compared_s
+        )
+        return next((one for one in comparable if self.baseline in {None, one}), None)
 
     def ratio(self, label: str) -> float | None:
         """Time (the result's ``compared_by``) on ``label`` over its baseline's; None where one has none."""
@@ -180,7 +182,7 @@ class Comparison:
         return kind
 
 
-def _alike(one: SimulationResult, other: SimulationResult) -> bool:
+def _comparable(one: SimulationResult, other: SimulationResult) -> bool:
     """Whether times of both can be set in relation."""
     return (type(one), one.model, one.compared_by) == (type(other), other.model, other.compared_by)
 
@@ -213,23 +215,23 @@ def on_targets(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, Lo
     Raises InputError for unknown targets, all of them at once.
     """
     problems: list[Problem] = []
-    moved: dict[str, LoadedScenario] = {}
+    retargeted: dict[str, LoadedScenario] = {}
     platform = ""
     for target in targets:
         before, colon, tier = target.rpartition(":")
         if colon:
             platform = "" if _is_own(before, scenario) else before
         label = f"{platform}:{tier}" if platform else tier
-        if label in moved:
+        if label in retargeted:
             problems.append(Problem("", None, None, "", f"target {quoted(label)} is given twice"))
             continue
         try:
-            moved[label] = _moved(scenario, platform, tier)
+            retargeted[label] = _retargeted(scenario, platform, tier)
         except InputError as error:
             problems += [one if one.path else one._replace(key="") for one in error.problems]
     if problems:
         raise InputError(dict.fromkeys(problems))
-    return moved
+    return retargeted
 
 
 def _is_own(platform: str, scenario: LoadedScenario) -> bool:
@@ -249,16 +251,16 @@ def _from_root(platform: str, scenario: LoadedScenario) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
-def _moved(scenario: LoadedScenario, platform: str, tier: str) -> LoadedScenario:
+def _retargeted(scenario: LoadedScenario, platform: str, tier: str) -> LoadedScenario:
     """On a platform, "" for its own, and there on a tier."""
     there = scenario
     if platform:
-        reference, shelf = _from_root(platform, scenario), scenario.shelf
+        reference, cache = _from_root(platform, scenario), scenario.cache
         if is_path(platform):
-            shelf.name_platform(reference, Path(platform))
+            cache.name_platform(reference, Path(platform))
         edits = Edit.at("platform", reference), Edit.at("name", f"{scenario.name} on {platform}")
         document = edited(scenario.document, edits, in_place=True)
-        machine = shelf.machine(shelf.platform(document), nodes=scenario.scenario.nodes)
+        machine = cache.machine(cache.platform(document), nodes=scenario.scenario.nodes)
         there = replace(scenario, document=document, machine=machine)
     try:
         return there.on(tier)
@@ -283,9 +285,9 @@ def compare(
     so, as is one that reaches its limits. Raises InputError for an unknown target, and if all are refused,
     before anything is simulated; WorkLimitError if no other answer is left.
     """
-    moved = on_targets(scenario, targets)
+    retargeted = on_targets(scenario, targets)
     return compare_scenarios(
-        moved, baseline=baseline, costs=costs, keep_timelines=keep_timelines, progress=progress
+        retargeted, baseline=baseline, costs=costs, keep_timelines=keep_timelines, progress=progress
     )
 
 

@@ -124,10 +124,10 @@ class Confidence:
         """The answer to "how sure?"."""
         row = self.row
         worst = f"{row.worst * 100:+.0f} %"
-        told = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"
+        text = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"
         if self.unlike:
-            told = f"unknown, as there are no real runs {self.unlike}; expect at least {told}"
-        return told + _BEYOND * self.extrapolates
+            text = f"unknown, as there are no real runs {self.unlike}; expect at least {text}"
+        return text + _BEYOND * self.extrapolates
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""

@@ -10,7 +10,13 @@ from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import InputError, Problem
-from simoffload.planning.numbers import Number, deciding_numbers, edit_of, numbers, scaled
+from simoffload.planning.profile_parameters import (
+    ProfileParameter,
+    deciding_parameters,
+    edit_of,
+    profile_parameters,
+    scaled,
+)
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Progress, simulate
@@ -32,7 +38,7 @@ _TIME = re.compile(r" (s|ms|us|ns|min|h|d)$")
 class SensitivityRow(NamedTuple):
     """One number and the result without and with more of it."""
 
-    number: Number
+    number: ProfileParameter
     low: float | None
     """[s], the result's ``compared_by`` with the number lower; None where it was not tried, or cannot be."""
     high: float | None
@@ -103,7 +109,7 @@ def sensitivity(
     InputError where the scenario does not fit, and what ``simulate`` raises.
     """
     result, time = timed(scenario)
-    tried = deciding_numbers(scenario.machine, result)
+    tried = deciding_parameters(scenario.machine, result)
     rows = []
     for count, number in enumerate(tried, 1):
         if progress:
@@ -112,7 +118,7 @@ def sensitivity(
         if row.swing:
             rows.append(row)
     rows.sort(key=lambda row: (-row.swing, row.number))
-    total = sum(1 for _ in numbers(scenario.machine))
+    total = sum(1 for _ in profile_parameters(scenario.machine))
     return Sensitivity(result, change, tuple(rows), len(tried) - len(rows), total - len(tried))
 
 
@@ -125,7 +131,7 @@ def timed(scenario: LoadedScenario) -> tuple[SimulationResult, float]:
     return result, result.compared_s
 
 
-class _End(NamedTuple):
+class _RangeEnd(NamedTuple):
     """What comes of changing a number in one direction."""
 
     time: float
@@ -134,7 +140,7 @@ class _End(NamedTuple):
     """The number over what it was."""
 
 
-def _end(scenario: LoadedScenario, number: Number, factor: float) -> _End | None:
+def _end(scenario: LoadedScenario, number: ProfileParameter, factor: float) -> _RangeEnd | None:
     """None where the number cannot be so."""
     found = scaled(number, factor)
     if found is None:
@@ -144,10 +150,12 @@ def _end(scenario: LoadedScenario, number: Number, factor: float) -> _End | None
         result = simulate(scenario.edited(edit_of(number.profile, number.key, value)))
     except InputError:
         return None
-    return _End(result.compared_s, ratio) if result.compared_s is not None else None
+    return _RangeEnd(result.compared_s, ratio) if result.compared_s is not None else None
 
 
-def _row(number: Number, change: float, time: float, end: Callable[[float], _End | None]) -> SensitivityRow:
+def _row(
+    number: ProfileParameter, change: float, time: float, end: Callable[[float], _RangeEnd | None]
+) -> SensitivityRow:
     down, up = 1 - change, 1 + change
     worse, better = (up, down) if _TIME.search(number.text) else (down, up)
     ends = {worse: end(worse)}
@@ -156,7 +164,7 @@ def _row(number: Number, change: float, time: float, end: Callable[[float], _End
     if first is None or abs(first.time / time - 1) > _LITTLE or " " not in number.text:
         ends[better] = end(better)
     low, high = ends.get(down), ends.get(up)
-    below, above = low or _End(time, 1.0), high or _End(time, 1.0)
+    below, above = low or _RangeEnd(time, 1.0), high or _RangeEnd(time, 1.0)
     times = (time, below.time, above.time)
     return SensitivityRow(
         number,

@@ -8,16 +8,16 @@ from math import hypot
 from typing import Any, NamedTuple
 
 from simoffload.planning.confidence import Confidence, confidence
-from simoffload.planning.numbers import Number
+from simoffload.planning.profile_parameters import ProfileParameter
 from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
 
-__all__ = ["ASSUMED", "Doubt", "Uncertainty", "uncertainty"]
+__all__ = ["ASSUMED", "Uncertainty", "UncertaintyTerm", "uncertainty"]
 
 ASSUMED = {"estimate": 0.30, "spec": 0.05, "measured": 0.03}
 """Relative uncertainty of a number by its origin, our choice; of a fit its residual, where that is larger."""
 
 
-class Doubt(NamedTuple):
+class UncertaintyTerm(NamedTuple):
     """What is not known for sure, and what that means for the result."""
 
     profile: str
@@ -39,13 +39,13 @@ class Uncertainty:
     """[s]"""
     confidence: Confidence
     """Error of the model, as real runs showed it."""
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[UncertaintyTerm, ...]
     """Of the inputs, the largest first."""
 
     @property
     def of_inputs(self) -> float:
         """All doubts about inputs together, relative to the time."""
-        return hypot(*(doubt.contribution for doubt in self.doubts))
+        return hypot(*(uncertainty_term.contribution for uncertainty_term in self.doubts))
 
     @property
     def relative(self) -> float:
@@ -63,7 +63,7 @@ class Uncertainty:
         return self.time * (1 + self.relative)
 
     @property
-    def largest(self) -> tuple[Doubt, ...]:
+    def largest(self) -> tuple[UncertaintyTerm, ...]:
         """The three inputs that make most of it."""
         return self.doubts[:3]
 
@@ -79,7 +79,7 @@ class Uncertainty:
             "of_model": self.confidence.relative_error,
             "of_inputs": self.of_inputs,
             "assumed": ASSUMED,
-            "doubts": [doubt._asdict() for doubt in self.doubts],
+            "doubts": [uncertainty_term._asdict() for uncertainty_term in self.doubts],
         }
 
 
@@ -104,19 +104,22 @@ def uncertainty(found: Sensitivity) -> Uncertainty:
             together.setdefault((row.number.profile, row.number.source), []).append(row)
         else:
             alone.append([row])
-    doubts = sorted(map(_doubt, (*together.values(), *alone)), key=lambda doubt: -doubt.contribution)
+    doubts = sorted(
+        map(_uncertainty_term, (*together.values(), *alone)),
+        key=lambda uncertainty_term: -uncertainty_term.contribution,
+    )
     return Uncertainty(result.unit, result.compared_by, result.compared_s, confidence(result), tuple(doubts))
 
 
-def _doubt(rows: Iterable[SensitivityRow]) -> Doubt:
+def _uncertainty_term(rows: Iterable[SensitivityRow]) -> UncertaintyTerm:
     """One of several rows of one estimate, the largest first."""
     rows = sorted(rows, key=lambda row: -abs(row.elasticity))
-    moved = sum(row.elasticity * _uncertain(row.number) for row in rows)
+    shift = sum(row.elasticity * _uncertain(row.number) for row in rows)
     first = rows[0].number
-    return Doubt(first.profile, tuple(row.number.key for row in rows), first.origin, abs(moved))
+    return UncertaintyTerm(first.profile, tuple(row.number.key for row in rows), first.origin, abs(shift))
 
 
-def _uncertain(number: Number) -> float:
+def _uncertain(number: ProfileParameter) -> float:
     """Relative uncertainty of a number; none of counts (lanes, NUMA nodes), which are right or wrong."""
     if number.text.isdecimal():
         return 0.0

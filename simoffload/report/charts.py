@@ -36,7 +36,7 @@ from simoffload.report.plotting import (
     rule,
 )
 from simoffload.report.presentation import presentation
-from simoffload.report.training_tables import moments, times
+from simoffload.report.training_tables import stage_needs, times
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import PassResult
 from simoffload.results.training import TrainingResult
@@ -45,7 +45,7 @@ from simoffload.units import format_number, format_rate, format_seconds
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Scatter
 
-    from simoffload.planning.advise import Point, Search, Tried
+    from simoffload.planning.advise import Search, SimulatedPurchase, Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.sensitivity import Sensitivity
 
@@ -172,7 +172,7 @@ def bounds(step: PassResult, *, most: int) -> Figure:
 
 def memory(result: TrainingResult) -> Figure:
     """What every tier holds at each moment, the moments of a tier below each other."""
-    found = moments(result)
+    found = stage_needs(result)
     pairs = sorted(
         ((row, each.name, use) for each in found for row, use in enumerate(each.uses)),
         key=lambda pair: pair[0],
@@ -288,7 +288,7 @@ def gains(tried: Sequence[Tried]) -> Figure:
     data = []
     for kind, (called, color, shape) in _CHANGES.items():
         marks = [
-            (y, one.gain or 0.0, f"{plain(one.option.words)}: {format_number(one.gain or 0.0)}×")
+            (y, one.gain or 0.0, f"{plain(one.option.description)}: {format_number(one.gain or 0.0)}×")
             for y, one in enumerate(tried)
             if one.option.kind == kind
         ]
@@ -300,7 +300,7 @@ def gains(tried: Sequence[Tried]) -> Figure:
         barmode="overlay",
         showlegend=True,
         xaxis=axis("speed over that of the scenario as it is", rangemode="tozero"),
-        yaxis=names_axis([one.option.words for one in tried]),
+        yaxis=names_axis([one.option.description for one in tried]),
     )
 
 
@@ -323,13 +323,19 @@ def front(search: Search) -> Figure:
 
 
 def _marks(
-    name: str, found: Sequence[Point], color: str, symbol: str, *, size: int = 8, mode: str = "markers"
+    name: str,
+    found: Sequence[SimulatedPurchase],
+    color: str,
+    symbol: str,
+    *,
+    size: int = 8,
+    mode: str = "markers",
 ) -> Scatter:
     return points(
         name,
         x=[point.purchase for point in found],
         y=[point.rate for point in found],
-        hover=[plain(", ".join(point.words) or "as it is") for point in found],
+        hover=[plain(", ".join(point.description) or "as it is") for point in found],
         mode=mode,
         marker={"color": color, "symbol": symbol, "size": size},
     )

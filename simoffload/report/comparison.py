@@ -14,9 +14,9 @@ from simoffload.results.result import SimulationResult
 from simoffload.units import format_number, format_seconds
 
 __all__ = [
+    "ComparisonRow",
     "Group",
     "Published",
-    "Row",
     "by_kind",
     "exact_name",
     "group_verdict",
@@ -45,7 +45,7 @@ class Published(NamedTuple):
     """Where it was published, and how exact it is."""
 
 
-class Row(NamedTuple):
+class ComparisonRow(NamedTuple):
     """One result among others."""
 
     label: str
@@ -79,7 +79,7 @@ class Group(NamedTuple):
     model: str
     title: str
     """The model, with the kind of work where there are several."""
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     baseline: str
     """Label of the row that ratios refer to; empty where none has a time."""
 
@@ -119,15 +119,15 @@ def groups(
 
     Raises ValueError if ``baseline`` names none.
     """
-    alike: dict[tuple[str, str], list[SimulationResult]] = {}
+    comparable: dict[tuple[str, str], list[SimulationResult]] = {}
     for result in results:
-        alike.setdefault((presentation(result).kind, result.model), []).append(result)
+        comparable.setdefault((presentation(result).kind, result.model), []).append(result)
     if baseline is not None and not any(baseline in _names(result) for result in results):
         known = ", ".join(dict.fromkeys(name for result in results for name in _names(result)[1:]))
         raise ValueError(f"no result is called {baseline!r} (there are: {known})")
-    mixed = len({kind for kind, _ in alike}) > 1
+    mixed = len({kind for kind, _ in comparable}) > 1
     found = []
-    for (kind, model), mine in alike.items():
+    for (kind, model), mine in comparable.items():
         rows, chosen = _rows(mine, published or {}, baseline)
         title = printable(f"{model}, {kind}" if mixed else model)
         found.append(Group(kind, printable(model), title, rows, chosen))
@@ -146,7 +146,7 @@ def _names(result: SimulationResult) -> tuple[str, str, str]:
 
 def _rows(
     results: Sequence[SimulationResult], published: Mapping[str, Published], baseline: str | None
-) -> tuple[tuple[Row, ...], str]:
+) -> tuple[tuple[ComparisonRow, ...], str]:
     """The rows of a group and the label of its baseline."""
     timed = [result for result in results if result.compared_s is not None]
     named = [result for result in timed if baseline is not None and baseline in _names(result)]
@@ -155,7 +155,7 @@ def _rows(
     for label, result in zip(_labels(results), results, strict=True):
         reported = next((published[name] for name in _names(result) if name in published), None)
         ratio, throughput = _ratio(result, reference), _throughput(result, reference)
-        rows.append(Row(label, result, ratio, throughput, reported, _tie_within(result, reference)))
+        rows.append(ComparisonRow(label, result, ratio, throughput, reported, _tie_within(result, reference)))
     return tuple(rows), next((row.label for row in rows if row.result is reference), "")
 
 
@@ -193,11 +193,11 @@ def keys(group: Group) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     Where only the weights can be elsewhere the label says it; where more can, each has a column, and the
     scenario has one if it is needed.
     """
-    told = [presentation(row.result) for row in group.rows]
-    heads = tuple(place.what for place in told[0].places)
+    shown_as = [presentation(row.result) for row in group.rows]
+    heads = tuple(place.what for place in shown_as[0].places)
     if len(heads) == 1:
         return heads, tuple((row.label,) for row in group.rows)
-    cells = [tuple(printable(place.tier) for place in each.places) for each in told]
+    cells = [tuple(printable(place.tier) for place in each.places) for each in shown_as]
     if len(set(cells)) == len(cells):
         return heads, tuple(cells)
     named = [(printable(row.result.name), *tiers) for row, tiers in zip(group.rows, cells, strict=True)]
@@ -216,11 +216,11 @@ def group_verdict(group: Group) -> str:
     """ "bloom-176b, time per output token (TPOT): dram 2 s, raid 4 s (2×); does not fit: hbm."."""
     timed = [row for row in group.rows if row.result.compared_s is not None]
     timed.sort(key=lambda row: row.result.compared_s or 0.0)
-    told = []
+    shown_as = []
     for row in timed:
         ratio = f" ({row.ratio_text})" if row.ratio is not None and row.label != group.baseline else ""
-        told.append(f"{row.label} {format_seconds(row.result.compared_s or 0.0)}{ratio}")
-    times = f"{uncapitalized(group.compared)}: {', '.join(told)}" if told else ""
+        shown_as.append(f"{row.label} {format_seconds(row.result.compared_s or 0.0)}{ratio}")
+    times = f"{uncapitalized(group.compared)}: {', '.join(shown_as)}" if shown_as else ""
     missing = [row.label for row in group.rows if not row.result.fits and not row.result.refused]
     too_large = f"does not fit: {', '.join(missing)}" if missing else ""
     barred = [row.label for row in group.rows if row.result.refused]
@@ -246,7 +246,7 @@ def in_common(results: Sequence[SimulationResult]) -> tuple[str, ...]:
     """The words of the headline that hold for all results."""
     known = [result for result in results if not result.refused] or results
     first, *others = (headline(result) for result in known)
-    return tuple(words for words in first if all(words in other for other in others))
+    return tuple(description for description in first if all(description in other for other in others))
 
 
 def warnings(found: Sequence[Group]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
-from simoffload.report.comparison import Group, Row
+from simoffload.report.comparison import ComparisonRow, Group
 from simoffload.report.formatting import uncapitalized
 from simoffload.report.plotting import (
     BLACK,
@@ -209,7 +209,7 @@ def phases_compared(groups: Sequence[Group]) -> Figure:
     )
 
 
-def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, Row]]) -> Properties:
+def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, ComparisonRow]]) -> Properties:
     """Names of results, with their models where there are several."""
     return names_axis([row.label if len(groups) == 1 else _both(group, row.label) for group, row in rows])
 

@@ -25,8 +25,8 @@ __all__ = [
     "Entry",
     "Listing",
     "ReportDocument",
-    "Section",
-    "Table",
+    "ReportSection",
+    "ReportTable",
     "byte_count",
     "byte_rate",
     "count",
@@ -55,7 +55,7 @@ class Datum(NamedTuple):
 Entry = str | Datum
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """Rows under a head."""
 
     caption: str
@@ -91,7 +91,7 @@ class Table(NamedTuple):
             "rows": [[_plain_cell(cell) for cell in row] for row in self.rows],
         }
 
-    def without_empty_columns(self) -> Table:
+    def without_empty_columns(self) -> ReportTable:
         """The table without columns in which no row has anything; the first one always stays."""
         kept = [at for at in range(len(self.head)) if at == 0 or any(row[at] != "" for row in self.rows)]
         return self._replace(
@@ -118,13 +118,13 @@ class Chart(NamedTuple):
     caption: str = ""
 
 
-class Section(NamedTuple):
+class ReportSection(NamedTuple):
     """What is told about one subject, in this order."""
 
     title: str
     sentences: tuple[str, ...] = ()
     """Without the capital letter and the full stop."""
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     notes: tuple[str, ...] = ()
     """What must be known to read the tables."""
     listings: tuple[Listing, ...] = ()
@@ -156,9 +156,9 @@ class ReportDocument(NamedTuple):
     verdicts: tuple[str, ...]
     """The answer, in a sentence for each model and kind of work."""
     warnings: tuple[str, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[ReportSection, ...]
     """The findings."""
-    background: tuple[Section, ...] = ()
+    background: tuple[ReportSection, ...] = ()
     """What the findings were computed from."""
     each: tuple[tuple[str, ReportDocument], ...] = ()
     """Of several results, each under its name."""

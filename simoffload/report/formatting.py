@@ -129,17 +129,17 @@ def worked(result: SimulationResult) -> tuple[str, ...]:
     return (first, *_derived(result.particulars()), *reasons[:_MOST_REASONS], *more)
 
 
-def _derived(told: Mapping[str, Any]) -> tuple[str, ...]:
+def _derived(derived: Mapping[str, Any]) -> tuple[str, ...]:
     """Which decode steps were not simulated."""
     steps, simulated, estimated = (
-        told.get(f"decode_steps{which}", 0) for which in ("", "_simulated", "_estimated")
+        derived.get(f"decode_steps{which}", 0) for which in ("", "_simulated", "_estimated")
     )
     if steps == simulated:
         return ()
     followed = steps - simulated - estimated
     parts = [f"{followed:,} of {steps:,} decode steps follow exactly from the {simulated:,} simulated"]
     if estimated:
-        off = percent(told["decode_bound"])
+        off = percent(derived["decode_bound"])
         parts.append(f"{estimated:,} are interpolated, each off by at most {off}")
     return ("; ".join(parts),)
 

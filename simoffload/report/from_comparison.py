@@ -10,9 +10,9 @@ from functools import partial
 from simoffload.planning.costs import Costed
 from simoffload.report import comparison_charts
 from simoffload.report.comparison import (
+    ComparisonRow,
     Group,
     Published,
-    Row,
     by_kind,
     group_verdict,
     groups,
@@ -21,7 +21,16 @@ from simoffload.report.comparison import (
     tie_rule,
     warnings,
 )
-from simoffload.report.document import Chart, Datum, Entry, ReportDocument, Section, Table, fraction, held
+from simoffload.report.document import (
+    Chart,
+    Datum,
+    Entry,
+    ReportDocument,
+    ReportSection,
+    ReportTable,
+    fraction,
+    held,
+)
 from simoffload.report.formatting import largest, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
 from simoffload.report.presentation import presentation
@@ -76,12 +85,12 @@ def _each(result: SimulationResult, bars: int) -> ReportDocument:
     return document._replace(background=(scenario(result.provenance.scenario),))
 
 
-def _side_by_side(found: Sequence[Group]) -> Iterator[Section]:
+def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
     """The answers, a section for each kind of work and a table for each model."""
     kinds = by_kind(found)
     for kind, mine in kinds.items():
         sentences = (text for group in mine for text in (*_missing(group), *_held_back(group)))
-        yield Section(
+        yield ReportSection(
             "Side by side" if len(kinds) == 1 else f"Side by side: {kind}",
             tuple(dict.fromkeys(sentences)),
             tuple(_table(group, alone=len(found) == 1) for group in mine),
@@ -129,7 +138,7 @@ def _legend(found: Sequence[Group]) -> Iterator[str]:
         yield rule
 
 
-def _table(group: Group, *, alone: bool) -> Table:
+def _table(group: Group, *, alone: bool) -> ReportTable:
     heads, names = keys(group)
     cells = presentation(group.rows[0].result).cells
     ratio = f"vs {group.against}" if group.against else "ratio"
@@ -137,7 +146,7 @@ def _table(group: Group, *, alone: bool) -> Table:
     head = (*heads, *cells, ratio, "throughput", "published", answer, "share of the bound")
     rows = tuple((*name, *_row(group, row)) for name, row in zip(names, group.rows, strict=True))
     first = len(heads)
-    return Table(
+    return ReportTable(
         "" if alone else " · ".join(in_common([row.result for row in group.rows])),
         head,
         rows,
@@ -147,7 +156,7 @@ def _table(group: Group, *, alone: bool) -> Table:
     ).without_empty_columns()
 
 
-def _row(group: Group, row: Row) -> Iterator[Entry]:
+def _row(group: Group, row: ComparisonRow) -> Iterator[Entry]:
     """Times, ratios, and what most of the time goes to or why there is none."""
     result, step = row.result, row.result.step
     yield from presentation(result).cells.values()
@@ -164,7 +173,7 @@ def _answer(result: SimulationResult) -> str:
     return "refused" if result.refused else "fits" if result.fits else "does not fit"
 
 
-def _charts(found: Sequence[Group]) -> Iterator[Section]:
+def _charts(found: Sequence[Group]) -> Iterator[ReportSection]:
     """Sections whose charts show what is in the tables of the results."""
     kinds = by_kind(found)
     published = any(row.published for group in found for row in group.rows)
@@ -176,17 +185,17 @@ def _charts(found: Sequence[Group]) -> Iterator[Section]:
         label = f"{uncapitalized(mine[0].compared)} of each target"
         times = Chart(label, partial(comparison_charts.times_compared, mine))
         note = f"Logarithmic axis.{diamonds}"
-        yield Section(f"{mine[0].compared}{about}", notes=(note,), charts=(times,), page_only=True)
+        yield ReportSection(f"{mine[0].compared}{about}", notes=(note,), charts=(times,), page_only=True)
         if isinstance(mine[0].rows[0].result, TrainingResult):
             phases = Chart(
                 "phases of a step of each target", partial(comparison_charts.phases_compared, mine)
             )
-            yield Section(f"{PHASES}{about}", charts=(phases,), page_only=True)
+            yield ReportSection(f"{PHASES}{about}", charts=(phases,), page_only=True)
         causes = Chart("causes of time of each target", partial(comparison_charts.causes_compared, mine))
-        yield Section(f"{CAUSES}{about}", charts=(causes,), page_only=True)
+        yield ReportSection(f"{CAUSES}{about}", charts=(causes,), page_only=True)
 
 
-def _capacity(found: Sequence[Group]) -> Section:
+def _capacity(found: Sequence[Group]) -> ReportSection:
     """What every tier holds; a terminal shows it where that is all that is known of a result."""
     result = "result" if any(group.narrow for group in found) else "weights"
     head = (result, "tier", "needed", "has", "filled", "counted", "")
@@ -207,12 +216,12 @@ def _capacity(found: Sequence[Group]) -> Section:
         )
         refused = tuple(number for number, (_, use) in enumerate(uses) if not use.fits)
         caption = group.title if len(found) > 1 else ""
-        tables.append(Table(caption, head, rows, (2, 3, 4), keys=2, refused=refused, grouped=True))
+        tables.append(ReportTable(caption, head, rows, (2, 3, 4), keys=2, refused=refused, grouped=True))
     untimed = any(row.result.fits and row.result.step is None for group in found for row in group.rows)
-    return Section(CAPACITY, tables=tuple(tables), page_only=not untimed)
+    return ReportSection(CAPACITY, tables=tuple(tables), page_only=not untimed)
 
 
-def _costs(found: Sequence[Group]) -> tuple[Section, ...]:
+def _costs(found: Sequence[Group]) -> tuple[ReportSection, ...]:
     """What the answers cost side by side, of those results that can say so."""
     several = len(found) > 1
     priced = [

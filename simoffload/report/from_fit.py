@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simoffload.planning.fit.largest import Largest, Limit
 from simoffload.planning.fit.machines import MachinesNeeded
-from simoffload.report.document import Datum, Entry, ReportDocument, Section, Table
+from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
 from simoffload.report.formatting import plural
 from simoffload.units import format_bytes, format_number
 
@@ -34,7 +34,7 @@ def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str]
     return ReportDocument(("Machines needed",), None, (), tuple(stopped), tuple(sections))
 
 
-def _machines(found: Sequence[MachinesNeeded]) -> Section:
+def _machines(found: Sequence[MachinesNeeded]) -> ReportSection:
     counts = [{count.tier: count.machines for count in one.counts} for one in found]
     tiers = dict.fromkeys(tier for each in counts for tier in each)
     rows = [
@@ -44,10 +44,10 @@ def _machines(found: Sequence[MachinesNeeded]) -> Section:
     head = ("model", "work", "rule", *tiers)
     first = found[0]
     hbm = format_bytes(first.hbm, binary=True)
-    return Section(
+    return ReportSection(
         f"{first.platform}, {plural(first.gpus, 'GPU')} with {hbm} of HBM in all",
         tuple(f"{one.name}, {count.tier}: {count.why}" for one in found for count in one.counts if count.why),
-        (Table("", head, tuple(rows), tuple(range(2, len(head))), keys=2),),
+        (ReportTable("", head, tuple(rows), tuple(range(2, len(head))), keys=2),),
         _RULES,
         notes_on_terminal=True,
     )
@@ -74,8 +74,8 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
         for one in found
         if one.made_for is not None and one.context.most is not None and one.context.most > one.made_for
     )
-    table = Table("", head, rows, (2, 3, 4, 5), keys=2)
-    section = Section("As it is → at most", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
+    table = ReportTable("", head, rows, (2, 3, 4, 5), keys=2)
+    section = ReportSection("As it is → at most", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
     return ReportDocument(("The largest that fits",), None, (), (*made_for, *stopped), (section,))
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simoffload.report.document import ReportDocument, Section
+from simoffload.report.document import ReportDocument, ReportSection
 from simoffload.report.formatting import percent, place, worked
-from simoffload.report.presentation import Place, presentation
+from simoffload.report.presentation import TierAssignment, presentation
 from simoffload.report.sections import background as origin
-from simoffload.report.sections.around_training import around_training, storage
 from simoffload.report.sections.capacity import capacity
 from simoffload.report.sections.causes import bounds, causes, links
 from simoffload.report.sections.costs import costs
-from simoffload.report.sections.explanation import explained, how_sure
-from simoffload.report.sections.remedies import what_makes_it_fit
+from simoffload.report.sections.explanation import confidence_section, explained
+from simoffload.report.sections.remedies import remedies_section
 from simoffload.report.sections.speed import phases, speed
 from simoffload.report.sections.timeline import timeline
+from simoffload.report.sections.training_overheads import storage, training_overheads
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 
@@ -48,39 +48,39 @@ def headline(result: SimulationResult) -> tuple[str, ...]:
 
 def verdict(result: SimulationResult) -> str:
     """The answer in one sentence."""
-    told = presentation(result)
-    how = f", {told.how}" if told.how else ""
-    where = f"on {result.platform} with {_places(told.places)}{how}"
+    shown = presentation(result)
+    how = f", {shown.how}" if shown.how else ""
+    where = f"on {result.platform} with {_places(shown.places)}{how}"
     if result.refused:
         return f"{result.model} {where} is refused: {'; '.join(result.refused)}."
     if not result.fits:
         return f"{result.model} does not fit {where}: {'; '.join(result.advice)}."
     step = result.step
-    if step is None or not told.took:
+    if step is None or not shown.took:
         return f"{result.model} fits {where}."
     part = f"{step.bottleneck.cause}, {percent(step.bottleneck.exposed_s / step.time_s)}"
-    return f"{result.model} {told.verb} {where}: {told.took}; largest part: {part}."
+    return f"{result.model} {shown.verb} {where}: {shown.took}; largest part: {part}."
 
 
-def _places(places: tuple[Place, ...]) -> str:
+def _places(places: tuple[TierAssignment, ...]) -> str:
     """ "its weights in HBM and its optimizer on raid"."""
     if len(places) > 1 and len({each.tier for each in places}) == 1:
         return f"its {' and '.join(each.what for each in places)} {place(places[0].tier)}"
     return " and ".join(f"its {each.what} {place(each.tier)}" for each in places)
 
 
-def findings(result: SimulationResult) -> tuple[Section, ...]:
+def findings(result: SimulationResult) -> tuple[ReportSection, ...]:
     """The answer, in the order of reading."""
     return tuple(_findings(result))
 
 
-def _findings(result: SimulationResult) -> Iterator[Section]:
+def _findings(result: SimulationResult) -> Iterator[ReportSection]:
     if result.refused:
         return
     training = result if isinstance(result, TrainingResult) else None
     yield capacity(result)
     if result.remedies is not None:
-        yield what_makes_it_fit(result.remedies)
+        yield remedies_section(result.remedies)
     if result.step is not None:
         yield speed(result)
         if training:
@@ -90,32 +90,32 @@ def _findings(result: SimulationResult) -> Iterator[Section]:
         yield links(result, result.step)
     if training:
         yield storage(training)
-    yield from around_training(result)
+    yield from training_overheads(result)
     if result.step is not None:
-        yield how_sure(result)
+        yield confidence_section(result)
 
 
-def _planned(result: SimulationResult) -> Iterator[Section]:
+def _planned(result: SimulationResult) -> Iterator[ReportSection]:
     """What the result says when it is asked: why it is so, what would help, and what it costs."""
     if result.explanation is not None:
         yield from explained(result.explanation)
     if result.next_changes is not None:
-        from simoffload.report.sections.advice import what_next
+        from simoffload.report.sections.advice import next_steps_section
 
-        yield what_next(result.next_changes)
+        yield next_steps_section(result.next_changes)
     if result.costs is not None:
         yield from costs(result, result.costs)
 
 
-def _background(result: SimulationResult, command: str) -> tuple[Section, ...]:
+def _background(result: SimulationResult, command: str) -> tuple[ReportSection, ...]:
     """What the answer was computed from; ``command`` is what reproduces it."""
     origins = result.provenance
-    told = worked(result)
+    shown = worked(result)
     return (
         origin.inputs(origins.inputs, origins.origins),
         *origin.settings(origins),
         origin.scenario(origins.scenario, command),
-        *((Section("Simulation", ("; ".join(told),)),) if told else ()),
+        *((ReportSection("Simulation", ("; ".join(shown),)),) if shown else ()),
         origin.versions(origins.versions.items(), origins.profiles),
         origin.limits(),
     )

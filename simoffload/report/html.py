@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
 from simoffload.report.comparison import Published
-from simoffload.report.document import Chart, ReportDocument, Table, shown
+from simoffload.report.document import Chart, ReportDocument, ReportTable, shown
 from simoffload.report.formatting import sentence
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
@@ -91,9 +91,12 @@ def _lines(text: str) -> Markup:
     return Markup("\n").join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
-def _by_fold(tables: Sequence[Table]) -> list[tuple[str, list[Table]]]:
+def _by_fold(tables: Sequence[ReportTable]) -> list[tuple[str, list[ReportTable]]]:
     """Tables that are folded up together."""
-    return [(folded, list(alike)) for folded, alike in groupby(tables, key=lambda table: table.folded)]
+    return [
+        (folded, list(tables_of_group))
+        for folded, tables_of_group in groupby(tables, key=lambda table: table.folded)
+    ]
 
 
 def _environment() -> jinja2.Environment:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from simoffload.exchange.csv_rows import write_csv
-from simoffload.report.document import Datum, ReportDocument, Section
+from simoffload.report.document import Datum, ReportDocument, ReportSection
 
 __all__ = ["COLUMNS", "write_long_table"]
 
@@ -18,7 +18,7 @@ def write_long_table(document: ReportDocument, path: str | Path) -> None:
     write_csv(path, COLUMNS, _rows(document.sections))
 
 
-def _rows(sections: Sequence[Section]) -> Iterator[tuple[str | float, ...]]:
+def _rows(sections: Sequence[ReportSection]) -> Iterator[tuple[str | float, ...]]:
     for section in sections:
         for table in section.tables:
             for row in table.rows:

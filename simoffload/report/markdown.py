@@ -11,7 +11,7 @@ from pathlib import Path
 
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
-from simoffload.report.document import Listing, ReportDocument, Section, Table
+from simoffload.report.document import Listing, ReportDocument, ReportSection, ReportTable
 from simoffload.report.formatting import sentence
 
 __all__ = ["markdown", "write_markdown"]
@@ -46,7 +46,7 @@ def _document(document: ReportDocument, *, level: int) -> Iterator[str]:
     yield from _sections(document.background, level + 1)
 
 
-def _sections(sections: Sequence[Section], level: int) -> Iterator[str]:
+def _sections(sections: Sequence[ReportSection], level: int) -> Iterator[str]:
     for section in sections:
         if not (section.sentences or section.tables or section.listings):
             continue  # a chart of what is in other tables
@@ -60,7 +60,7 @@ def _sections(sections: Sequence[Section], level: int) -> Iterator[str]:
             yield from _listing(listing)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: ReportTable) -> Iterator[str]:
     if table.caption:
         yield f"**{_text(table.caption)}**"
     rules = ("---:" if column in table.numbers else "---" for column in range(len(table.head)))

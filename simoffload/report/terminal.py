@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from simoffload.errors import printable
-from simoffload.report.document import ReportDocument, Section, Table
+from simoffload.report.document import ReportDocument, ReportSection, ReportTable
 
 __all__ = ["terminal_text"]
 
@@ -25,7 +25,7 @@ _GAP, _INDENT, _HANGING = 2, 2, 4
 """[characters] between columns, before the text of a section, before its continued lines."""
 _NARROWEST = 60
 """[characters] of the narrowest terminal that is laid out for."""
-_ENDLESS = 100_000
+_UNBOUNDED = 100_000
 """[characters] of a line for rich, which would cut off what is to be copied whole."""
 _LEAST = 12
 """[characters] that a column of text keeps, unless its text is shorter: our choice."""
@@ -56,7 +56,7 @@ class _Terminal:
     def __init__(self, *, color: bool, width: int) -> None:
         self._console = Console(
             file=StringIO(),
-            width=_ENDLESS,
+            width=_UNBOUNDED,
             color_system="standard" if color else None,
             force_terminal=color,
             force_jupyter=False,
@@ -64,22 +64,22 @@ class _Terminal:
             _environ={},
         )
         self._width = width
-        self._told: list[Text | Grid] = []
+        self._parts: list[Text | Grid] = []
 
     def paragraph(self, text: str, *, style: str = "", indent: int = 0, hanging: int = _INDENT) -> None:
         """Running text, its continued lines further in; nothing of an empty text."""
         first, later = " " * indent, " " * hanging
         text = printable(text)
         lines = wrap(text, self._width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
-        self._told += (Text(line, style) for line in lines)
+        self._parts += (Text(line, style) for line in lines)
 
-    def section(self, section: Section) -> None:
+    def section(self, section: ReportSection) -> None:
         """A title with what a terminal shows of the section; nothing where that is nothing."""
         tables = [table for table in section.tables if table.rows and not (table.page_only or table.folded)]
         if not (section.sentences or tables or section.listings):
             return
-        self._told.append(Text(""))
-        self._told.append(Text(printable(section.title), "bold"))
+        self._parts.append(Text(""))
+        self._parts.append(Text(printable(section.title), "bold"))
         for text in section.sentences:
             self.paragraph(text, indent=_INDENT, hanging=_HANGING)
         for table in tables:
@@ -89,12 +89,12 @@ class _Terminal:
         for listing in section.listings:
             self.paragraph(listing.caption, indent=_INDENT, hanging=_HANGING)
             for line in listing.text.rstrip("\n").split("\n"):
-                self._told.append(Text(" " * _HANGING + printable(line), "dim"))
+                self._parts.append(Text(" " * _HANGING + printable(line), "dim"))
 
-    def _table(self, table: Table) -> None:
+    def _table(self, table: ReportTable) -> None:
         self.paragraph(table.caption, style="italic", indent=_INDENT)
         kept = [at for at in range(len(table.head)) if at not in table.page_columns]
-        rows = [[_glued(row[at]) for at in kept] for row in table.texts[: table.most]]
+        rows = [[_unbreakable(row[at]) for at in kept] for row in table.texts[: table.most]]
         if table.grouped:
             firsts = ["", *(row[0] for row in rows)]
             for before, row in zip(firsts, rows, strict=False):
@@ -106,7 +106,7 @@ class _Terminal:
             if any(column)
         ]
         for part in _parts(columns, keys=table.keys, room=self._width - _INDENT):
-            self._told.append(self._drawn(part, table.refused))
+            self._parts.append(self._drawn(part, table.refused))
         if table.most is not None and len(table.rows) > table.most:
             self.paragraph(f"and {len(table.rows) - table.most} more", indent=_INDENT)
 
@@ -123,14 +123,14 @@ class _Terminal:
         return grid
 
     def __str__(self) -> str:
-        self._console.print(Group(*self._told))
+        self._console.print(Group(*self._parts))
         file = self._console.file
         assert isinstance(file, StringIO)
         lines = file.getvalue().replace(_GLUE, " ").splitlines()
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def _glued(text: str) -> str:
+def _unbreakable(text: str) -> str:
     """Text whose numbers are one word with their units."""
     return _NUMBER.sub(lambda found: found[0].replace(" ", _GLUE), text)
 
@@ -140,11 +140,11 @@ class _Column:
 
     def __init__(self, cells: Sequence[str], *, number: bool) -> None:
         self.cells, self.number = cells, number
-        words = [word for cell in cells for word in cell.split(" ")]
+        pieces = [word for cell in cells for word in cell.split(" ")]
         self.widest = max(map(len, cells))
-        self.word = max(map(len, words))
+        self.word = max(map(len, pieces))
         """In which no word breaks."""
-        kept = (len(word) for word in words if _GLUE in word or word[:1].isdigit())
+        kept = (len(word) for word in pieces if _GLUE in word or word[:1].isdigit())
         self.least = max(min(_LEAST, self.widest), *kept, 0)
         if number:
             self.word = self.least = max(self.word, *map(len, cells[1:]))

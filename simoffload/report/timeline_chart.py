@@ -186,10 +186,10 @@ def schedule(window: TimelineWindow) -> Figure:
     data = []
     for kind in dict.fromkeys([*_KINDS, *(bar.kind for bar in window.bars)]):
         mine = [bar for bar in window.bars if bar.kind == kind]
-        words, color = _KINDS.get(kind, (kind, BLACK))
+        description, color = _KINDS.get(kind, (kind, BLACK))
         if mine:
             trace = bars(
-                words,
+                description,
                 y=[streams.index(bar.stream) for bar in mine],
                 x=[round(bar.duration_s * scale, 6) for bar in mine],
                 hover=[_hover(bar) for bar in mine],

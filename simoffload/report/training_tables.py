@@ -8,17 +8,17 @@ from simoffload.results.capacity import TierUse
 from simoffload.results.training import TimedPhase, TrainingResult
 
 __all__ = [
-    "MomentNeeds",
     "PhaseShares",
+    "StageNeeds",
     "causes_by_phase",
-    "moments",
     "phase_names",
     "several",
+    "stage_needs",
     "times",
 ]
 
 
-class MomentNeeds(NamedTuple):
+class StageNeeds(NamedTuple):
     """What every tier holds at one stage of the run."""
 
     name: str
@@ -34,17 +34,17 @@ class PhaseShares(NamedTuple):
     """[s] of one step in each of the phases of ``phase_names``."""
 
 
-def moments(result: TrainingResult) -> tuple[MomentNeeds, ...]:
+def stage_needs(result: TrainingResult) -> tuple[StageNeeds, ...]:
     """Every stage with every tier that holds something at any of them."""
     known = {use.tier: use for use in result.capacity}
-    for _, uses in result.moments:
+    for _, uses in result.memory_stages:
         known |= {use.tier: use for use in uses if use.tier not in known}
-    told = []
-    for name, uses in result.moments:
+    needs = []
+    for name, uses in result.memory_stages:
         held = {use.tier: use for use in uses}
         empty = {tier: use._replace(needed=0, terms=()) for tier, use in known.items()}
-        told.append(MomentNeeds(name, tuple(held.get(tier, empty[tier]) for tier in known)))
-    return tuple(told)
+        needs.append(StageNeeds(name, tuple(held.get(tier, empty[tier]) for tier in known)))
+    return tuple(needs)
 
 
 def phase_names(result: TrainingResult) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple
 from simoffload.results.timeline import Timeline, Track
 from simoffload.schedule import Schedule
 
-__all__ = ["Attribution", "Group", "Part", "Place", "attribute", "last_of", "walk"]
+__all__ = ["Attribution", "Group", "OperationRef", "PathSegment", "attribute", "critical_path", "last_of"]
 
 
-class Place(NamedTuple):
+class OperationRef(NamedTuple):
     """An operation of a class of ranks, found in a timeline."""
 
     track: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     """Periods after the one that is held."""
 
 
-class Part(NamedTuple):
+class PathSegment(NamedTuple):
     """A part of the chain."""
 
     track: int
@@ -37,9 +37,9 @@ class Part(NamedTuple):
     """How often the chain goes through it, one period earlier or later."""
 
 
-def last_of(timeline: Timeline, stream: int | None = None) -> Place | None:
+def last_of(timeline: Timeline, stream: int | None = None) -> OperationRef | None:
     """What ends last, on a ``stream`` if one is named; of several the one that began first."""
-    best: tuple[int, int, Place] | None = None  # -end, start, place: the least one
+    best: tuple[int, int, OperationRef] | None = None  # -end, start, place: the least one
     for number, track in enumerate(timeline.tracks):
         if not track.end or stream not in (None, track.stream):
             continue
@@ -47,31 +47,31 @@ def last_of(timeline: Timeline, stream: int | None = None) -> Place | None:
         end = track.end_of(ordinal)
         while ordinal and track.end_of(ordinal - 1) == end:
             ordinal -= 1
-        found = -end, track.start_of(ordinal), Place(number, *track.find(ordinal))
+        found = -end, track.start_of(ordinal), OperationRef(number, *track.find(ordinal))
         best = found if best is None else min(best, found)
     return best[2] if best else None
 
 
-def walk(timeline: Timeline, last: Place) -> list[Part]:
+def critical_path(timeline: Timeline, last: OperationRef) -> list[PathSegment]:
     """The chain that ends with ``last``, from its end to its beginning."""
     walker = _Walker(timeline)
-    chain: list[Part] = []
+    path: list[PathSegment] = []
     met: dict[tuple[int, int], tuple[int, int]] = {}  # -> (copy, length of the chain) when it was come to
     track, entry, copy = last
     while entry >= 0:
-        chain.append(Part(track, entry, 1))
+        path.append(PathSegment(track, entry, 1))
         before = copy
         track, entry, copy = walker.before(track, entry, copy)
         if copy < before:
             known = met.get((track, entry))
             if known is None:
-                met[track, entry] = copy, len(chain)
+                met[track, entry] = copy, len(path)
             else:
-                copy = walker.skip(chain, track, entry, copy, *known)
+                copy = walker.skip(path, track, entry, copy, *known)
                 met.clear()
         elif copy > before:  # another period's copies are counted anew
             met.clear()
-    return chain
+    return path
 
 
 class _Walker:
@@ -108,13 +108,13 @@ class _Walker:
         assert repeat is not None
         return repeat.window
 
-    def skip(self, chain: list[Part], number: int, entry: int, copy: int, met: int, since: int) -> int:
+    def skip(self, path: list[PathSegment], number: int, entry: int, copy: int, met: int, since: int) -> int:
         """Count rounds of the chain's last part, up to where the walk might reach what was before; the copy
         from which it goes on. It was at that entry in the copy ``met`` when the chain had ``since`` parts."""
         rounds = (copy - self._reach(self._window(self._tracks[number], entry))) // (met - copy)
         if rounds < 1:
             return copy
-        chain[since:] = [part._replace(times=part.times * (1 + rounds)) for part in chain[since:]]
+        path[since:] = [part._replace(times=part.times * (1 + rounds)) for part in path[since:]]
         return copy - rounds * (met - copy)
 
     def _reach(self, window: int) -> int:
@@ -239,10 +239,10 @@ def _groups(schedule: Schedule) -> dict[str, Group]:
     return {_cause(kind, schedule): _group(kind) for kind in kinds}
 
 
-def _on_chain(timeline: Timeline, last: Place | None) -> dict[tuple[_Kind, int], int]:
+def _on_chain(timeline: Timeline, last: OperationRef | None) -> dict[tuple[_Kind, int], int]:
     """[ps] by kind and class of ranks on the chain that ends with ``last``; they sum to its end."""
     totals: dict[tuple[_Kind, int], int] = {}
-    for number, entry, times in walk(timeline, last) if last else ():
+    for number, entry, times in critical_path(timeline, last) if last else ():
         track = timeline.tracks[number]
         op = track.steps[entry].op
         key = (op.kind, op.stream, op.route), track.rank

@@ -9,7 +9,7 @@ from simoffload.documents import Edit
 from simoffload.hardware import Tier
 from simoffload.units import format_bytes
 
-__all__ = ["Change", "Estimate", "MemoryTerm", "Moment", "Remedies", "TierUse", "peak_uses", "tier_uses"]
+__all__ = ["Change", "Estimate", "MemoryStage", "MemoryTerm", "Remedies", "TierUse", "peak_uses", "tier_uses"]
 
 
 class MemoryTerm(NamedTuple):
@@ -27,7 +27,7 @@ class MemoryTerm(NamedTuple):
     """Only in the first step."""
 
 
-class Moment(NamedTuple):
+class MemoryStage(NamedTuple):
     """What is held at one stage of a run."""
 
     name: str
@@ -96,7 +96,7 @@ class Change(NamedTuple):
     kind: str
     """"tier", "stage", "setting", "batch", "context", "precision", "gpus", "machines", "capacity" or "lora";
     several of them with " + " between."""
-    words: str
+    description: str
     """"batch 16 → 11 on each GPU"."""
     edits: tuple[Edit, ...]
     uses: tuple[TierUse, ...]
@@ -137,11 +137,11 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
     return tuple(uses)
 
 
-def peak_uses(moments: Iterable[Moment], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
+def peak_uses(memory_stages: Iterable[MemoryStage], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
     """For every tier what it holds when it holds most, and later on; of equal moments the first counts."""
     largest: dict[str, TierUse] = {}
     steady: dict[str, int] = {}
-    for moment in moments:
+    for moment in memory_stages:
         for use in tier_uses(moment.terms, tiers):
             if use.tier not in largest or use.needed > largest[use.tier].needed:
                 largest[use.tier] = use._replace(moment=moment.name)

@@ -19,8 +19,8 @@ from fractions import Fraction
 from math import exp, expm1, sqrt
 from typing import Any, ClassVar, NamedTuple
 
-from simoffload.results.endurance import TierWear
-from simoffload.results.passes import PassResult, combined
+from simoffload.results.endurance import TierLifetime
+from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.write_cache import CachedWrites
 
@@ -153,7 +153,7 @@ class Checkpoints:
         """All phases of saving put together."""
         if not self.saving:
             return None
-        return combined("save", [(phase.result, Fraction(1)) for phase in self.saving])
+        return aggregate("save", [(phase.result, Fraction(1)) for phase in self.saving])
 
     def metrics(self) -> dict[str, float | None]:
         """All metrics by name, as ``CheckpointResult.formulas`` explains them [B], [s], [B/s], fractions."""
@@ -162,10 +162,10 @@ class Checkpoints:
         outlook = self.outlook
         if outlook is None:
             return found
-        said = outlook._asdict()
+        outlook_fields = outlook._asdict()
         return (
             found
-            | {name: said[name] for name in found.keys() & said.keys()}
+            | {name: outlook_fields[name] for name in found.keys() & outlook_fields.keys()}
             | {
                 "save_s": outlook.commit_s,
                 "bytes_per_s": self.size / outlook.commit_s,
@@ -203,7 +203,7 @@ class CheckpointResult(SimulationResult):
     unit: ClassVar[str] = "checkpoint"
 
     checkpoint: Checkpoints
-    wear: tuple[TierWear, ...] = ()
+    drive_lifetime: tuple[TierLifetime, ...] = ()
     """Of the drives that checkpoints go to, where the interval is known."""
 
     @property
@@ -250,7 +250,7 @@ class CheckpointResult(SimulationResult):
         """Parts, phases, outlook, and wear of drives."""
         return {
             "checkpoint": self.checkpoint.to_dict(),
-            "wear": [one.to_dict() for one in self.wear],
+            "drive_lifetime": [one.to_dict() for one in self.drive_lifetime],
         }
 
 

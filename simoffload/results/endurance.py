@@ -13,15 +13,15 @@ from simoffload.hardware.storage import Drive, Raid
 from simoffload.units import format_bytes, format_number
 
 __all__ = [
-    "TierWear",
+    "DriveLifetime",
+    "TierLifetime",
     "Verdict",
-    "Wear",
+    "drive_lifetime",
     "drive_share",
     "duration",
+    "lifetime_warnings",
     "phrase",
-    "tier_wear",
-    "wear",
-    "wear_warnings",
+    "tier_lifetime",
 ]
 
 DAY = 86_400
@@ -33,7 +33,7 @@ Verdict = Literal["unrated", "ok", "before_warranty_ends", "within_a_year"]
 """Whether the drives outlast their warranty at this rate; ``ok`` too if they have none and last a year."""
 
 
-class Wear(NamedTuple):
+class DriveLifetime(NamedTuple):
     """What a step writes, and how long the drives that take it last."""
 
     drives: int
@@ -61,22 +61,27 @@ class Wear(NamedTuple):
         return None if self.years is None else self.years * YEAR
 
 
-class TierWear(NamedTuple):
+class TierLifetime(NamedTuple):
     """A tier and how fast it wears out."""
 
     tier: str
     unit: str
-    """What ``Wear.per_step`` counts: a "step" or a "checkpoint"."""
-    wear: Wear
+    """What ``DriveLifetime.per_step`` counts: a "step" or a "checkpoint"."""
+    drive_lifetime: DriveLifetime
 
     @property
     def sentence(self) -> str:
         """What is written to it, and when its rating is used up."""
-        return f"{self.tier}: {phrase(self.wear, unit=self.unit)}"
+        return f"{self.tier}: {phrase(self.drive_lifetime, unit=self.unit)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"tier": self.tier, "unit": self.unit, **self.wear._asdict(), "days": self.wear.days}
+        return {
+            "tier": self.tier,
+            "unit": self.unit,
+            **self.drive_lifetime._asdict(),
+            "days": self.drive_lifetime.days,
+        }
 
 
 def drive_share(array: Raid | None) -> float:
@@ -88,7 +93,7 @@ def drive_share(array: Raid | None) -> float:
     return 1.0 if array is None else 1 / array.data_drives
 
 
-def wear(
+def drive_lifetime(
     per_step: float,
     step_time: float,
     drive: Drive,
@@ -96,7 +101,7 @@ def wear(
     array: Raid | None = None,
     hosts: int = 1,
     uneven: float = 1.0,
-) -> Wear:
+) -> DriveLifetime:
     """How long new drives last when a step of ``step_time`` [s] writes ``per_step`` [B], day and night.
 
     ``array`` is what each of ``hosts`` makes of such drives, None a single one; the host that writes most
@@ -117,7 +122,7 @@ def wear(
     years = None
     if rated is not None and per_drive > 0:
         years = rated / (per_drive * YEAR)
-    return Wear(
+    return DriveLifetime(
         drives=hosts * (array.count if array else 1),
         per_step=per_step,
         per_day=per_day,
@@ -131,28 +136,28 @@ def wear(
     )
 
 
-def tier_wear(
+def tier_lifetime(
     machine: Machine, tier: str, by_host: Sequence[float], *, time_s: float, unit: str
-) -> TierWear | None:
+) -> TierLifetime | None:
     """Wear of the drives of a tier to which each host writes ``by_host`` [B] every ``time_s`` [s].
 
     None where the drives are not known (a file server, a parallel filesystem) or nothing is written.
     """
-    target, written = machine.wiring.targets[tier], sum(by_host)
+    target, written = machine.topology.targets[tier], sum(by_host)
     if target.drive is None or not written:
         return None
     hosts, uneven = 1, 1.0
     if target.drives:  # every host has its own
         hosts = len(by_host)
         uneven = max(by_host) * hosts / written
-    worn = wear(written, time_s, target.drive, array=target.array, hosts=hosts, uneven=uneven)
-    return TierWear(tier, unit, worn)
+    worn = drive_lifetime(written, time_s, target.drive, array=target.array, hosts=hosts, uneven=uneven)
+    return TierLifetime(tier, unit, worn)
 
 
-def wear_warnings(found: Sequence[TierWear]) -> tuple[str, ...]:
+def lifetime_warnings(found: Sequence[TierLifetime]) -> tuple[str, ...]:
     """What does not last as long as its warranty, or a year without one."""
     short = ("within_a_year", "before_warranty_ends")
-    return tuple(f"drives wear out: {one.sentence}" for one in found if one.wear.verdict in short)
+    return tuple(f"drives wear out: {one.sentence}" for one in found if one.drive_lifetime.verdict in short)
 
 
 def _verdict(rated: int | None, years: float | None, warranty: float | None) -> Verdict:
@@ -165,7 +170,7 @@ def _verdict(rated: int | None, years: float | None, warranty: float | None) -> 
     return "ok" if warranty is None or years >= warranty else "before_warranty_ends"
 
 
-def phrase(worn: Wear, *, unit: str = "step") -> str:
+def phrase(worn: DriveLifetime, *, unit: str = "step") -> str:
     """One sentence for people: what is written a day, and when the rating is used up."""
     if not worn.per_step:
         return "nothing is written to the drives"

@@ -22,10 +22,10 @@ __all__ = [
     "Share",
     "StreamUse",
     "Time",
-    "combined",
+    "aggregate",
+    "largest_remainder",
     "seconds",
     "summarize_pass",
-    "whole",
 ]
 
 Time = int | Fraction
@@ -38,7 +38,7 @@ def seconds(time: Time) -> float:
     return float(time) * _PICO
 
 
-def whole(parts: Sequence[Time]) -> tuple[int, ...]:
+def largest_remainder(parts: Sequence[Time]) -> tuple[int, ...]:
     """The parts of a time [ps] in whole picoseconds that sum to the rounded whole.
 
     By largest remainders: all are rounded down, and those that lost most get one back, the first of equals
@@ -319,7 +319,7 @@ def _bounds(timeline: Timeline) -> dict[str, float]:
     return bounds
 
 
-def combined(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassResult:
+def aggregate(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassResult:
     """Put passes that follow one another together, each as often as it happens; times and bytes add up."""
     weighted = [(one, float(count)) for one, count in parts]
     return PassResult(

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.results.passes import PassResult, whole
+from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.planner import Planner
 from simoffload.results.timeline import PassWork, Timeline
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from simoffload.planning.costs.economics import Economics
     from simoffload.planning.explanation import Explanation
 
-__all__ = ["Provenance", "SimulationResult", "attributed"]
+__all__ = ["ResultProvenance", "SimulationResult", "attributed"]
 
 SCHEMA = "simoffload/result/1"
 
 
 @dataclass(frozen=True)
-class Provenance:
+class ResultProvenance:
     """What the answer was computed from."""
 
     scenario: dict[str, Any]
@@ -77,7 +77,7 @@ class SimulationResult(ABC):
     advice: tuple[str, ...]
     """What lacks and what to do about it; empty when it fits."""
     warnings: tuple[str, ...]
-    provenance: Provenance
+    provenance: ResultProvenance
     extrapolations: tuple[str, ...] = ()
     """What lies outside of the range in which the machine was measured."""
     refused: tuple[str, ...] = ()
@@ -321,7 +321,7 @@ def _tier(use: TierUse) -> dict[str, Any]:
         "capacity_bytes": use.capacity,
         "headroom_bytes": use.headroom,
         "fits": use.fits,
-        **({"moment": use.moment} if use.moment else {}),
+        **({"stage": use.moment} if use.moment else {}),
         "terms": [{"name": term.name, "bytes": term.size, "pinned": term.pinned} for term in use.terms],
     }
 
@@ -363,13 +363,20 @@ def _causes(one: PassResult) -> list[dict[str, Any]]:
             "size": share.size,
             "exposed_ps": exposed,
         }
-        for share, exposed in zip(one.shares, whole([share.exposed_ps for share in one.shares]), strict=True)
+        for share, exposed in zip(
+            one.shares, largest_remainder([share.exposed_ps for share in one.shares]), strict=True
+        )
     ]
 
 
 def _change(one: Change) -> dict[str, Any]:
     headroom = {use.tier: use.headroom for use in one.uses}
-    return {"kind": one.kind, "words": one.words, "set": list(one.assignments), "headroom_bytes": headroom}
+    return {
+        "kind": one.kind,
+        "description": one.description,
+        "set": list(one.assignments),
+        "headroom_bytes": headroom,
+    }
 
 
 def _pass(one: PassResult) -> dict[str, Any]:

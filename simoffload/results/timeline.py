@@ -16,7 +16,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from simoffload.schedule import Op, Schedule
-from simoffload.schedule.ir import Step, steps_of
+from simoffload.schedule.ir import CompiledOp, steps_of
 
 __all__ = ["Columns", "How", "Interval", "Jump", "PassWork", "Piece", "Repeat", "Timeline", "Track"]
 
@@ -60,7 +60,7 @@ class Track:
     rank: int
     """The class of ranks (an index into ``Timeline.classes``)."""
     stream: int
-    steps: Sequence[Step]
+    steps: Sequence[CompiledOp]
     start: array[int]
     """[ps]"""
     end: array[int]
@@ -216,8 +216,8 @@ class Timeline:
     constant_rates: bool = True
     """Whether every transfer kept the rate with which it began."""
     how: How = field(default_factory=How)
-    _whole: Columns | None = field(default=None, compare=False, repr=False)
-    _steps: list[list[Step]] | None = field(default=None, compare=False, repr=False)
+    _expanded: Columns | None = field(default=None, compare=False, repr=False)
+    _steps: list[list[CompiledOp]] | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         """Operations that were executed, all of them."""
@@ -290,12 +290,12 @@ class Timeline:
     # -- everything written out -----------------------------------------------------------------
 
     @property
-    def whole(self) -> Columns:
+    def all_operations(self) -> Columns:
         """All operations as columns, ranks by their own numbers; large where much repeats."""
-        if self._whole is None:
+        if self._expanded is None:
             rows = [*zip(*self._rows(), strict=True)] or [()] * 6
             end, block, iteration, position, rank, start = rows
-            self._whole = Columns(
+            self._expanded = Columns(
                 array("H", rank),
                 array("I", block),
                 array("I", iteration),
@@ -303,7 +303,7 @@ class Timeline:
                 array("q", start),
                 array("q", end),
             )
-        return self._whole
+        return self._expanded
 
     def _rows(self) -> Iterator[_Row]:
         return merge(
@@ -318,32 +318,32 @@ class Timeline:
     @property
     def rank(self) -> array[int]:
         """Rank of every operation."""
-        return self.whole.rank
+        return self.all_operations.rank
 
     @property
     def block(self) -> array[int]:
         """Index into ``Schedule.blocks`` of every operation."""
-        return self.whole.block
+        return self.all_operations.block
 
     @property
     def iteration(self) -> array[int]:
         """Iteration of its block, for every operation."""
-        return self.whole.iteration
+        return self.all_operations.iteration
 
     @property
     def position(self) -> array[int]:
         """Index into ``Block.ops`` of every operation."""
-        return self.whole.position
+        return self.all_operations.position
 
     @property
     def start(self) -> array[int]:
         """[ps] of every operation."""
-        return self.whole.start
+        return self.all_operations.start
 
     @property
     def end(self) -> array[int]:
         """[ps] of every operation."""
-        return self.whole.end
+        return self.all_operations.end
 
 
 _Row = tuple[int, int, int, int, int, int]

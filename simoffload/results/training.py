@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
-from simoffload.results.endurance import TierWear
-from simoffload.results.passes import PassResult, Time, combined, seconds
-from simoffload.results.reading import Reading
+from simoffload.results.data_loading import DataLoading
+from simoffload.results.endurance import TierLifetime
+from simoffload.results.passes import PassResult, Time, aggregate, seconds
 from simoffload.results.result import SimulationResult
 from simoffload.results.write_cache import CachedWrites
 from simoffload.workload import Dataset
@@ -90,7 +90,7 @@ class TrainingResult(SimulationResult):
     recomputed_flops: float = 0.0
     """[FLOP] that checkpointing computes again in one step on one GPU."""
     phases: tuple[TimedPhase, ...] = ()
-    moments: tuple[tuple[str, tuple[TierUse, ...]], ...] = ()
+    memory_stages: tuple[tuple[str, tuple[TierUse, ...]], ...] = ()
     """What every tier holds at each stage of the run."""
     traffic: tuple[StorageTraffic, ...] = ()
     requests: tuple[StorageRequests, ...] = ()
@@ -101,11 +101,11 @@ class TrainingResult(SimulationResult):
     """Checkpoints that the run saves; None where the scenario has none."""
     dataset: Dataset | None = None
     """What the run reads."""
-    reading: Reading | None = None
+    data_loading: DataLoading | None = None
     """Whether it comes in time; None without a dataset or without times."""
     write_caches: tuple[CachedWrites, ...] = ()
     """What became of a step's writes to drives with a write cache."""
-    wear: tuple[TierWear, ...] = ()
+    drive_lifetime: tuple[TierLifetime, ...] = ()
     """Of the drives that steps and checkpoints write to."""
 
     @property
@@ -128,7 +128,7 @@ class TrainingResult(SimulationResult):
         """The whole step: its phases put together."""
         if not self.phases:
             return None
-        return combined("step", [(phase.result, phase.times) for phase in self.phases])
+        return aggregate("step", [(phase.result, phase.times) for phase in self.phases])
 
     def phase_s(self, name: str) -> float | None:
         """Time of all phases of that name in one step [s]."""
@@ -212,7 +212,7 @@ class TrainingResult(SimulationResult):
             "write_caches": [one.to_dict() for one in self.write_caches],
             "memory": [
                 {
-                    "moment": name,
+                    "stage": name,
                     "tiers": [
                         {
                             "tier": use.tier,
@@ -223,11 +223,11 @@ class TrainingResult(SimulationResult):
                         for use in uses
                     ],
                 }
-                for name, uses in self.moments
+                for name, uses in self.memory_stages
             ],
             "checkpoint": self.checkpoint.to_dict() if self.checkpoint else None,
-            "reading": self.reading.to_dict() if self.reading else None,
-            "wear": [one.to_dict() for one in self.wear],
+            "data_loading": self.data_loading.to_dict() if self.data_loading else None,
+            "drive_lifetime": [one.to_dict() for one in self.drive_lifetime],
         }
 
     def to_frame(self) -> pd.DataFrame:

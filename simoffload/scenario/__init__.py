@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.defaults import default_scenario
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.loading import find_scenario, list_scenarios, load_scenario, resolve
 from simoffload.scenario.schema import EngineOptions, Scenario
-from simoffload.scenario.shelf import Shelf
 
 __all__ = [
     "EngineOptions",
     "LoadedScenario",
     "Scenario",
-    "Shelf",
+    "ScenarioCache",
     "default_scenario",
     "find_scenario",
     "list_scenarios",

@@ -10,9 +10,9 @@ from simoffload.documents import Document, Edit, edited, set_value
 from simoffload.errors import InputError
 from simoffload.hardware import list_profiles
 from simoffload.limits import limited
+from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.loading import resolve
-from simoffload.scenario.shelf import Shelf
 
 __all__ = ["default_scenario"]
 
@@ -41,8 +41,8 @@ def default_scenario(
         known = ", ".join(one.id for one in list_profiles("platform"))
         text = f"a model needs a platform: --on PLATFORM:TIER,… or --set platform=PLATFORM, of {known}"
         raise InputError([document.problem((), text)])
-    shelf = Shelf()
-    return resolve(_filled(resolve(document, shelf=shelf)), shelf=shelf)
+    cache = ScenarioCache()
+    return resolve(_filled(resolve(document, cache=cache)), cache=cache)
 
 
 def _filled(scenario: LoadedScenario) -> Document:

@@ -13,8 +13,8 @@ from simoffload.hardware.changes import spelled
 from simoffload.hardware.links import memory_warnings
 from simoffload.limits import keep, limited, now_doing
 from simoffload.models import ModelShape
+from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import Scenario
-from simoffload.scenario.shelf import Shelf
 from simoffload.scenario.tiers import RESIDENT, placement_of
 from simoffload.strategies import Plan, Strategy, strategy_for
 
@@ -34,7 +34,7 @@ class LoadedScenario:
     machine: Machine
     remarks: tuple[str, ...] = ()
     """What the user should know of how it came about."""
-    shelf: Shelf = field(default_factory=Shelf, repr=False, compare=False)
+    cache: ScenarioCache = field(default_factory=ScenarioCache, repr=False, compare=False)
     """What it was built with, for others that are like it."""
 
     @property
@@ -55,8 +55,10 @@ class LoadedScenario:
             edits = strategy.resident()
         else:
             edits = strategy.retarget(placement_of(target, self.machine), self.machine)
-        moved = self._resolved(edited(self.document, edits))
-        return replace(moved, remarks=(*moved.remarks, *_kind_changed(strategy, moved.scenario.strategy)))
+        changed = self._resolved(edited(self.document, edits))
+        return replace(
+            changed, remarks=(*changed.remarks, *_kind_changed(strategy, changed.scenario.strategy))
+        )
 
     def changed(self, *edits: Edit) -> Document:
         """The document with edits made to it.
@@ -80,13 +82,13 @@ class LoadedScenario:
 
     def platform(self, *edits: Edit) -> Platform:
         """Its platform with edits; raises InputError for one that cannot be."""
-        return self.shelf.platform(self._possible(*edits))
+        return self.cache.platform(self._possible(*edits))
 
     def _possible(self, *edits: Edit) -> Document:
         changed, own = self.changed(*edits), self.document.data.get("profiles") or {}
         if not own:
             return changed
-        uses = self.shelf.platform(changed, changed=False).profiles
+        uses = self.cache.platform(changed, changed=False).profiles
         has = {name for use in uses for name in (use.id, f"{use.kind}/{use.id}")}
         kept = {name: one for name, one in changed.data["profiles"].items() if name in has or name not in own}
         return edited(changed, [Edit(("profiles",), kept)], in_place=True)
@@ -94,7 +96,7 @@ class LoadedScenario:
     def _resolved(self, document: Document) -> LoadedScenario:
         from simoffload.scenario.loading import resolve
 
-        return replace(resolve(document, shelf=self.shelf), remarks=self.remarks)
+        return replace(resolve(document, cache=self.cache), remarks=self.remarks)
 
     @property
     def places(self) -> tuple[str, str]:
@@ -117,7 +119,7 @@ class LoadedScenario:
         if workload.kind not in strategy.serves:
             raise self._mismatch()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
-        self._checked(lambda: plan.moments)  # counted in a pass in which DeepSpeed may lack buffers
+        self._checked(lambda: plan.memory_stages)  # counted in a pass in which DeepSpeed may lack buffers
         options = self.scenario.checkpoint
         if options is None:
             return plan
@@ -195,13 +197,15 @@ def _kind_changed(before: Strategy, after: Strategy) -> tuple[str, ...]:
 
 def other_work(before: Strategy, after: Strategy) -> tuple[str, ...]:
     """What makes the work of another strategy other work, on as many GPUs."""
-    told = []
+    differences = []
     if before.trains != after.trains:
-        told.append(f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}: other work")
+        differences.append(
+            f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}: other work"
+        )
     if before.gpus == after.gpus and before.replicas != after.replicas:
         now, then = _batches(after.replicas), _batches(before.replicas)
-        told.append(f"{after.gpus} GPUs work on {now} here, on {then} before: another amount of work")
-    return tuple(told)
+        differences.append(f"{after.gpus} GPUs work on {now} here, on {then} before: another amount of work")
+    return tuple(differences)
 
 
 def _batches(batches: int) -> str:

@@ -29,9 +29,9 @@ from simoffload.hardware import Machine
 from simoffload.limits import keep, limited
 from simoffload.models import ModelSpec
 from simoffload.models.library import is_model, list_models
+from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.schema import EngineOptions, Scenario, scenario_schema
-from simoffload.scenario.shelf import Shelf
 from simoffload.scenario.tiers import READ_TIER
 from simoffload.shipped import shipped_folder
 from simoffload.strategies import strategies, strategy_for
@@ -77,34 +77,34 @@ def resolve(
     document: Document,
     *,
     overrides: Sequence[str] = (),
-    shelf: Shelf | None = None,
+    cache: ScenarioCache | None = None,
 ) -> LoadedScenario:
     """Check a document and load all that it refers to. Raises InputError.
 
-    Scenarios that share a ``shelf`` read what they have in common once.
+    Scenarios that share a ``cache`` read what they have in common once.
     """
-    shelf = Shelf() if shelf is None else shelf
+    cache = ScenarioCache() if cache is None else cache
     for assignment in overrides:
-        document = set_value(_opened(document, assignment, shelf), assignment)
+        document = set_value(_opened(document, assignment, cache), assignment)
     _keep_limits(document)
     problems: list[Problem] = []
-    document = completed(document, shelf, problems)
+    document = completed(document, cache, problems)
     try:
         scenario = validate(document, scenario_schema())
     except InputError as error:
         problems = [*error.problems, *problems]
-        _check_the_rest(document, shelf, problems)
+        _check_the_rest(document, cache, problems)
         raise _all_of(problems, document) from None
-    model = _try(document, problems, "model", lambda: shelf.model(scenario.model, root=document.root))
-    machine = _machine(document, shelf, problems, nodes=scenario.nodes)
+    model = _try(document, problems, "model", lambda: cache.model(scenario.model, root=document.root))
+    machine = _machine(document, cache, problems, nodes=scenario.nodes)
     if machine is not None:
         scenario = _with_tiers(document, scenario, machine, problems)
     else:
-        _check_the_rest(document, shelf, problems)
+        _check_the_rest(document, cache, problems)
     problems += _out_of_place(document, scenario)
     if problems or model is None or machine is None:
         raise _all_of(problems, document)
-    return LoadedScenario(scenario, document, model, machine, shelf=shelf)
+    return LoadedScenario(scenario, document, model, machine, cache=cache)
 
 
 def _keep_limits(document: Document) -> None:
@@ -123,24 +123,24 @@ def _all_of(problems: list[Problem], document: Document) -> InputError:
 
 
 def _machine(
-    document: Document, shelf: Shelf, problems: list[Problem], *, nodes: int = 1, changed: bool = True
+    document: Document, cache: ScenarioCache, problems: list[Problem], *, nodes: int = 1, changed: bool = True
 ) -> Machine | None:
-    platform = _try(document, problems, "platform", lambda: shelf.platform(document, changed=changed))
+    platform = _try(document, problems, "platform", lambda: cache.platform(document, changed=changed))
     if platform is None:
         return None
-    return _try(document, problems, "nodes", lambda: shelf.machine(platform, nodes=nodes))
+    return _try(document, problems, "nodes", lambda: cache.machine(platform, nodes=nodes))
 
 
-def _check_the_rest(document: Document, shelf: Shelf, problems: list[Problem]) -> None:
+def _check_the_rest(document: Document, cache: ScenarioCache, problems: list[Problem]) -> None:
     """Add what is wrong with references in those sections of a broken scenario that are right themselves."""
     data, own = document.data, [one.key for one in problems if one.path in ("--set", document.path)]
     broken = {re.split(r"[.\[]", key)[0] for key in own}
     if "model" in data and "model" not in broken:
         spec = validate(document, ModelSpec, at=("model",))
-        _try(document, problems, "model", lambda: shelf.model(spec, root=document.root))
+        _try(document, problems, "model", lambda: cache.model(spec, root=document.root))
     if "platform" not in data or broken.intersection({"platform", "equipment"}):
         return
-    machine = _machine(document, shelf, problems, changed="profiles" not in broken)
+    machine = _machine(document, cache, problems, changed="profiles" not in broken)
     if machine is None:
         return
     for section, names in _tier_keys(data).items():
@@ -159,14 +159,14 @@ def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
     return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_keys})
 
 
-def _opened(document: Document, assignment: str, shelf: Shelf) -> Document:
+def _opened(document: Document, assignment: str, cache: ScenarioCache) -> Document:
     """The document with its ds_config in place of the path, if the assignment sets something in it."""
     strategy = document.data.get("strategy")
     path = strategy.get("ds_config") if isinstance(strategy, dict) else None
     within = parse_path(split_assignment(assignment)[0])[:-1]
     if not isinstance(path, str) or within[:2] != ("strategy", "ds_config"):
         return document
-    config = shelf.ds_config(path, root=document.root)
+    config = cache.ds_config(path, root=document.root)
     return edited(document, [Edit(("strategy", "ds_config"), config)], in_place=True)
 
 
@@ -215,7 +215,7 @@ def locate(source: str | Path) -> Path:
     raise InputError([Problem(shortened(str(source)), None, None, "", message)])
 
 
-def completed(document: Document, shelf: Shelf, problems: list[Problem]) -> Document:
+def completed(document: Document, cache: ScenarioCache, problems: list[Problem]) -> Document:
     """The document with the kinds that were left out, and a ds_config in place of its path.
 
     What is wrong is added to ``problems``.
@@ -239,7 +239,7 @@ def completed(document: Document, shelf: Shelf, problems: list[Problem]) -> Docu
     path = strategy.get("ds_config")
     if isinstance(path, str):
         config = _try(
-            document, problems, "strategy.ds_config", lambda: shelf.ds_config(path, root=document.root)
+            document, problems, "strategy.ds_config", lambda: cache.ds_config(path, root=document.root)
         )
         strategy["ds_config"] = config if config is not None else {}
     return edited(document, [Edit(("strategy",), strategy)], in_place=True)

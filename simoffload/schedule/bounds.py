@@ -65,14 +65,14 @@ def stream_times(schedule: Schedule, ranks: Iterable[int] | None = None) -> Coun
 
     ``ranks`` are those to look at, all unless given.
     """
-    alike: dict[tuple[int, ...], list[int]] = {}
+    ranks_by_rates: dict[tuple[int, ...], list[int]] = {}
     for rank in range(schedule.ranks) if ranks is None else ranks:
         rates = tuple([alone_rate(schedule, route=route, rank=rank) for route in range(len(schedule.routes))])
-        alike.setdefault(rates, []).append(rank)
+        ranks_by_rates.setdefault(rates, []).append(rank)
     fixed, moves = _operations(schedule)
     owners = schedule.owners
     times: Counter[tuple[int, int]] = Counter()
-    for rates, own_ranks in alike.items():
+    for rates, own_ranks in ranks_by_rates.items():
         own = Counter(fixed)
         for (stream, route, size), count in moves.items():
             own[stream] += count * transfer_time(size, rates[route])
@@ -90,14 +90,14 @@ def link_time(load: int, link: Link) -> int:
 
 def link_loads(schedule: Schedule) -> list[int]:
     """Return what crosses each link in all [B x coefficient]."""
-    moved: Counter[tuple[int, int]] = Counter()
+    transferred: Counter[tuple[int, int]] = Counter()
     for block in schedule.blocks:
         for op in block.ops:
             if op.size:
-                moved[op.stream, op.route] += block.repeat * op.size
+                transferred[op.stream, op.route] += block.repeat * op.size
     owners = schedule.owners
     loads = [0] * len(schedule.links)
-    for (stream, route), size in moved.items():
+    for (stream, route), size in transferred.items():
         ranks = owners[stream].ranks
         for hops in schedule.routes[route].hops[ranks.start : ranks.stop]:
             for link, coefficient in hops:

@@ -58,7 +58,7 @@ class ScheduleBuilder:
         self._ranks = [len(program.ranks) for program in self._empty.owners]
         self._peers: dict[Peers, int] = {}
         self._routes: dict[_RouteKey, int] = {}
-        self._ways: dict[tuple[Hops, ...], int] = {}
+        self._route_hops: dict[tuple[Hops, ...], int] = {}
         self._known: dict[int, tuple[tuple[Hops, ...], int]] = {}  # by identity: fractions take long to hash
         self._name_now = ""
         self._ops: list[Op] = []
@@ -97,7 +97,7 @@ class ScheduleBuilder:
         """Index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s]."""
         known = self._known.get(id(hops))
         if known is None:
-            known = self._known[id(hops)] = hops, self._ways.setdefault(hops, len(self._ways))
+            known = self._known[id(hops)] = hops, self._route_hops.setdefault(hops, len(self._route_hops))
         return self._routes.setdefault(_RouteKey(name, known[1], cap), len(self._routes))
 
     def peers(self, ranks: Peers) -> int:
@@ -130,7 +130,7 @@ class ScheduleBuilder:
         units: list[tuple[str, int, LinkUnit]] = [(*one, "B") for one in resources]
         units += [(name, number * _NANO, "core-ns") for name, number in cores]
         scales = [1] * len(units)
-        for way in self._ways:
+        for way in self._route_hops:
             for hops in way:
                 for link, share in hops:
                     scales[link] = lcm(scales[link], share.denominator)
@@ -138,14 +138,14 @@ class ScheduleBuilder:
             Link(name, capacity * scale, scale, unit)
             for (name, capacity, unit), scale in zip(units, scales, strict=True)
         )
-        ways = [
+        route_hops = [
             tuple(
                 tuple((link, share.numerator * (scales[link] // share.denominator)) for link, share in hops)
                 for hops in way
             )
-            for way in self._ways
+            for way in self._route_hops
         ]
-        routes = tuple(Route(key.name, ways[key.way], key.cap) for key in self._routes)
+        routes = tuple(Route(key.name, route_hops[key.way], key.cap) for key in self._routes)
         return self._empty._replace(
             links=links, routes=routes, blocks=self._blocks(), peers=tuple(self._peers)
         )

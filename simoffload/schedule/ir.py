@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "Block",
+    "CompiledOp",
     "Dependency",
     "Device",
     "Link",
@@ -41,7 +42,6 @@ __all__ = [
     "Route",
     "Schedule",
     "Segment",
-    "Step",
     "compile_streams",
     "steps_of",
 ]
@@ -225,7 +225,7 @@ PeerNeed = tuple[int, Need]
 """An index into ``Schedule.peers``, and what that stream of all these ranks must have done."""
 
 
-class Step(NamedTuple):
+class CompiledOp(NamedTuple):
     """An operation with everything about it that does not depend on rank or iteration."""
 
     op: Op
@@ -249,17 +249,17 @@ class Segment(NamedTuple):
 
     block: int
     repeat: int
-    steps: tuple[Step, ...]
+    steps: tuple[CompiledOp, ...]
 
 
-def steps_of(schedule: Schedule) -> list[list[Step]]:
+def steps_of(schedule: Schedule) -> list[list[CompiledOp]]:
     """The operations of every block."""
     shape = tuple(
         [(block.repeat, tuple([(op.stream, op.after) for op in block.ops])) for block in schedule.blocks]
     )
     few = sum([len(ops) for _, ops in shape]) <= _FEW
     places = (_places if few else _places.__wrapped__)(len(schedule.streams), shape)
-    made = Step._make
+    made = CompiledOp._make
     return [
         [
             made((op, index, position, *place))
@@ -273,7 +273,7 @@ def compile_streams(schedule: Schedule) -> tuple[tuple[Segment, ...], ...]:
     """Return the segments of every stream; blocks in which a stream has nothing to do are left out."""
     segments: list[list[Segment]] = [[] for _ in schedule.streams]
     for block, steps in zip(schedule.blocks, steps_of(schedule), strict=True):
-        streams: dict[int, list[Step]] = {}
+        streams: dict[int, list[CompiledOp]] = {}
         for step in steps:
             streams.setdefault(step.op.stream, []).append(step)
         for stream, mine in streams.items():

@@ -11,8 +11,8 @@ from typing import Any
 from simoffload import __version__
 from simoffload.documents import quoted
 from simoffload.errors import SimulationError
-from simoffload.results.capacity import MemoryTerm, Moment, TierUse, peak_uses
-from simoffload.results.result import Provenance
+from simoffload.results.capacity import MemoryStage, MemoryTerm, TierUse, peak_uses
+from simoffload.results.result import ResultProvenance
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.data_loading import look_ahead_bytes, stored_bytes
 from simoffload.strategies import Plan
@@ -35,12 +35,12 @@ def memory_footprint(scenario: LoadedScenario) -> tuple[TierUse, ...]:
     return peak_uses(memory_stages(scenario, scenario.plan()), scenario.machine.tiers)
 
 
-def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[Moment, ...]:
+def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[MemoryStage, ...]:
     """The stages of a plan with what the sections ``dataset`` and ``checkpoint`` of a training run need.
 
     Files are there all the time. While a checkpoint is saved, what the optimizer's step held is still held.
     """
-    stages, saved, dataset = plan.moments, plan.saved, scenario.scenario.dataset
+    stages, saved, dataset = plan.memory_stages, plan.saved, scenario.scenario.dataset
     always: list[MemoryTerm] = []
     if scenario.scenario.checkpoint is not None and saved is not None:
         always.append(saved.stored)
@@ -49,12 +49,12 @@ def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[Moment, ...]:
     if scenario.scenario.checkpoint is not None and saved is not None:
         held = {(term.tier, term.name) for term in (*stages[-1].terms, *always)}
         more = [term for term in saved.memory if (term.tier, term.name) not in held]
-        stages = (*stages, Moment("checkpoint", (*stages[-1].terms, *more)))
+        stages = (*stages, MemoryStage("checkpoint", (*stages[-1].terms, *more)))
     _check_tiers(scenario, stages)
     return tuple(stage._replace(terms=(*stage.terms, *always)) for stage in stages)
 
 
-def _check_tiers(scenario: LoadedScenario, stages: tuple[Moment, ...]) -> None:
+def _check_tiers(scenario: LoadedScenario, stages: tuple[MemoryStage, ...]) -> None:
     """Raise SimulationError for memory on a tier that the machine does not have: it would not be counted."""
     tiers, kind = scenario.machine.tiers, scenario.scenario.strategy.kind
     for term in (term for stage in stages for term in stage.terms if term.tier not in tiers):
@@ -106,7 +106,7 @@ def identity(
         "ranks": inner.strategy.ranks,
         "gpus": inner.strategy.gpus,
         "replicas": inner.strategy.replicas,
-        "provenance": Provenance(
+        "provenance": ResultProvenance(
             scenario=scenario.document.data,
             profiles=tuple((use.kind, use.id, use.sha256) for use in machine.profiles),
             inputs=tuple(machine.inputs()),

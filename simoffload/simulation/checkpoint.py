@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simoffload.results.checkpoint import CheckpointPhase, Checkpoints, SavedPart
-from simoffload.results.endurance import TierWear, tier_wear
+from simoffload.results.endurance import TierLifetime, tier_lifetime
 from simoffload.results.write_cache import CachedWrites, cache_warnings
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.write_cache import checkpoint_with_caches
-from simoffload.strategies.checkpoint.bytes import Part
+from simoffload.strategies.checkpoint.bytes import CheckpointPart
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 
-__all__ = ["checkpoint_facts", "checkpoint_times", "checkpoint_wear"]
+__all__ = ["checkpoint_facts", "checkpoint_lifetimes", "checkpoint_times"]
 
 
 def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:
@@ -30,7 +30,7 @@ def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:
     )
 
 
-def _part(part: Part) -> SavedPart:
+def _part(part: CheckpointPart) -> SavedPart:
     files = 1 if part.same_file else len(part.writers)
     return SavedPart(part.name, part.size, len(part.writers), part.device, files)
 
@@ -62,11 +62,11 @@ def checkpoint_times(
     return done, (*filter(None, [plan.commit_warning(outlook)]), *cache_warnings(caches))
 
 
-def checkpoint_wear(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierWear, ...]:
+def checkpoint_lifetimes(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierLifetime, ...]:
     """Of the drives, where it is known how often a checkpoint is saved."""
     outlook = found.outlook
     if outlook is None or outlook.interval_s is None:
         return ()
     every = outlook.interval_s + outlook.stall_s
-    worn = tier_wear(plan.machine, plan.tier, found.written_by_host, time_s=every, unit="checkpoint")
+    worn = tier_lifetime(plan.machine, plan.tier, found.written_by_host, time_s=every, unit="checkpoint")
     return (worn,) if worn is not None else ()

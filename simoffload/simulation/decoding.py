@@ -73,7 +73,7 @@ def decode(
     durations = lru_cache(maxsize=_REMEMBERED)(durations)
     known = {1: run(1)}
     open_ends = [(1, steps)]
-    done: list[_Stretch] = []
+    done: list[_DecodeRange] = []
     while open_ends:
         low, high = open_ends.pop(0)
         if low == high:
@@ -89,7 +89,9 @@ def decode(
             open_ends += [(low, (low + high) // 2), ((low + high) // 2, high)]
         else:
             end = known[high] = known.get(high) or run(high)
-            done.append(_Stretch(known[low], end.durations, end.time, high, None if high - low > 1 else 0))
+            done.append(
+                _DecodeRange(known[low], end.durations, end.time, high, None if high - low > 1 else 0)
+            )
         for begin, _ in open_ends:
             known[begin] = known.get(begin) or run(begin)
     simulated = tuple(known[step] for step in sorted(known))
@@ -129,7 +131,7 @@ def verify_decoding(found: Decoding, full: Decoding) -> None:
         )
 
 
-class _Stretch(NamedTuple):
+class _DecodeRange(NamedTuple):
     """The steps after a simulated one, up to one whose time is known, too."""
 
     low: Simulated
@@ -164,14 +166,16 @@ class _Stretch(NamedTuple):
         return next((high - low for low, high in pairs if low != high), 0)
 
 
-def _certain(low: Simulated, last: int, time: int, durations: Callable[[int], Durations]) -> _Stretch | None:
+def _certain(
+    low: Simulated, last: int, time: int, durations: Callable[[int], Durations]
+) -> _DecodeRange | None:
     """The steps up to ``last``, which takes ``time`` [ps], if one duration alone changes, and is nowhere
     longer than at the last nor shorter than at the first."""
     first, final = low.durations, durations(last)
     grow = [i for i, pair in enumerate(zip(first, final, strict=True)) if pair[0] != pair[1]]
     if not grow:
         same = all(durations(step) == first for step in range(low.step + 1, last))
-        return _Stretch(low, final, low.time, last, 0) if same else None
+        return _DecodeRange(low, final, low.time, last, 0) if same else None
     if len({first[i] for i in grow}) > 1:
         return None
     least, most, grown = first[grow[0]], final[grow[0]], 0
@@ -183,11 +187,11 @@ def _certain(low: Simulated, last: int, time: int, durations: Callable[[int], Du
         if own != tuple([mine if i in grow else value for i, value in enumerate(first)]):
             return None
         grown += mine - least
-    return _Stretch(low, final, time, last, grown - (most - least))
+    return _DecodeRange(low, final, time, last, grown - (most - least))
 
 
 def _distances(simulated: tuple[Simulated, ...]) -> Iterator[float]:
     """How far each simulated step is from the line between its neighbours, relative to its time."""
     for low, middle, high in zip(simulated, simulated[1:], simulated[2:], strict=False):
-        line = _Stretch(low, high.durations, high.time, high.step, None)
+        line = _DecodeRange(low, high.durations, high.time, high.step, None)
         yield abs(line.at(middle.durations) - middle.time) / middle.time

@@ -10,13 +10,13 @@ from typing import Any, Generic, TypeVar
 from simoffload.errors import InputError, Problem, WorkLimitError
 from simoffload.results.capacity import peak_uses, tier_uses
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints
-from simoffload.results.endurance import wear_warnings
+from simoffload.results.endurance import lifetime_warnings
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, memory_stages
-from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times, checkpoint_wear
+from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_lifetimes, checkpoint_times
 from simoffload.simulation.runner import Runner
 from simoffload.simulation.training_overheads import around_training
 from simoffload.simulation.write_cache import steps_with_caches
@@ -59,20 +59,20 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
     DeepSpeed or its strategy refuses it, or planning and simulating it takes more than its limits allow.
     """
     weights, optimizer = scenario.places
-    told: tuple[str, ...] = (str(error),)
+    messages: tuple[str, ...] = (str(error),)
     if isinstance(error, InputError):
-        told = tuple(dict.fromkeys(_said(scenario, one) for one in error.problems))
+        messages = tuple(dict.fromkeys(_problem_text(scenario, one) for one in error.problems))
     fields = {
         **identity(scenario, target=weights),
         "capacity": (),
         "advice": (),
         "warnings": scenario.warnings,
-        "refused": told,
+        "refused": messages,
     }
     return measures_of(scenario).empty(fields, optimizer=optimizer)
 
 
-def _said(scenario: LoadedScenario, problem: Problem) -> str:
+def _problem_text(scenario: LoadedScenario, problem: Problem) -> str:
     """A problem by its key; where it is in another file than the scenario's, with its place."""
     if problem.path in scenario.document.origins.values():
         return str(problem)
@@ -145,7 +145,7 @@ class _OfTraining(Measures[TrainingResult]):
             traffic=facts.traffic,
             estimates=facts.estimates,
             requests=facts.requests,
-            moments=tuple((stage.name, tier_uses(stage.terms, tiers)) for stage in stages),
+            memory_stages=tuple((stage.name, tier_uses(stage.terms, tiers)) for stage in stages),
             dataset=scenario.scenario.dataset,
             checkpoint=checkpoint_facts(saved) if saved is not None else None,
         )
@@ -190,12 +190,12 @@ class _OfCheckpoints(Measures[CheckpointResult]):
     def timed(self, plan: Plan, result: CheckpointResult, runner: Runner) -> CheckpointResult:
         assert plan.saved is not None
         found, warnings = checkpoint_times(plan.saved, runner)
-        wear = checkpoint_wear(plan.saved, found)
+        drive_lifetime = checkpoint_lifetimes(plan.saved, found)
         return replace(
             result,
             checkpoint=found,
-            wear=wear,
-            warnings=(*result.warnings, *warnings, *wear_warnings(wear)),
+            drive_lifetime=drive_lifetime,
+            warnings=(*result.warnings, *warnings, *lifetime_warnings(drive_lifetime)),
             timelines=runner.timelines,
             work=tuple(runner.work),
         )
@@ -220,12 +220,12 @@ def _gathered(ranks: int, bound: float) -> str:
 
 def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner) -> tuple[str, ...]:
     """Warn when weights are offloaded although a whole copy fits in each GPU."""
-    whole = plan.whole_copies
-    if whole is None or not all(use.fits for use in peak_uses(whole.moments, plan.machine.tiers)):
+    copies = plan.whole_copies
+    if copies is None or not all(use.fits for use in peak_uses(copies.memory_stages, plan.machine.tiers)):
         return ()
     assert result.step is not None
     kind = "decode" if result.decode else "prefill"
-    phase = next(one for one in whole.phases if one.kind == kind)
+    phase = next(one for one in copies.phases if one.kind == kind)
     fast = runner.time_s(phase.step(1) if isinstance(phase, PhaseSeries) else phase)
     size, times = format_bytes(plan.model.weight_bytes), result.step.time_s / fast
     text = f"offloading hurts here: a copy of the weights ({size}) fits on every GPU; without ZeRO"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
 from simoffload.limits import now_doing
-from simoffload.results.course import longer
+from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.results.passes import PassResult, summarize_pass
 from simoffload.results.timeline import PassWork, Timeline
 from simoffload.scenario import LoadedScenario
@@ -83,7 +83,11 @@ class Runner:
             return Simulated(step, series.durations(step), result, timeline.makespan, kept)
 
         def later(low: Simulated, step: int) -> int | None:
-            return None if low.timeline is None else longer(low.timeline, series.step(step).schedule({}))
+            return (
+                None
+                if low.timeline is None
+                else makespan_for_longer_context(low.timeline, series.step(step).schedule({}))
+            )
 
         if how == "on":
             return decode(series.steps, series.durations, run, later)
@@ -132,4 +136,4 @@ def verify(timeline: Timeline, full: Timeline) -> None:
 
 def _operations(timeline: Timeline) -> list[tuple[int, ...]]:
     """(rank, block, iteration, position, start, end) of all operations."""
-    return sorted(zip(*timeline.whole, strict=True))
+    return sorted(zip(*timeline.all_operations, strict=True))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simoffload.results.endurance import TierWear, tier_wear, wear_warnings
-from simoffload.results.reading import Reading, reading_sentences
+from simoffload.results.data_loading import DataLoading, data_loading_sentences
+from simoffload.results.endurance import TierLifetime, lifetime_warnings, tier_lifetime
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import AHEAD
 from simoffload.simulation.checkpoint import checkpoint_times
-from simoffload.simulation.data_loading import predict_reading
+from simoffload.simulation.data_loading import predict_data_loading
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Plan
 from simoffload.workload import Dataset
@@ -23,7 +23,7 @@ def around_training(
 ) -> TrainingResult:
     """Add checkpoints, data and wear to a result that has times. Raises SimulationError."""
     result = _with_checkpoints(plan, result, runner)
-    return _with_wear(scenario, _with_reading(scenario, result))
+    return _with_lifetimes(scenario, _with_reading(scenario, result))
 
 
 def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
@@ -32,8 +32,8 @@ def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> Tra
     if not step or update is None or plan.saved is None:
         return result
     checkpoints = plan.saved.after(step_time=step, update_time=min(update, step))
-    found, told = checkpoint_times(checkpoints, runner, result.write_caches)
-    return replace(result, checkpoint=found, warnings=(*result.warnings, *told))
+    found, warnings = checkpoint_times(checkpoints, runner, result.write_caches)
+    return replace(result, checkpoint=found, warnings=(*result.warnings, *warnings))
 
 
 def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
@@ -42,11 +42,11 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
     if dataset is None or step is None or not result.step_s:
         return result
     machine = scenario.machine
-    target = machine.wiring.targets[dataset.tier]
+    target = machine.topology.targets[dataset.tier]
     served = None
     if target.drive is not None and target.drive.random_read is not None:
         served = target.drive.random_read.value * (target.array.count if target.array else 1)
-    reading = predict_reading(
+    data_loading = predict_data_loading(
         dataset,
         machine,
         ranks=result.ranks,
@@ -59,7 +59,11 @@ def _with_reading(scenario: LoadedScenario, result: TrainingResult) -> TrainingR
         requests_per_second=served,
         background={use.link: use.size / result.step_s for use in step.links},
     )
-    return replace(result, reading=reading, warnings=(*result.warnings, *_starving(dataset, reading)))
+    return replace(
+        result,
+        data_loading=data_loading,
+        warnings=(*result.warnings, *_loading_warnings(dataset, data_loading)),
+    )
 
 
 def _pause(result: TrainingResult) -> float:
@@ -77,13 +81,13 @@ def _free(result: TrainingResult) -> int | None:
     return None
 
 
-def _starving(dataset: Dataset, reading: Reading) -> tuple[str, ...]:
-    if reading.cold.limit == "gpu":
+def _loading_warnings(dataset: Dataset, data_loading: DataLoading) -> tuple[str, ...]:
+    if data_loading.cold.limit == "gpu":
         return ()
-    return (f"dataset: {'; '.join(reading_sentences(dataset, reading))}",)
+    return (f"dataset: {'; '.join(data_loading_sentences(dataset, data_loading))}",)
 
 
-def _with_wear(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
+def _with_lifetimes(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
     """How fast drives wear out that steps or checkpoints write to.
 
     A step takes its share of the stalls; what GPUs wait for data is left out, and so are checkpoints whose
@@ -104,9 +108,9 @@ def _with_wear(scenario: LoadedScenario, result: TrainingResult) -> TrainingResu
         for host, size in enumerate(checkpoint.written_by_host):
             sums[host] += size / steps
         step += outlook.stall_s / steps
-    worn = (tier_wear(machine, tier, sizes, time_s=step, unit="step") for tier, sizes in by_tier.items())
-    found: tuple[TierWear, ...] = tuple(one for one in worn if one is not None)
-    return replace(result, wear=found, warnings=(*result.warnings, *wear_warnings(found)))
+    worn = (tier_lifetime(machine, tier, sizes, time_s=step, unit="step") for tier, sizes in by_tier.items())
+    found: tuple[TierLifetime, ...] = tuple(one for one in worn if one is not None)
+    return replace(result, drive_lifetime=found, warnings=(*result.warnings, *lifetime_warnings(found)))
 
 
 def _ranks_by_host(scenario: LoadedScenario) -> list[int]:

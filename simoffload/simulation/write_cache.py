@@ -133,7 +133,7 @@ def _balanced(at: Callable[[Fraction], _Trial], high: _Trial) -> _Trial:
 def _of_step(machine: Machine, traffic: tuple[StorageTraffic, ...], ranks: int) -> list[_Cache]:
     found = []
     for one in traffic:
-        target = machine.wiring.targets[one.tier]
+        target = machine.topology.targets[one.tier]
         if target.sustained is None or not one.written:
             continue
         # Every host has its own local drives.
@@ -151,7 +151,7 @@ def checkpoint_with_caches(
     between allows. ``steps`` are what a training run's own steps leave of them: nothing, where they cannot
     empty the caches themselves. Runs that write to the same drives at the same moment share the caches.
     """
-    target = plan.machine.wiring.targets[plan.tier]
+    target = plan.machine.topology.targets[plan.tier]
     if target.sustained is None:
         return plan, ()
     jobs = 1 if target.drives else plan.workload.jobs

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Estimate, Moment
+from simoffload.results.capacity import Estimate, MemoryStage
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.placement import Placement
@@ -129,13 +129,13 @@ class Move(NamedTuple):
 
     kind: str
     """tier, stage, setting, lora, precision."""
-    words: str
+    description: str
     edits: tuple[Edit, ...]
 
     def with_(self, other: Move) -> Move:
         """Both at once."""
         kind = self.kind if self.kind == other.kind else f"{self.kind} + {other.kind}"
-        return Move(kind, f"{self.words}, {other.words}", (*self.edits, *other.edits))
+        return Move(kind, f"{self.description}, {other.description}", (*self.edits, *other.edits))
 
 
 class FasterSetting(NamedTuple):
@@ -143,7 +143,7 @@ class FasterSetting(NamedTuple):
 
     key: str
     """A short name."""
-    words: str
+    description: str
     edits: tuple[Edit, ...]
 
 
@@ -172,7 +172,7 @@ class Plan(ABC):
 
     @property
     @abstractmethod
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """What each tier must hold at each stage of the run."""
 
     @property

@@ -145,7 +145,7 @@ class Coordinator:
         self._swapped_out = [tensor.on_nvme and not (warm and tensor.persistent) for tensor in tensors]
         self._live: set[int] = set()  # fetched since, and not yet released
         self._buffered: set[int] = set()  # read since into a swap buffer
-        self._reading: list[int] = []
+        self._pending_reads: list[int] = []
         self._free_buffers = settings.buffer_count
         if warm and settings.prefetch_bucket_size > 0:
             # The first prefetching pass reads persistent tensors once more and keeps their buffers.
@@ -210,7 +210,7 @@ class Coordinator:
             self._head - self._entries[step] if self._warm else 0,
             tuple(sorted((place(index), self._status[index]) for index in live)),
             tuple(sorted(map(place, self._buffered))),
-            tuple(map(place, self._reading)),
+            tuple(map(place, self._pending_reads)),
             tuple(sorted(gathers)),
             tuple(sorted((place(i), use - step) for i, use in self._fetched_for.items() if use >= step)),
         )
@@ -267,9 +267,9 @@ class Coordinator:
         absent = [index for index in indices if self._swapped_out[index]]
         if absent:
             self._read(absent)
-        if self._reading and (absent or any(index in self._reading for index in indices)):
+        if self._pending_reads and (absent or any(index in self._pending_reads for index in indices)):
             self._sink.wait_reads()
-            self._reading.clear()
+            self._pending_reads.clear()
 
     def _read(self, indices: Sequence[int]) -> None:
         if len(indices) > self._free_buffers:
@@ -286,7 +286,7 @@ class Coordinator:
         for index in indices:
             self._swapped_out[index] = False
             self._buffered.add(index)
-        self._reading.extend(indices)
+        self._pending_reads.extend(indices)
         self._sink.read([self._tensors[index] for index in indices])
 
     def _discard(self, step: int, used: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from simoffload.models import Module
 from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.streams import HOST, StreamWriter, Ways
+from simoffload.strategies.streams import HOST, Routes, StreamWriter
 from simoffload.strategies.timing import Timing, picoseconds
 
 __all__ = ["STREAMS", "ForwardWriter", "Partitioning"]
@@ -51,10 +51,10 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         placement: Partitioning,
         timing: Timing,
         streams: Sequence[str] = STREAMS,
-        ways: Ways | None = None,
+        routes: Routes | None = None,
     ) -> None:
         super().__init__(
-            name=name, gpus=range(placement.ranks), streams=streams, machine=timing.machine, ways=ways
+            name=name, gpus=range(placement.ranks), streams=streams, machine=timing.machine, routes=routes
         )
         self.timing = timing
         self._place = placement
@@ -64,7 +64,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self._fetch_events: list[int] = []
         self._fetched_until: int | None = None
         self._waited = False
-        self._reading = 0.0
+        self._pending_reads = 0.0
         self._began = False
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
@@ -75,7 +75,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         written = self.builder.written
         return (
             self._pending,
-            self._reading,
+            self._pending_reads,
             tuple(map(bool, written)),
             tuple((stream, written[stream] - ordinal) for stream, ordinal in self._awaited),
             tuple(written[self._copies] - ordinal for ordinal in self._fetch_events[-RECENT_EVENTS:]),
@@ -142,7 +142,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         for tensor in tensors:
             size = self.aligned(tensor.slice_numel * self._place.dtype_bytes)
             route, fixed = self.storage(self._place.tier, size, gds=self._place.settings.use_gds)
-            self._reading += self.transfer_s(route, fixed, size)
+            self._pending_reads += self.transfer_s(route, fixed, size)
             self.add(
                 "read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self.so_far(HOST)
             )
@@ -150,8 +150,8 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
     def wait_reads(self) -> None:
         """The host waits for all reads of the handle, whoever they are for."""
         self.host_waits(IO)
-        self.cool(self._reading)
-        self._reading = 0.0
+        self.cool(self._pending_reads)
+        self._pending_reads = 0.0
 
     def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
         """Copy the partitions over and all-gather them.

@@ -13,7 +13,7 @@ from simoffload.errors import InputError
 from simoffload.models import ModelShape
 from simoffload.strategies.coordinator import CoordinatorSink, Layers, State, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.replay import LayerStack, Parameters, Passes, Skip, hook
+from simoffload.strategies.replay import LayerStack, Parameters, Passes, SkippedLayers, hook
 from simoffload.strategies.trace import Trace
 
 __all__ = ["LayeredModel", "Period", "period_of"]
@@ -151,19 +151,19 @@ class LayeredModel(ABC):
     def _search(self, guess: int, *, warm: bool) -> _Coordinated | None:
         stack = self.stack(guess)
         assert self.fetching is not None
-        walk = stack.coordinator(self.fetching, self.ranks, CoordinatorSink(), warm=warm)
-        passes = Passes(stack, walk)
+        coordinator = stack.coordinator(self.fetching, self.ranks, CoordinatorSink(), warm=warm)
+        passes = Passes(stack, coordinator)
         periods: list[Period] = []
         ahead = 0
         try:
             for backward in (False, True) if stack.trace.backward else (False,):
-                happen = partial(hook, coordinator=walk, parameters=stack.parameters)
+                happen = partial(hook, coordinator=coordinator, parameters=stack.parameters)
                 states = passes.states(happen, backward=backward)
                 period = period_of(states)
                 if period is None:
                     return None
                 periods.append(period)
-                ahead = max(ahead, -(-walk.ahead // len(self.layers.tensors)))
+                ahead = max(ahead, -(-coordinator.ahead // len(self.layers.tensors)))
                 if not backward and stack.trace.backward:
                     deque(states, maxlen=0)  # to the end of forward
         except InputError:
@@ -204,11 +204,11 @@ class LayeredModel(ABC):
             return None
         left = self.count - walked
         short = self.stack(walked)._replace(
-            forward=Skip(forward.layers, start, walked - kept, left // forward.layers)
+            forward=SkippedLayers(forward.layers, start, walked - kept, left // forward.layers)
         )
         if gradients is None:
             return short
-        return short._replace(backward=Skip(period, start_back, walked, left // period))
+        return short._replace(backward=SkippedLayers(period, start_back, walked, left // period))
 
     @property
     def _reused(self) -> int:

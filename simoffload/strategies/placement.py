@@ -34,10 +34,10 @@ def gds_warnings(machine: Machine, key: str) -> tuple[str, ...]:
     compatibility mode, docs.nvidia.com/gpudirect-storage), and a prediction of direct reads would be wrong.
     """
     gpu = machine.accelerator
-    said = gpu.gpudirect_storage
-    if said is None:
-        told = "does not say whether it has GPUDirect Storage (gpudirect_storage); it is taken to have it"
-        return (f"{key}: the profile of {gpu.id} {told}",)
-    if not said.value:
-        raise InputError.at(key, f"{gpu.id} has no GPUDirect Storage ({said.source}); set it to false")
+    stated = gpu.gpudirect_storage
+    if stated is None:
+        message = "does not say whether it has GPUDirect Storage (gpudirect_storage); it is taken to have it"
+        return (f"{key}: the profile of {gpu.id} {message}",)
+    if not stated.value:
+        raise InputError.at(key, f"{gpu.id} has no GPUDirect Storage ({stated.source}); set it to false")
     return ()

@@ -17,7 +17,7 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.forward import ForwardWriter
 from simoffload.strategies.trace import Event, Instance, Trace
 
-__all__ = ["LayerStack", "Parameters", "Passes", "Replay", "Skip", "hook"]
+__all__ = ["LayerStack", "Parameters", "Passes", "Replay", "SkippedLayers", "hook"]
 
 
 class Parameters(NamedTuple):
@@ -63,7 +63,7 @@ class Parameters(NamedTuple):
         return [self.tensors[index] for index in self.trained[event.instance]]
 
 
-class Skip(NamedTuple):
+class SkippedLayers(NamedTuple):
     """What is left out of a pass: ``times`` periods of ``layers``, each like one that lies between the layers
     ``after`` and ``before``."""
 
@@ -80,8 +80,8 @@ class LayerStack(NamedTuple):
     parameters: Parameters
     layers: Layers | None = None
     """The homogeneous layers; None where none may be left out."""
-    forward: Skip | None = None
-    backward: Skip | None = None
+    forward: SkippedLayers | None = None
+    backward: SkippedLayers | None = None
 
     def coordinator(
         self, settings: OffloadSettings, ranks: int, sink: CoordinatorSink, *, warm: bool
@@ -151,7 +151,7 @@ class Passes:
         happen: Callable[[Event], None],
         *,
         backward: bool,
-        skip: Skip | None = None,
+        skip: SkippedLayers | None = None,
         more: Callable[[], State] = lambda: (),
         position: Callable[[], int] = lambda: 0,
         repeat: Callable[[int, int], None] = lambda _first, _times: None,

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.base import Move, Plan, Strategy, Tunable
@@ -98,10 +98,11 @@ class _WholeCopiesTrained(ZeroTrainingPlan):
         return iter(())
 
     @cached_property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """The same with another strategy as the remedy."""
         return tuple(
-            stage._replace(terms=tuple(map(_without_settings, stage.terms))) for stage in super().moments
+            stage._replace(terms=tuple(map(_without_settings, stage.terms)))
+            for stage in super().memory_stages
         )
 
 
@@ -123,10 +124,10 @@ class ResidentPlan(InferencePlan):
     warnings: tuple[str, ...] = ()
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """Weights and working memory in HBM."""
         weights = MemoryTerm("hbm", "weights", self.model.weight_bytes, remedy=_OFFLOAD)
-        return (Moment("", (weights, *working_memory(self.model, self.workload, self.machine))),)
+        return (MemoryStage("", (weights, *working_memory(self.model, self.workload, self.machine))),)
 
     @property
     def extrapolations(self) -> tuple[str, ...]:

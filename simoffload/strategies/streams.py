@@ -11,14 +11,14 @@ from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import Hops, ScheduleBuilder
 from simoffload.strategies.timing import copy_name, effective_rate, picoseconds, shares
 
-__all__ = ["HOST", "StreamWriter", "Way", "Ways"]
+__all__ = ["HOST", "RankRoute", "Routes", "StreamWriter"]
 
 HOST = 0
 
-Way = tuple[Path, tuple[Hops, ...]]
+RankRoute = tuple[Path, tuple[Hops, ...]]
 """The path of the first rank, which sets what a single transfer reaches, and the hops of all."""
-Ways = dict[tuple[object, ...], Way]
-"""Ways that are known; writers for the same ranks of a machine may share them, as finding them anew for each
+Routes = dict[tuple[object, ...], RankRoute]
+"""Routes that are known; writers for the same ranks of a machine may share them, as finding them anew for each
 of a thousand ranks costs most of the time."""
 
 
@@ -32,7 +32,7 @@ class StreamWriter:
         gpus: Sequence[int],
         streams: Sequence[str],
         machine: Machine,
-        ways: Ways | None = None,
+        routes: Routes | None = None,
     ) -> None:
         self.machine = machine
         self.costs = machine.host.deepspeed
@@ -43,7 +43,7 @@ class StreamWriter:
         self._pending = 0
         self._awaited: list[tuple[int, int]] = []
         self._known: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._ways: Ways = {} if ways is None else ways
+        self._routes: Routes = {} if routes is None else routes
 
     def build(self) -> Schedule:
         """Close the schedule over the machine's resources."""
@@ -54,12 +54,12 @@ class StreamWriter:
         """Return what the ranks may take of a resource [B/s]."""
         return resource.capacity
 
-    def way(self, key: tuple[object, ...], path: Callable[[int], Path]) -> Way:
+    def way(self, key: tuple[object, ...], path: Callable[[int], Path]) -> RankRoute:
         """Return the way of all ranks; ``path`` gives that of a GPU and is the same for a key."""
-        if key not in self._ways:
+        if key not in self._routes:
             paths = [path(gpu) for gpu in self.gpus]
-            self._ways[key] = paths[0], shares(paths)
-        return self._ways[key]
+            self._routes[key] = paths[0], shares(paths)
+        return self._routes[key]
 
     def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
         """Return route and latency [ps] of transfers one after the other, each at the rate of its own size.

@@ -261,16 +261,18 @@ def transfers_beyond(
     tensors: Sequence[Tensor], dtype_bytes: int, settings: OffloadSettings, machine: Machine, *, tier: str
 ) -> Iterator[str]:
     """Sizes of copies, and bytes in flight to storage, that the measured curves do not reach."""
-    moved = [tensor for tensor in tensors if not tensor.persistent]
-    if settings.device == "none" or not moved:
+    gathered = [tensor for tensor in tensors if not tensor.persistent]
+    if settings.device == "none" or not gathered:
         return
     for pinned in (True, False):
         copied = [
-            tensor.slice_numel * dtype_bytes for tensor in moved if settings.source(tensor.on_nvme) is pinned
+            tensor.slice_numel * dtype_bytes
+            for tensor in gathered
+            if settings.source(tensor.on_nvme) is pinned
         ]
         path = machine.host_to_device(0, pinned=pinned)
         yield from _sizes("copies", copied, path.curve, path)
-    read_sizes = [tensor.slice_numel * dtype_bytes for tensor in moved if tensor.on_nvme]
+    read_sizes = [tensor.slice_numel * dtype_bytes for tensor in gathered if tensor.on_nvme]
     if read_sizes:
         read = machine.storage_read(tier, 0, gds=settings.use_gds)
         if read.by_outstanding is not None:

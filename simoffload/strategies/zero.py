@@ -153,8 +153,8 @@ class ZeroStrategy(Strategy):
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
         """Weights in host memory at stage 3 unless something says where they are."""
         section, stage = self.written("weights"), self.ds_config.zero_optimization.stage
-        said = self.weights is not None or (section is not None and section.device is not None)
-        return () if said or stage < 3 else (Edit.at("strategy.weights", "dram"),)
+        message = self.weights is not None or (section is not None and section.device is not None)
+        return () if message or stage < 3 else (Edit.at("strategy.weights", "dram"),)
 
 
 def device_of(tier: str, machine: Machine) -> OffloadDevice:
@@ -190,26 +190,26 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
     section = _SECTIONS[key]
     configured = written.device if written else None
     path = written.nvme_path if written and configured == "nvme" else None
-    told = _tier_of_path(path, machine) if path else None
+    tier_of_path = _tier_of_path(path, machine) if path else None
     if named is not None:
         if configured is not None and machine.tiers[named].kind not in _KINDS[configured]:
-            said = f'ds_config {section}.device: "{configured}" does not go with {key}: {named}'
-            return named, (f"{said}; {named} is used",)
-        if told not in (None, named):
-            said = f'ds_config {section}.nvme_path: "{path}" does not go with {key}: {named}'
-            return named, (f"{said}; {named} is used",)
+            message = f'ds_config {section}.device: "{configured}" does not go with {key}: {named}'
+            return named, (f"{message}; {named} is used",)
+        if tier_of_path not in (None, named):
+            message = f'ds_config {section}.nvme_path: "{path}" does not go with {key}: {named}'
+            return named, (f"{message}; {named} is used",)
         return named, ()
-    if told is not None:
-        return told, ()
+    if tier_of_path is not None:
+        return tier_of_path, ()
     kinds = _KINDS[configured or "none"]
     found = [name for kind in kinds for name, tier in machine.tiers.items() if tier.kind == kind]
     if not found:
         text = f"the platform has no tier for offload device {configured!r}"
         raise InputError.at(f"strategy.{key}", text)
     if path and len(found) > 1:
-        said = f'ds_config {section}.nvme_path: "{path}" names no tier of {machine.platform}'
+        message = f'ds_config {section}.nvme_path: "{path}" names no tier of {machine.platform}'
         which = f"{found[0]} is used; say which with strategy.{key}, or end the path with the tier's name"
-        return found[0], (f"{said} ({', '.join(found)}); {which}",)
+        return found[0], (f"{message} ({', '.join(found)}); {which}",)
     return found[0], ()
 
 
@@ -233,9 +233,9 @@ def inference_moves(
 ) -> Iterator[tuple[Move, ...]]:
     """Weights on each tier, the smaller ones first; ``before`` are edits that come before all others."""
     for tier in _smaller_first(plan.machine):
-        words = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
+        description = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
         weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
-        yield (Move("tier", words, (*before, *weights)),)
+        yield (Move("tier", description, (*before, *weights)),)
 
 
 def training_moves(
@@ -262,8 +262,8 @@ def training_moves(
             both = (*weights_on(machine.tiers["hbm"]), optimizer)
             places.setdefault(("hbm", name), (f"weights on hbm, optimizer on {name}", both))
         places.pop((now.weights, now.optimizer), None)
-        moves = [Move("tier", words, (*before, *edits)) for words, edits in places.values()]
-        plain = [Move("tier", words, edits) for words, edits in places.values()]
+        moves = [Move("tier", description, (*before, *edits)) for description, edits in places.values()]
+        plain = [Move("tier", description, edits) for description, edits in places.values()]
         yield (*moves, *(stage.with_(move) for move in plain for stage in stages))
 
 
@@ -289,5 +289,7 @@ def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[
     for quantize in ({}, {"quantize": "nf4"}):
         lora = Edit(("strategy", "lora"), {"r": _RANK, "target_modules": targets, **quantize})
         four_bit = ", frozen weights in nf4" if quantize else ""
-        words = f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
-        yield Move("lora", words, (*before, lora))
+        description = (
+            f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
+        )
+        yield Move("lora", description, (*before, lora))

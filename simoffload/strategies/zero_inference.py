@@ -15,7 +15,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Move, Plan, Tunable
 from simoffload.strategies.coordinator import Tensor
@@ -25,8 +25,8 @@ from simoffload.strategies.ds_config.sections import OffloadParamSection
 from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
-from simoffload.strategies.programs import InferenceLayers, Programs, programs_of
 from simoffload.strategies.resident import ResidentPlan, spread_bound
+from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
 from simoffload.strategies.timing import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.zero import (
     ZeroStrategy,
@@ -138,19 +138,19 @@ class ZeroInferencePlan(InferencePlan):
         return Facts(spread_bound=bound)
 
     @cached_property
-    def programs(self) -> Programs:
+    def templates(self) -> ScheduleTemplates:
         """Its passes, but for the durations of kernels."""
-        return programs_of(self.model, self.machine, self.placement)
+        return schedule_templates_of(self.model, self.machine, self.placement)
 
     @property
     def modules(self) -> Sequence[Module]:
         """Modules that launch kernels, each once."""
-        return self.programs.modules
+        return self.templates.modules
 
     @property
     def layered(self) -> InferenceLayers:
         """The model as the coordinator walks through it."""
-        return self.programs.layered
+        return self.templates.layered
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -196,12 +196,12 @@ class ZeroInferencePlan(InferencePlan):
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The operations of one pass."""
-        return self.programs.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
+        return self.templates.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """What each tier must hold while tokens are generated."""
-        return (Moment("", self.memory),)
+        return (MemoryStage("", self.memory),)
 
     @cached_property
     def memory(self) -> tuple[MemoryTerm, ...]:
@@ -222,11 +222,11 @@ class ZeroInferencePlan(InferencePlan):
         per_host = self.machine.ranks_per_node(place.ranks)
         counted = self.layered.counted
         in_memory = [(tensor.slice_numel * size, count) for tensor, count in counted if not tensor.on_nvme]
-        whole = sum(part * count for part, count in in_memory)
+        full_stack = sum(part * count for part, count in in_memory)
         swapped = sum(tensor.slice_numel * size * count for tensor, count in counted if tensor.on_nvme)
         if settings.device == "none":
-            return [MemoryTerm("hbm", "weight partition", whole)]
-        terms = [MemoryTerm("dram", "weights", whole * per_host, pinned=settings.pin_memory)]
+            return [MemoryTerm("hbm", "weight partition", full_stack)]
+        terms = [MemoryTerm("dram", "weights", full_stack * per_host, pinned=settings.pin_memory)]
         if settings.pin_memory:
             rounding = sum(count * pinned_rounding([part]) for part, count in in_memory) * per_host
             terms.append(MemoryTerm("dram", "rounding of pinned allocations", rounding, pinned=True))

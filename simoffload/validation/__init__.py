@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simoffload.validation.published import Row, compare_published
+from simoffload.validation.published import PublishedRow, compare_published
 from simoffload.validation.ratios import published_ratios
 from simoffload.validation.tables import Reference, load_references
 
-__all__ = ["Reference", "Row", "compare_published", "load_references", "published_ratios"]
+__all__ = ["PublishedRow", "Reference", "compare_published", "load_references", "published_ratios"]

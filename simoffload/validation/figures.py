@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from simoffload.calibration.compare import ComparedPass
 from simoffload.calibration.streams import LayerStarts
-from simoffload.validation.knobs import changed
 from simoffload.validation.measured import PASSES, MeasuredRun
+from simoffload.validation.setting_pairs import changed
 
 __all__ = ["SCATTER", "ShownStep", "captions", "passes", "shown_steps"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from simoffload.validation.published import Row, Value
+from simoffload.validation.published import PublishedRow, Value
 from simoffload.validation.tables import Reference
 
 __all__ = ["BEGIN", "END", "insert_tables", "tables"]
@@ -18,23 +18,26 @@ _HEAD = """\
 """
 
 
-def tables(rows: Sequence[Row]) -> str:
+def tables(rows: Sequence[PublishedRow]) -> str:
     """One table a publication."""
     parts = []
     for _, group in groupby(rows, key=lambda row: row.reference.publication):
-        alike = list(group)
-        first = alike[0].reference
-        parts.append(f"### {first.source}\n\n{_summary(alike)}\n\n{_HEAD}" + "\n".join(map(_line, alike)))
+        rows_of_group = list(group)
+        first = rows_of_group[0].reference
+        parts.append(
+            f"### {first.source}\n\n{_summary(rows_of_group)}\n\n{_HEAD}"
+            + "\n".join(map(_line, rows_of_group))
+        )
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(rows: Sequence[Row]) -> str:
+def _summary(rows: Sequence[PublishedRow]) -> str:
     judged = [row for row in rows if row.holds is not None]
     held = sum(1 for row in judged if row.holds)
     return f"{held} of {len(judged)} bars hold; {len(rows) - len(judged)} figures are only set side by side."
 
 
-def _line(row: Row) -> str:
+def _line(row: PublishedRow) -> str:
     reference = row.reference
     where = _simulated(reference)
     cells = (
@@ -60,7 +63,7 @@ def _simulated(reference: Reference) -> str:
     return f"{where} over {reference.relative_to}" if reference.relative_to else where
 
 
-def _published(row: Row) -> Value:
+def _published(row: PublishedRow) -> Value:
     return row.reference.published if row.reference.metric == "order" else float(row.reference.published)
 
 
@@ -74,7 +77,7 @@ def _value(value: Value, metric: str) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _bar(row: Row) -> str:
+def _bar(row: PublishedRow) -> str:
     tolerance = row.reference.tolerance
     return {
         "within": f"±{100 * float(tolerance):g}%" if row.reference.rule == "within" else "",

@@ -15,7 +15,16 @@ from typing import NamedTuple
 
 from simoffload.calibration.compare import ComparedRun, Errors, compare_file, errors
 
-__all__ = ["BARS", "PARTS", "Bar", "MeasuredRun", "Verdict", "compare_measured", "counted", "verdicts"]
+__all__ = [
+    "ERROR_LIMITS",
+    "PARTS",
+    "ErrorLimit",
+    "MeasuredRun",
+    "Verdict",
+    "compare_measured",
+    "counted",
+    "verdicts",
+]
 
 PARTS = ("fit", "holdout")
 PASSES = ("decode", "prefill", "step", "forward", "backward", "optimizer")
@@ -23,14 +32,18 @@ _HOST_THREAD = "tiny"
 """Models whose names begin so are too small to move anything: they are the microbenchmark of host costs."""
 
 
-class Bar(NamedTuple):
+class ErrorLimit(NamedTuple):
     """What errors on held-out runs may be at most in size."""
 
     mean: float
     worst: float
 
 
-BARS = {"decode": Bar(0.05, 0.12), "prefill": Bar(0.08, 0.20), "step": Bar(0.08, 0.20)}
+ERROR_LIMITS = {
+    "decode": ErrorLimit(0.05, 0.12),
+    "prefill": ErrorLimit(0.08, 0.20),
+    "step": ErrorLimit(0.08, 0.20),
+}
 
 
 class MeasuredRun(NamedTuple):
@@ -61,7 +74,7 @@ class Verdict(NamedTuple):
     name: str
     ours: Errors
     naive: Errors
-    bar: Bar | None
+    bar: ErrorLimit | None
 
     @property
     def holds(self) -> bool | None:
@@ -119,5 +132,7 @@ def verdicts(runs: Sequence[MeasuredRun]) -> tuple[Verdict, ...]:
             mine = counted(runs, part=part)
             ours, naive = errors(mine, name), errors(mine, name, naive=True)
             if ours and naive:
-                found.append(Verdict(part, name, ours, naive, BARS.get(name) if part == "holdout" else None))
+                found.append(
+                    Verdict(part, name, ours, naive, ERROR_LIMITS.get(name) if part == "holdout" else None)
+                )
     return tuple(found)

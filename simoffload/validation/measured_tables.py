@@ -7,15 +7,15 @@ from typing import Any
 
 from simoffload.calibration.compare import ComparedRun, Errors, errors
 from simoffload.calibration.records import RecordedRun
-from simoffload.validation.knobs import KnobPair, changed, knob_pairs
 from simoffload.validation.measured import PARTS, MeasuredRun, Verdict, counted, verdicts
+from simoffload.validation.setting_pairs import SettingPair, changed, setting_pairs
 
 __all__ = ["MEASURED_BEGIN", "MEASURED_END", "measured_tables"]
 
 MEASURED_BEGIN = "<!-- measured: written by python -m simoffload.validation -->"
 MEASURED_END = "<!-- end of measured -->"
 _NONE = "No recorded runs lie in `simoffload/validation/measured/`.\n"
-_WORDS = {"fit": "Runs that were in view", "holdout": "Held-out runs"}
+_LABELS = {"fit": "Runs that were in view", "holdout": "Held-out runs"}
 _NOT_SIZES = ("name", "family", "dtype", "attention", "tie_word_embeddings")
 _SHORT = {"num_hidden_layers": "layers", "n_layer": "layers"}
 
@@ -50,7 +50,7 @@ def measured_tables(
     for part in reversed(PARTS):
         mine = [run for run in inference if run.part == part and not run.host_thread_only]
         if mine:
-            parts += [f"### {_WORDS[part]}", _runs(mine), *_reasons(mine)]
+            parts += [f"### {_LABELS[part]}", _runs(mine), *_reasons(mine)]
     training = [run for run in runs if run.compared.run.training and run.group == "zero"]
     if training:
         parts += ["### Training", _training(training), *_reasons(training)]
@@ -60,7 +60,11 @@ def measured_tables(
     parts += _shipped(runs, shipped)
     pairs = _pairs(runs)
     if pairs:
-        parts += ["### Knobs", "Time after a change over time before it, on one machine:", _knobs(pairs)]
+        parts += [
+            "### Knobs",
+            "Time after a change over time before it, on one machine:",
+            _setting_effects(pairs),
+        ]
     small = [run for run in inference if run.host_thread_only]
     if small:
         about = "Small models that measure what the host thread costs; they count nowhere above."
@@ -81,12 +85,12 @@ def _verdicts(found: Sequence[Verdict]) -> str:
     for one in found:
         bar = f"mean {one.bar.mean:.0%}, worst {one.bar.worst:.0%}" if one.bar else ""
         holds = {True: "yes", False: "**no**", None: ""}[one.holds]
-        numbers = (str(one.ours.runs), *_told(one.ours), *_told(one.naive))
+        numbers = (str(one.ours.runs), *_error_cells(one.ours), *_error_cells(one.naive))
         rows.append((one.part, one.name, bar, holds, *numbers))
     return _table(head, rows, right=4)
 
 
-def _told(found: Errors | None) -> tuple[str, str]:
+def _error_cells(found: Errors | None) -> tuple[str, str]:
     return (f"{found.mean:.1%}", f"{found.worst:+.1%}") if found else ("", "")
 
 
@@ -109,9 +113,11 @@ def _grouped(runs: Sequence[MeasuredRun], what: str, key: Grouping) -> str:
             decode, prefill = errors(mine, "decode"), errors(mine, "prefill")
             if decode is None and prefill is None:
                 continue
-            naive = [_told(errors(mine, name, naive=True))[0] for name in ("decode", "prefill")]
+            naive = [_error_cells(errors(mine, name, naive=True))[0] for name in ("decode", "prefill")]
             number = str(max(one.runs for one in (decode, prefill) if one))
-            rows.append((value, part, number, *_told(decode), naive[0], *_told(prefill), naive[1]))
+            rows.append(
+                (value, part, number, *_error_cells(decode), naive[0], *_error_cells(prefill), naive[1])
+            )
     return _table(head, rows, right=2)
 
 
@@ -127,12 +133,12 @@ def _runs(runs: Sequence[MeasuredRun]) -> str:
 
 def _line(row: MeasuredRun) -> tuple[str, ...]:
     run, layers = row.compared.run, row.compared.layers
-    knobs = ", ".join(f"{name}={_value(value)}" for name, value in changed(run).items())
+    settings = ", ".join(f"{name}={_value(value)}" for name, value in changed(run).items())
     work = run.workload
     sizes = (str(run.ranks), _count(work, "batch_size"), _count(work, "prompt_length"))
     times = (*_times(row.compared, "decode"), *_times(row.compared, "prefill"))
     shown = f"{layers.largest:.1%}" if layers else ""
-    return (row.machine, _model(run), run.offload, knobs, *sizes, *times, shown)
+    return (row.machine, _model(run), run.offload, settings, *sizes, *times, shown)
 
 
 def _times(compared: ComparedRun, name: str) -> tuple[str, ...]:
@@ -166,7 +172,7 @@ def _fsdp_errors(runs: Sequence[MeasuredRun]) -> str:
             mine = [run.compared for run in runs if (run.part, run.machine) == (part, machine)]
             for name in _TRAINING_PASSES:
                 found = errors(mine, name)
-                rows.append((part, machine, name, str(found.runs if found else 0), *_told(found)))
+                rows.append((part, machine, name, str(found.runs if found else 0), *_error_cells(found)))
     return _table(("set", "machine", "pass", "runs", "mean", "worst"), rows, right=3)
 
 
@@ -220,7 +226,7 @@ def _shipped(runs: Sequence[MeasuredRun], shipped: Sequence[MeasuredRun]) -> Ite
             own = errors((pair[0].compared for pair in pairs), name)
             other = errors((pair[1].compared for pair in pairs), name)
             if own and other:
-                rows.append((part, name, str(other.runs), *_told(other), *_told(own)))
+                rows.append((part, name, str(other.runs), *_error_cells(other), *_error_cells(own)))
     yield _table(head, rows, right=2)
     yield _table(
         ("set", "machine", "run", "decode", "shipped", "error", "prefill", "shipped", "error"),
@@ -236,20 +242,20 @@ def _shipped(runs: Sequence[MeasuredRun], shipped: Sequence[MeasuredRun]) -> Ite
     )
 
 
-def _pairs(runs: Sequence[MeasuredRun]) -> list[tuple[MeasuredRun, KnobPair]]:
+def _pairs(runs: Sequence[MeasuredRun]) -> list[tuple[MeasuredRun, SettingPair]]:
     """Pairs of runs within each machine, with one of its rows."""
     machines: dict[tuple[str, str], list[MeasuredRun]] = {}
     for row in runs:
         if row.group == "zero" and not row.host_thread_only and not row.compared.reason:
             machines.setdefault((row.part, row.machine), []).append(row)
     return [
-        (alike[0], pair)
-        for alike in machines.values()
-        for pair in knob_pairs([row.compared for row in alike])
+        (rows_of_group[0], pair)
+        for rows_of_group in machines.values()
+        for pair in setting_pairs([row.compared for row in rows_of_group])
     ]
 
 
-def _knobs(pairs: Sequence[tuple[MeasuredRun, KnobPair]]) -> str:
+def _setting_effects(pairs: Sequence[tuple[MeasuredRun, SettingPair]]) -> str:
     rows = []
     for row, pair in pairs:
         run = pair.base.run
@@ -257,7 +263,7 @@ def _knobs(pairs: Sequence[tuple[MeasuredRun, KnobPair]]) -> str:
         cells = [f"{value:.3f}" for ratio in ratios if ratio for value in ratio]
         change = f"{_value(pair.before)} → {_value(pair.after)}"
         rows.append(
-            (row.part, row.machine, _model(run), run.offload, pair.knob, change, str(run.ranks), *cells)
+            (row.part, row.machine, _model(run), run.offload, pair.setting, change, str(run.ranks), *cells)
         )
     head = (
         "set",

@@ -12,16 +12,16 @@ from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic, TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import Progress, fit, simulate
-from simoffload.validation.planned import PLANNED
+from simoffload.validation.counted import PLANNED
 from simoffload.validation.tables import Reference, load_references
 
-__all__ = ["Row", "compare_published"]
+__all__ = ["PublishedRow", "compare_published"]
 
 Value = float | str | None
 """A number, an order of tiers, or None where the simulation says that it does not fit."""
 
 
-class Row(NamedTuple):
+class PublishedRow(NamedTuple):
     """A published figure beside its prediction."""
 
     reference: Reference
@@ -93,7 +93,7 @@ def _until_it_returns(result: SimulationResult) -> float | None:
     return size / time / 2**30 if size and time else None
 
 
-def _moved(result: SimulationResult, size: Callable[[StorageTraffic], int]) -> float | None:
+def _traffic_per_parameter(result: SimulationResult, size: Callable[[StorageTraffic], int]) -> float | None:
     """[B] of one step of training for each parameter, on all tiers of storage."""
     traffic = result.traffic if isinstance(result, TrainingResult) else ()
     return sum(map(size, traffic)) / result.parameters
@@ -111,8 +111,8 @@ _METRICS: dict[str, Callable[[SimulationResult], float | None]] = {
     "per_token_ms": lambda result: (result.per_token_s or 0.0) * 1e3,
     "e2e_days": lambda result: (result.metrics()["e2e_s"] or 0.0) / 86_400,
     "gib_per_s": _until_it_returns,
-    "read_b_per_parameter": lambda result: _moved(result, lambda traffic: traffic.read),
-    "written_b_per_parameter": lambda result: _moved(result, lambda traffic: traffic.written),
+    "read_b_per_parameter": lambda result: _traffic_per_parameter(result, lambda traffic: traffic.read),
+    "written_b_per_parameter": lambda result: _traffic_per_parameter(result, lambda traffic: traffic.written),
 }
 
 
@@ -169,8 +169,10 @@ class _Predictor:
         )
 
 
-def compare_published(ids: Sequence[str] = (), *, progress: Progress | None = None) -> tuple[Row, ...]:
+def compare_published(
+    ids: Sequence[str] = (), *, progress: Progress | None = None
+) -> tuple[PublishedRow, ...]:
     """Predict published figures: those whose id begins with one of ``ids``, or all."""
     predict = _Predictor(progress)
     wanted = (one for one in load_references() if not ids or one.id.startswith(tuple(ids)))
-    return tuple(Row(reference, predict(reference)) for reference in wanted)
+    return tuple(PublishedRow(reference, predict(reference)) for reference in wanted)

@@ -32,7 +32,7 @@ def _same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
 def _relative(ratios: list[Reference], baseline: str) -> dict[str, tuple[float, str]]:
     """Follow the published ratios from the baseline to every tier that they lead to."""
     known = {baseline: 1.0}
-    said: dict[str, list[str]] = {baseline: []}
+    published: dict[str, list[str]] = {baseline: []}
     for _ in ratios:
         for one in ratios:
             forth = (one.relative_to, one.target, float(one.published))
@@ -40,8 +40,8 @@ def _relative(ratios: list[Reference], baseline: str) -> dict[str, tuple[float, 
             for start, end, ratio in (forth, back):
                 if start in known and end not in known:
                     known[end] = known[start] * ratio
-                    said[end] = [
-                        *said[start],
+                    published[end] = [
+                        *published[start],
                         f"{one.target} over {one.relative_to}: {one.note or one.published}",
                     ]
-    return {tier: (known[tier], "; ".join(said[tier])) for tier in known if tier != baseline}
+    return {tier: (known[tier], "; ".join(published[tier])) for tier in known if tier != baseline}

@@ -20,7 +20,7 @@ __all__ = [
     "Writer",
 ]
 
-Whole = Annotated[int, Field(strict=True, ge=1)]
+WholeNumber = Annotated[int, Field(strict=True, ge=1)]
 
 
 class Training(BaseModel):
@@ -29,17 +29,17 @@ class Training(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["training"]
-    batch_size: Annotated[Whole, Field(le=1_000_000)]
+    batch_size: Annotated[WholeNumber, Field(le=1_000_000)]
     """Sequences per rank in one micro-step (``train_micro_batch_size_per_gpu``)."""
-    sequence_length: Annotated[Whole, Field(le=10_000_000)]
+    sequence_length: Annotated[WholeNumber, Field(le=10_000_000)]
     """Tokens of each sequence."""
-    gradient_accumulation_steps: Annotated[Whole, Field(le=100_000)] = 1
+    gradient_accumulation_steps: Annotated[WholeNumber, Field(le=100_000)] = 1
     """Micro-steps of one step."""
     gradient_checkpointing: bool = True
     """Only the input of each layer is kept; the backward pass computes the rest again."""
     use_reentrant: bool = False
     """PyTorch's older way of checkpointing, the default before transformers 5."""
-    steps: Annotated[Whole, Field(le=1000)] = 4
+    steps: Annotated[WholeNumber, Field(le=1000)] = 4
     """Of a real run (``calibrate deepspeed``), of which the first two do not count; a simulation shows one
     step of the steady state."""
 

@@ -72,12 +72,12 @@ CASES: tuple[Case, ...] = (
     ),
     *(
         Case(
-            f"costs-{words.split()[0]}-{name}",
-            (*words.split(), "--costs", "c.yaml"),
+            f"costs-{argv.split()[0]}-{name}",
+            (*argv.split(), "--costs", "c.yaml"),
             (line,),
             {"s.yaml": SCENARIO, **files},
         )
-        for words in ("run s.yaml", "compare s.yaml --on dram,raid", "advise s.yaml")
+        for argv in ("run s.yaml", "compare s.yaml --on dram,raid", "advise s.yaml")
         for name, files, line in (
             ("missing", {}, ("c.yaml:", "no such file")),
             ("of-another-kind", {"c.yaml": DRIVE}, ("c.yaml:1:7: kind:", "costs")),

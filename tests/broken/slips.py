@@ -114,6 +114,6 @@ def raw(
     return Case(case, (command, name), lines, {name: content})
 
 
-def command(case: str, words: str, *lines: tuple[str, ...]) -> Case:
+def command(case: str, argv: str, *lines: tuple[str, ...]) -> Case:
     """A command line that cannot work, beside a good scenario."""
-    return Case(case, tuple(words.split()), lines, {"s.yaml": SCENARIO})
+    return Case(case, tuple(argv.split()), lines, {"s.yaml": SCENARIO})

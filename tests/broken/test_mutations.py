@@ -69,9 +69,9 @@ def mutations(draw: st.DrawFn) -> tuple[str, str]:
     text = GOOD[name]
     for _ in range(draw(st.integers(1, 2))):
         if draw(st.booleans()):
-            words = text.split(" ")
-            words[draw(st.integers(0, len(words) - 1))] = draw(st.sampled_from(VALUES) | st.text(max_size=6))
-            text = " ".join(words)
+            argv = text.split(" ")
+            argv[draw(st.integers(0, len(argv) - 1))] = draw(st.sampled_from(VALUES) | st.text(max_size=6))
+            text = " ".join(argv)
         else:
             start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 40))
             piece, rest = text[start : start + length], text[:start] + text[start + length :]
@@ -80,19 +80,19 @@ def mutations(draw: st.DrawFn) -> tuple[str, str]:
     return name, text
 
 
-def answered(words: list[str], files: dict[str, bytes], folder: Path) -> int:
+def answered(argv: list[str], files: dict[str, bytes], folder: Path) -> int:
     """The status of a command in a folder with files; what it says must be fit to read."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(words)
-    told = err.getvalue()
-    assert status in {0, 2, 3}, f"{words}\n{files}\n{told}"
-    assert "internal error" not in told
+        status = main(argv)
+    rendered = err.getvalue()
+    assert status in {0, 2, 3}, f"{argv}\n{files}\n{rendered}"
+    assert "internal error" not in rendered
     assert bool(out.getvalue()) == (status != 2)
-    assert all(line.isprintable() and len(line) <= LONGEST_LINE for line in told.splitlines()), told
-    assert LONG not in told
+    assert all(line.isprintable() and len(line) <= LONGEST_LINE for line in rendered.splitlines()), rendered
+    assert LONG not in rendered
     return status
 
 
@@ -149,6 +149,6 @@ COMMANDS = [
 def test_no_argument_breaks_the_program(
     tmp_path_factory: pytest.TempPathFactory, command: list[str], key: str, value: str
 ) -> None:
-    words = [word.replace("KEY", key).replace("VALUE", value) for word in command]
+    argv = [word.replace("KEY", key).replace("VALUE", value) for word in command]
     files = {name: text.encode() for name, text in GOOD.items()}
-    answered(words, files, tmp_path_factory.mktemp("arguments"))
+    answered(argv, files, tmp_path_factory.mktemp("arguments"))

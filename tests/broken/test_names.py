@@ -107,9 +107,9 @@ def test_no_name_is_more_than_wrong_input(name: str, tmp_path: Path) -> None:
     for what, read in READERS.items():
         with pytest.raises(InputError) as caught:
             read(text)
-        told = str(caught.value)
-        assert told.isprintable(), (what, told)
-        assert LONG not in told, what
+        rendered = str(caught.value)
+        assert rendered.isprintable(), (what, rendered)
+        assert LONG not in rendered, what
 
 
 def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def missing_tools() -> list[str]:
     return missing
 
 
-def told(missing: list[str]) -> str:
+def rendered(missing: list[str]) -> str:
     """One line for people; empty where nothing is missing."""
     if not missing:
         return ""
@@ -42,5 +42,5 @@ def told(missing: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    if sentence := told(missing_tools()):
+    if sentence := rendered(missing_tools()):
         print(sentence)

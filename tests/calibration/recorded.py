@@ -68,12 +68,12 @@ def training(name: str = "trained") -> dict[str, Any]:
     return inference(name, workload=TRAINING, passes=passes)
 
 
-def fsdp(name: str = "sharded", **knobs: Any) -> dict[str, Any]:
+def fsdp(name: str = "sharded", **settings: Any) -> dict[str, Any]:
     """A run of FSDP: whole steps of 1.0 and 1.2 s, and one in parts."""
     passes = [{"name": "step", "repetition": index, "seconds": 1.0 + 0.1 * index} for index in range(3)]
     parts = {"forward": 0.2, "backward": 0.5, "optimizer": 0.3}
     passes += [{"name": part, "repetition": 0, "seconds": seconds} for part, seconds in parts.items()]
-    strategy = {"kind": "fsdp", "ranks": 1, **knobs}
+    strategy = {"kind": "fsdp", "ranks": 1, **settings}
     work = {key: value for key, value in TRAINING.items() if key != "steps"}
     run = inference(name, workload=work, passes=passes, strategy=strategy)
     del run["ds_config"]

@@ -112,9 +112,11 @@ def test_the_shipped_platform_of_the_gpu_is_named(tmp_path: Path) -> None:
     assert file.remarks == ("predicted with the shipped dgx-h200, not with a profile of this machine",)
 
 
-@pytest.mark.parametrize(("gpu", "words"), [("Some GPU 9000", 'has the GPU "Some GPU 9000"'), ("", "no GPU")])
-def test_without_a_platform_there_is_nothing_to_predict_with(tmp_path: Path, gpu: str, words: str) -> None:
-    with pytest.raises(InputError, match=rf"machine\.gpu: .*{words}.*; name one with --platform"):
+@pytest.mark.parametrize(
+    ("gpu", "message"), [("Some GPU 9000", 'has the GPU "Some GPU 9000"'), ("", "no GPU")]
+)
+def test_without_a_platform_there_is_nothing_to_predict_with(tmp_path: Path, gpu: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"machine\.gpu: .*{message}.*; name one with --platform"):
         compare_file(write(tmp_path, inference(), gpu=gpu))
 
 
@@ -130,7 +132,7 @@ NVME = ds_config("nvme", offload_param={"buffer_size": 300_000})
 
 
 @pytest.mark.parametrize(
-    ("run", "platform", "words"),
+    ("run", "platform", "message"),
     [
         (inference(ds_config=NVME), None, "its drives are not those of this run; name a platform"),
         (inference(model=LARGE), "rtx-4090-desktop", "does not fit: dram needs"),
@@ -154,11 +156,11 @@ NVME = ds_config("nvme", offload_param={"buffer_size": 300_000})
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_predicted_is_a_row_with_its_reason(
-    tmp_path: Path, run: dict[str, Any], platform: str | None, words: str
+    tmp_path: Path, run: dict[str, Any], platform: str | None, message: str
 ) -> None:
     path = write(tmp_path, run, inference("next"))
     first, following = compare_file(path, platform=platform).runs
-    assert words in first.reason
+    assert message in first.reason
     assert [found.measured for found in first.passes]
     assert all(found.predicted is None and found.error is None for found in first.passes)
     assert following.reason == ""
@@ -295,10 +297,10 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(tmp_path)
     write(tmp_path, inference(traces={"decode 1": trace()}), training(), inference("two", ranks=2))
 
-    def run(*words: str) -> Answer:
+    def run(*message: str) -> Answer:
         parser = argparse.ArgumentParser(prog="simoffload")
         calibrate_compare.add(parser.add_subparsers())
-        arguments = parser.parse_args(["compare", *words])
+        arguments = parser.parse_args(["compare", *message])
         console = Console(as_json=arguments.json)
         try:
             status = int(arguments.command(arguments, console))

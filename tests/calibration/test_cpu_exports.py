@@ -139,7 +139,9 @@ def test_the_optimizer_lies_where_the_exported_settings_say(run: Run) -> None:
     assert isinstance(plan, ZeroTrainingPlan)
     assert run.places["optimizer"]["device"] == device
     assert run.places["optimizer"]["class"] == "DeepSpeedCPUAdam"
-    stored = {term.name: term.size for term in plan.moments[-1].terms if term.tier == plan.optimizer_target}
+    stored = {
+        term.name: term.size for term in plan.memory_stages[-1].terms if term.tier == plan.optimizer_target
+    }
     states = stored["master weights and moments"] + stored["gradients"] if device == "nvme" else 0
     assert run.files.get("optimizer", 0) == states
     assert run.places["optimizer"]["elements"] == (0 if device == "nvme" else plan.model.num_parameters)

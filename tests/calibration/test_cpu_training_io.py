@@ -146,14 +146,14 @@ def run(request: pytest.FixtureRequest, record: dict[str, Any]) -> dict[str, Any
 @pytest.fixture
 def plan(run: dict[str, Any], record: dict[str, Any]) -> ZeroTrainingPlan:
     """The simulator's plan for it, on a machine with a drive and enough GPUs."""
-    said = CASES[run["name"]]
+    reported = CASES[run["name"]]
     strategy = {
-        **said["strategy"],
+        **reported["strategy"],
         "kind": "zero_training",
         "deepspeed_version": record["machine"]["deepspeed"],
     }
     found = resolve(
-        Document("", {**said, "name": run["name"], "strategy": strategy, "platform": "dgx-a100"})
+        Document("", {**reported, "name": run["name"], "strategy": strategy, "platform": "dgx-a100"})
     ).plan()
     assert isinstance(found, ZeroTrainingPlan)
     return found

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.calibration.needs import missing_tools, told
+from tests.calibration.needs import missing_tools, rendered
 
 
 def test_one_line_installs_what_is_missing() -> None:
-    assert told([]) == ""
-    assert told(["Linux"]) == "DeepSpeed's storage library needs Linux"
+    assert rendered([]) == ""
+    assert rendered(["Linux"]) == "DeepSpeed's storage library needs Linux"
     assert (
-        told(["g++", "libaio-dev"])
+        rendered(["g++", "libaio-dev"])
         == "this machine has no g++, libaio-dev (Debian: apt install g++ libaio-dev)"
     )
 
@@ -40,8 +40,8 @@ def no_header(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.skipif(shutil.which("make") is None or sys.platform != "linux", reason="needs make on Linux")
 def test_make_says_it_at_the_start_and_at_the_end(repository: Path, no_header: dict[str, str]) -> None:
-    def make(*words: str) -> subprocess.CompletedProcess[str]:
-        command = ["make", "--no-print-directory", f"PYTHON={sys.executable}", *words]
+    def make(*message: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "--no-print-directory", f"PYTHON={sys.executable}", *message]
         return subprocess.run(
             command, cwd=repository, env=no_header, capture_output=True, text=True, check=False
         )

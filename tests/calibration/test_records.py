@@ -63,7 +63,7 @@ def _torn(data: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "message"),
     [
         (_without_a_time, "runs[0].passes[0].seconds: required key is missing"),
         (_of_another_schema, 'schema: must be "simoffload/deepspeed-runs/1"'),
@@ -72,19 +72,19 @@ def _torn(data: dict[str, Any]) -> None:
         (_torn, "the columns of a trace must be of one length"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, spoil: Any, words: str) -> None:
+def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, spoil: Any, message: str) -> None:
     data = record(inference())
     spoil(data)
     path = tmp_path / "runs.json"
     path.write_text(json.dumps(data))
     with pytest.raises(InputError) as caught:
         read_records(path)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith(str(path))
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ('{"schema": 1,\n "runs": [', "runs.json:2:11: not valid JSON"),
         ('{"schema": 1, "runs": NaN}', "NaN is not a number"),
@@ -93,12 +93,12 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, spoil: Any, words:
         ("[" * 100_000, "not valid JSON"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "runs.json"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         read_records(path)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:

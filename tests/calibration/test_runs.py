@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.deepspeed.launch import Settings, check, describe
+from simoffload.calibration.deepspeed.launch import LaunchSettings, check, describe
 from simoffload.calibration.runs import read_requests
 from simoffload.errors import InputError
 
@@ -29,8 +29,8 @@ def written(tmp_path: Path, data: Any) -> Path:
     return path
 
 
-def settings(tmp_path: Path, **changes: Any) -> Settings:
-    usual = Settings(
+def settings(tmp_path: Path, **changes: Any) -> LaunchSettings:
+    usual = LaunchSettings(
         folder=tmp_path / "out",
         swap_folder=tmp_path / "swap",
         largest=10**10,
@@ -54,7 +54,7 @@ def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "rendered"),
     [
         ({"strategy": {"ds_config": {"zero_optimization": {"stage": 2}}}}, "stage: must be 3"),
         ({"strategy": {"weights": "hbm", "ds_config": NVME}}, 'weights: "hbm" contradicts ds_config'),
@@ -69,10 +69,12 @@ def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_says_one_thing_and_would_do_another(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_what_says_one_thing_and_would_do_another(
+    tmp_path: Path, changes: dict[str, Any], rendered: str
+) -> None:
     with pytest.raises(InputError) as caught:
         read_requests([written(tmp_path, {"runs": [RUN | changes]})])
-    assert told in str(caught.value)
+    assert rendered in str(caught.value)
 
 
 def test_a_list_holds_runs_of_different_names_and_nothing_else(tmp_path: Path) -> None:
@@ -89,12 +91,12 @@ def test_folders_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
     assert "swap files go to" in describe(cases, settings(tmp_path))
     check(cases, settings(tmp_path))
     (tmp_path / "file").touch()
-    for changes, told in (
+    for changes, rendered in (
         ({"folder": tmp_path}, "is not an empty folder"),
         ({"swap_folder": tmp_path / "file"}, "is not an empty folder, and DeepSpeed empties it"),
         ({"swap_folder": tmp_path / "file" / "x"}, "lies below|cannot be used"),
         ({"largest": 10**9}, r"would write 2.63 GB of swap files, above --max-size 1 GB"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=rendered):
             check(cases, settings(tmp_path, **changes))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "runs.json"]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from simoffload.calibration.deepspeed.launch import thread_environment
-from simoffload.calibration.runs import Case, Training
+from simoffload.calibration.runs import CalibrationRun, Training
 from simoffload.calibration.small_models import small_cases, small_training_cases
 
 
-def work(case: Case) -> Training:
+def work(case: CalibrationRun) -> Training:
     found = case.request.workload
     assert isinstance(found, Training)
     return found
 
 
-def offloaded(case: Case) -> tuple[bool, bool]:
+def offloaded(case: CalibrationRun) -> tuple[bool, bool]:
     """Parameters, optimizer."""
     zero = case.ds_config["zero_optimization"]
     return "offload_param" in zero, "offload_optimizer" in zero

@@ -40,8 +40,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.yaml").write_text(SCENARIO)
 
-    def run(*words: str) -> Answer:
-        status = main(words)
+    def run(*argv: str) -> Answer:
+        status = main(argv)
         return Answer(status, *capsys.readouterr())
 
     return run

@@ -29,15 +29,17 @@ def test_an_answer_in_words(program) -> None:
 
 def test_an_answer_for_programs_is_that_of_the_file(program, tmp_path: Path) -> None:
     answer = program("advise", "small.yaml", "--json", "--output-dir", "out", *FAST)
-    told = json.loads(answer.out)
+    rendered = json.loads(answer.out)
     assert answer.status == 0
-    assert told == json.loads((tmp_path / "out" / "result.json").read_text())
-    assert told["schema"] == "simoffload/advice/1"
-    assert told["search"] is None
-    assert told["storage"]["tier"] == "raid"
+    assert rendered == json.loads((tmp_path / "out" / "result.json").read_text())
+    assert rendered["schema"] == "simoffload/advice/1"
+    assert rendered["search"] is None
+    assert rendered["storage"]["tier"] == "raid"
     files = sorted(path for path in (tmp_path / "out").rglob("*") if "recommended/" in str(path))
-    assert sorted(told["recommended"]) == [path.relative_to(tmp_path / "out").as_posix() for path in files]
-    gains = {f"{option['key']}": option["gain"] for option in told["options"]}
+    assert sorted(rendered["recommended"]) == [
+        path.relative_to(tmp_path / "out").as_posix() for path in files
+    ]
+    gains = {f"{option['key']}": option["gain"] for option in rendered["options"]}
     base = simulate(load_scenario("small.yaml", overrides=FAST[1:])).unit_s
     for path in files:
         if path.suffix == ".yaml":
@@ -53,8 +55,8 @@ def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_narrow")
 def test_a_search_and_its_files(program, tmp_path: Path) -> None:
-    words = ("--budget", "201,000", "--slo", "ttft=1s", "--output-dir", "out", "--json")
-    answer = program("advise", "small.yaml", *words, *FAST)
+    argv = ("--budget", "201,000", "--slo", "ttft=1s", "--output-dir", "out", "--json")
+    answer = program("advise", "small.yaml", *argv, *FAST)
     assert answer.status == 0
     found = json.loads(answer.out)["search"]
     assert found["best"]["meets"] is True
@@ -109,7 +111,7 @@ def test_an_interrupt_leaves_nothing(program, monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (("--platforms", "dgx-h10"), 'there is no platform "dgx-h10"; did you mean "dgx-h100"?'),
         (("--slo", "tpto=5s"), 'there is no metric "tpto"; did you mean "tpot"?'),
@@ -118,7 +120,7 @@ def test_an_interrupt_leaves_nothing(program, monkeypatch: pytest.MonkeyPatch, t
     ],
 )
 def test_slips_are_found_before_anything_is_simulated(
-    program, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+    program, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], message: str
 ) -> None:
     def forbidden(*_args: object, **_options: object) -> NoReturn:
         raise AssertionError("simulated")
@@ -126,7 +128,7 @@ def test_slips_are_found_before_anything_is_simulated(
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.setattr("simoffload.planning.advise.evaluate.simulate", forbidden)
     monkeypatch.setattr("simoffload.planning.advise.purchases.simulate", forbidden)
-    answer = program("advise", "small.yaml", *words)
+    answer = program("advise", "small.yaml", *argv)
     assert answer.status == 2
     assert message in answer.err
 
@@ -175,9 +177,9 @@ def json_scenario(name: str) -> dict[str, object]:
 def test_settings_to_paste_alone_say_it_all(program, target: str, tmp_path: Path) -> None:
     """Given back with the name of the model that was asked for, and given to ``check``."""
     short = ("--set", "workload.output_length=2", "--json")
-    told = program("advise", "opt-350m", "--on", f"dgx-a100:{target}", *short, "--output-dir", "out")
-    assert told.status == 0, told.err
-    options = (one for one in json.loads(told.out)["options"] if one["gain"] > 1)
+    rendered = program("advise", "opt-350m", "--on", f"dgx-a100:{target}", *short, "--output-dir", "out")
+    assert rendered.status == 0, rendered.err
+    options = (one for one in json.loads(rendered.out)["options"] if one["gain"] > 1)
     (best, *_) = (one for one in options if one["kind"] == "setting")
     (file, *_) = sorted((tmp_path / "out" / "recommended").glob("*.ds_config.json"))
     config = json.loads(file.read_text())

@@ -77,10 +77,10 @@ def test_platforms_of_the_users_own_are_paths_from_here(program, own: Path, tmp_
 @pytest.mark.usefixtures("own")
 def test_platforms_that_recommended_scenarios_could_not_refer_to(program, tmp_path: Path) -> None:
     write(tmp_path, {"far.yaml": PLATFORM})
-    for words in (("--on", "./far.yaml:dram"), ("--platforms", "./far.yaml")):
-        answer = program("advise", "own/s.yaml", *words)
+    for argv in (("--on", "./far.yaml:dram"), ("--platforms", "./far.yaml")):
+        answer = program("advise", "own/s.yaml", *argv)
         assert answer.status == 2
-        assert answer.err.startswith(f"{words[0]}: ./far.yaml: lies outside of the folder of the scenario")
+        assert answer.err.startswith(f"{argv[0]}: ./far.yaml: lies outside of the folder of the scenario")
 
 
 @pytest.fixture

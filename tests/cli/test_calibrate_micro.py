@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def micro(program: Program) -> Micro:
     """The command, in a folder that holds ``micro.json``."""
     Path("micro.json").write_text(json.dumps(record()))
-    return lambda *words: program("calibrate", "micro", *words)
+    return lambda *argv: program("calibrate", "micro", *argv)
 
 
 def held(folder: str) -> list[str]:
@@ -55,9 +55,9 @@ def test_one_json_document(micro: Micro) -> None:
 
 
 def test_measuring_writes_the_record_and_profiles(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[launch.Request] = []
+    asked: list[launch.MeasurementRequest] = []
 
-    def measure(request: launch.Request, *, progress: Callable[[str], None]) -> dict[str, object]:
+    def measure(request: launch.MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, object]:
         progress("looking")
         asked.append(request)
         return record() | {"skipped": {"storage": "no folder"}}
@@ -135,7 +135,7 @@ def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (("-o", "full"), "full: is not empty; name a new folder"),
         (("-o", "micro.json"), "micro.json: is not a plain folder; name another"),
@@ -150,11 +150,11 @@ def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPat
         (("-o", "out", "--from-json", "none.json"), "none.json: "),
     ],
 )
-def test_options_that_are_refused(micro: Micro, words: tuple[str, ...], message: str) -> None:
+def test_options_that_are_refused(micro: Micro, argv: tuple[str, ...], message: str) -> None:
     Path("full").mkdir()
     Path("full/file").write_text("precious")
     Path("other.json").write_text("{}")
-    answer = micro(*words)
+    answer = micro(*argv)
     assert answer.status == 2
     assert answer.err.startswith(message), answer.err
     assert answer.out == ""
@@ -163,7 +163,7 @@ def test_options_that_are_refused(micro: Micro, words: tuple[str, ...], message:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (("-o", "out", "--only", "hook"), '"hook" is no section; did you mean "hooks"?'),
         (("-o", "out", "--skip", ""), '"" has an empty entry'),
@@ -172,8 +172,8 @@ def test_options_that_are_refused(micro: Micro, words: tuple[str, ...], message:
         ((), "required: -o/--output-dir"),
     ],
 )
-def test_words_that_are_refused(micro: Micro, words: tuple[str, ...], message: str) -> None:
-    answer = micro(*words)
+def test_words_that_are_refused(micro: Micro, argv: tuple[str, ...], message: str) -> None:
+    answer = micro(*argv)
     assert answer.status == 2
     assert message in answer.err
 

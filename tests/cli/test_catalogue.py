@@ -74,8 +74,8 @@ def test_everything_shipped_passes(program, repository: Path, folder: str) -> No
     known = ["activation_checkpointing.cpu_checkpointing", "offload_optimizer.ratio 0.9 of 32"]
     # Four drives behind two ports, and three behind a chipset, are faster than those.
     known += ["more than the 48 GB/s of 2 ports of hdr200", "more than the 13 GB/s of the cable of chipset"]
-    told = [line for line in answer.err.splitlines() if not any(text in line for text in known)]
-    assert told == []
+    rendered = [line for line in answer.err.splitlines() if not any(text in line for text in known)]
+    assert rendered == []
     assert answer.out.count(": ok (") == len(files)
 
 

@@ -74,8 +74,8 @@ def test_what_is_not_modelled_of_checkpoints_is_told(program, tmp_path: Path) ->
     text = SCENARIO.replace("ds_config:", config)
     (tmp_path / "saves.yaml").write_text(f"{text}checkpoint: {{tier: raid}}\n")
     (tmp_path / "none.yaml").write_text(text)
-    told = program("check", "saves.yaml").err.splitlines()
-    assert [line.partition("ds_config ")[2] for line in told] == [
+    rendered = program("check", "saves.yaml").err.splitlines()
+    assert [line.partition("ds_config ")[2] for line in rendered] == [
         "checkpoint.use_node_local_storage: true is not modelled",
         "checkpoint.writer.io_multiplier: 4 is not modelled",
     ]

@@ -81,9 +81,9 @@ TIGHT = ("--set", "strategy.ds_config.zero_optimization.offload_param.buffer_siz
 def test_what_deepspeed_refuses_is_a_row_among_the_others(program) -> None:
     answer = program("compare", "small.yaml", "--on", "raid,dram", *TIGHT)
     assert answer.status == 0
-    told = " ".join(answer.out.split())
-    assert "raid refused: strategy.ds_config.zero_optimization.offload_param.buffer_size: " in told
-    assert "DeepSpeed would stop here" in told
+    rendered = " ".join(answer.out.split())
+    assert "raid refused: strategy.ds_config.zero_optimization.offload_param.buffer_size: " in rendered
+    assert "DeepSpeed would stop here" in rendered
     assert re.search(r"^  raid +refused$", answer.out, re.MULTILINE)
     both = program("fit", "small.yaml", "--on", "raid,dram", *TIGHT)
     assert (both.status, "refused: " in both.out, "  dram     fits\n" in both.out) == (0, True, True)
@@ -156,10 +156,10 @@ def test_the_same_from_python(program) -> None:
 
 
 def test_progress_names_the_target() -> None:
-    said: list[str] = []
+    reported: list[str] = []
     scenario = load_scenario("ddn/bloom-7b1", overrides=WIDE[1:])
-    compare(scenario, ["dram", "raid"], progress=said.append)
-    assert [line.partition(":")[0] for line in said] == ["dram", "dram", "raid", "raid"]
+    compare(scenario, ["dram", "raid"], progress=reported.append)
+    assert [line.partition(":")[0] for line in reported] == ["dram", "dram", "raid", "raid"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, None])
@@ -224,15 +224,15 @@ def test_what_planning_refuses_of_a_strategys_file_is_told_there(program, tmp_pa
         "many": "kind: zero_inference\nweights: dram\nranks: 99\n",
         "other": "kind: zero_training\nds_config: {zero_optimization: {stage: 3}}\n",
     }
-    told = {
+    rendered = {
         "many": "many.yaml:3:8: ranks: 99 ranks, but the platform has 8 GPU(s)",
         "other": "other.yaml:1:7: kind: zero_training is not for a workload of inference",
     }
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)
-        words = ("compare", "small.yaml", "--strategy", f"{name}.yaml", "--set", "strategy.ranks=1")
-        _, row = json.loads(program(*words, "--json").out)["compared"]
-        assert row["result"]["refused"][0].startswith(told[name])
-        assert told[name] in " ".join(program(*words).out.split())
+        argv = ("compare", "small.yaml", "--strategy", f"{name}.yaml", "--set", "strategy.ranks=1")
+        _, row = json.loads(program(*argv, "--json").out)["compared"]
+        assert row["result"]["refused"][0].startswith(rendered[name])
+        assert rendered[name] in " ".join(program(*argv).out.split())
     alone = ("compare", "small.yaml", "--strategy", "many.yaml", *TIGHT)
-    assert program(*alone).err.splitlines()[1].startswith(told["many"])
+    assert program(*alone).err.splitlines()[1].startswith(rendered["many"])

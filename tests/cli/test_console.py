@@ -19,8 +19,8 @@ from simoffload.cli.console import Console, Progress
 from simoffload.errors import Problem
 
 
-def process(*words: str, cwd: Path, **options) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "simoffload", *words]
+def process(*argv: str, cwd: Path, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "simoffload", *argv]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **options)
 
 
@@ -53,20 +53,20 @@ def test_interruption(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
+    ("number", "status", "reported"),
     [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")],
 )
 def test_a_signal_in_the_middle_leaves_nothing(
-    repository: Path, tmp_path: Path, number: signal.Signals, status: int, said: str
+    repository: Path, tmp_path: Path, number: signal.Signals, status: int, reported: str
 ) -> None:
     slow = ["--set", "engine.fold=off", "--set", "engine.jump=off"]
-    words = ["run", "ddn/bloom-mod-1", *slow, "--output-dir", str(tmp_path / "out")]
+    argv = ["run", "ddn/bloom-mod-1", *slow, "--output-dir", str(tmp_path / "out")]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-m", "simoffload", *words], cwd=repository, **options) as running:
+    with subprocess.Popen([sys.executable, "-m", "simoffload", *argv], cwd=repository, **options) as running:
         time.sleep(1.5)  # it takes longer than this even where there are no other users
         running.send_signal(number)
         out, err = running.communicate()
-    assert (running.returncode, out, err) == (status, "", said)
+    assert (running.returncode, out, err) == (status, "", reported)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,11 +107,11 @@ def test_a_traceback_is_there_on_request(program, monkeypatch: pytest.MonkeyPatc
     assert "(please report)" in answer.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("words", [("profiles", "list"), ("run", "none.yaml", "--json")])
-def test_a_closed_pipe_is_silent(repository: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("argv", [("profiles", "list"), ("run", "none.yaml", "--json")])
+def test_a_closed_pipe_is_silent(repository: Path, argv: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "simoffload", *words]
+    command = [sys.executable, "-m", "simoffload", *argv]
     done = subprocess.run(command, cwd=repository, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -139,10 +139,14 @@ def shell(line: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_output_that_cannot_be_written_is_one_line(repository: Path, command: str, redirection: str) -> None:
     done = shell(f"simoffload {command} {redirection} </dev/null", cwd=repository)
-    said = f"error: cannot write the output: {UNWRITABLE[redirection]}\n"
+    reported = f"error: cannot write the output: {UNWRITABLE[redirection]}\n"
     if command.startswith("run"):  # a bad input stays one: there was nothing to print but that
-        said = "none.yaml: no such file\n" if "none" in command else "<stdin>: the document is empty\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2 if command.startswith("run") else 1, "", said)
+        reported = "none.yaml: no such file\n" if "none" in command else "<stdin>: the document is empty\n"
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2 if command.startswith("run") else 1,
+        "",
+        reported,
+    )
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
@@ -168,17 +172,17 @@ def test_no_file_takes_the_place_of_a_closed_stream(program, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reported"),
     [
         (r"simoffload models show $'\xff'", r'error: model: unknown model "\udcff"; known: bloom-560m, '),
         (r"simoffload run $'\xff'", r"\udcff: no such file, and no shipped scenario or model of that name"),
         (r"simoffload run ddn/bloom-7b1 --set $'\xff=1'", r'--set: "\udcff" is not the path of a key; '),
     ],
 )
-def test_arguments_need_not_be_utf_8(repository: Path, line: str, said: str) -> None:
+def test_arguments_need_not_be_utf_8(repository: Path, line: str, reported: str) -> None:
     done = shell(line, cwd=repository)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith(reported)
 
 
 def _is_guarded(running: subprocess.Popen[str]) -> bool:

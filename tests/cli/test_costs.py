@@ -31,9 +31,9 @@ def _own(tmp_path: Path) -> None:
 
 
 def priced(answer) -> dict[str, Any]:
-    told = json.loads(answer.out)["economics"]
-    assert isinstance(told, dict)
-    return told
+    rendered = json.loads(answer.out)["economics"]
+    assert isinstance(rendered, dict)
+    return rendered
 
 
 def test_run_takes_the_users_prices(program) -> None:
@@ -58,8 +58,8 @@ def test_run_says_it_in_words(program) -> None:
 
 
 def test_compare_has_them_in_text_json_and_columns(program, tmp_path: Path) -> None:
-    words = ("--on", "dram,raid", "--costs", "own.yaml", "--output-dir", "out", *FAST)
-    answer = program("compare", "small.yaml", *words)
+    argv = ("--on", "dram,raid", "--costs", "own.yaml", "--output-dir", "out", *FAST)
+    answer = program("compare", "small.yaml", *argv)
     assert answer.out.count("87,660 USD") >= 2
     compared = json.loads((tmp_path / "out" / "result.json").read_text())["compared"]
     with (tmp_path / "out" / "table.csv").open(newline="") as file:
@@ -77,13 +77,13 @@ def test_page_and_markdown_show_capacity_and_costs_side_by_side(program, tmp_pat
     program("compare", "small.yaml", "--on", "dram,raid", "--costs", "own.yaml", "--output-dir", "out", *FAST)
     for name in ("report.html", "report.md"):
         text = (tmp_path / "out" / name).read_text()
-        for words in ("Capacity", "filled", "Cost and energy", "87,660 USD", "bottleneck"):
-            assert words in text, (name, words)
+        for argv in ("Capacity", "filled", "Cost and energy", "87,660 USD", "bottleneck"):
+            assert argv in text, (name, argv)
 
 
 def test_the_wear_of_drives_is_beside_the_costs(program, tmp_path: Path) -> None:
-    words = ("--on", "hbm+nvme,hbm+dram", "--output-dir", "out")
-    lines = program("compare", "xinnor/llama-1b", *words).out.splitlines()
+    argv = ("--on", "hbm+nvme,hbm+dram", "--output-dir", "out")
+    lines = program("compare", "xinnor/llama-1b", *argv).out.splitlines()
     (head,) = (line for line in lines if "worn out" in line)
     drives = lines[lines.index(head) + 1]
     assert drives[head.index("worn out") :].startswith("nvme: 6.8 days")
@@ -93,8 +93,8 @@ def test_the_wear_of_drives_is_beside_the_costs(program, tmp_path: Path) -> None
 
 def test_advise_pays_the_users_prices(program, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN + "  drive/samsung-pm1733-3.84tb: {price: 100}\n")
-    told = json.loads(program("advise", "small.yaml", "--costs", "own.yaml", "--json", *FAST).out)
-    extra = {one["key"]: one["extra_cost"] for one in told["options"]}
+    rendered = json.loads(program("advise", "small.yaml", "--costs", "own.yaml", "--json", *FAST).out)
+    extra = {one["key"]: one["extra_cost"] for one in rendered["options"]}
     assert extra["raid-5-drives"] == 100
     assert extra["raid-8-drives"] == 400
 

@@ -25,10 +25,10 @@ def changes_of(text: str) -> list[str]:
 def test_what_does_not_fit_comes_with_changes_to_copy(program, command: str) -> None:
     answer = program(command, *IN_HBM)
     assert answer.status == 3
-    told = changes_of(answer.out)
-    assert told[0] == "--set strategy.weights=dram"
-    assert told[-1] == "--set nodes=3 --set strategy.ranks=24"
-    for line in told:
+    rendered = changes_of(answer.out)
+    assert rendered[0] == "--set strategy.weights=dram"
+    assert rendered[-1] == "--set nodes=3 --set strategy.ranks=24"
+    for line in rendered:
         assert program("fit", *IN_HBM, *shlex.split(line)).status == 0
 
 
@@ -59,9 +59,9 @@ def test_changes_reach_into_a_ds_config_file(program, tmp_path) -> None:
     text = (tmp_path / "small.yaml").read_text().partition("  ds_config:")[0]
     (tmp_path / "mine.yaml").write_text(f"{text}  ds_config: ds.json\n")
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"offload_param": {"buffer_size": 6e10}}}')
-    told = changes_of(program("fit", "mine.yaml").out)
+    rendered = changes_of(program("fit", "mine.yaml").out)
     buffers = "--set strategy.ds_config.zero_optimization.offload_param.buffer_size=30000000000"
-    assert buffers in told
+    assert buffers in rendered
     assert program("fit", "mine.yaml", *shlex.split(buffers)).status == 0
 
 

@@ -45,8 +45,8 @@ def sweep(tmp_path: Path) -> str:
 
 
 def test_a_drive_from_a_sweep(program: Program, sweep: str) -> None:
-    words = ("profiles", "import", "elbencho", sweep, "--id", "mine", "--from", BASE, "-o", "mine.yaml")
-    answer = program(*words)
+    argv = ("profiles", "import", "elbencho", sweep, "--id", "mine", "--from", BASE, "-o", "mine.yaml")
+    answer = program(*argv)
     assert (answer.status, answer.err) == (
         0,
         (
@@ -80,24 +80,24 @@ def test_a_reading_test_alone_gives_no_drive_that_writes_ten_times_as_fast(
 ) -> None:
     """1.02 GB/s measured beside 10 GB/s of writing and 3.3 million requests that nobody measured."""
     real = str(repository / "tests" / "exchange" / "data" / "fio_seqread.json")
-    words = ("profiles", "import", "fio", real, "--id", "mine", "--from", "micron-9550-pro-7.68tb")
-    answer = program(*words, "--json")
-    told = json.loads(answer.out)
-    data = yaml.safe_load(told["text"])
-    assert (answer.status, told["measured"]) == (0, ["read"])
-    assert (told["estimated"], told["left_out"]) == (["write"], ["random_read", "random_write"])
+    argv = ("profiles", "import", "fio", real, "--id", "mine", "--from", "micron-9550-pro-7.68tb")
+    answer = program(*argv, "--json")
+    rendered = json.loads(answer.out)
+    data = yaml.safe_load(rendered["text"])
+    assert (answer.status, rendered["measured"]) == (0, ["read"])
+    assert (rendered["estimated"], rendered["left_out"]) == (["write"], ["random_read", "random_write"])
     assert (data["write"]["value"], data["write"]["origin"]) == ("726.1 MB/s", "estimate")  # 10 / 14 of read
     assert not {"random_read", "random_write"} & data.keys()
     assert {key for key in data if isinstance(data[key], dict) and data[key].get("origin") == "measured"} == {
         "read"
     }
-    assert "write" not in told["kept"]
-    warned = " ".join(told["warnings"])
+    assert "write" not in rendered["kept"]
+    warned = " ".join(rendered["warnings"])
     assert "not measured: write; 10 GB/s of micron-9550-pro-7.68tb is not plausible" in warned
     assert "not measured: random_read; 3300000 of micron-9550-pro-7.68tb would need 13.5 GB/s" in warned
     assert "capacity 7.68 TB, read_latency 60 us, write_latency 15 us, endurance.dwpd 1" in warned
     assert "not measured: write; 10 GB/s" in data["notes"].replace("Not", "not")
-    Path("mine.yaml").write_text(told["text"])
+    Path("mine.yaml").write_text(rendered["text"])
     assert program("profiles", "check", "mine.yaml").status == 0
 
 
@@ -113,11 +113,11 @@ def test_what_somebody_measured_of_another_drive_is_an_estimate_here(program: Pr
 
 def test_a_cache_is_not_kept_beside_writing_that_is_slower_than_behind_it(program: Program) -> None:
     rows = ("1,READ,3000,600", "1,WRITE,{},900")
-    words = ("profiles", "import", "elbencho", "w.csv", "--id", "mine", "--from", "samsung-980-pro-2tb")
+    argv = ("profiles", "import", "elbencho", "w.csv", "--id", "mine", "--from", "samsung-980-pro-2tb")
     for rate, has in ((4000, True), (1000, False)):
         lines = [f"2026-05-22T16:09:38,4,1048576,1,0,{row.format(rate)},3.0\n" for row in rows]
         Path("w.csv").write_text(HEADER + "".join(lines))
-        answer = program(*words)
+        answer = program(*argv)
         assert answer.status == 0
         assert ("write_cache" in yaml.safe_load(answer.out)) is has
         assert (
@@ -132,32 +132,32 @@ def test_one_direction_of_a_narrow_slot_says_something_of_the_other(program: Pro
     answer = program(
         "profiles", "import", "nvbandwidth", "nv.txt", "--id", "slot", "--from", "gen5", "--json"
     )
-    told = json.loads(answer.out)
-    assert told["estimated"] == ["device_to_host"]
-    curve = yaml.safe_load(told["text"])["device_to_host"]
+    rendered = json.loads(answer.out)
+    assert rendered["estimated"] == ["device_to_host"]
+    curve = yaml.safe_load(rendered["text"])["device_to_host"]
     assert curve["origin"] == "estimate"
     assert curve["points"][-1] == ["1 GiB", "5989 MB/s"]
-    assert any("device_to_host; 55.4 GB/s of gen5 is not plausible" in text for text in told["warnings"])
+    assert any("device_to_host; 55.4 GB/s of gen5 is not plausible" in text for text in rendered["warnings"])
 
 
 def test_a_file_is_overwritten_only_when_told(program: Program, sweep: str) -> None:
-    words = ("profiles", "import", "elbencho", sweep, "--id", "mine", "--from", BASE, "-o", "mine.yaml")
+    argv = ("profiles", "import", "elbencho", sweep, "--id", "mine", "--from", BASE, "-o", "mine.yaml")
     Path("mine.yaml").write_text("precious")
-    answer = program(*words)
+    answer = program(*argv)
     assert (answer.status, answer.err) == (
         2,
         "mine.yaml: exists; name another file or give --overwrite\n",
     )
     assert Path("mine.yaml").read_text() == "precious"
-    assert program(*words, "--overwrite").status == 0
+    assert program(*argv, "--overwrite").status == 0
     assert program("profiles", "check", "mine.yaml").status == 0
 
 
 def test_pcie_from_nvbandwidth(program: Program) -> None:
     Path("nv.txt").write_text(COPIES)
     os.utime("nv.txt", (1_700_000_000, 1_700_000_000))
-    words = ("profiles", "import", "nvbandwidth", "nv.txt", "--id", "slot", "--from", "gen4")
-    answer = program(*words, "--buffer-size", "512 MiB")
+    argv = ("profiles", "import", "nvbandwidth", "nv.txt", "--id", "slot", "--from", "gen4")
+    answer = program(*argv, "--buffer-size", "512 MiB")
     assert answer.status == 0
     lines = answer.err.splitlines()
     assert lines[0] == "warning: no device_to_host_memcpy_ce: device_to_host is not measured"
@@ -205,7 +205,7 @@ def test_names_of_files_cannot_break_the_profile(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (
             ("--id", "mine"),
@@ -224,8 +224,8 @@ def test_names_of_files_cannot_break_the_profile(program: Program) -> None:
         (("--from", BASE), "required: --id"),
     ],
 )
-def test_options_that_are_refused(program: Program, sweep: str, words: tuple[str, ...], message: str) -> None:
-    answer = program("profiles", "import", "elbencho", sweep, *words)
+def test_options_that_are_refused(program: Program, sweep: str, argv: tuple[str, ...], message: str) -> None:
+    answer = program("profiles", "import", "elbencho", sweep, *argv)
     assert answer.status == 2
     assert message in answer.err
     assert answer.out == ""

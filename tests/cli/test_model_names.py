@@ -26,7 +26,7 @@ def test_it_holds_for_the_targets_before_it_too(program) -> None:
 
 
 def test_what_is_set_is_in_the_note(program) -> None:
-    words = (
+    argv = (
         "--set",
         "platform=h100-2nvme",
         "--set",
@@ -34,7 +34,7 @@ def test_what_is_set_is_in_the_note(program) -> None:
         "--set",
         "workload.output_length=1",
     )
-    answer = program("run", "bloom-560m", *words)
+    answer = program("run", "bloom-560m", *argv)
     assert answer.status == 0
     assert answer.err.startswith(
         "bloom-560m is a model: batch 4 per GPU, 512 tokens in, 1 out, on 1 GPU of h100"

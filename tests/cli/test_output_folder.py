@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.cli.folder import OutputFolder
+from simoffload.cli.output import OutputFolder
 from simoffload.errors import InputError
 from simoffload.exchange.files import replacing
 
@@ -120,8 +120,8 @@ def test_a_full_disk_is_told_of_the_folder_that_was_named(tmp_path: Path) -> Non
 
     with pytest.raises(InputError) as caught:
         OutputFolder(tmp_path / "out", overwrite=False).write({"report.html": fail})
-    said = f"--output-dir: {tmp_path / 'out'}: cannot be written: No space left on device"
-    assert str(caught.value) == said
+    reported = f"--output-dir: {tmp_path / 'out'}: cannot be written: No space left on device"
+    assert str(caught.value) == reported
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -43,13 +43,13 @@ def test_json_is_the_same_twice(program) -> None:
 @pytest.mark.parametrize("overrides", [(), ("model=bloom-176b", "strategy.weights=gpu")])
 def test_python_gives_what_the_command_line_gives(program, overrides: tuple[str, ...]) -> None:
     """Where it fits and where it does not: JSON, text and page, without what the command line alone knows."""
-    words = [word for one in overrides for word in ("--set", one)]
+    argv = [word for one in overrides for word in ("--set", one)]
     scenario = so.load_scenario("small.yaml", overrides=overrides)
     for command, answer in (("run", so.simulate(scenario)), ("fit", so.fit(scenario))):
-        data = json.loads(program(command, "small.yaml", *words, "--json").out)
+        data = json.loads(program(command, "small.yaml", *argv, "--json").out)
         assert data == json.loads(json.dumps(answer.to_dict()))
-        assert program(command, "small.yaml", *words).out == result_text(answer)
-    line = shlex.join(["simoffload", "run", "small.yaml", *words, "--output-dir", "out"])
+        assert program(command, "small.yaml", *argv).out == result_text(answer)
+    line = shlex.join(["simoffload", "run", "small.yaml", *argv, "--output-dir", "out"])
     program(*shlex.split(line)[1:])
     result = so.simulate(scenario, keep_timelines=True)
     so.write_report(result, "report.html", command=line)

@@ -67,20 +67,20 @@ def test_a_section_is_checked(program, tmp_path: Path) -> None:
 
 
 def test_dry_run_says_what_would_be_done_and_does_nothing(program) -> None:
-    words = ("sweep", "small.yaml", "--axis", "workload.batch_size=1,2,4,1", "--constraint", "batch_size < 3")
-    answer = program(*words, "--dry-run")
+    argv = ("sweep", "small.yaml", "--axis", "workload.batch_size=1,2,4,1", "--constraint", "batch_size < 3")
+    answer = program(*argv, "--dry-run")
     assert answer.out.splitlines() == [
         "3 points of 4 combinations (4 workload.batch_size)",
         "1 of them are the same scenario as another; 2 simulations",
         "first point: workload.batch_size = 1",
     ]
-    data = json.loads(program(*words, "--dry-run", "--json").out)
+    data = json.loads(program(*argv, "--dry-run", "--json").out)
     assert (data["points"], data["duplicates"], data["example"]) == (3, 1, {"workload.batch_size": 1})
     assert [path.name for path in Path().iterdir()] == ["small.yaml"]
 
 
 def test_summary_for_programs(program) -> None:
-    words = (
+    argv = (
         "--axis",
         "strategy.weights=nosuch,raid,raid",
         "-o",
@@ -90,7 +90,7 @@ def test_summary_for_programs(program) -> None:
         *HERE,
         "--json",
     )
-    answer = program("sweep", "small.yaml", *words)
+    answer = program("sweep", "small.yaml", *argv)
     assert answer.status == 0
     assert json.loads(answer.out) == {
         "schema": "simoffload/sweep/1",
@@ -114,36 +114,36 @@ def test_status(program, axis: str, status: int) -> None:
 
 
 def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> None:
-    words = ("sweep", "small.yaml", *AXES, *HERE, "-o", "r.csv")
-    assert program(*words).status == 0
+    argv = ("sweep", "small.yaml", *AXES, *HERE, "-o", "r.csv")
+    assert program(*argv).status == 0
     before = Path("r.csv").read_bytes()
     journal = Path("r.csv.journal")
     with closing(sqlite3.connect(journal)) as database, database:
         rows = database.execute("SELECT * FROM rows ORDER BY point").fetchall()
         database.execute("DELETE FROM rows WHERE point > 1")
     Path("r.csv").write_text("half")
-    answer = program(*words)
+    answer = program(*argv)
     assert answer.status == 2
     assert answer.err.startswith("r.csv.journal: a sweep was begun here; continue it with --resume")
-    answer = program(*words, "--resume")
+    answer = program(*argv, "--resume")
     assert answer.out.splitlines()[0] == "4 points, 2 simulations taken from the journal"
     assert Path("r.csv").read_bytes() == before
     with closing(sqlite3.connect(journal)) as database:
         assert database.execute("SELECT * FROM rows ORDER BY point").fetchall() == rows
-    answer = program(*words, "--resume", "--set", "workload.output_length=5")
+    answer = program(*argv, "--resume", "--set", "workload.output_length=5")
     assert answer.status == 2
     assert "is of another sweep" in answer.err
-    assert program(*words, "--overwrite", "--set", "workload.output_length=5").status == 0
+    assert program(*argv, "--overwrite", "--set", "workload.output_length=5").status == 0
     assert Path("r.csv").read_bytes() != before
     journal.unlink()
     for more in ((), ("--resume",)):
-        answer = program(*words, *more)
+        answer = program(*argv, *more)
         assert (answer.status, answer.out) == (2, "")
         assert answer.err.startswith("r.csv: exists and has no journal")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "reported"),
     [
         ((), "small.yaml: nothing to vary"),
         (("--axis", "workload.batch=1"), '--axis: workload.batch: unknown field; did you mean "batch_size"?'),
@@ -161,10 +161,10 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
         ((*AXES, "--constraint", "batch < 1"), 'sweep constraint: "batch < 1": there is no "batch"'),
     ],
 )
-def test_slips_are_told_before_anything_is_written(program, words: tuple[str, ...], said: str) -> None:
-    answer = program("sweep", "small.yaml", *words)
+def test_slips_are_told_before_anything_is_written(program, argv: tuple[str, ...], reported: str) -> None:
+    answer = program("sweep", "small.yaml", *argv)
     assert (answer.status, answer.out) == (2, "")
-    assert answer.err.startswith(said), answer.err
+    assert answer.err.startswith(reported), answer.err
     assert [path.name for path in Path().iterdir()] == ["small.yaml"]
 
 

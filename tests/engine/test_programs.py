@@ -208,7 +208,7 @@ def test_programs_in_blocks_of_their_own_are_run_in_full_while_both_are_under_wa
         "block 'prefill': at no moment in its 100 iterations was it alone under way",
     )
     full = execute(disaggregated(prefill, decode), fold=False, jump=False)
-    assert list(timeline.whole.end) == list(full.whole.end)
+    assert list(timeline.all_operations.end) == list(full.all_operations.end)
 
 
 def test_a_deadlock_names_ranks_of_other_programs() -> None:

@@ -46,7 +46,9 @@ def test_folded_and_jumped_as_in_full(name: str) -> None:
         full, short = execute(few, fold=False, jump=False), execute(few)
         for total in ("makespan", "link_bytes", "link_busy", "link_saturated"):
             assert getattr(short, total) == getattr(full, total)
-        assert sorted(zip(*short.whole, strict=True)) == sorted(zip(*full.whole, strict=True))
+        assert sorted(zip(*short.all_operations, strict=True)) == sorted(
+            zip(*full.all_operations, strict=True)
+        )
         assert summarize_pass(short, new_tokens=1, context=9) == summarize_pass(full, new_tokens=1, context=9)
 
 

@@ -86,8 +86,8 @@ def test_a_drive_works_at_the_slower_one_of_its_own_and_its_slots_generation(
     """Drives of the fast generation at the CPU; a host that does not say its slots limits nothing."""
     (folder / "pcie" / "fast.yaml").write_text(FAST.lstrip())
     edited(folder, "drive/disk.yaml", ("profile: wire", "profile: fast"), ("2 GB/s", "5 GB/s"))
-    said = f"slots: {number(slots)}\ncpu_optimizer" if slots else "cpu_optimizer"
-    found = rates(edited(folder, "host/box.yaml", ("cpu_optimizer", said)))
+    reported = f"slots: {number(slots)}\ncpu_optimizer" if slots else "cpu_optimizer"
+    found = rates(edited(folder, "host/box.yaml", ("cpu_optimizer", reported)))
     assert found["disk.0 -> cpu"] == drive
     assert found["raid.0 -> left"] == 2 * GB  # behind a switch of the old one
 
@@ -103,7 +103,7 @@ def test_an_old_device_is_no_faster_in_a_new_slot(folder: Path) -> None:
 def test_a_cable_that_is_no_pcie_is_in_no_slot() -> None:
     """NVLink-C2C of a GH200, whose CPU has slots of PCIe 5."""
     machine = load_platform("gh200").machine()
-    assert machine.wiring.gpu_plug.pcie.id == "nvlink-c2c"
+    assert machine.topology.gpu_pcie_link.pcie.id == "nvlink-c2c"
     assert rates(machine)["cpu -> gpu0"] == 346 * GB
 
 
@@ -120,7 +120,7 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("tier", "file", "pairs", "told"),
+    ("tier", "file", "pairs", "rendered"),
     [
         (
             "nfs",
@@ -163,15 +163,15 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
     ],
 )
 def test_a_rate_above_its_link_is_told_of_tiers_in_use(
-    folder: Path, tier: str, file: str, pairs: list[tuple[str, str]], told: str | None
+    folder: Path, tier: str, file: str, pairs: list[tuple[str, str]], rendered: str | None
 ) -> None:
     if file != "nfs/share.yaml":
         edited(folder, "nfs/share.yaml", ("5 GB/s", "1 GB/s"))
     found = edited(folder, file, *pairs).overruns([tier])
-    if told is None:
+    if rendered is None:
         assert found == ()
     else:
-        assert found[0].startswith(told)
+        assert found[0].startswith(rendered)
 
 
 def test_a_server_above_the_adapters_of_the_hosts(folder: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_server_above_the_adapters_of_the_hosts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mounts", "connections", "adapters", "nodes", "told"),
+    ("mounts", "connections", "adapters", "nodes", "rendered"),
     [
         (1, 8, "net0, net1", 1, "the 4 GB/s of the mounts to it (1, each over one of 2 ports), which"),
         (1, 2, "net0, net1", 1, "the 2 GB/s of the mounts to it (1, each over one of 2 ports), which"),
@@ -196,7 +196,7 @@ def test_a_server_above_the_adapters_of_the_hosts(folder: Path) -> None:
     ids=["one of two ports", "few connections", "one adapter", "two mounts", "two hosts"],
 )
 def test_a_server_whose_ports_are_not_all_mounted(
-    folder: Path, mounts: int, connections: int, adapters: str, nodes: int, told: str | None
+    folder: Path, mounts: int, connections: int, adapters: str, nodes: int, rendered: str | None
 ) -> None:
     """Two ports of 4 GB/s: a mount is over one of them, and more adapters would not help it."""
     share = [
@@ -209,13 +209,13 @@ def test_a_server_whose_ports_are_not_all_mounted(
     edited(folder, "small.yaml", ("share, through: [net0]", f"share, through: [{adapters}]"))
     machine = load_platform(folder / "small.yaml").machine(nodes=nodes)
     found = machine.overruns(["nfs"])
-    if told is None:
+    if rendered is None:
         assert found == ()
         return
     (one,) = found
-    assert one.startswith(f"nfs: share reads 8 GB/s, more than {told}")
-    if "mounts" in told:
-        assert told.startswith(f"the {rates(machine)['nfs connections in'] // GB} GB/s")
+    assert one.startswith(f"nfs: share reads 8 GB/s, more than {rendered}")
+    if "mounts" in rendered:
+        assert rendered.startswith(f"the {rates(machine)['nfs connections in'] // GB} GB/s")
         assert one.endswith("mounts: 2 of nfs/share would use them all, or take wider ports")
 
 
@@ -262,17 +262,17 @@ def test_profiles_are_warned_of_by_themselves(folder: Path) -> None:
     ("written", "modules"), [("96 GB", "96 GiB"), ("1.5 TB", "1.5 TiB"), ("96 GiB", None), ("9 kB", None)]
 )
 def test_memory_counted_in_powers_of_ten_is_told(folder: Path, written: str, modules: str | None) -> None:
-    told = warned(
+    rendered = warned(
         folder, "host/box.yaml", ("memory_capacity: {value: 100 GB", f"memory_capacity: {{value: {written}")
     )
-    assert [modules in one for one in told] == [True] * len(told) if modules else told == ()
+    assert [modules in one for one in rendered] == [True] * len(rendered) if modules else rendered == ()
 
 
 def test_more_memory_than_the_board_takes_is_told(folder: Path) -> None:
     old = "memory_capacity: {value: 100 GB"
     with_maximum = f"memory_maximum: {number('96 GiB')}\nmemory_capacity: {{value: "
-    (told,) = warned(folder, "host/box.yaml", (old, f"{with_maximum}128 GiB"))
-    assert "memory_capacity 128 GiB is more than its board takes, memory_maximum 96 GiB" in told
+    (rendered,) = warned(folder, "host/box.yaml", (old, f"{with_maximum}128 GiB"))
+    assert "memory_capacity 128 GiB is more than its board takes, memory_maximum 96 GiB" in rendered
     assert warned(folder, "host/box.yaml", ("128 GiB", "96 GiB")) == ()
 
 
@@ -280,5 +280,5 @@ def test_of_shipped_devices_one_server_is_above_its_ports() -> None:
     library = Library()
     kinds = ("drive", "raid", "nfs", "nvmeof", "nic", "host")
     entries = [library.find(path.stem, (kind,)) for kind in kinds for path in (SHIPPED / kind).glob("*.yaml")]
-    told = [one.use.id for one in entries if profile_warnings(library, one)]
-    assert told == ["nvmeof-rdma-4x-ps1010"]
+    rendered = [one.use.id for one in entries if profile_warnings(library, one)]
+    assert rendered == ["nvmeof-rdma-4x-ps1010"]

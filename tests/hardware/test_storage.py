@@ -55,14 +55,14 @@ def test_array_of_terabyte_drives(
     raid = array(folder, level=level, count=count)
     assert raid.usable(disk) == usable * TB
     chunk, data = 512 << 10, raid.data_drives
-    assert raid.reading(disk) == Service(2 * count * GB, 100e-6, 2 * GB, chunk, count)
-    assert raid.writing(disk) == Service(write * GB, 50e-6, GB, chunk, data)
+    assert raid.read_service(disk) == Service(2 * count * GB, 100e-6, 2 * GB, chunk, count)
+    assert raid.write_service(disk) == Service(write * GB, 50e-6, GB, chunk, data)
 
 
 def test_efficiencies_scale_each_direction(folder: Path, disk: Drive) -> None:
     raid = array(folder, level=5, count=4, **efficiency(0.75, 0.25))
-    assert raid.reading(disk).rate == 6 * GB  # 4 drives x 2 GB/s x 0.75
-    assert raid.writing(disk).rate == 750_000_000  # 3 data drives x 1 GB/s x 0.25
+    assert raid.read_service(disk).rate == 6 * GB  # 4 drives x 2 GB/s x 0.75
+    assert raid.write_service(disk).rate == 750_000_000  # 3 data drives x 1 GB/s x 0.25
 
 
 @pytest.mark.parametrize(("level", "count"), [(5, 2), (6, 3), (10, 2), (10, 5), (1, 2)])

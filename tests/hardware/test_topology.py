@@ -237,13 +237,13 @@ def test_cables_are_laid_once_and_only_when_asked_for(small: Machine) -> None:
     """What fits on a thousand hosts is known without them."""
     laid = []
 
-    def lay() -> tuple:
+    def build_topology() -> tuple:
         laid.append(small.nodes)
-        return small.resources, small.wiring
+        return small.resources, small.topology
 
-    machine = replace(small, lay=lay)
+    machine = replace(small, build_topology=build_topology)
     assert machine.tiers["dram"].capacity
     assert laid == []
     assert machine.resources == small.resources
-    assert machine.wiring is small.wiring
+    assert machine.topology is small.topology
     assert laid == [1]

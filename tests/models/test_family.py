@@ -100,11 +100,11 @@ def program(
     (tmp_path / "config.json").write_text(json.dumps(config))
     register(Toy)
 
-    def run(*words: str) -> Any:
-        status = main(words)
+    def run(*embedding_name: str) -> Any:
+        status = main(embedding_name)
         out, error = capsys.readouterr()
         assert status == 0, (out, error)
-        return json.loads(out) if "--json" in words else out
+        return json.loads(out) if "--json" in embedding_name else out
 
     yield run
     del FAMILIES["toy"]
@@ -197,8 +197,8 @@ def test_advise(program: Program) -> None:
 
 def test_adapters_go_where_it_says(program: Program) -> None:
     lora = {"strategy.lora.r": 4, "strategy.lora.target_modules": "[mix]"}
-    words = [word for key, value in lora.items() for word in ("--set", f"{key}={value}")]
-    assert program("run", "training.json", "--json", *words)["metrics"]["step_s"] > 0
+    embedding_name = [word for key, value in lora.items() for word in ("--set", f"{key}={value}")]
+    assert program("run", "training.json", "--json", *embedding_name)["metrics"]["step_s"] > 0
 
 
 def test_sweep_in_processes_of_their_own(program: Program, tmp_path: Path) -> None:

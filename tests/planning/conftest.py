@@ -47,9 +47,9 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Process]:
     """Start ``simoffload sweep`` in the folder of the scenario, as a process of its own."""
     all_of_them: list[subprocess.Popen[str]] = []
 
-    def started(*words: str) -> subprocess.Popen[str]:
+    def started(*description: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "simoffload", "sweep", *words],
+            [sys.executable, "-m", "simoffload", "sweep", *description],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(repository)},
             stdout=subprocess.PIPE,

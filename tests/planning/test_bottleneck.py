@@ -50,13 +50,13 @@ def test_the_same_bottleneck_everywhere(case: str, tmp_path: Path) -> None:
     """The cause, and what holds it back, as ``run --json`` has them."""
     loaded = resolve(document(case))
     result = simulate(loaded)
-    said = result.to_dict()["step"]["bottleneck"], result.to_dict()["step"]["limit"]
+    reported = result.to_dict()["step"]["bottleneck"], result.to_dict()["step"]["limit"]
     row = compare_scenarios({case: loaded}).to_frame().loc[case]
-    assert (row["bottleneck"], row["limit"]) == said
+    assert (row["bottleneck"], row["limit"]) == reported
     sweep = define_sweep(document(case), axes=["engine.tokens=on,off"])
     run_sweep(sweep, find_points(sweep), [tmp_path / "r.csv"], workers=1)
     with (tmp_path / "r.csv").open(newline="") as file:
-        assert {(point["bottleneck"], point["limit"]) for point in csv.DictReader(file)} == {said}
+        assert {(point["bottleneck"], point["limit"]) for point in csv.DictReader(file)} == {reported}
 
 
 def test_adapters_that_hold_a_filesystem_back_are_named_by_all() -> None:

@@ -20,9 +20,9 @@ def changes(name: str, *overrides: str) -> dict[str, tuple[str, ...]]:
     """What the changes say and set. Each makes the scenario fit, read anew with what it sets."""
     found = simoffload.smallest_changes(load_scenario(name, overrides=overrides))
     for change in found:
-        assert fit(changed(name, *overrides, change=change)).fits, change.words
+        assert fit(changed(name, *overrides, change=change)).fits, change.description
         assert change.uses == fit(changed(name, *overrides, change=change)).capacity
-    return {change.words: change.assignments for change in found}
+    return {change.description: change.assignments for change in found}
 
 
 def changed(name: str, *overrides: str, change: Change) -> simoffload.LoadedScenario:
@@ -34,8 +34,8 @@ def fits(name: str, *overrides: str) -> bool:
 
 
 def test_bloom_176b_in_hbm_goes_elsewhere_or_to_three_machines() -> None:
-    told = changes("ddn/bloom-176b", "strategy.weights=gpu")
-    assert told == {
+    rendered = changes("ddn/bloom-176b", "strategy.weights=gpu")
+    assert rendered == {
         "weights on dram": ("strategy.weights=dram",),
         "weights on raid": ("strategy.weights=raid",),
         "weights on nfs": ("strategy.weights=nfs",),
@@ -47,19 +47,19 @@ def test_bloom_176b_in_hbm_goes_elsewhere_or_to_three_machines() -> None:
 
 def test_24t_parameters_on_four_drives_need_thirteen_or_four_machines() -> None:
     """48.3 TB on drives of 3.84 TB: 12.6 of them."""
-    told = changes("ddn/bloom-mod-2", "strategy.weights=raid")
+    rendered = changes("ddn/bloom-mod-2", "strategy.weights=raid")
     drives = 'profiles."raid/raid0-4x-pm1733-3.84tb".count'
-    assert told["drives of each machine in raid 4 → 13"] == (f"{drives}=13",)
-    assert told["1 → 4 machines, 8 → 32 GPUs"] == ("nodes=4", "strategy.ranks=32")
+    assert rendered["drives of each machine in raid 4 → 13"] == (f"{drives}=13",)
+    assert rendered["1 → 4 machines, 8 → 32 GPUs"] == ("nodes=4", "strategy.ranks=32")
     assert not fits("ddn/bloom-mod-2", "strategy.weights=raid", f"{drives}=12")
 
 
 def test_memory_grows_in_steps_of_64_gib_to_what_is_needed() -> None:
     host = "profiles.host/dgx-a100-1tib"
     overrides = ("strategy.weights=dram", f"{host}.memory_maximum=4 TiB")
-    told = changes("ddn/bloom-mod-1", *overrides)
+    rendered = changes("ddn/bloom-mod-1", *overrides)
     size = f"{host}.memory_capacity"
-    assert told["DRAM of each machine 1 TiB → 3,200 GiB (it needs 3.07 TiB)"] == (f'{size}="3200 GiB"',)
+    assert rendered["DRAM of each machine 1 TiB → 3,200 GiB (it needs 3.07 TiB)"] == (f'{size}="3200 GiB"',)
     assert not fits("ddn/bloom-mod-1", *overrides, f"{size}=3136 GiB")
 
 
@@ -75,26 +75,26 @@ def test_no_more_memory_than_the_board_takes(tmp_path: Path) -> None:
     text = (PROFILES.parent / "scenarios/ddn/bloom-mod-1.yaml").read_text()
     (tmp_path / "mine.yaml").write_text(text.replace("platform: dgx-a100", "platform: ./platform.yaml"))
     unknown = changes(str(tmp_path / "mine.yaml"), weights)
-    (words,) = (one for one in unknown if one.startswith("DRAM of each machine"))
-    assert words.endswith(
+    (description,) = (one for one in unknown if one.startswith("DRAM of each machine"))
+    assert description.endswith(
         "(it needs 3.07 TiB; whether its board takes that, host/dgx-a100-1tib does not say: memory_maximum)"
     )
     scenario = load_scenario("ddn/bloom-mod-1", overrides=[weights])
     result = fit(scenario)
     assert result.remedies is not None
-    assert not [one for one in result.remedies.changes if "DRAM" in one.words]
+    assert not [one for one in result.remedies.changes if "DRAM" in one.description]
     assert result.all_warnings[-1] == (
         "more host memory is not enough: it needs 3.07 TiB, and host/dgx-a100-1tib takes no more than 2 TiB"
     )
 
 
 def test_what_lacks_on_two_tiers_grows_at_once() -> None:
-    told = changes(
+    rendered = changes(
         "ddn/bloom-mod-2", "strategy.weights=raid", "profiles.dgx-a100-1tib.memory_capacity=256 GiB"
     )
     memory = "DRAM of each machine 256 GiB → 320 GiB (it needs 318 GiB)"
     buffer = "strategy.ds_config.zero_optimization.offload_param.buffer_size"
-    assert told == {
+    assert rendered == {
         f"{memory} and drives of each machine in raid 4 → 13": (
             'profiles.dgx-a100-1tib.memory_capacity="320 GiB"',
             'profiles."raid/raid0-4x-pm1733-3.84tb".count=13',
@@ -107,17 +107,17 @@ def test_what_lacks_on_two_tiers_grows_at_once() -> None:
 
 
 def test_the_batch_is_cut_to_the_largest_that_fits() -> None:
-    told = changes("ddn/bloom-176b", "workload.batch_size=100")
-    assert told["batch 100 → 57 on each GPU"] == ("workload.batch_size=57",)
+    rendered = changes("ddn/bloom-176b", "workload.batch_size=100")
+    assert rendered["batch 100 → 57 on each GPU"] == ("workload.batch_size=57",)
     assert not fits("ddn/bloom-176b", "workload.batch_size=58")
-    assert told["output_length 100 → 54 tokens"] == ("workload.output_length=54",)
+    assert rendered["output_length 100 → 54 tokens"] == ("workload.output_length=54",)
 
 
 def test_training_accumulates_what_the_batch_loses() -> None:
     """Of 40 sequences 19 fit; 10 is the largest part that leaves 40 in a step."""
     off = "workload.gradient_checkpointing=false"
-    told = changes("xinnor/llama-1b", off, "workload.batch_size=40")
-    assert told == {
+    rendered = changes("xinnor/llama-1b", off, "workload.batch_size=40")
+    assert rendered == {
         "gradient_checkpointing set": ("workload.gradient_checkpointing=true",),
         "batch 40 → 19 on each GPU": ("workload.batch_size=19",),
         "batch 40 → 10 on each GPU, 1 → 4 micro-steps in a step": (
@@ -130,10 +130,10 @@ def test_training_accumulates_what_the_batch_loses() -> None:
 
 def test_batch_sizes_in_ds_config_follow() -> None:
     sizes = ("workload.batch_size=64", "strategy.ds_config.train_batch_size=128")
-    told = changes("zenflow/qwen2.5-3b", *sizes)
+    rendered = changes("zenflow/qwen2.5-3b", *sizes)
     freed = "strategy.ds_config.train_batch_size=auto"
-    assert told["batch 64 → 9 on each GPU"] == ("workload.batch_size=9", freed)
-    assert told["batch 64 → 8 on each GPU, 1 → 8 micro-steps in a step"] == (
+    assert rendered["batch 64 → 9 on each GPU"] == ("workload.batch_size=9", freed)
+    assert rendered["batch 64 → 8 on each GPU, 1 → 8 micro-steps in a step"] == (
         "workload.batch_size=8",
         "workload.gradient_accumulation_steps=8",
         freed,
@@ -144,8 +144,8 @@ def test_batch_sizes_in_ds_config_follow() -> None:
 def test_settings_are_those_that_the_largest_parts_name() -> None:
     """Five buffers of 2e10 elements on each of eight ranks are 1.46 TiB."""
     section = "strategy.ds_config.zero_optimization.offload_param"
-    told = changes("ddn/bloom-7b1", f"{section}.buffer_size=2e10")
-    assert {key: value for key, value in told.items() if "buffer" in key} == {
+    rendered = changes("ddn/bloom-7b1", f"{section}.buffer_size=2e10")
+    assert {key: value for key, value in rendered.items() if "buffer" in key} == {
         "buffer_size 20,000,000,000 → 10,000,000,000": (f"{section}.buffer_size=10000000000",),
         "offload_param.buffer_count 5 → 3": (f"{section}.buffer_count=3",),
     }
@@ -153,22 +153,22 @@ def test_settings_are_those_that_the_largest_parts_name() -> None:
 
 def test_single_precision_becomes_half_of_it() -> None:
     alone = ("strategy.weights=hbm", "strategy.ranks=1", "workload.batch_size=160")
-    told = changes("ddn/bloom-7b1", "model={name: bloom-7b1, dtype: float32}", *alone)
-    assert told["float32 → bfloat16"] == ("model.dtype=bfloat16",)
-    assert told["1 → 3 GPUs"] == ("strategy.ranks=3",)
+    rendered = changes("ddn/bloom-7b1", "model={name: bloom-7b1, dtype: float32}", *alone)
+    assert rendered["float32 → bfloat16"] == ("model.dtype=bfloat16",)
+    assert rendered["1 → 3 GPUs"] == ("strategy.ranks=3",)
 
 
 def test_adapters_train_beside_weights_in_four_bit() -> None:
     lora = "strategy.lora={r: 16, target_modules: [query_key_value]}"
     on_gpus = ("strategy.weights=hbm", "strategy.optimizer=hbm", "workload.sequence_length=512")
-    told = changes("training/bloom-176b", lora, *on_gpus)
-    assert told["frozen weights in nf4"] == ("strategy.lora.quantize=nf4",)
+    rendered = changes("training/bloom-176b", lora, *on_gpus)
+    assert rendered["frozen weights in nf4"] == ("strategy.lora.quantize=nf4",)
 
 
 def test_where_no_change_is_enough_two_are_tried() -> None:
     """24T parameters are too many for four drives, and 107 tokens of cache for the GPUs."""
-    told = changes("ddn/bloom-mod-2", "strategy.weights=raid", "workload.output_length=100")
-    assert told == {
+    rendered = changes("ddn/bloom-mod-2", "strategy.weights=raid", "workload.output_length=100")
+    assert rendered == {
         f"weights on {tier}, and output_length 100 → 18 tokens": (
             f"strategy.weights={tier}",
             "workload.output_length=18",
@@ -178,10 +178,10 @@ def test_where_no_change_is_enough_two_are_tried() -> None:
 
 
 def test_checkpoints_are_kept_in_smaller_number_or_elsewhere() -> None:
-    told = changes("checkpoint/mlperf-1t", "workload.keep=10")
-    assert told["keep 10 → 8"] == ("workload.keep=8",)
-    assert told["checkpoints on raid"] == ("strategy.tier=raid",)
-    assert told["capacity of pfs 140 TB → 166 TB (it needs 165 TB)"] == (
+    rendered = changes("checkpoint/mlperf-1t", "workload.keep=10")
+    assert rendered["keep 10 → 8"] == ("workload.keep=8",)
+    assert rendered["checkpoints on raid"] == ("strategy.tier=raid",)
+    assert rendered["capacity of pfs 140 TB → 166 TB (it needs 165 TB)"] == (
         'profiles.pfs/ddn-ai400x2.capacity="166 TB"',
     )
 
@@ -204,7 +204,7 @@ def test_a_result_says_what_is_left_where_it_is_least() -> None:
     in_dram = fit(load_scenario("ddn/bloom-176b", overrides=["strategy.weights=dram"]))
     assert data[0] == {
         "kind": "tier",
-        "words": "weights on dram",
+        "description": "weights on dram",
         "set": ["strategy.weights=dram"],
         "headroom_bytes": {use.tier: use.headroom for use in in_dram.capacity},
     }

@@ -37,9 +37,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def told(*overrides: str) -> dict[str, tuple[str, ...]]:
+def rendered(*overrides: str) -> dict[str, tuple[str, ...]]:
     found = simoffload.smallest_changes(load_scenario("8b.yaml", overrides=overrides))
-    return {change.words: change.assignments for change in found}
+    return {change.description: change.assignments for change in found}
 
 
 def printed(text: str) -> list[list[str]]:
@@ -55,10 +55,10 @@ def printed(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_eight_billion_beside_64_gb_fit_in_stage_3_with_the_optimizer_on_the_drive(stage: int) -> None:
-    found = told(f"{STAGE}={stage}")
+    found = rendered(f"{STAGE}={stage}")
     assert found["ZeRO stage 3, optimizer on nvme"] == (f"{STAGE}=3", "strategy.optimizer=nvme")
     assert list(found)[-1] == LORA, "what trains something else comes last"
-    assert not any("dram" in words for words in found), "it is where it lies already"
+    assert not any("dram" in description for description in found), "it is where it lies already"
 
 
 def test_what_is_printed_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,9 +82,9 @@ def test_of_a_model_by_its_name_it_can_be_pasted_too(capsys: pytest.CaptureFixtu
 def test_where_no_pair_is_enough_without_buying_three_are_tried() -> None:
     small = ("model=llama-3.2-1b", "profiles.accelerator/rtx-4090.hbm_capacity=10 GiB")
     memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=24 GB"
-    found = told(f"{STAGE}=1", "workload.batch_size=8", *small, memory)
-    words = "ZeRO stage 3, optimizer on nvme, batch 8 → 1 on each GPU, and sub_group_size "
-    three = next(found[each] for each in found if each.startswith(words))
+    found = rendered(f"{STAGE}=1", "workload.batch_size=8", *small, memory)
+    description = "ZeRO stage 3, optimizer on nvme, batch 8 → 1 on each GPU, and sub_group_size "
+    three = next(found[each] for each in found if each.startswith(description))
     assert three[:3] == (f"{STAGE}=3", "strategy.optimizer=nvme", "workload.batch_size=1")
     changed = [f"{STAGE}=1", "workload.batch_size=8", *small, memory, *three]
     assert fit(load_scenario("8b.yaml", overrides=changed)).fits
@@ -95,7 +95,7 @@ def test_weights_go_to_a_drive_with_buffers_that_hold_the_largest() -> None:
     """32,000 x 5,120 elements of the embedding, where DeepSpeed's default is 1e8."""
     inference = "workload={batch_size: 1, prompt_length: 8, output_length: 2}"
     strategy = "strategy={weights: hbm}"
-    found = told("model=llama-2-13b", inference, strategy)
+    found = rendered("model=llama-2-13b", inference, strategy)
     buffer = "strategy.ds_config.zero_optimization.offload_param.buffer_size=163840000"
     assert found["weights on nvme"] == ("strategy.weights=nvme", buffer)
 
@@ -121,13 +121,15 @@ def test_what_was_tried_in_vain_is_told(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_advice_says_the_same() -> None:
-    words = {one.option.words: one.option.same_work for one in advise(load_scenario("8b.yaml")).helping}
-    assert words["ZeRO stage 3, optimizer on nvme"]
-    assert not words[LORA]
+    description = {
+        one.option.description: one.option.same_work for one in advise(load_scenario("8b.yaml")).helping
+    }
+    assert description["ZeRO stage 3, optimizer on nvme"]
+    assert not description[LORA]
 
 
 def test_from_host_memory_the_weights_go_to_the_gpu_and_the_optimizer_to_the_drive() -> None:
-    found = told(f"{STAGE}=3", "strategy.weights=dram")
+    found = rendered(f"{STAGE}=3", "strategy.weights=dram")
     assert found["weights on hbm, optimizer on nvme"] == ("strategy.weights=hbm", "strategy.optimizer=nvme")
     assert list(found)[-1] == LORA
 
@@ -143,13 +145,13 @@ def test_adapters_need_a_stage_and_no_other_place() -> None:
     big = ("model=llama-3.1-70b", "platform=dgx-a100", "strategy.ranks=8", "workload.sequence_length=4096")
     text = {"profiles": None, "strategy.ds_config": '{"zero_optimization": {"stage": 2}}'}
     overrides = [*big, *(f"{key}={value or '{}'}" for key, value in text.items()), "strategy.optimizer=hbm"]
-    assert f"{LORA}, and ZeRO stage 3" in told(*overrides)
+    assert f"{LORA}, and ZeRO stage 3" in rendered(*overrides)
 
 
 def test_a_whole_copy_in_each_gpu_is_divided_first() -> None:
     overrides = ("platform=dgx-a100", 'strategy={"kind": "resident", "ranks": 8}', "profiles={}")
     result = fit(load_scenario("8b.yaml", overrides=overrides))
     assert "set strategy.kind: zero_training" in " ".join(result.advice)
-    words, first = next(iter(told(*overrides).items()))
-    assert words.startswith("ZeRO stage")
+    description, first = next(iter(rendered(*overrides).items()))
+    assert description.startswith("ZeRO stage")
     assert first[0] == "strategy.kind=zero_training"

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
-from simoffload.planning.sweep.journal import Journal, Row, SweepId, beside
+from simoffload.planning.sweep.journal import Journal, JournalRow, SweepId, beside
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
 
@@ -35,9 +35,9 @@ SIMULATED = {
 }
 TOO_LARGE = {**dict.fromkeys(SIMULATED), "fits": False, "extrapolates": False}
 ROWS = [
-    Row(point=0, **SIMULATED),
-    Row(point=4, error="a \u00e9 \U0001f600"),
-    Row(point=7, **{**TOO_LARGE, "metrics": dict.fromkeys(TrainingResult.formulas)}),
+    JournalRow(point=0, **SIMULATED),
+    JournalRow(point=4, error="a \u00e9 \U0001f600"),
+    JournalRow(point=7, **{**TOO_LARGE, "metrics": dict.fromkeys(TrainingResult.formulas)}),
 ]
 DAMAGED = "the journal is damaged: "
 
@@ -83,8 +83,8 @@ def test_what_was_added_is_there(path: Path) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_come_back_as_they_were(number: float) -> None:
-    row = Row(point=1, **{**SIMULATED, "metrics": dict.fromkeys(METRICS, number)})
-    again = Row.model_validate_json(row.plain())
+    row = JournalRow(point=1, **{**SIMULATED, "metrics": dict.fromkeys(METRICS, number)})
+    again = JournalRow.model_validate_json(row.plain())
     assert again == row
     assert json.loads(row.plain())["metrics"] == row.metrics
 
@@ -108,8 +108,8 @@ for point in range(9):
 
 def test_a_process_that_is_killed_within_a_chunk_loses_that_chunk_alone(tmp_path: Path) -> None:
     path = tmp_path / "r.csv.journal"
-    words = [sys.executable, "-c", WRITER, str(path), repr(tuple(SWEEP))]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    description = [sys.executable, "-c", WRITER, str(path), repr(tuple(SWEEP))]
+    ended = subprocess.run(description, capture_output=True, text=True, check=False)
     assert ended.returncode == -9
     journal = resumed(path)
     assert len(journal) == len(ended.stdout.split()) == 6
@@ -119,7 +119,7 @@ def test_a_process_that_is_killed_within_a_chunk_loses_that_chunk_alone(tmp_path
 
 def test_a_point_counts_once(path: Path) -> None:
     journal = resumed(path)
-    journal.append([Row(point=4, error="again"), Row(point=5, error="new")])
+    journal.append([JournalRow(point=4, error="again"), JournalRow(point=5, error="new")])
     assert (journal.row(4), len(journal)) == (ROWS[1], 4)
     journal.close()
 
@@ -170,7 +170,7 @@ def test_two_processes_cannot_write_it_at_once(path: Path) -> None:
     for opened in (resumed, lambda it: Journal.created(it, SWEEP)):
         with pytest.raises(InputError, match="another sweep is writing it at this moment"):
             opened(path)
-    first.append([Row(point=1, error="still mine")])
+    first.append([JournalRow(point=1, error="still mine")])
     first.close()
     again = resumed(path)
     assert len(again) == 4
@@ -263,7 +263,7 @@ def test_a_full_disk_is_told_as_one(path: Path) -> None:
     journal = resumed(path)
     journal._database.execute("PRAGMA max_page_count = 3")
     with pytest.raises(OSError, match="full") as caught:
-        journal.append([Row(point=1, error="x" * 50_000)])
+        journal.append([JournalRow(point=1, error="x" * 50_000)])
     assert caught.value.errno == 28
     assert len(journal) == 3
     journal.close()

@@ -10,7 +10,7 @@ from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
 from simoffload.planning import uncertainty as module
 from simoffload.planning.confidence import confidence
-from simoffload.planning.numbers import Number, edit_of, scaled
+from simoffload.planning.profile_parameters import ProfileParameter, edit_of, scaled
 from simoffload.planning.sensitivity import Sensitivity, SensitivityRow, sensitivity
 from simoffload.planning.uncertainty import ASSUMED, uncertainty
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
@@ -47,9 +47,9 @@ def test_the_largest_comes_first_and_every_number_is_accounted_for(
     assert swings == sorted(swings, reverse=True)
     assert swings[-1] > 0
     statements = ("wiring", "slots", "gpudirect_storage")  # no numbers
-    told = sum(one.key.startswith(statements) for one in small.machine.inputs())
+    rendered = sum(one.key.startswith(statements) for one in small.machine.inputs())
     counted = len(found.rows) + found.without_effect + found.left_out
-    assert counted == len(small.machine.inputs()) - told
+    assert counted == len(small.machine.inputs()) - rendered
     assert len(found.to_frame()) == len(found.rows) == len(found.to_dict()["rows"])
 
 
@@ -89,7 +89,7 @@ def row(
     residual: float | None = None,
     profile: str = "host/a",
 ) -> SensitivityRow:
-    number = Number(profile, key, "1 s", origin, source or key, residual)
+    number = ProfileParameter(profile, key, "1 s", origin, source or key, residual)
     return SensitivityRow(number, None, None, elasticity, abs(elasticity) / 10)
 
 

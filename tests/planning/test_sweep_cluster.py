@@ -35,11 +35,11 @@ def cluster(tmp_path: Path, repository: Path) -> Iterator[Cluster]:
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     started: list[subprocess.Popen[bytes]] = []
 
-    def launch(module: str, *words: str) -> subprocess.Popen[bytes]:
+    def launch(module: str, *description: str) -> subprocess.Popen[bytes]:
         folder = tmp_path / f"process{len(started)}"
         folder.mkdir()
         process = subprocess.Popen(
-            [sys.executable, "-m", f"distributed.cli.{module}", *words],
+            [sys.executable, "-m", f"distributed.cli.{module}", *description],
             cwd=folder,
             env=environment,
             stdout=subprocess.DEVNULL,
@@ -69,9 +69,9 @@ def cluster(tmp_path: Path, repository: Path) -> Iterator[Cluster]:
 def test_a_cluster_writes_the_same_bytes_even_if_it_loses_a_worker(
     cluster: Cluster, start: Process, tmp_path: Path, scenario_file: Path
 ) -> None:
-    words = (scenario_file.name, *MANY, "--quiet", "--chunk", "2")
-    finished(start(*words, "-o", "here.csv", "--workers", "1"))
-    process = start(*words, "-o", "there.csv", "--cluster", cluster.address)
+    description = (scenario_file.name, *MANY, "--quiet", "--chunk", "2")
+    finished(start(*description, "-o", "here.csv", "--workers", "1"))
+    process = start(*description, "-o", "there.csv", "--cluster", cluster.address)
     wait_for_rows(process, tmp_path / "there.csv.journal", 4)
     os.kill(cluster.workers[0].pid, signal.SIGKILL)
     finished(process)
@@ -95,10 +95,10 @@ def test_workers_need_no_file_of_the_sweep(
         "model=[{config: model.json}]",
         "strategy.ranks=1",
     )
-    words = (scenario_file.name, "--quiet", *(word for axis in axes for word in ("--axis", axis)))
-    words = (*words, "--axis", "strategy.weights=dram", "--axis", "workload.batch_size=1,2,3")
-    finished(start(*words, "-o", "here.csv", "--workers", "1"))
-    process = start(*words, "-o", "there.csv", "--cluster", cluster.address, "--chunk", "1")
+    description = (scenario_file.name, "--quiet", *(word for axis in axes for word in ("--axis", axis)))
+    description = (*description, "--axis", "strategy.weights=dram", "--axis", "workload.batch_size=1,2,3")
+    finished(start(*description, "-o", "here.csv", "--workers", "1"))
+    process = start(*description, "-o", "there.csv", "--cluster", cluster.address, "--chunk", "1")
     finished(process)
     here = (tmp_path / "here.csv").read_text()
     assert (tmp_path / "there.csv").read_text() == here
@@ -106,15 +106,15 @@ def test_workers_need_no_file_of_the_sweep(
 
 
 def test_a_cluster_within_the_process(start: Process, tmp_path: Path, scenario_file: Path) -> None:
-    words = (scenario_file.name, "--axis", "workload.batch_size=1,2,0,3", "--quiet")
-    finished(start(*words, "-o", "here.csv", "--workers", "1"))
-    finished(start(*words, "-o", "there.csv", "--cluster", "local", "--workers", "2"))
+    description = (scenario_file.name, "--axis", "workload.batch_size=1,2,0,3", "--quiet")
+    finished(start(*description, "-o", "here.csv", "--workers", "1"))
+    finished(start(*description, "-o", "there.csv", "--cluster", "local", "--workers", "2"))
     assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
 
 
 def test_an_address_without_a_scheduler(start: Process, tmp_path: Path, scenario_file: Path) -> None:
-    words = (scenario_file.name, "--axis", "nodes=1,1", "-o", "r.csv", "--cluster", "tcp://")
-    process = start(*words)
+    description = (scenario_file.name, "--axis", "nodes=1,1", "-o", "r.csv", "--cluster", "tcp://")
+    process = start(*description)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2
     assert err.startswith("--cluster: no scheduler answers at tcp://")

@@ -143,9 +143,9 @@ def test_an_axis_reaches_into_a_ds_config_file(tmp_path: Path) -> None:
 def test_slips(define: Define, text: str, options: dict[str, object], place: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         define(text, **options)
-    told = str(caught.value.problems[0])
-    assert told.startswith(place), told
-    assert message in told
+    rendered = str(caught.value.problems[0])
+    assert rendered.startswith(place), rendered
+    assert message in rendered
 
 
 def test_what_the_constraints_say_of_points_is_said_with_the_point(define: Define) -> None:

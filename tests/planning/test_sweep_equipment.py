@@ -9,8 +9,8 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.planning.sweep import find_points
-from simoffload.planning.sweep.evaluate import Job, job_of, run_task, tasks_of
-from simoffload.planning.sweep.journal import Row
+from simoffload.planning.sweep.evaluate import SweepJob, job_of, run_task, tasks_of
+from simoffload.planning.sweep.journal import JournalRow
 from simoffload.planning.sweep.points import Points
 from simoffload.shipped import shipped_folder
 from tests.planning.conftest import Define
@@ -21,11 +21,11 @@ equipment: {accelerator: h100-sxm, tiers: {array: {profile: raid0-4x-pm1733-3.84
 PROFILE = "equipment.tiers.array.profile"
 
 
-def run(job: Job, points: Points) -> list[Row]:
+def run(job: SweepJob, points: Points) -> list[JournalRow]:
     return [run_task(job, task)[0] for task in tasks_of(points, range(len(points)), size=1)]
 
 
-def tpot_s(row: Row) -> float:
+def tpot_s(row: JournalRow) -> float:
     assert row.metrics is not None
     time = row.metrics["tpot_s"]
     assert time is not None

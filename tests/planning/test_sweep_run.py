@@ -96,12 +96,12 @@ def test_memory_that_is_too_small_is_an_answer(define: Define, tmp_path: Path) -
 def test_killed_ten_times_at_random_moments_it_ends_as_if_it_had_not_been(
     start: Process, tmp_path: Path, scenario_file: Path
 ) -> None:
-    words = (scenario_file.name, *MANY, "--quiet", "--workers", "2", "--chunk", "1")
-    finished(start(*words, "-o", "calm.csv"))
+    description = (scenario_file.name, *MANY, "--quiet", "--workers", "2", "--chunk", "1")
+    finished(start(*description, "-o", "calm.csv"))
     dice, seen = random.Random(7), [0]
     journal = tmp_path / "killed.csv.journal"
     for _ in range(10):
-        process = start(*words, "-o", "killed.csv", "--resume")
+        process = start(*description, "-o", "killed.csv", "--resume")
         enough = seen[-1] + dice.randint(0, 3)  # rows, and a little later, so that anything is going on
         while len(simulated(journal)) < enough and process.poll() is None:
             time.sleep(0.002)
@@ -111,7 +111,7 @@ def test_killed_ten_times_at_random_moments_it_ends_as_if_it_had_not_been(
         seen.append(len(simulated(journal)))
     assert seen == sorted(seen), "something was lost"
     assert any(0 < count < 32 for count in seen), "no kill came in the middle"
-    finished(start(*words, "-o", "killed.csv", "--resume"))
+    finished(start(*description, "-o", "killed.csv", "--resume"))
     assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
     assert sorted(simulated(journal)) == list(range(32))
 
@@ -131,9 +131,9 @@ def children(pid: int) -> list[int]:
 def test_a_worker_that_is_killed_costs_only_its_chunk(
     start: Process, tmp_path: Path, scenario_file: Path
 ) -> None:
-    words = (scenario_file.name, *MANY, "--quiet", "--workers", "2", "--chunk", "4")
-    finished(start(*words, "-o", "calm.csv"))
-    process = start(*words, "-o", "hurt.csv")
+    description = (scenario_file.name, *MANY, "--quiet", "--workers", "2", "--chunk", "4")
+    finished(start(*description, "-o", "calm.csv"))
+    process = start(*description, "-o", "hurt.csv")
     wait_for_rows(process, tmp_path / "hurt.csv.journal", 4)
     os.kill(children(process.pid)[0], signal.SIGKILL)
     finished(process)
@@ -141,13 +141,14 @@ def test_a_worker_that_is_killed_costs_only_its_chunk(
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "status", "reported"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(
-    start: Process, tmp_path: Path, scenario_file: Path, number: signal.Signals, status: int, said: str
+    start: Process, tmp_path: Path, scenario_file: Path, number: signal.Signals, status: int, reported: str
 ) -> None:
-    words = (scenario_file.name, *MANY, "--workers", "2", "--chunk", "1", "-o", "r.csv")
-    process = start(*words, "--quiet")
+    description = (scenario_file.name, *MANY, "--workers", "2", "--chunk", "1", "-o", "r.csv")
+    process = start(*description, "--quiet")
     wait_for_rows(process, tmp_path / "r.csv.journal", 3)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
@@ -156,7 +157,7 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(
     assert kept.endswith("of 32 simulations are kept; to go on:")
     assert command.strip().startswith("simoffload sweep small.yaml --axis 'workload.batch_size=range(")
     assert command.endswith("--resume")
-    assert last == said
+    assert last == reported
     assert not (tmp_path / "r.csv").exists()
     # A signal may come between a chunk's way into the journal and its being counted.
     assert 2 <= int(kept.split()[0]) <= len(simulated(tmp_path / "r.csv.journal"))
@@ -205,7 +206,7 @@ def test_a_point_that_ends_every_worker_is_a_row(
     sweep = define(axes=["strategy.ds_config=[{}]"])
     good = sweep.grid.base.data["strategy"]["ds_config"]
     axis = sweep.grid.axes[0]._replace(values=(good, Poison(good), good))
-    poisoned = Sweep(Grid(sweep.grid.base, (axis,)), (), (), sweep.shelf)
+    poisoned = Sweep(Grid(sweep.grid.base, (axis,)), (), (), sweep.cache)
     tasks = [Task(((0, 0), (1, 1), (2, 2)))]
     with local_processes(1) as pool:
         rows = [row for rows in run_tasks(pool, job_of(poisoned), tasks) for row in rows]

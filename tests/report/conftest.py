@@ -18,7 +18,7 @@ from simoffload.results.attribution import Group
 from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import LinkUse, PassResult, Share, summarize_pass
-from simoffload.results.result import Provenance, SimulationResult
+from simoffload.results.result import ResultProvenance, SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
@@ -92,9 +92,9 @@ def short() -> Timeline:
     return execute(small_schedule(layers=1))
 
 
-def provenance(**model: Any) -> Provenance:
+def provenance(**model: Any) -> ResultProvenance:
     """Two profiles and three numbers."""
-    return Provenance(
+    return ResultProvenance(
         scenario={
             "name": "small",
             "model": {"name": "bloom-7b1", **model},
@@ -307,7 +307,7 @@ def make_training() -> Callable[..., TrainingResult]:
             "warnings": (),
             "provenance": provenance(),
             "phases": phases(),
-            "moments": stages(),
+            "memory_stages": stages(),
             "traffic": (StorageTraffic("raid", 84 * GB, 168 * GB),),
         }
         return TrainingResult(**{**values, **changes})
@@ -326,7 +326,7 @@ def make_training_refusal(make_training: Callable[..., TrainingResult]) -> Calla
             "capacity": uses,
             "advice": (f"{uses[2].sentence()}; use more drives",),
             "phases": (),
-            "moments": stages(room=room),
+            "memory_stages": stages(room=room),
         }
         return make_training(**{**values, **changes})
 

@@ -128,18 +128,20 @@ def test_what_has_no_price_is_in_no_chart(search: Search) -> None:
 def evil(advice: Advice, curve: StorageCurve, search: Search, tmp_path: Path) -> Path:
     """A page on which every name is an attack."""
     tried = tuple(
-        replace(one, option=one.option._replace(key=EVIL, words=EVIL), result=replace(one.result, name=EVIL))
+        replace(
+            one, option=one.option._replace(key=EVIL, description=EVIL), result=replace(one.result, name=EVIL)
+        )
         for one in advice.tried
     )
-    points = tuple(replace(one, words=(EVIL,)) for one in search.points)
+    points = tuple(replace(one, description=(EVIL,)) for one in search.points)
     mine = replace(advice, result=replace(advice.result, name=EVIL, model=EVIL), tried=tried)
     looked = replace(search, points=points, best=points[0], currency=EVIL, missing=(EVIL,))
     storage = replace(curve, tier=EVIL, held_back=EVIL)
-    told = document(mine, storage, looked)
+    rendered = document(mine, storage, looked)
     path = tmp_path / "report.html"
-    write_html(told, path)
-    write_markdown(told, tmp_path / "report.md")
-    assert "\x1b" not in terminal_text(told)
+    write_html(rendered, path)
+    write_markdown(rendered, tmp_path / "report.md")
+    assert "\x1b" not in terminal_text(rendered)
     return path
 
 
@@ -157,11 +159,17 @@ def test_a_page_loads_nothing_and_names_stay_text(evil: Path) -> None:
 def test_a_page_and_markdown_say_the_same(
     advice: Advice, curve: StorageCurve, search: Search, tmp_path: Path
 ) -> None:
-    told = document(advice, curve, search)
-    write_html(told, tmp_path / "a.html")
-    write_markdown(told, tmp_path / "a.md")
+    rendered = document(advice, curve, search)
+    write_html(rendered, tmp_path / "a.html")
+    write_markdown(rendered, tmp_path / "a.md")
     page, text = Page(tmp_path / "a.html").text, (tmp_path / "a.md").read_text()
-    for words in ("What helps", "Most for the money", "What does not help", "Settings to paste", "1.32×"):
-        assert words in page
-        assert words in text
+    for description in (
+        "What helps",
+        "Most for the money",
+        "What does not help",
+        "Settings to paste",
+        "1.32×",
+    ):
+        assert description in page
+        assert description in text
     assert "gain = time per unit of work as it is over that with the change" in page

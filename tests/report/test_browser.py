@@ -59,8 +59,8 @@ def browse(tmp_path: Path) -> Callable[[Path], tuple[str, str]]:
         done = subprocess.run(
             [CHROMIUM, *options, page.as_uri()], capture_output=True, text=True, check=True, timeout=120
         )
-        said = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-        return re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL), said
+        reported = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+        return re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL), reported
 
     return run
 
@@ -70,8 +70,8 @@ def test_a_report_draws_its_charts(
 ) -> None:
     path = tmp_path / "report.html"
     write_report(recorded, path)
-    page, said = browse(path)
-    assert said == ""
+    page, reported = browse(path)
+    assert reported == ""
     assert page.count('data-drawn="yes"') == page.count("data-figure=") == 5
     assert "simulated 9.81 s" in page
 
@@ -84,8 +84,8 @@ def test_a_report_on_training_draws_its_charts(
 ) -> None:
     path = tmp_path / "report.html"
     write_report(make_training(timelines={"optimizer": timeline}), path)
-    page, said = browse(path)
-    assert said == ""
+    page, reported = browse(path)
+    assert reported == ""
     assert page.count('data-drawn="yes"') == page.count("data-figure=") == 6
     assert "19 s (48 %)" in page
 
@@ -98,8 +98,8 @@ def test_both_kinds_beside_each_other_are_drawn(
 ) -> None:
     path = tmp_path / "comparison.html"
     write_comparison([make_training(), make_result()], path)
-    page, said = browse(path)
-    assert said == ""
+    page, reported = browse(path)
+    assert reported == ""
     assert page.count('data-drawn="yes"') == 3 + 2
 
 
@@ -111,8 +111,8 @@ def test_a_comparison_draws_what_is_unfolded(
 ) -> None:
     path = tmp_path / "comparison.html"
     write_comparison([make_result(target="dram"), recorded], path)
-    page, said = browse(path)
-    assert said == ""
+    page, reported = browse(path)
+    assert reported == ""
     assert page.count('data-drawn="yes"') == 2
     assert page.count("data-figure=") == 2 + 3 + 5
 
@@ -125,8 +125,8 @@ def test_names_run_nothing(
     evil = "<img src=x onerror=\"document.title='run'\"></script><script>document.title='run'</script>"
     path = tmp_path / "report.html"
     write_report(make_result(model=evil, target=evil, platform=evil), path, command=evil)
-    page, said = browse(path)
-    assert said == ""
+    page, reported = browse(path)
+    assert reported == ""
     assert "<title>run</title>" not in page
     assert "<img" not in page
 
@@ -136,8 +136,8 @@ def test_a_report_on_checkpoints_draws_its_charts(
 ) -> None:
     path = tmp_path / "report.html"
     write_report(simulate(load_scenario("checkpoint/mlperf-8b"), keep_timelines=True), path)
-    page, said = browse(path)
-    assert said == ""
+    page, reported = browse(path)
+    assert reported == ""
     assert page.count('data-drawn="yes"') == page.count("data-figure=") == 5
     assert "crc32" in page
 
@@ -147,12 +147,12 @@ def test_advice_draws_its_charts_and_runs_no_names(
 ) -> None:
     scenario = loaded(STORAGE_BOUND)
     advice, curve = advise(scenario), storage_curve(scenario)
-    tried = tuple(replace(one, option=one.option._replace(words=EVIL)) for one in advice.tried)
+    tried = tuple(replace(one, option=one.option._replace(description=EVIL)) for one in advice.tried)
     advice = replace(advice, tried=tried)
     path = tmp_path / "report.html"
     write_html(advice_document(advice, curve, command=EVIL), path)
-    page, said = browse(path)
-    assert said == ""
+    page, reported = browse(path)
+    assert reported == ""
     assert page.count('data-drawn="yes"') == page.count("data-figure=") == 5
     assert "<img" not in page
     assert re.search("<title>simoffload: [^<]*bloom-7b1", page)
@@ -193,8 +193,8 @@ def test_tables_are_sorted_by_value_and_back(
     results = [make_refusal(target="hbm"), make_result(target="nfs"), make_result(target="dram", time_s=0.05)]
     write_comparison(results, path)
     sorting(path, column=2)
-    page, said = browse(path)
-    assert said == ""
+    page, reported = browse(path)
+    assert reported == ""
     assert orders(page) == [
         ["hbm", "nfs", "dram"],
         ["ascending", "dram", "nfs", "hbm"],
@@ -218,8 +218,8 @@ def test_sorting_does_not_wake_names_up(
     path = tmp_path / "comparison.html"
     write_comparison([make_result(target=EVIL), make_result(target="a")], path)
     sorting(path, column=1)
-    page, said = browse(path)
-    assert said == ""
+    page, reported = browse(path)
+    assert reported == ""
     assert "<img" not in page
     assert len(orders(page)) == 4
 
@@ -241,8 +241,8 @@ def test_nothing_is_wider_than_paper(
     )
     page = path.read_text().replace("@media print", "@media all").replace("</body>", f"{PRINT}</body>")
     path.write_text(page)
-    dom, said = browse(path)
-    assert said == ""
+    dom, reported = browse(path)
+    assert reported == ""
     (width,) = re.findall('data-width="([0-9]+)"', dom)
     assert int(width) <= PAPER
     assert "<details>" not in dom, "all are unfolded"

@@ -8,7 +8,7 @@ import pytest
 
 import simoffload as so
 from simoffload.planning.costs import CostList, economics, load_costs
-from simoffload.report.document import ReportDocument, Section
+from simoffload.report.document import ReportDocument, ReportSection
 from simoffload.report.sections.costs import Costed, costs, costs_compared
 from simoffload.report.terminal import terminal_text
 from tests.planning.costs.conftest import ROUND, TODAY
@@ -39,7 +39,7 @@ def memory(prices: CostList) -> Costed:
     return costed("micron/opt-30b-hbm", prices, "workload.output_length=2")
 
 
-def lines(section: Section, width: int = 100) -> list[str]:
+def lines(section: ReportSection, width: int = 100) -> list[str]:
     """The section as a terminal of so many columns shows it."""
     return terminal_text(ReportDocument((), None, (), (), (section,)), width=width).splitlines()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.report import from_comparison, from_result
-from simoffload.report.document import Datum, Section, Table
+from simoffload.report.document import Datum, ReportSection, ReportTable
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.html import write_comparison, write_report
@@ -27,11 +27,11 @@ from tests.report.conftest import compare_text, result_text
 
 Make = Callable[..., SimulationResult]
 
-COST = Section(
+COST = ReportSection(
     "Cost and energy",
     ("a million tokens cost 12.5 credits",),
     (
-        Table(
+        ReportTable(
             "A million tokens",
             ("part", "cost"),
             (("hardware", Datum("10 credits", 10.0, "credits")), ("electricity", Datum("2.5 credits", 2.5))),
@@ -68,10 +68,10 @@ def test_what_it_costs_is_told_everywhere(
     )
     write_report(result, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    words = (
+    description = (
         "A million tokens cost 12.5 credits. A million tokens part cost hardware 10 credits electricity 2.5"
     )
-    assert words in flat(page)
+    assert description in flat(page)
     assert "Prices of 2026." in flat(page)
     assert '<td class="number" data-value="10.0">10 credits</td>' in page
     assert "| hardware | 10 credits |" in markdown(result_document(result))
@@ -134,10 +134,10 @@ def test_units_are_in_the_names_of_metrics(kind: type[SimulationResult]) -> None
 
 def test_as_json_it_has_every_section_and_number(make_result: Make) -> None:
     document = result_document(make_result(warnings=("careful",)), command="simoffload run small.yaml")
-    told = json.loads(json.dumps(document.to_dict(), allow_nan=False))
-    assert told["schema"] == "simoffload/report/1"
-    assert (told["fits"], told["warnings"]) == (True, ["careful"])
-    sections = {one["title"]: one for one in told["sections"]}
+    rendered = json.loads(json.dumps(document.to_dict(), allow_nan=False))
+    assert rendered["schema"] == "simoffload/report/1"
+    assert (rendered["fits"], rendered["warnings"]) == (True, ["careful"])
+    sections = {one["title"]: one for one in rendered["sections"]}
     assert list(sections) == [one.title for one in (*document.sections, *document.background)]
     (table,) = sections["Capacity"]["tables"]
     cell = table["rows"][0][table["columns"].index("needed")]
@@ -149,11 +149,13 @@ def test_as_json_it_has_every_section_and_number(make_result: Make) -> None:
 
 
 def test_endless_amounts_have_no_number_in_json() -> None:
-    endless = Table("", ("a",), ((Datum("unknown", math.inf, "USD"),),), (0,))
+    endless = ReportTable("", ("a",), ((Datum("unknown", math.inf, "USD"),),), (0,))
     assert endless.to_dict()["rows"] == [[{"text": "unknown", "unit": "USD"}]]
 
 
 def test_of_several_results_json_has_each(make_result: Make) -> None:
-    told = comparison_document([make_result(), make_result(target="dram")]).to_dict()
-    assert [one["label"] for one in told["each"]] == ["bloom-7b1, raid", "bloom-7b1, dram"]
-    assert told["each"][1]["verdicts"][0].startswith("bloom-7b1 runs on dgx-a100 with its weights in DRAM")
+    rendered = comparison_document([make_result(), make_result(target="dram")]).to_dict()
+    assert [one["label"] for one in rendered["each"]] == ["bloom-7b1, raid", "bloom-7b1, dram"]
+    assert rendered["each"][1]["verdicts"][0].startswith(
+        "bloom-7b1 runs on dgx-a100 with its weights in DRAM"
+    )

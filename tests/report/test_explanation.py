@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.planning.bandwidth import Needed, Point, StorageCurve
+from simoffload.planning.bandwidth import BandwidthPoint, Needed, StorageCurve
 from simoffload.planning.explanation import Explanation
-from simoffload.planning.numbers import Number
+from simoffload.planning.profile_parameters import ProfileParameter
 from simoffload.planning.sensitivity import Sensitivity, SensitivityRow
 from simoffload.planning.uncertainty import uncertainty
 from simoffload.report.charts import bandwidth, tornado
@@ -56,7 +56,7 @@ def explanation(make_result: Make) -> Explanation:
     ) -> SensitivityRow:
         low_s = None if low is None else time * (1 + low)
         swing = high if low is None else low - high
-        number = Number(profile, key, "7 GB/s", origin, "a source", None)
+        number = ProfileParameter(profile, key, "7 GB/s", origin, "a source", None)
         return SensitivityRow(number, low_s, time * (1 + high), elasticity, swing)
 
     rows = (
@@ -65,12 +65,12 @@ def explanation(make_result: Make) -> Explanation:
         row("host/box", "launch", "estimate", None, 0.005, 0.05),
     )
     found = Sensitivity(result, 0.1, rows, without_effect=5, left_out=7)
-    own = Point(25 * GB, 4.0, 5.0)
+    own = BandwidthPoint(25 * GB, 4.0, 5.0)
     curve = StorageCurve(
         tier="raid",
         verb="reads",
         unit="token",
-        points=(Point(13 * GB, 2.0, 2.5), own, Point(50 * GB, 7.0, 8.0)),
+        points=(BandwidthPoint(13 * GB, 2.0, 2.5), own, BandwidthPoint(50 * GB, 7.0, 8.0)),
         own=own,
         fastest=10.0,
         hidden=Needed(40 * GB, 1.6, 6.0, {"drive/pm1733": {"read": "10 GB/s"}}),
@@ -84,10 +84,10 @@ class Explaining:
     """A planner that explains, and says nothing else."""
 
     def __init__(self, explanation: Explanation) -> None:
-        self.told = explanation
+        self.rendered = explanation
 
     def explanation(self, _: SimulationResult) -> Explanation:
-        return self.told
+        return self.rendered
 
     def costs(self, _: SimulationResult) -> None: ...
 
@@ -105,8 +105,8 @@ def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
 def test_the_range_has_its_largest_doubts(explanation: Explanation) -> None:
     """0.75 x 5 % of the drive, 0.2 x 30 % of the host, 13.3 % of the model: sqrt of 3.8² + 6² + 13.3²."""
     *_, sure = explained(explanation)
-    (told,) = sure.sentences
-    assert told == (
+    (rendered,) = sure.sentences
+    assert rendered == (
         "time per output token (TPOT) 1.75 s to 2.32 s (±15 %: the model ±13 %, the inputs ±7.1 %, "
         "taking 30 % for estimate, 5 % for spec, 3 % for measured)"
     )

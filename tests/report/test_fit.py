@@ -8,7 +8,7 @@ from simoffload.documents import Edit
 from simoffload.planning.fit import Largest, Limit, MachineCount, MachinesNeeded
 from simoffload.report.document import ReportDocument
 from simoffload.report.from_fit import largest_document, machines_document
-from simoffload.report.sections.remedies import what_makes_it_fit
+from simoffload.report.sections.remedies import remedies_section
 from simoffload.report.terminal import terminal_text
 from simoffload.results.capacity import Change, Remedies, TierUse
 
@@ -20,15 +20,15 @@ def needed(*counts: MachineCount, platform: str = "dgx-a100") -> MachinesNeeded:
     return MachinesNeeded("tuning", "bloom-7b1", "training", platform, 8, 320 * GIB, 10**12, counts)
 
 
-def told(remedies: Remedies, *, width: int = 80) -> list[str]:
+def rendered(remedies: Remedies, *, width: int = 80) -> list[str]:
     """What a terminal shows of changes, without the title of the document."""
-    document = ReportDocument((), None, (), (), (what_makes_it_fit(remedies),))
+    document = ReportDocument((), None, (), (), (remedies_section(remedies),))
     return terminal_text(document, width=width).splitlines()[2:]
 
 
 def test_a_change_says_what_is_left_and_how_to_make_it() -> None:
     one = Change("batch", "batch 16 → 11 on each GPU", (Edit.at("workload.batch_size", 11),), (FULL,))
-    assert told(Remedies((one,), ())) == [
+    assert rendered(Remedies((one,), ())) == [
         "  each makes it fit",
         "  batch 16 → 11 on each GPU: 1 GiB of hbm left per GPU",
         "    --set workload.batch_size=11",
@@ -39,13 +39,13 @@ def test_options_to_copy_are_never_broken() -> None:
     host = f"host/{'x' * 50}"
     edits = (Edit(("profiles", host, "memory_capacity"), "64 GiB"), Edit.at("nodes", 2))
     one = Change("capacity", "more", edits, (FULL,))
-    assert told(Remedies((one,), ()))[2:] == [
+    assert rendered(Remedies((one,), ()))[2:] == [
         f"    --set 'profiles.{host}.memory_capacity=\"64 GiB\"' --set nodes=2",
     ]
 
 
 def test_that_nothing_helps_is_said() -> None:
-    assert told(Remedies((), ("ZeRO stage 3", "weights on dram"))) == [
+    assert rendered(Remedies((), ("ZeRO stage 3", "weights on dram"))) == [
         "  nothing that was tried makes it fit, alone, in pairs or in threes; tried: ZeRO",
         "    stage 3; weights on dram",
     ]
@@ -91,7 +91,7 @@ def test_names_cannot_steer_the_terminal() -> None:
     evil = "\x1b[2J"
     lines = machines_lines(needed()._replace(model=evil, name=evil, platform=evil))
     one = Change("batch", evil, (Edit((evil,), evil),), (FULL._replace(tier=evil),))
-    assert "\x1b" not in "".join((*lines, *told(Remedies((one,), ()))))
+    assert "\x1b" not in "".join((*lines, *rendered(Remedies((one,), ()))))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simoffload.documents import parse_yaml
 from simoffload.report.comparison import Published
-from simoffload.report.document import Listing, ReportDocument, Section, Table
+from simoffload.report.document import Listing, ReportDocument, ReportSection, ReportTable
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.html import write_comparison, write_report
@@ -84,13 +84,13 @@ def test_results_side_by_side(make_result: Make, make_refusal: Make, tmp_path: P
     ]
 
 
-def told(*sections: Section) -> str:
+def rendered(*sections: ReportSection) -> str:
     return markdown(ReportDocument(("small",), True, (), (), sections))
 
 
 def test_names_stay_text() -> None:
-    table = Table(EVIL, (EVIL, "x|y"), ((EVIL, "[a](http://b) `c` *d* _e_ $f$ ~g~"),), ())
-    text = told(Section(EVIL, (EVIL,), (table,), (EVIL,)))
+    table = ReportTable(EVIL, (EVIL, "x|y"), ((EVIL, "[a](http://b) `c` *d* _e_ $f$ ~g~"),), ())
+    text = rendered(ReportSection(EVIL, (EVIL,), (table,), (EVIL,)))
     assert "<" not in text
     assert "\u202e" not in text, "shown as an escape"
     assert r"| \[a\](http://b) \`c\` \*d\* \_e\_ \$f\$ \~g\~ |" in text
@@ -98,16 +98,16 @@ def test_names_stay_text() -> None:
 
 
 def test_names_of_metrics_stay_readable() -> None:
-    assert "Tokens_per_s rises." in told(Section("Speed", ("tokens_per_s rises",)))
+    assert "Tokens_per_s rises." in rendered(ReportSection("Speed", ("tokens_per_s rises",)))
 
 
 def test_the_beginning_of_a_line_makes_no_list_or_heading() -> None:
     notes = ("# one", "- two", "1. three", "> four", "    five", "=====")
     listing = (Listing("", "x"),)
-    lines = told(Section("Notes", notes=notes, listings=listing)).strip().split("\n\n")[2:-1]
+    lines = rendered(ReportSection("Notes", notes=notes, listings=listing)).strip().split("\n\n")[2:-1]
     assert lines == [r"\# one", r"\- two", r"1\. three", r"\> four", "five", r"\====="]
 
 
 def test_a_listing_cannot_end_its_fence() -> None:
-    text = told(Section("Scenario", listings=(Listing("", "name: x\n````\n# not a heading"),)))
+    text = rendered(ReportSection("Scenario", listings=(Listing("", "name: x\n````\n# not a heading"),)))
     assert text.endswith("`````\nname: x\n````\n# not a heading\n`````\n")

@@ -13,7 +13,7 @@ import pytest
 from simoffload.documents import parse_yaml
 from simoffload.report.comparison import Published
 from simoffload.report.html import write_comparison, write_report
-from simoffload.results.result import Provenance, SimulationResult
+from simoffload.results.result import ResultProvenance, SimulationResult
 from tests.report.conftest import EVIL
 
 Make = Callable[..., SimulationResult]
@@ -25,7 +25,7 @@ class Page(HTMLParser):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.words: list[str] = []
+        self.description: list[str] = []
         self.tags: list[str] = []
         self.loads: list[tuple[str, str | None]] = []
         self.handlers: list[str] = []
@@ -50,11 +50,11 @@ class Page(HTMLParser):
         if self._inside == "script":
             self.scripts.append(data)
         elif not self._inside:
-            self.words.append(data)
+            self.description.append(data)
 
     @property
     def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+        return " ".join(" ".join(self.description).split())
 
     @property
     def figures(self) -> list[dict]:
@@ -79,7 +79,7 @@ def several(make_result: Make, make_refusal: Make, recorded: SimulationResult, t
 
 
 def test_the_page_reads_without_scripts(single: Page) -> None:
-    for words in (
+    for description in (
         "dgx-a100 with its weights on raid: TTFT 9.81 s, TPOT 9.81 s, 0.815 tokens/s of 8 sequences at once",
         "gathered parameters, peak",
         "ttft_s = time of the prefill pass",
@@ -94,7 +94,7 @@ def test_the_page_reads_without_scripts(single: Page) -> None:
         "simoffload 0.1.0, python 3.11.7",
         "nothing here has been calibrated",
     ):
-        assert words in single.text
+        assert description in single.text
 
 
 def test_the_sections_come_in_order(single: Page) -> None:
@@ -110,8 +110,8 @@ def test_the_sections_come_in_order(single: Page) -> None:
         "Versions and profiles",
         "Limits",
     ]
-    words = [word.strip() for word in single.words]
-    assert [word for word in words if word in heads] == heads
+    description = [word.strip() for word in single.description]
+    assert [word for word in description if word in heads] == heads
 
 
 def test_the_scenario_can_be_run_again(recorded: SimulationResult, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_result_without_timelines_says_so(make_result: Make, tmp_path: Path) -
 
 
 def test_the_comparison_reads_without_scripts(several: Page) -> None:
-    for words in (
+    for description in (
         "bloom-7b1, time per output token (TPOT): dram 2.01 s, raid 9.81 s (4.87×); does not fit: hbm.",
         "Warning: dram: careful",
         "Hbm does not fit: raid needs 14 GB in all, has 10 GB",
@@ -145,7 +145,7 @@ def test_the_comparison_reads_without_scripts(several: Page) -> None:
         "published for bloom-7b1, raid: white paper, figure 3",
         "Each result bloom-7b1, hbm",
     ):
-        assert words in several.text
+        assert description in several.text
     assert len(several.figures) == 2 + 1 + 3 + 5
 
 
@@ -199,7 +199,7 @@ def evil(make_result: Make, recorded: SimulationResult) -> SimulationResult:
         target=EVIL,
         capacity=terms,
         warnings=(EVIL,),
-        provenance=Provenance(
+        provenance=ResultProvenance(
             scenario={"name": EVIL},
             profiles=((EVIL, EVIL, EVIL),),
             inputs=((EVIL,) * 6,),

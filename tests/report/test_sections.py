@@ -13,7 +13,7 @@ import pytest
 from simoffload.report.comparison import group_verdict, groups
 from simoffload.report.html import write_comparison, write_report
 from simoffload.report.presentation import presentation
-from simoffload.report.sections.around_training import around_training
+from simoffload.report.sections.training_overheads import training_overheads
 from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.checkpoint import (
     CheckpointPhase,
@@ -22,9 +22,9 @@ from simoffload.results.checkpoint import (
     Outlook,
     SavedPart,
 )
-from simoffload.results.endurance import TierWear, Wear
+from simoffload.results.data_loading import DataLoading, Epoch
+from simoffload.results.endurance import DriveLifetime, TierLifetime
 from simoffload.results.passes import LinkUse, PassResult, Share
-from simoffload.results.reading import Epoch, Reading
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.workload import Dataset
@@ -61,8 +61,10 @@ SAVED = Checkpoints(
         efficiency=0.9968, best_efficiency=0.9977, lost_work_s=1807.0,
     ),
 )  # fmt: skip
-WORN = TierWear(
-    "raid", "step", Wear(8, 100 * GB, 400 * TB, 50 * TB, 13.0, 7 * 10**15, 1.0, 5.0, 0.38, "within_a_year")
+WORN = TierLifetime(
+    "raid",
+    "step",
+    DriveLifetime(8, 100 * GB, 400 * TB, 50 * TB, 13.0, 7 * 10**15, 1.0, 5.0, 0.38, "within_a_year"),
 )
 
 
@@ -83,7 +85,7 @@ def checkpoint(**changes: Any) -> CheckpointResult:
         "warnings": (),
         "provenance": provenance(),
         "checkpoint": SAVED,
-        "wear": (WORN._replace(unit="checkpoint"),),
+        "drive_lifetime": (WORN._replace(unit="checkpoint"),),
     }
     return CheckpointResult(**{**values, **changes})
 
@@ -92,7 +94,7 @@ def refused() -> CheckpointResult:
     none = replace(SAVED, saving=(), restoring=(), outlook=None)
     use = checkpoint().capacity[0]._replace(needed=300 * TB)
     advice = ("pfs needs 300 TB; lower keep: 3",)
-    return checkpoint(name="full", checkpoint=none, wear=(), capacity=(use,), advice=advice)
+    return checkpoint(name="full", checkpoint=none, drive_lifetime=(), capacity=(use,), advice=advice)
 
 
 DATA = Dataset.model_validate(
@@ -100,10 +102,10 @@ DATA = Dataset.model_validate(
 )
 
 
-def reading() -> Reading:
+def data_loading() -> DataLoading:
     cold = Epoch(1, 1, 0.0, 2.0 * GB, 1.5 * GB, 0.1, 0.02, 1.25, 0.2, "link", "nfs read", 100.0)
     warm = cold._replace(first=2, repeats=2, hit_ratio=1.0, needed=0.0, starvation=0.0, limit="gpu", link="")
-    return Reading(GB, GB, True, 80, 50 << 30, 1 << 20, 0.04, (cold, warm), None, "link")
+    return DataLoading(GB, GB, True, 80, 50 << 30, 1 << 20, 0.04, (cold, warm), None, "link")
 
 
 def flat(result: SimulationResult) -> str:
@@ -140,13 +142,13 @@ def test_a_checkpoint_alone_is_told() -> None:
 )
 def test_sentences_about_checkpoints(sentence: str, make_training: Callable[..., TrainingResult]) -> None:
     for result in (checkpoint(), make_training(checkpoint=SAVED)):
-        (told, *_) = around_training(result)
-        assert sentence in told.sentences
+        (rendered, *_) = training_overheads(result)
+        assert sentence in rendered.sentences
         assert sentence in flat(result)
 
 
 def test_phases_and_parts_are_tables() -> None:
-    parts, phases = around_training(checkpoint())[0].tables
+    parts, phases = training_overheads(checkpoint())[0].tables
     assert parts.texts == (("optimizer states", "12 GB", "8", "8", "GPU"),)
     assert [row[:3] for row in phases.texts] == [
         ("save optimizer states", "save", "9.6 s"),
@@ -163,8 +165,10 @@ def test_what_does_not_fit_has_no_times() -> None:
 
 
 def test_training_tells_data_and_wear(make_training: Callable[..., TrainingResult]) -> None:
-    result = make_training(checkpoint=SAVED, dataset=DATA, reading=reading(), wear=(WORN,))
-    assert [one.title for one in around_training(result)] == ["Checkpoint", "Data", "Wear of drives"]
+    result = make_training(
+        checkpoint=SAVED, dataset=DATA, data_loading=data_loading(), drive_lifetime=(WORN,)
+    )
+    assert [one.title for one in training_overheads(result)] == ["Checkpoint", "Data", "Wear of drives"]
     text = flat(result)
     assert "1,000 samples of 1 MB on nfs, 1 GB there; an epoch has 80 steps and takes 100 s" in text
     assert "the GPUs wait for data in 20.0 % of the time: 2 GB/s needed, 1.5 GB/s reachable" in text
@@ -174,12 +178,14 @@ def test_training_tells_data_and_wear(make_training: Callable[..., TrainingResul
 
 
 def test_plain_training_has_none_of_it(make_training: Callable[..., TrainingResult]) -> None:
-    assert around_training(make_training()) == ()
+    assert training_overheads(make_training()) == ()
     assert "Saving" not in result_text(make_training())
 
 
 def test_the_page_has_the_sections(tmp_path: Path, make_training: Callable[..., TrainingResult]) -> None:
-    result = make_training(checkpoint=SAVED, dataset=DATA, reading=reading(), wear=(WORN,))
+    result = make_training(
+        checkpoint=SAVED, dataset=DATA, data_loading=data_loading(), drive_lifetime=(WORN,)
+    )
     write_report(result, tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text()
     heads = re.findall(r"<h2>([^<]*)</h2>", page)
@@ -213,6 +219,6 @@ def test_results_side_by_side(tmp_path: Path) -> None:
 
 
 def test_metrics_shown_have_formulas() -> None:
-    told = presentation(checkpoint())
-    assert [metric.key for metric in told.metrics] == list(CheckpointResult.formulas)
-    assert set(told.formulas) <= set(CheckpointResult.formulas)
+    rendered = presentation(checkpoint())
+    assert [metric.key for metric in rendered.metrics] == list(CheckpointResult.formulas)
+    assert set(rendered.formulas) <= set(CheckpointResult.formulas)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from simoffload.report.comparison import Published, groups
-from simoffload.report.document import ReportDocument, Section, Table
+from simoffload.report.document import ReportDocument, ReportSection, ReportTable
 from simoffload.report.terminal import terminal_text
 from simoffload.results.result import SimulationResult
 from tests.report.conftest import ANSI, compare_text, result_text
@@ -220,7 +220,7 @@ def test_one_token_is_not_compared_with_many(make_result: Make) -> None:
     assert [row.ratio for group in groups([make_result(), one]) for row in group.rows] == [1.0, 1.0]
 
 
-def shown(*sections: Section, width: int = 100) -> list[str]:
+def shown(*sections: ReportSection, width: int = 100) -> list[str]:
     """What a terminal shows of sections, without the title of the document."""
     document = ReportDocument((), None, (), (), sections)
     return terminal_text(document, width=width).splitlines()[2:]
@@ -232,9 +232,9 @@ def test_what_has_no_room_in_a_table_wraps_and_no_number_does() -> None:
         ("a name of some length", "1,234 ms", "1.04×", "host to GPU, pageable 62 %", "≥ 67 %"),
         ("other", "1 ms", "", "", ""),
     )
-    table = Table("", head, rows, (1, 2, 4))
-    wide = Table("", (*head, "x" * 20), tuple((*row, "") for row in rows), (1, 2, 4))
-    assert shown(Section("Table", tables=(table,)), width=60) == [
+    table = ReportTable("", head, rows, (1, 2, 4))
+    wide = ReportTable("", (*head, "x" * 20), tuple((*row, "") for row in rows), (1, 2, 4))
+    assert shown(ReportSection("Table", tables=(table,)), width=60) == [
         "                               vs a",
         "                               long",
         "  name                  time   name  most of it        bound",
@@ -242,18 +242,20 @@ def test_what_has_no_room_in_a_table_wraps_and_no_number_does() -> None:
         "  length                             pageable 62 %",
         "  other                 1 ms",
     ]
-    parts = [line for line in shown(Section("Table", tables=(wide,)), width=60) if "name" in line]
+    parts = [line for line in shown(ReportSection("Table", tables=(wide,)), width=60) if "name" in line]
     assert len(parts) >= 2, "what has no room follows below"
 
 
 def test_an_empty_column_takes_no_room() -> None:
-    table = Table("", ("name", "", "text"), (("a", "", "b"),), ())
-    assert shown(Section("Table", tables=(table,))) == ["  name  text", "  a     b"]
+    table = ReportTable("", ("name", "", "text"), (("a", "", "b"),), ())
+    assert shown(ReportSection("Table", tables=(table,))) == ["  name  text", "  a     b"]
 
 
 def test_rows_that_belong_together_name_it_once() -> None:
-    table = Table("", ("tier", "part"), (("hbm", "all"), ("hbm", "a"), ("dram", "all")), (), grouped=True)
-    assert shown(Section("Table", tables=(table,))) == [
+    table = ReportTable(
+        "", ("tier", "part"), (("hbm", "all"), ("hbm", "a"), ("dram", "all")), (), grouped=True
+    )
+    assert shown(ReportSection("Table", tables=(table,))) == [
         "  tier  part",
         "  hbm   all",
         "        a",
@@ -262,14 +264,14 @@ def test_rows_that_belong_together_name_it_once() -> None:
 
 
 def test_what_a_terminal_leaves_out() -> None:
-    folded = Table("", ("folded",), (("1",),), (), folded="More")
-    page = Table("", ("page",), (("1",),), (), page_only=True)
-    some = Table("", ("here", "page"), (("1", "2"), ("3", "4")), (), page_columns=(1,), most=1)
-    noted = Section("Noted", ("told",), notes=("Noted.",))
+    folded = ReportTable("", ("folded",), (("1",),), (), folded="More")
+    page = ReportTable("", ("page",), (("1",),), (), page_only=True)
+    some = ReportTable("", ("here", "page"), (("1", "2"), ("3", "4")), (), page_columns=(1,), most=1)
+    noted = ReportSection("Noted", ("told",), notes=("Noted.",))
     assert shown(
-        Section("One", tables=(folded, page)),
-        Section("Two", ("never",), page_only=True),
-        Section("Three", tables=(some,)),
+        ReportSection("One", tables=(folded, page)),
+        ReportSection("Two", ("never",), page_only=True),
+        ReportSection("Three", tables=(some,)),
         noted,
         noted._replace(title="Legend", notes_on_terminal=True),
     ) == [

@@ -163,7 +163,7 @@ def test_json_holds_all_that_is_told(make_training: Make) -> None:
         ("optimizer", 1, pytest.approx(19)),
     ]
     assert data["storage_per_step"] == [{"tier": "raid", "read_bytes": 84e9, "written_bytes": 168e9}]
-    assert [moment["moment"] for moment in data["memory"]] == [
+    assert [moment["stage"] for moment in data["memory"]] == [
         "initialisation",
         "forward and backward",
         "optimizer step",
@@ -174,7 +174,7 @@ def test_json_holds_all_that_is_told(make_training: Make) -> None:
         "fits": True,
         "terms": [{"name": "optimizer states", "bytes": 100e9}],
     }
-    assert data["capacity"][0]["moment"] == "forward and backward"
+    assert data["capacity"][0]["stage"] == "forward and backward"
     assert data["step"]["pass"] == "step"
     assert data["step"]["bottleneck"] == "raid write"
 

@@ -37,7 +37,7 @@ def single(make_training: Make, timeline: Timeline, tmp_path: Path) -> str:
 
 
 def test_the_page_reads_without_scripts(single: str) -> None:
-    for words in (
+    for description in (
         "llama-2-7b trains on dgx-a100 with its weights in HBM and its optimizer on raid: a step of 64",
         "hbm in all 30 GiB 40 GiB 10 GiB per GPU fits forward and backward",
         "moment hbm per GPU dram per host raid in all",
@@ -52,7 +52,7 @@ def test_the_page_reads_without_scripts(single: str) -> None:
         "First parts (optimizer, rank 0)",
         "raid 84 GB 168 GB 12 B 24 B",
     ):
-        assert words in text_of(single)
+        assert description in text_of(single)
     assert "new token" not in text_of(single)
     assert "layers" not in text_of(single), "an optimizer has none"
 
@@ -101,7 +101,7 @@ def test_a_comparison_of_training(make_training: Make, make_training_refusal: Ma
     fast = make_training(optimizer_target="dram", phases=make_training().phases[:3])
     write_comparison([make_training(), fast, make_training_refusal(target="raid")], path)
     page = text_of(path.read_text())
-    for words in (
+    for description in (
         "time per token: hbm+dram 160 us (0.525×), hbm+raid 305 us; does not fit: raid+raid.",
         "weights optimizer step forward backward opt. step tokens/s vs hbm+raid bottleneck",
         "hbm raid 40 s 8 s 13 s 19 s 3,277 1× raid write 24 %",
@@ -111,7 +111,7 @@ def test_a_comparison_of_training(make_training: Make, make_training_refusal: Ma
         "result tier needed has filled counted hbm+raid hbm 30 GiB 40 GiB 75 % per GPU fits",
         "Phases of a step Where the time goes",
     ):
-        assert words in page
+        assert description in page
     assert "ttft" not in page.lower()
     assert len(figures_of(path.read_text())) == 3 + 4 + 4 + 1
 
@@ -145,11 +145,11 @@ def test_names_stay_text(make_training: Make, timeline: Timeline, tmp_path: Path
         phase._replace(name=EVIL, result=phase.result._replace(name=EVIL)) for phase in result.phases
     )
     stages = tuple(
-        (EVIL, tuple(use._replace(tier=EVIL + use.tier) for use in uses)) for _, uses in result.moments
+        (EVIL, tuple(use._replace(tier=EVIL + use.tier) for use in uses)) for _, uses in result.memory_stages
     )
     bad = make_training(
         phases=phases,
-        moments=stages,
+        memory_stages=stages,
         capacity=tuple(use._replace(moment=EVIL) for use in result.capacity),
         optimizer_target=EVIL,
         traffic=(StorageTraffic(EVIL, 1, 2),),

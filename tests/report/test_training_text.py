@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from simoffload.report.presentation import presentation
-from simoffload.report.sections.around_training import storage
-from simoffload.report.training_tables import causes_by_phase, moments
+from simoffload.report.sections.training_overheads import storage
+from simoffload.report.training_tables import causes_by_phase, stage_needs
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
 from tests.report.conftest import ANSI, result_text
 
@@ -131,8 +131,11 @@ def test_one_of_each_phase_needs_no_table_of_phases(make_training: Make) -> None
 def test_what_does_not_fit_says_when(make_training_refusal: Make) -> None:
     text = result_text(make_training_refusal())
     assert sections(text) == ["Capacity", "Storage", "Inputs and their origin"]
-    words = " ".join(text.split())
-    assert "does not fit on dgx-a100 with its weights in HBM and its optimizer on raid: raid needs" in words
+    description = " ".join(text.split())
+    assert (
+        "does not fit on dgx-a100 with its weights in HBM and its optimizer on raid: raid needs"
+        in description
+    )
     assert re.search(r"raid  in all +100 GB   90 GB   −10 GB  in all    does not fit  optimizer step\n", text)
     coloured = result_text(make_training_refusal(), color=True)
     red = [line for line in coloured.splitlines() if "\x1b[31m" in line and "GiB" in line]
@@ -147,7 +150,7 @@ def test_capacity_alone(make_training: Make) -> None:
 
 
 def test_a_run_that_holds_the_same_all_the_time_has_no_table_of_moments(make_training: Make) -> None:
-    result = make_training(moments=make_training().moments[:1])
+    result = make_training(memory_stages=make_training().memory_stages[:1])
     assert "Needed at each moment" not in result_text(result)
 
 
@@ -184,7 +187,7 @@ def test_hidden_work_is_in_no_phase(make_training: Make) -> None:
 
 
 def test_a_tier_that_is_empty_at_a_moment_is_shown_empty(make_training: Make) -> None:
-    needs = [[use.needed for use in moment.uses] for moment in moments(make_training())]
+    needs = [[use.needed for use in moment.uses] for moment in stage_needs(make_training())]
     assert needs == [
         [2 << 30, 64 << 30, 0],
         [30 << 30, 16 << 30, 80 * 10**9],
@@ -221,10 +224,12 @@ def test_names_do_not_command_the_terminal(make_training: Make) -> None:
     phases = tuple(
         phase._replace(name=evil, result=phase.result._replace(name=evil)) for phase in result.phases
     )
-    stages = tuple((evil, uses) for _, uses in result.moments)
+    stages = tuple((evil, uses) for _, uses in result.memory_stages)
     traffic = (StorageTraffic(evil, 1, 2),)
     text = result_text(
-        make_training(optimizer_target=evil, phases=phases, moments=stages, traffic=traffic, target=evil)
+        make_training(
+            optimizer_target=evil, phases=phases, memory_stages=stages, traffic=traffic, target=evil
+        )
     )
     assert text.count(r"a\x1b[2J\r\n\u202eb") > 8
     assert text.replace("\n", "").isprintable()

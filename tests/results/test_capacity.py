@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simoffload.hardware.paths import Tier
-from simoffload.results.capacity import Change, MemoryTerm, Moment, TierUse, peak_uses
+from simoffload.results.capacity import Change, MemoryStage, MemoryTerm, TierUse, peak_uses
 from simoffload.scenario import load_scenario
 from simoffload.simulation import fit
 from simoffload.simulation.capacity import memory_footprint
@@ -19,8 +19,8 @@ def held(name: str, size: int, *, once: bool = False) -> MemoryTerm:
 
 
 def test_what_only_the_start_holds_is_not_steady() -> None:
-    start = Moment("initialisation", (held("states", 40), held("copies", 30)), once=True)
-    step = Moment(
+    start = MemoryStage("initialisation", (held("states", 40), held("copies", 30)), once=True)
+    step = MemoryStage(
         "optimizer step", (held("states", 40), held("casts", 15), held("first moments", 10, once=True))
     )
     (use,) = peak_uses((start, step), TIERS)
@@ -33,7 +33,7 @@ def test_what_only_the_start_holds_is_not_steady() -> None:
 
 
 def test_of_one_moment_all_is_steady() -> None:
-    (use,) = peak_uses((Moment("", (held("weights", 40),)),), TIERS)
+    (use,) = peak_uses((MemoryStage("", (held("weights", 40),)),), TIERS)
     assert use.steady == use.needed == 40 * GIB
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from simoffload.hardware import list_profiles, load_profile
 from simoffload.hardware.storage import Drive, Endurance, Raid
-from simoffload.results.endurance import TierWear, drive_share, phrase, wear
+from simoffload.results.endurance import TierLifetime, drive_lifetime, drive_share, phrase
 
 GB, TB = 10**9, 10**12
 ORIGIN = {"origin": "spec", "source": "made up", "date": "2026-11-21"}
@@ -39,7 +39,7 @@ def array(level: int, count: int) -> Raid:
 
 def test_optimizer_on_three_consumer_drives() -> None:
     """16 B x 14.22e9 = 227.52 GB; 86400 / 49.66 = 1739.83 steps a day; 1200 TB last 9.1 days."""
-    worn = wear(16 * PARAMETERS, STEP, rated(), array=array(0, 3))
+    worn = drive_lifetime(16 * PARAMETERS, STEP, rated(), array=array(0, 3))
     assert worn.per_day == pytest.approx(395.846 * TB, rel=1e-5)
     assert worn.per_drive_day == pytest.approx(131.949 * TB, rel=1e-5)
     assert worn.drive_writes_per_day == pytest.approx(65.974, rel=1e-4)
@@ -57,7 +57,7 @@ def test_what_that_run_wrote_by_its_own_table() -> None:
     """The table says 317.87 GiB written per step, 24 B per parameter: 1.5 times the wear of 16 B."""
     per_step = 24 * PARAMETERS
     assert per_step == pytest.approx(317.87 * 2**30, rel=1e-3)
-    worn = wear(per_step, STEP, rated(), array=array(0, 3))
+    worn = drive_lifetime(per_step, STEP, rated(), array=array(0, 3))
     assert worn.days == pytest.approx(9.0944 / 1.5, rel=1e-4)
 
 
@@ -84,7 +84,7 @@ def test_bytes_of_all_drives_are_the_jobs_and_their_parity(
     level: int, count: int, per_step: float, step: float, hosts: int
 ) -> None:
     raid = array(level, count)
-    worn = wear(per_step, step, rated(), array=raid, hosts=hosts)
+    worn = drive_lifetime(per_step, step, rated(), array=raid, hosts=hosts)
     amplification = {0: 1, 5: count / (count - 1), 6: count / (count - 2), 10: 2}[level]
     assert worn.per_drive_day * worn.drives == pytest.approx(worn.per_day * amplification)
     assert worn.per_day == pytest.approx(per_step * 86_400 / step)
@@ -104,7 +104,7 @@ def test_drive_writes_per_day_become_bytes() -> None:
 def test_one_write_a_day_lasts_the_warranty() -> None:
     """7.68 TB a day on a drive that is rated for one drive write a day over five years."""
     daily = drive("7.68 TB", dwpd=number(1), warranty_years=number(5))
-    worn = wear(7.68 * TB / 24, 3600, daily)
+    worn = drive_lifetime(7.68 * TB / 24, 3600, daily)
     assert worn.years == pytest.approx(5)
     assert worn.drive_writes_per_day == pytest.approx(1)
 
@@ -121,20 +121,20 @@ def test_one_write_a_day_lasts_the_warranty() -> None:
 )
 def test_verdict(per_day: float, verdict: str) -> None:
     """A drive of 1200 TBW and five years takes so many TB a day."""
-    assert wear(per_day * TB, 86_400, rated()).verdict == verdict
+    assert drive_lifetime(per_day * TB, 86_400, rated()).verdict == verdict
 
 
 def test_a_drive_without_a_warranty_in_years() -> None:
-    worn = wear(1 * TB, 86_400, drive(tbw=number("1200 TB")))
+    worn = drive_lifetime(1 * TB, 86_400, drive(tbw=number("1200 TB")))
     assert (worn.verdict, worn.warranty_years, worn.rated_drive_writes_per_day) == ("ok", None, None)
     assert phrase(worn).endswith("(0.5 drive writes); its 1.2 PB are used up in 3.3 years")
 
 
 def test_no_rating_and_nothing_written() -> None:
-    unrated = wear(1 * GB, 1, drive())
+    unrated = drive_lifetime(1 * GB, 1, drive())
     assert (unrated.verdict, unrated.years, unrated.rated_bytes) == ("unrated", None, None)
     assert phrase(unrated).endswith("no endurance rating of this drive is at hand")
-    idle = wear(0, 1, rated())
+    idle = drive_lifetime(0, 1, rated())
     assert (idle.verdict, idle.years, phrase(idle)) == ("ok", None, "nothing is written to the drives")
 
 
@@ -142,7 +142,7 @@ def test_no_rating_and_nothing_written() -> None:
 def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
     arguments = {"per_step": 1e9, "step_time": 1.0, "drive": rated()} | wrong
     with pytest.raises(ValueError, match="no wear"):
-        wear(**arguments)  # type: ignore[arg-type]
+        drive_lifetime(**arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -183,15 +183,15 @@ def test_shipped_drives_have_plausible_ratings_or_none() -> None:
 
 def test_the_busiest_host_counts() -> None:
     """Two hosts of three drives, one of which writes all: its drives wear as those of a single host."""
-    alone = wear(100 * GB, STEP, rated(), array=array(0, 3))
-    pair = wear(100 * GB, STEP, rated(), array=array(0, 3), hosts=2, uneven=2.0)
+    alone = drive_lifetime(100 * GB, STEP, rated(), array=array(0, 3))
+    pair = drive_lifetime(100 * GB, STEP, rated(), array=array(0, 3), hosts=2, uneven=2.0)
     assert pair.per_drive_day == alone.per_drive_day
     assert pair.years == alone.years
     assert (alone.drives, pair.drives) == (3, 6)
 
 
 def test_wear_of_a_tier_as_plain_values() -> None:
-    worn = TierWear("raid", "checkpoint", wear(100 * GB, 1800.0, rated(), array=array(0, 3)))
+    worn = TierLifetime("raid", "checkpoint", drive_lifetime(100 * GB, 1800.0, rated(), array=array(0, 3)))
     assert worn.sentence.startswith(
         "raid: 100 GB a checkpoint, 4.8 TB a day: each of 3 drives takes 1.6 TB a day"
     )

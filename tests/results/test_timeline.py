@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
-from simoffload.results.attribution import last_of, walk
+from simoffload.results.attribution import critical_path, last_of
 from simoffload.results.timeline import Timeline
 from simoffload.schedule import Block, Dependency, Op, Schedule
 from tests.engine.generated import long_schedules, program_schedules
@@ -48,7 +48,7 @@ def test_single_operations_are_found_where_they_are(timeline: Timeline) -> None:
 def test_the_chain_is_counted_and_not_walked(timeline: Timeline) -> None:
     last = last_of(timeline)
     assert last is not None
-    links = walk(timeline, last)
+    links = critical_path(timeline, last)
     assert len(links) < 30
     assert sum(link.times for link in links) == 1001
 
@@ -57,13 +57,15 @@ def test_the_chain_is_counted_and_not_walked(timeline: Timeline) -> None:
 @given(long_schedules() | program_schedules(), st.data())
 def test_parts_are_those_of_the_whole(schedule: Schedule, data: st.DataObject) -> None:
     timeline = execute(schedule)
-    whole = list(timeline)
-    assert timeline.makespan == max(one.end for one in whole)
+    all_operations = list(timeline)
+    assert timeline.makespan == max(one.end for one in all_operations)
     start, end = sorted(data.draw(st.tuples(*[st.integers(0, timeline.makespan)] * 2)))
     rank = data.draw(st.integers(0, schedule.ranks - 1))
-    inside = [one for one in whole if one.rank == rank and one.start < end and one.end > start != one.end]
+    inside = [
+        one for one in all_operations if one.rank == rank and one.start < end and one.end > start != one.end
+    ]
     assert timeline.during(start, end, rank=rank) == [one for one in inside if one.end > one.start]
-    index = data.draw(st.integers(0, len(whole) - 1))
-    one = whole[index]
+    index = data.draw(st.integers(0, len(all_operations) - 1))
+    one = all_operations[index]
     position = next(p for p, op in enumerate(schedule.blocks[one.block].ops) if op is one.op)
     assert timeline.start_of(one.block, one.iteration, position, rank=one.rank) == one.start

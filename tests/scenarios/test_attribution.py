@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.passes import PassResult, combined
+from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import list_scenarios, load_scenario
@@ -43,10 +43,10 @@ def _of_checkpoints(result: SimulationResult) -> Iterator[PassResult]:
         yield from result.checkpoint.restoring
 
 
-def _sums_up(told: dict) -> None:
+def _sums_up(rendered: dict) -> None:
     """The same of what JSON says."""
-    for rows in (told["time_by_cause"], told["time_by_group"]):
-        assert sum(row["exposed_ps"] for row in rows) == told["time_ps"]
+    for rows in (rendered["time_by_cause"], rendered["time_by_group"]):
+        assert sum(row["exposed_ps"] for row in rows) == rendered["time_ps"]
         assert {type(row["exposed_ps"]) for row in rows} == {int}
 
 
@@ -57,4 +57,4 @@ def _step_is_its_parts(result: SimulationResult) -> None:
         assert result.step_s == result.step.time_s
     elif isinstance(result, CheckpointResult):
         parts = [(phase.result, Fraction(1)) for phase in result.checkpoint.saving]
-        assert combined("save", parts).time_ps == result.step.time_ps
+        assert aggregate("save", parts).time_ps == result.step.time_ps

@@ -92,5 +92,5 @@ def test_a_run_with_data_and_checkpoints() -> None:
     assert result.checkpoint.outlook is not None
     assert result.checkpoint.outlook.share is not None
     assert result.checkpoint.outlook.share < 0.01
-    (worn,) = result.wear
-    assert (worn.tier, worn.wear.verdict) == ("raid", "within_a_year")
+    (worn,) = result.drive_lifetime
+    assert (worn.tier, worn.drive_lifetime.verdict) == ("raid", "within_a_year")

@@ -38,8 +38,8 @@ def test_deepspeeds_buffers_stay_where_they_are_large_enough() -> None:
 
 
 def test_what_is_said_is_kept() -> None:
-    said = "strategy.ds_config.zero_optimization.offload_param={buffer_size: 5e8, buffer_count: 9}"
-    assert buffer_size("bloom-176b", "dgx-a100", overrides=(said,)) == 500_000_000
+    reported = "strategy.ds_config.zero_optimization.offload_param={buffer_size: 5e8, buffer_count: 9}"
+    assert buffer_size("bloom-176b", "dgx-a100", overrides=(reported,)) == 500_000_000
 
 
 def test_overrides_decide_before_anything_follows_from_them() -> None:

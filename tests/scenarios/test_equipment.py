@@ -9,7 +9,7 @@ import pytest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.planning.compare import on_targets
-from simoffload.scenario import LoadedScenario, Shelf, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, ScenarioCache, load_scenario, resolve
 from tests.hardware.conftest import FILES
 
 GB = 1_000_000_000
@@ -60,23 +60,23 @@ def test_a_tier_is_added(folder: Path) -> None:
     machine = loaded(folder, "equipment.tiers.big={profile: four, at: [left, right]}").machine
     assert list(machine.tiers) == ["hbm", "dram", "disk", "raid", "nfs", "pfs", "far", "big"]
     assert machine.tiers["big"].capacity == 4_000 * GB
-    assert machine.wiring.targets["big"].read.rate == 6 * GB
-    (access,) = machine.wiring.access["big"]
-    assert [entrance.vertex for entrance in access.entrances] == ["left", "right", "left", "right"]
+    assert machine.topology.targets["big"].read.rate == 6 * GB
+    (access,) = machine.topology.access["big"]
+    assert [ingress.vertex for ingress in access.ingresses] == ["left", "right", "left", "right"]
 
 
 def test_one_of_the_same_name_takes_the_place_of_the_platforms(folder: Path) -> None:
     machine = loaded(folder, "equipment.tiers.raid={profile: four, at: [cpu]}").machine
     assert list(machine.tiers) == ["hbm", "dram", "disk", "raid", "nfs", "pfs", "far"]
-    (access,) = machine.wiring.access["raid"]
-    assert [entrance.vertex for entrance in access.entrances] == ["cpu"] * 4
+    (access,) = machine.topology.access["raid"]
+    assert [ingress.vertex for ingress in access.ingresses] == ["cpu"] * 4
 
 
 def test_a_new_tier_goes_through_a_new_adapter(folder: Path) -> None:
     nic = "equipment.nics.net2={profile: port, at: cpu}"
     machine = loaded(folder, nic, "equipment.tiers.more={profile: stripes, through: [net1, net2]}").machine
-    (access,) = machine.wiring.access["more"]
-    assert [entrance.vertex for entrance in access.entrances] == ["right", "cpu"]
+    (access,) = machine.topology.access["more"]
+    assert [ingress.vertex for ingress in access.ingresses] == ["right", "cpu"]
     assert rates(machine)["net2 in"] == 4 * GB
 
 
@@ -104,7 +104,7 @@ def test_what_is_brought_in_is_told_with_its_files(folder: Path) -> None:
 def test_profiles_change_the_numbers_of_what_was_added(folder: Path) -> None:
     tier = "equipment.tiers.big={profile: four, at: [cpu]}"
     machine = loaded(folder, tier, "profiles.four.read_efficiency=0.5").machine
-    assert machine.wiring.targets["big"].read.rate == 4 * GB
+    assert machine.topology.targets["big"].read.rate == 4 * GB
     (problem,) = refused(folder, "profiles.four.read_efficiency=0.5")
     assert problem.message.startswith("no profile of that name in this platform")
 
@@ -146,8 +146,8 @@ def test_a_new_drive_in_an_old_slot_works_at_the_slots_rate_and_is_told() -> Non
     tier = "equipment.tiers.raid={profile: raid0-4x-ps1010-7.68tb, at: [plx0, plx1, plx2, plx3]}"
     scenario = load_scenario("ddn/bloom-7b1", overrides=[tier, "strategy.weights=raid"])
     assert rates(scenario.machine)["raid.0 -> plx0"] == 7_522_344_000  # 4 lanes of PCIe 4
-    (told,) = scenario.link_warnings(scenario.plan())
-    assert told == (
+    (rendered,) = scenario.link_warnings(scenario.plan())
+    assert rendered == (
         "raid: solidigm-ps1010-7.68tb reads 14.5 GB/s, more than the 7.52 GB/s of its slot at plx0 (PCI "
         "Express 4.0 x4), which decides; it needs PCI Express 5.0, which the slot does not have"
     )
@@ -158,8 +158,8 @@ def test_a_new_drive_in_an_old_slot_works_at_the_slots_rate_and_is_told() -> Non
 def test_where_a_generation_does_nothing_for_the_gpus_is_told_at_its_key(folder: Path) -> None:
     (folder / "s.yaml").write_text(f"{SCENARIO}equipment:\n  pcie: {{wire: fast}}\n")
     scenario = loaded(folder)
-    (told,) = scenario.link_warnings(scenario.plan())
-    assert told.startswith(
+    (rendered,) = scenario.link_warnings(scenario.plan())
+    assert rendered.startswith(
         f"{folder}/s.yaml:7:16: equipment.pcie.wire: chip has A cable of 1 GB/s per lane x16"
     )
     same = loaded(folder, "equipment.pcie.wire=wire")
@@ -184,12 +184,12 @@ def test_numbers_of_the_new_generation_can_be_changed(folder: Path) -> None:
 )
 def test_drives_of_an_array_by_number(folder: Path, count: int, vertices: list[str]) -> None:
     machine = loaded(folder, f"profiles.pair.count={count}").machine
-    target = machine.wiring.targets["raid"]
+    target = machine.topology.targets["raid"]
     assert machine.tiers["raid"].capacity == count * 1_000 * GB
     assert (target.drives, target.read.rate, target.write.rate) == (count, count * 1.5 * GB, count * 0.5 * GB)
-    (access,) = machine.wiring.access["raid"]
-    assert [entrance.vertex for entrance in access.entrances] == vertices
-    assert [entrance.share for entrance in access.entrances] == [pytest.approx(1 / count)] * count
+    (access,) = machine.topology.access["raid"]
+    assert [ingress.vertex for ingress in access.ingresses] == vertices
+    assert [ingress.share for ingress in access.ingresses] == [pytest.approx(1 / count)] * count
 
 
 # ---- slips ----
@@ -254,7 +254,7 @@ def test_it_is_installed_in_another_platform_too(folder: Path) -> None:
     scenario = loaded(folder, "equipment.tiers.big={profile: four, at: [cpu]}")
     (moved,) = on_targets(scenario, ["dgx-a100:big"]).values()
     assert moved.machine.platform == "dgx-a100"
-    assert moved.machine.wiring.targets["big"].read.rate == 6 * GB
+    assert moved.machine.topology.targets["big"].read.rate == 6 * GB
 
 
 def test_what_does_not_fit_another_platform_is_told_in_the_scenario(folder: Path) -> None:
@@ -267,9 +267,9 @@ def test_what_does_not_fit_another_platform_is_told_in_the_scenario(folder: Path
 
 
 def test_scenarios_on_one_shelf_have_their_own_machines(folder: Path) -> None:
-    shelf, plain = Shelf(), loaded(folder)
-    equipped = resolve(plain.document, overrides=["equipment.pcie.wire=fast"], shelf=shelf)
-    again = resolve(plain.document, shelf=shelf)
+    cache, plain = ScenarioCache(), loaded(folder)
+    equipped = resolve(plain.document, overrides=["equipment.pcie.wire=fast"], cache=cache)
+    again = resolve(plain.document, cache=cache)
     assert rates(equipped.machine) != rates(plain.machine)
     assert rates(again.machine) == rates(plain.machine)
     assert again.machine.inputs() == plain.machine.inputs()

@@ -49,8 +49,8 @@ def small(name: str) -> LoadedScenario:
     """A shipped scenario with three layers on one host, which changes none of its settings."""
     found = load_scenario(name)
     data = found.document.data
-    said, work, strategy = data["model"], data["workload"], data["strategy"]
-    model = {**({"name": said} if isinstance(said, str) else said), "num_hidden_layers": 3}
+    reported, work, strategy = data["model"], data["workload"], data["strategy"]
+    model = {**({"name": reported} if isinstance(reported, str) else reported), "num_hidden_layers": 3}
     work = work | ({"output_length": 2} if "output_length" in work else {})
     ranks = {"ranks": min(8, strategy.get("ranks", 1))}
     changed = {"model": model, "workload": work, "strategy": {**strategy, **ranks}, "nodes": 1}
@@ -60,7 +60,7 @@ def small(name: str) -> LoadedScenario:
 def elsewhere(scenario: LoadedScenario) -> Iterator[LoadedScenario]:
     """The scenario in HBM, host memory and on every storage, as far as DeepSpeed allows it."""
     training = isinstance(scenario.scenario.strategy, ZeroTraining)
-    for tier in ("hbm", "dram", *scenario.machine.wiring.targets):
+    for tier in ("hbm", "dram", *scenario.machine.topology.targets):
         for target in (f"{tier}+{tier}", f"hbm+{tier}") if training else (tier,):
             moved = scenario.on(target)
             try:
@@ -82,11 +82,11 @@ def pasted(scenario: LoadedScenario, *without: str) -> LoadedScenario:
 def planned(scenario: LoadedScenario) -> tuple[Any, ...]:
     """Everything on which the time depends but the work and the machine, and what is told."""
     plan = scenario.plan()
-    told = (plan.warnings, plan.moments, scenario.exports())
+    rendered = (plan.warnings, plan.memory_stages, scenario.exports())
     if isinstance(plan, ZeroInferencePlan):
-        return (*told, plan.placement)
+        return (*rendered, plan.placement)
     assert isinstance(plan, ZeroTrainingPlan)
-    return (*told, plan.settings, plan.places)
+    return (*rendered, plan.settings, plan.places)
 
 
 def answer(scenario: LoadedScenario) -> Any:
@@ -156,10 +156,10 @@ def test_settings_of_a_model_by_its_name_are_complete(target: str, offload: Mapp
 
 @pytest.mark.parametrize("target", ["hbm", "dram", "raid", "nfs", "ai400x2"])
 def test_a_model_by_its_name_takes_its_settings_back(target: str) -> None:
-    told = default_scenario("opt-125m", "dgx-a100", overrides=SHORT).on(target)
-    text = json.dumps(told.exports()[FILE])
+    rendered = default_scenario("opt-125m", "dgx-a100", overrides=SHORT).on(target)
+    text = json.dumps(rendered.exports()[FILE])
     back = default_scenario("opt-125m", "dgx-a100", overrides=[*SHORT, f"strategy.ds_config={text}"])
-    assert answer(back) == answer(told)
+    assert answer(back) == answer(rendered)
 
 
 # -- paths and tiers -----------------------------------------------------------------------------------

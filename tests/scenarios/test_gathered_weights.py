@@ -107,17 +107,17 @@ def test_it_is_said_beside_others_and_beside_costs() -> None:
     assert hourly is not None
     least = hourly / 3600 / frame.loc["hbm", "spread_bound_tokens_per_s"] * 1e6
     alone, _ = costs(found.results["hbm"], priced)
-    (said,) = (one for one in alone.sentences if "gathers every layer" in one)
-    assert said.endswith(f"a million tokens would cost at least {least:.3g} USD")
+    (reported,) = (one for one in alone.sentences if "gathers every layer" in one)
+    assert reported.endswith(f"a million tokens would cost at least {least:.3g} USD")
 
     (several,) = costs_compared(
         [Costed(label, found.results[label], one) for label, one in found.economics.items()]
     )
-    assert f"hbm: {said}" in several.sentences
+    assert f"hbm: {reported}" in several.sentences
 
 
 def test_advice_to_move_weights_there_says_it_too() -> None:
-    found = {option.key: option.words for option in places(scenario("dram"), ["dram"])}
+    found = {option.key: option.description for option in places(scenario("dram"), ["dram"])}
     assert found["on-hbm"] == "weights on hbm (ZeRO-3, gathered for every token)"
 
 
@@ -126,4 +126,6 @@ def test_fit_says_it_of_weights_that_it_moves_there() -> None:
     small = scenario("dram", profiles={"dgx-a100-1tib": {"memory_capacity": "17 GiB"}})
     remedies = fit(small).remedies
     assert remedies is not None
-    assert "weights on hbm (ZeRO-3, gathered for every token)" in [one.words for one in remedies.changes]
+    assert "weights on hbm (ZeRO-3, gathered for every token)" in [
+        one.description for one in remedies.changes
+    ]

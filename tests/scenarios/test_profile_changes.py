@@ -8,14 +8,14 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.planning.compare import on_targets
-from simoffload.scenario import Shelf, load_scenario, resolve
+from simoffload.scenario import ScenarioCache, load_scenario, resolve
 
 SCENARIO = "ddn/bloom-176b"
 
 
 def test_a_number_takes_the_place_of_the_profiles_and_says_so() -> None:
     scenario = load_scenario(SCENARIO, overrides=["profiles.ddn-ai400x2.read=45 GB/s"])
-    assert scenario.machine.wiring.targets["ai400x2"].read.rate == 45_000_000_000
+    assert scenario.machine.topology.targets["ai400x2"].read.rate == 45_000_000_000
     (changed,) = (one for one in scenario.machine.inputs() if one.source.startswith("set by the scenario"))
     assert (changed.profile, changed.key, changed.text, changed.origin) == (
         "ddn-ai400x2",
@@ -43,7 +43,7 @@ def test_a_shared_profile_changes_wherever_it_is_used() -> None:
 
 def test_plain_numbers_change_too() -> None:
     scenario = load_scenario(SCENARIO, overrides=['profiles."raid0-4x-pm1733-3.84tb".count=8'])
-    assert scenario.machine.wiring.targets["raid"].drives == 8
+    assert scenario.machine.topology.targets["raid"].drives == 8
 
 
 @pytest.mark.parametrize("name", ["raid0-4x-pm1733-3.84tb", "raid/raid0-4x-pm1733-3.84tb"])
@@ -56,18 +56,18 @@ def test_a_name_with_a_dot_and_no_quotes_is_told_with_them(name: str) -> None:
 
 def test_memory_that_cannot_be_is_warned_of() -> None:
     host = "profiles.dgx-a100-1tib.memory_capacity"
-    (told,) = load_scenario(SCENARIO, overrides=[f"{host}=4 TiB"]).warnings
-    assert "memory_capacity 4 TiB is more than its board takes, memory_maximum 2 TiB" in told
-    (told,) = load_scenario(SCENARIO, overrides=[f"{host}=960 GB"]).warnings
-    assert "memory_capacity 960 GB counts in powers of ten" in told
+    (rendered,) = load_scenario(SCENARIO, overrides=[f"{host}=4 TiB"]).warnings
+    assert "memory_capacity 4 TiB is more than its board takes, memory_maximum 2 TiB" in rendered
+    (rendered,) = load_scenario(SCENARIO, overrides=[f"{host}=960 GB"]).warnings
+    assert "memory_capacity 960 GB counts in powers of ten" in rendered
     assert load_scenario(SCENARIO).warnings == ()
 
 
 def test_without_changes_nothing_changes() -> None:
-    shelf = Shelf()
+    cache = ScenarioCache()
     plain = load_scenario(SCENARIO)
-    changed = resolve(plain.document, overrides=["profiles.hdr200.achieved=1 GB/s"], shelf=shelf)
-    again = resolve(plain.document, shelf=shelf)
+    changed = resolve(plain.document, overrides=["profiles.hdr200.achieved=1 GB/s"], cache=cache)
+    again = resolve(plain.document, cache=cache)
     assert changed.machine.resources != plain.machine.resources
     assert again.machine.resources == plain.machine.resources
     assert again.machine.inputs() == plain.machine.inputs()

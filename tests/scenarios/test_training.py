@@ -217,9 +217,9 @@ def test_the_example_of_the_documentation_runs(
     assert main(["check", "training.yaml"]) == 0
     codes = {tier: main(["run", "training.yaml", "--set", f"strategy.optimizer={tier}"]) for tier in TIERS}
     assert codes == {"raid": 0, "nvme": 0, "dram": 3}, capsys.readouterr().err
-    said = " ".join(capsys.readouterr().out.split())
-    assert "its weights in HBM and its optimizer on raid" in said
-    assert "its weights in HBM and its optimizer on nvme" in said
+    reported = " ".join(capsys.readouterr().out.split())
+    assert "its weights in HBM and its optimizer on raid" in reported
+    assert "its weights in HBM and its optimizer on nvme" in reported
 
 
 def test_the_documentation_names_the_shipped_scenarios(repository: Path) -> None:

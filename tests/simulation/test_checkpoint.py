@@ -101,13 +101,13 @@ def test_without_interval_and_failures_nothing_is_said_of_them() -> None:
 def test_wear_of_the_hosts_drives() -> None:
     """12 B x 8.03e9 every half hour and a stall, on eight drives of 3.84 TB rated for one write a day."""
     result = saved(tier="raid", interval="30 min", writer=FAST)
-    (worn,) = result.wear
+    (worn,) = result.drive_lifetime
     size = 12 * load_model("llama-3.1-8b").num_parameters
     a_day = size * 86_400 / (1800 + metric(result, "stall_s"))
-    assert (worn.tier, worn.unit, worn.wear.drives) == ("raid", "checkpoint", 8)
-    assert worn.wear.per_drive_day == pytest.approx(a_day / 8, rel=1e-6)
-    assert worn.wear.drive_writes_per_day == pytest.approx(a_day / 8 / 3.84e12, rel=1e-6)
-    assert worn.wear.years == pytest.approx(5 / worn.wear.drive_writes_per_day, rel=1e-6)
+    assert (worn.tier, worn.unit, worn.drive_lifetime.drives) == ("raid", "checkpoint", 8)
+    assert worn.drive_lifetime.per_drive_day == pytest.approx(a_day / 8, rel=1e-6)
+    assert worn.drive_lifetime.drive_writes_per_day == pytest.approx(a_day / 8 / 3.84e12, rel=1e-6)
+    assert worn.drive_lifetime.years == pytest.approx(5 / worn.drive_lifetime.drive_writes_per_day, rel=1e-6)
     assert not any("wear out" in text for text in result.warnings)
 
 
@@ -115,10 +115,12 @@ def test_only_the_host_of_rank_0_writes_a_consolidated_model() -> None:
     one = saved(tier="raid", contents="consolidated", interval="10 s")
     two = saved(tier="raid", contents="consolidated", interval="10 s", nodes=2, ranks=16)
     assert two.checkpoint.written_by_host == (two.checkpoint.size, 0)
-    (alone,), (pair,) = one.wear, two.wear
+    (alone,), (pair,) = one.drive_lifetime, two.drive_lifetime
     time = metric(two, "stall_s") + 10, metric(one, "stall_s") + 10
-    assert pair.wear.per_drive_day * time[0] == pytest.approx(alone.wear.per_drive_day * time[1])
-    assert pair.wear.drives == 16
+    assert pair.drive_lifetime.per_drive_day * time[0] == pytest.approx(
+        alone.drive_lifetime.per_drive_day * time[1]
+    )
+    assert pair.drive_lifetime.drives == 16
 
 
 def test_drives_that_do_not_last_are_warned_about() -> None:
@@ -128,8 +130,8 @@ def test_drives_that_do_not_last_are_warned_about() -> None:
 
 
 def test_wear_of_a_file_server_is_not_known() -> None:
-    assert saved(tier="pfs", interval="10 s").wear == ()
-    assert saved(tier="raid").wear == ()  # nor how often checkpoints are saved
+    assert saved(tier="pfs", interval="10 s").drive_lifetime == ()
+    assert saved(tier="raid").drive_lifetime == ()  # nor how often checkpoints are saved
 
 
 def test_a_full_filesystem_is_an_answer() -> None:
@@ -230,7 +232,7 @@ def test_json_has_everything() -> None:
     assert (one["tier"], one["keep"], data["workload"]["kind"]) == ("raid", 2, "checkpoint")
     assert sum(part["size"] * part["writers"] for part in one["parts"]) == one["bytes"]
     assert data["metrics"]["save_s"] == one["outlook"]["commit_s"]
-    assert data["wear"][0]["tier"] == "raid"
+    assert data["drive_lifetime"][0]["tier"] == "raid"
     assert data["step"]["time_s"] == data["metrics"]["save_s"]
     assert set(data["formulas"]) == set(data["metrics"])
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
-from simoffload.results.course import longer
+from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.results.passes import summarize_pass
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
 from simoffload.simulation.decoding import MOST, Decoding, Simulated, decode
@@ -57,7 +57,7 @@ def decoded(
 
     def later(low: Simulated, step: int) -> int | None:
         assert low.timeline is not None
-        return longer(low.timeline, make(last(step)))
+        return makespan_for_longer_context(low.timeline, make(last(step)))
 
     return decode(steps, lambda step: (60 * US, last(step)), run, later), ran
 

@@ -49,7 +49,7 @@ def trained(*layers: int, **more: Any) -> TrainingResult:
     return result
 
 
-def told(result: TrainingResult) -> CachedWrites:
+def rendered(result: TrainingResult) -> CachedWrites:
     (one,) = result.write_caches
     return one
 
@@ -67,7 +67,7 @@ def writing_s(result: TrainingResult) -> float:
 def test_128_gb_a_step_leave_the_drive_no_time_to_empty_its_cache() -> None:
     """Reading 18.4 s, writing 64.2 s at 2 GB/s: of what is left of the step it empties what fills it anew."""
     result = trained()
-    one = told(result)
+    one = rendered(result)
     assert (one.written, one.capacity) == (128_483_115_008, 215 * GB)
     assert result.step_s == pytest.approx(
         one.written / READ + one.written / AFTER + one.cached / INTO, rel=0.001
@@ -83,7 +83,7 @@ def test_128_gb_a_step_leave_the_drive_no_time_to_empty_its_cache() -> None:
 def test_a_first_step_fills_an_empty_cache_and_writes_the_rest_behind_it(size: str, cached: int) -> None:
     """64 GB at 5.1 GB/s and 64.5 GB at 2 GB/s: 44.8 s; all of it at 5.1 GB/s: 25.2 s."""
     result = trained(profiles=cache(size), workload={"write_caches": "empty"})
-    one = told(result)
+    one = rendered(result)
     assert one.cached == cached
     assert writing_s(result) == pytest.approx(cached / INTO + (one.written - cached) / AFTER, rel=0.005)
     assert any("write cache" in text for text in result.warnings) is one.exceeded is (size == "64 GB")
@@ -95,8 +95,8 @@ def test_a_long_step_empties_the_cache_in_time() -> None:
     steady = trained(1, workload=work)
     empty = trained(1, workload=work | {"write_caches": "empty"})
     assert steady.step_s == empty.step_s
-    assert told(steady) == told(empty)
-    assert told(steady).rate == INTO
+    assert rendered(steady) == rendered(empty)
+    assert rendered(steady).rate == INTO
     assert not any("write cache" in text for text in steady.warnings)
     assert "find room in the write cache of 215 GB: 5.1 GB/s" in result_text(steady)
 
@@ -104,7 +104,7 @@ def test_a_long_step_empties_the_cache_in_time() -> None:
 def test_the_longer_the_step_the_more_finds_room() -> None:
     """From one micro-step, in which next to nothing does, to so many that everything does."""
     runs = [
-        told(trained(1, workload={"gradient_accumulation_steps": steps, "sequence_length": 4096}))
+        rendered(trained(1, workload={"gradient_accumulation_steps": steps, "sequence_length": 4096}))
         for steps in (1, 8, 64)
     ]
     assert runs[0].rate < runs[1].rate <= runs[2].rate == INTO
@@ -113,7 +113,7 @@ def test_the_longer_the_step_the_more_finds_room() -> None:
 def test_an_array_has_the_caches_of_its_drives() -> None:
     """RAID0 of two: twice the cache, twice both rates, at the array's efficiency of 0.97."""
     array = {"raid0-3x-dramless-gen4-2tb": {"count": 2}}
-    one = told(trained(4, platform="xinnor-workstation", optimizer="raid", profiles=array))
+    one = rendered(trained(4, platform="xinnor-workstation", optimizer="raid", profiles=array))
     assert one.capacity == 2 * 680 * GB
     assert (one.cache_rate, one.rate_after) == (int(2 * 4.85 * GB * 0.97), int(2 * 0.6 * GB * 0.97))
     assert one.rate_after <= one.rate < one.cache_rate
@@ -189,13 +189,13 @@ def test_every_output_says_the_rate_and_why(tmp_path: Path) -> None:
     page, notes = tmp_path / "report.html", tmp_path / "report.md"
     write_report(result, page)
     write_report(result, notes)
-    sentence = told(result).sentence
+    sentence = rendered(result).sentence
     assert "on average (5.1 GB/s into the cache, 2 GB/s after)" in sentence
     for text in (page.read_text(), notes.read_text(), " ".join(result_text(result).split())):
         assert sentence in text
     (row,) = json.loads(json.dumps(result.to_dict()))["write_caches"]
     assert row["sentence"] == sentence
-    assert row["rate"] == told(result).rate
+    assert row["rate"] == rendered(result).rate
 
 
 IMPOSSIBLE = [

@@ -15,7 +15,9 @@ from simoffload.strategies.ds_config.keys import NOT_SIMULATED, trains
 from simoffload.strategies.ds_config.settings import resolve_training
 
 SECTIONS = [
-    one for one in vars(sections).values() if isinstance(one, type) and issubclass(one, sections.Section)
+    one
+    for one in vars(sections).values()
+    if isinstance(one, type) and issubclass(one, sections.ConfigSection)
 ]
 FIELDS = [(section, field) for section in SECTIONS for field in section.model_fields]
 

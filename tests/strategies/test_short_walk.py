@@ -15,7 +15,7 @@ from simoffload.models import Sequences, load_model
 from simoffload.schedule import Op, Route, Schedule
 from simoffload.strategies import ZeroInference
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.programs import InferenceLayers, Programs, programs_of
+from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from tests.simulation.test_properties import WORK, plans, shapes
 
@@ -42,7 +42,7 @@ def walking_all(plan: ZeroInferencePlan) -> ZeroInferencePlan:
     layered = InferenceLayers(plan.model, plan.placement)
     vars(layered)["homogeneous"] = False
     other = replace(plan)
-    other.__dict__["programs"] = Programs(layered, plan.machine)
+    other.__dict__["programs"] = ScheduleTemplates(layered, plan.machine)
     return other
 
 
@@ -124,11 +124,11 @@ def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
     )
     assert other.programs is one.programs
     fresh = replace(other)
-    fresh.__dict__["programs"] = Programs(InferenceLayers(model, other.placement), machine)
+    fresh.__dict__["programs"] = ScheduleTemplates(InferenceLayers(model, other.placement), machine)
     for forward in PASSES:
         one.schedule(forward)
-        (alike,) = forward.batch
-        larger = forward._replace(batch=(alike._replace(number=64),))
+        (homogeneous,) = forward.batch
+        larger = forward._replace(batch=(homogeneous._replace(number=64),))
         assert other.schedule(larger) == fresh.schedule(larger)
         assert other.schedule(larger) != one.schedule(forward), "a larger batch computes for longer"
 
@@ -136,7 +136,7 @@ def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
 def test_programs_are_not_those_of_an_equal_machine(shipped_plan: ZeroInferencePlan) -> None:
     """What tells them apart is identity: a cheap question, and never wrong."""
     plan = shipped_plan
-    assert programs_of(plan.model, plan.machine, plan.placement) is plan.programs
-    elsewhere = programs_of(plan.model, replace(plan.machine), plan.placement)
+    assert schedule_templates_of(plan.model, plan.machine, plan.placement) is plan.programs
+    elsewhere = schedule_templates_of(plan.model, replace(plan.machine), plan.placement)
     assert elsewhere is not plan.programs
     assert elsewhere.layered is plan.programs.layered, "what is called does not depend on the machine"

@@ -17,7 +17,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module
-from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies import Strategy, register, strategies
@@ -70,11 +70,11 @@ class StreamedPlan(InferencePlan):
     warnings: tuple[str, ...] = ()
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         layer = self.model.weight_bytes // self.model.num_hidden_layers
         weights = MemoryTerm("dram", "weights", self.model.weight_bytes * self.ranks, pinned=True)
         working = working_memory(self.model, self.workload, self.machine)
-        return (Moment("", (weights, MemoryTerm("hbm", "a layer", layer), *working)),)
+        return (MemoryStage("", (weights, MemoryTerm("hbm", "a layer", layer), *working)),)
 
     @property
     def modules(self) -> tuple[Module, ...]:
@@ -118,16 +118,18 @@ COMMANDS: Sequence[tuple[tuple[str, ...], int]] = (
 """Words and status, of a scenario on which a strategy of a test runs."""
 
 
-@pytest.mark.parametrize(("words", "status"), COMMANDS, ids=[" ".join(words[:4:2]) for words, _ in COMMANDS])
+@pytest.mark.parametrize(
+    ("description", "status"), COMMANDS, ids=[" ".join(description[:4:2]) for description, _ in COMMANDS]
+)
 def test_every_command_knows_it(
-    words: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
+    description: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == status, capsys.readouterr().err
-    said = capsys.readouterr().out
-    if words[0] == "schema":
-        assert "streamed" in said
-    if words[0] == "compare":
-        assert "streamed weights are in host memory" in " ".join(said.split())
+    assert main(description) == status, capsys.readouterr().err
+    reported = capsys.readouterr().out
+    if description[0] == "schema":
+        assert "streamed" in reported
+    if description[0] == "compare":
+        assert "streamed weights are in host memory" in " ".join(reported.split())
 
 
 def test_it_takes_the_time_of_its_copies() -> None:
@@ -196,7 +198,7 @@ def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
 def test_memory_on_a_tier_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would not be counted, and everything would fit."""
     terms = (MemoryTerm("disk", "weights", 1 << 50),)
-    monkeypatch.setattr(StreamedPlan, "moments", property(lambda _: (Moment("", terms),)))
+    monkeypatch.setattr(StreamedPlan, "memory_stages", property(lambda _: (MemoryStage("", terms),)))
     with pytest.raises(so.SimulationError, match=r'streamed: .* "weights" is on a tier "disk"'):
         so.simulate(so.load_scenario("s.yaml"))
 
@@ -205,8 +207,8 @@ def test_a_program_that_defines_it_itself_is_told_that_workers_cannot_import_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Streamed, "__module__", "__main__")
-    words = ("sweep", "s.yaml", "--axis", "workload.batch_size=1,2", "-o", "s.csv", "--workers", "2")
-    assert main(words) == 2
+    description = ("sweep", "s.yaml", "--axis", "workload.batch_size=1,2", "-o", "s.csv", "--workers", "2")
+    assert main(description) == 2
     assert (
         "Streamed: defined in the program that runs, which workers cannot import" in capsys.readouterr().err
     )

@@ -15,7 +15,7 @@ from simoffload.cli.sources import with_strategy
 from simoffload.documents import Edit
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
-from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.strategies import Strategy, register
@@ -91,12 +91,12 @@ class PipedPlan(InferencePlan):
         return frozenset({"hbm", "dram"} if self.cpu_layers else {"hbm"})
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         half = self.layer_bytes * (self.model.num_hidden_layers // 2)
         terms = [MemoryTerm("hbm", "the layers of a stage", half)]
         if self.cpu_layers:
             terms.append(MemoryTerm("dram", "the layers of the CPU", self.cpu_layers * self.layer_bytes))
-        return (Moment("", (*terms, *working_memory(self.model, self.workload, self.machine))),)
+        return (MemoryStage("", (*terms, *working_memory(self.model, self.workload, self.machine))),)
 
     @property
     def modules(self) -> tuple[Module, ...]:
@@ -146,18 +146,20 @@ def registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("words", "status"), COMMANDS, ids=[" ".join(words[:4:2]) for words, _ in COMMANDS])
+@pytest.mark.parametrize(
+    ("description", "status"), COMMANDS, ids=[" ".join(description[:4:2]) for description, _ in COMMANDS]
+)
 def test_every_command_knows_it(
-    words: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
+    description: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == status, capsys.readouterr().err
-    said = " ".join(capsys.readouterr().out.split())
-    if words[0] == "compare":
-        assert "the stages keep their layers in HBM" in said
-    if words[0] == "run":
-        assert "batch 2 on 2 GPUs" in said
-    if words[0] == "schema":
-        assert "Two stages, each a process with a GPU" in said
+    assert main(description) == status, capsys.readouterr().err
+    reported = " ".join(capsys.readouterr().out.split())
+    if description[0] == "compare":
+        assert "the stages keep their layers in HBM" in reported
+    if description[0] == "run":
+        assert "batch 2 on 2 GPUs" in reported
+    if description[0] == "schema":
+        assert "Two stages, each a process with a GPU" in reported
 
 
 def test_the_cpu_and_both_stages_take_their_time() -> None:
@@ -201,6 +203,6 @@ def test_another_strategy_uses_as_many_gpus_and_says_what_is_other_work() -> Non
     piped, zero = so.load_scenario("s.yaml"), so.load_scenario("four.yaml")
     moved = [with_strategy(one, file) for one in (piped, zero) for file in ("whole.yaml", "piped.yaml")]
     assert [one.scenario.strategy.gpus for one in moved] == [2, 2, 4, 2], "two stages are two"
-    told = "2 GPUs work on 2 batches side by side here, on one batch before: another amount of work"
-    assert [told in one.warnings for one in moved] == [True, False, False, False]
-    assert told in piped.on("resident").warnings
+    rendered = "2 GPUs work on 2 batches side by side here, on one batch before: another amount of work"
+    assert [rendered in one.warnings for one in moved] == [True, False, False, False]
+    assert rendered in piped.on("resident").warnings

@@ -18,10 +18,17 @@ from simoffload.planning.confidence import calibration_errors, csv_text
 from simoffload.validation import __main__ as program
 from simoffload.validation.errors_table import error_rows
 from simoffload.validation.figures import captions, passes
-from simoffload.validation.knobs import changed, knob_pairs
 from simoffload.validation.markdown import BEGIN, END
-from simoffload.validation.measured import BARS, MeasuredRun, Verdict, compare_measured, counted, verdicts
+from simoffload.validation.measured import (
+    ERROR_LIMITS,
+    MeasuredRun,
+    Verdict,
+    compare_measured,
+    counted,
+    verdicts,
+)
 from simoffload.validation.measured_tables import MEASURED_BEGIN, MEASURED_END, measured_tables
+from simoffload.validation.setting_pairs import changed, setting_pairs
 from tests.calibration.recorded import ds_config, fsdp, inference, trace, training, write
 
 
@@ -124,7 +131,7 @@ def test_errors_by_set_with_bars_for_held_out_runs() -> None:
     assert (fit.part, fit.name, fit.bar, fit.holds) == ("fit", "decode", None, None)
     assert (holdout.ours.runs, holdout.ours.mean, holdout.ours.worst) == pytest.approx((2, 0.04, -0.06))
     assert holdout.naive.mean == pytest.approx(0.5)
-    assert holdout.bar == BARS["decode"]
+    assert holdout.bar == ERROR_LIMITS["decode"]
     assert holdout.holds is True
 
 
@@ -133,7 +140,9 @@ def test_errors_by_set_with_bars_for_held_out_runs() -> None:
     [(0.05, 0.12, True), (0.05, -0.12, True), (0.051, 0.1, False), (0.01, -0.13, False)],
 )
 def test_a_bar_holds_for_the_mean_and_the_worst(mean: float, worst: float, holds: bool) -> None:
-    verdict = Verdict("holdout", "decode", Errors(3, mean, worst), Errors(3, 0.5, 0.5), BARS["decode"])
+    verdict = Verdict(
+        "holdout", "decode", Errors(3, mean, worst), Errors(3, 0.5, 0.5), ERROR_LIMITS["decode"]
+    )
     assert verdict.holds is holds
 
 
@@ -178,12 +187,12 @@ def test_pairs_differ_in_one_knob_only() -> None:
         measured("other work", ds_config=zero, ranks=2).compared,
         measured("two", ds_config=ds_config(stage3_prefetch_bucket_size=0, overlap_comm=False)).compared,
     ]
-    bucket, overlap = knob_pairs(rows)
-    assert (bucket.knob, bucket.before, bucket.after) == ("stage3_prefetch_bucket_size", 50_000_000, 0)
+    bucket, overlap = setting_pairs(rows)
+    assert (bucket.setting, bucket.before, bucket.after) == ("stage3_prefetch_bucket_size", 50_000_000, 0)
     assert (bucket.base.run.name, bucket.other.run.name) == ("default", "bucket")
     assert bucket.ratio("decode") == pytest.approx((2.0, 1.5))
     assert bucket.ratio("prefill") is None
-    assert (overlap.knob, overlap.before, overlap.after) == ("overlap_comm", True, False)
+    assert (overlap.setting, overlap.before, overlap.after) == ("overlap_comm", True, False)
     assert (overlap.base.run.name, overlap.other.run.name) == ("bucket", "two")
 
 
@@ -286,8 +295,8 @@ def test_the_page_gets_tables(
     monkeypatch.setattr(program, "compare_measured", lambda **_: runs)
     page = tmp_path / "page.md"
     page.write_text(PAGE)
-    words = ["--only", "measured", "--write", str(page), "--errors", str(tmp_path / "errors.csv")]
-    monkeypatch.setattr(sys, "argv", ["validation", *words])
+    description = ["--only", "measured", "--write", str(page), "--errors", str(tmp_path / "errors.csv")]
+    monkeypatch.setattr(sys, "argv", ["validation", *description])
     assert program.main() == 0
     assert (tmp_path / "errors.csv").read_text() == csv_text(error_rows(runs))
     text = page.read_text()
@@ -321,10 +330,10 @@ def test_the_page_has_the_errors_of_the_recorded_runs(repository: Path) -> None:
     assert len(counted(runs, part="holdout")) == 32
     page = (repository / "docs" / "VALIDATION.md").read_text()
     for verdict in verdicts(runs):
-        told = re.search(rf"^\| {verdict.part} \| {verdict.name} \|.*$", page, re.MULTILINE)
-        assert told is not None
-        assert f" {verdict.ours.mean:.1%} |" in told[0]
-        assert f" {verdict.ours.worst:+.1%} |" in told[0]
+        rendered = re.search(rf"^\| {verdict.part} \| {verdict.name} \|.*$", page, re.MULTILINE)
+        assert rendered is not None
+        assert f" {verdict.ours.mean:.1%} |" in rendered[0]
+        assert f" {verdict.ours.worst:+.1%} |" in rendered[0]
     sharded = errors(counted(runs, part="holdout", group="fsdp"), "step")
     assert sharded is not None
     assert sharded.runs == 14

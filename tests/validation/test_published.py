@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from simoffload.scenario import load_scenario
-from simoffload.validation import Reference, Row, compare_published, load_references, published_ratios
+from simoffload.validation import (
+    PublishedRow,
+    Reference,
+    compare_published,
+    load_references,
+    published_ratios,
+)
 from simoffload.validation.markdown import BEGIN, END, insert_tables, tables
 
 # What needs a model of a thousand layers takes a minute: the page is written with it, the test goes without.
@@ -16,7 +22,7 @@ LARGE = tuple(f"ddn-{kind}-mod-" for kind in ("time", "order", "ratio"))
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
+def rows() -> dict[str, PublishedRow]:
     ids = [reference.id for reference in load_references() if not reference.id.startswith(LARGE)]
     return {row.reference.id: row for row in compare_published(ids)}
 
@@ -27,18 +33,18 @@ _MISSED = {"dn24": {"dn24-h100-llama-3-70b-aio"}}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["ddn-fit", "ddn-memory", "ddn-order", "ddn-time", "dn24"])
-def test_the_bars_hold(rows: dict[str, Row], prefix: str) -> None:
+def test_the_bars_hold(rows: dict[str, PublishedRow], prefix: str) -> None:
     judged = {name: row.holds for name, row in rows.items() if name.startswith(prefix)}
     assert judged
     assert {name for name, holds in judged.items() if not holds} == _MISSED.get(prefix, set())
 
 
 @pytest.mark.slow
-def test_the_page_tells_which_bars_hold(rows: dict[str, Row], repository: Path) -> None:
+def test_the_page_tells_which_bars_hold(rows: dict[str, PublishedRow], repository: Path) -> None:
     page = (repository / "docs" / "VALIDATION.md").read_text()
-    told = dict(re.findall(r"^\| ([\w-]+) \|(?:[^|]*\|){5} ([^|]*?) ?\|", page, re.MULTILINE))
+    rendered = dict(re.findall(r"^\| ([\w-]+) \|(?:[^|]*\|){5} ([^|]*?) ?\|", page, re.MULTILINE))
     expected = {name: {True: "yes", False: "**no**", None: ""}[row.holds] for name, row in rows.items()}
-    assert {name: told.get(name) for name in expected} == expected
+    assert {name: rendered.get(name) for name in expected} == expected
 
 
 def reference(**changes: str) -> Reference:
@@ -65,18 +71,18 @@ def reference(**changes: str) -> Reference:
     ],
 )
 def test_rules(changes: dict[str, str], predicted: float | str | None, holds: bool | None) -> None:
-    assert Row(reference(**changes), predicted).holds is holds
+    assert PublishedRow(reference(**changes), predicted).holds is holds
 
 
 def test_error_is_relative_to_what_was_published() -> None:
-    assert Row(reference(), 55.0).error == pytest.approx(0.1)
-    assert Row(reference(), None).error is None
-    assert Row(reference(metric="fits"), 1.0).error is None
+    assert PublishedRow(reference(), 55.0).error == pytest.approx(0.1)
+    assert PublishedRow(reference(), None).error is None
+    assert PublishedRow(reference(metric="fits"), 1.0).error is None
 
 
 def test_tables_go_between_the_marks() -> None:
     about = {"scenario": "s", "target": "raid", "source": "S", "note": "a | b"}
-    row = Row(reference(rule="at_most", unit="ms", **about), 40.0)
+    row = PublishedRow(reference(rule="at_most", unit="ms", **about), 40.0)
     page = insert_tables(f"before\n{BEGIN}\nstale words\n{END}\nafter\n", tables([row]))
     assert page.startswith(f"before\n{BEGIN}\n\n### S\n\n1 of 1 bars hold; 0 figures are only")
     assert "| x-1 | s on raid | 40 | 50 ms | -20.0% | at most | yes | a \\| b |" in page

@@ -6,7 +6,7 @@ import pytest
 
 from simoffload.scenario import list_scenarios, load_scenario
 from simoffload.validation import Reference, load_references
-from simoffload.validation.planned import PLANNED
+from simoffload.validation.counted import PLANNED
 from simoffload.validation.published import _METRICS, _RULES
 
 REFERENCES = load_references()

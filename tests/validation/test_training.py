@@ -13,9 +13,9 @@ from simoffload.strategies.timing import (
     TORCH_WEIGHT_DECAY,
     cpu_adam_s,
 )
-from simoffload.validation import Reference, Row, compare_published, load_references
+from simoffload.validation import PublishedRow, Reference, compare_published, load_references
+from simoffload.validation.counted import PLANNED
 from simoffload.validation.markdown import tables
-from simoffload.validation.planned import PLANNED
 from simoffload.validation.published import _Predictor
 
 
@@ -112,7 +112,7 @@ def test_the_table_says_what_was_changed() -> None:
         unit="x",
     )
     assert "| xinnor/llama-1b: a.b=1; c.d=2 over c.d=3 | 2.2 | 2 x | +10.0% | 1.5 to 2.5 | yes |" in tables(
-        [Row(about, 2.2)]
+        [PublishedRow(about, 2.2)]
     )
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from simoffload.results.passes import PassResult, Share
-from simoffload.results.result import Provenance
+from simoffload.results.result import ResultProvenance
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
 from simoffload.validation.published import _METRICS
 
@@ -42,7 +42,7 @@ def result() -> TrainingResult:
         capacity=(),
         advice=(),
         warnings=(),
-        provenance=Provenance({}, (), (), {}),
+        provenance=ResultProvenance({}, (), (), {}),
         phases=(phase("forward", 10, 2), phase("backward", 20, 2), phase("optimizer", 40)),
         traffic=(StorageTraffic("raid", 10 * NUMEL, 24 * NUMEL), StorageTraffic("nfs", 2 * NUMEL, 0)),
     )

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from simoffload import __version__
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.processes import missing_packages, run_ranks
-from simoffload.calibration.runs import Case
-from simoffload.documents import exists, looked_up
+from simoffload.calibration.runs import CalibrationRun
+from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
 from simoffload.units import format_bytes
 
-__all__ = ["NEEDED", "Outcome", "Settings", "check", "describe", "run_cases", "thread_environment"]
+__all__ = ["NEEDED", "LaunchSettings", "Outcome", "check", "describe", "run_cases", "thread_environment"]
 
 SCHEMA = "simoffload/deepspeed-runs/1"
 NEEDED = ("torch", "transformers", "deepspeed")
@@ -32,7 +32,7 @@ _SPARE = 1.2
 """Free space asked for, as a multiple of what is written."""
 
 
-class Settings(NamedTuple):
+class LaunchSettings(NamedTuple):
     """How the runs are carried out."""
 
     folder: Path
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     """Pairs (name, why)."""
 
 
-def describe(cases: Sequence[Case], settings: Settings) -> str:
+def describe(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
     """What will be run and written, for the user to read before it begins."""
     lines = [f"{len(cases)} run(s) with DeepSpeed; results go to {settings.folder / RUNS}"]
     for case in cases:
@@ -69,7 +69,10 @@ def describe(cases: Sequence[Case], settings: Settings) -> str:
 
 
 def run_cases(
-    cases: Sequence[Case], settings: Settings, *, progress: Callable[[str], None] = lambda _: None
+    cases: Sequence[CalibrationRun],
+    settings: LaunchSettings,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Run every case and write ``runs.json``; InputError, before anything is written, where that cannot be.
 
@@ -82,20 +85,20 @@ def run_cases(
         raise _refusal("", missing)
     facts = machine_facts()
     existed = settings.folder.exists()
-    workshop = settings.folder / ".work"
+    work_folder = settings.folder / ".work"
     try:
-        workshop.mkdir(parents=True)
+        work_folder.mkdir(parents=True)
         settings.swap_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _refusal(error.filename, f"cannot be made: {error.strerror}; name another folder") from None
     results: dict[int, dict[str, Any]] = {}
     try:
-        _run_all(cases, settings, workshop, progress)
+        _run_all(cases, settings, work_folder, progress)
     finally:
-        results = _collect(cases, workshop)
+        results = _collect(cases, work_folder)
         if any(results.values()):
             _write(settings.folder / RUNS, cases, results, facts)
-        shutil.rmtree(workshop, ignore_errors=True)
+        shutil.rmtree(work_folder, ignore_errors=True)
         shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)
         with contextlib.suppress(OSError):
             settings.swap_folder.rmdir()
@@ -110,7 +113,7 @@ def run_cases(
     return Outcome(settings.folder / RUNS, len(cases) - len(failed), failed)
 
 
-def check(cases: Sequence[Case], settings: Settings) -> str:
+def check(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
     """Look at folders and sizes; InputError for what cannot be. Returns what packages are missing, or ""."""
     _check_folder(settings.folder, "is not an empty folder; name another")
     writes = max((case.swap_bytes for case in cases), default=0)
@@ -139,7 +142,7 @@ def check(cases: Sequence[Case], settings: Settings) -> str:
 
 def _check_folder(folder: Path, taken: str) -> Path:
     """The nearest folder above that exists, or itself; InputError unless empty and writable."""
-    with looked_up(folder, what="cannot be used"):
+    with file_errors(folder, what="cannot be used"):
         if exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             raise _refusal(str(folder), taken)
         above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
@@ -155,7 +158,10 @@ def _refusal(place: str, message: str) -> InputError:
 
 
 def _run_all(
-    cases: Sequence[Case], settings: Settings, workshop: Path, progress: Callable[[str], None]
+    cases: Sequence[CalibrationRun],
+    settings: LaunchSettings,
+    work_folder: Path,
+    progress: Callable[[str], None],
 ) -> None:
     deadline = time.monotonic() + settings.seconds
     for ranks, indices in _groups(cases):
@@ -163,16 +169,16 @@ def _run_all(
         while left and time.monotonic() < deadline:
             batch = _batch(cases, left)
             progress(f"{ranks} rank(s): {', '.join(cases[index].request.name for index in batch)}")
-            _run_group(cases, batch, ranks, settings, workshop, deadline)
-            left = [index for index in left if not list(workshop.glob(f"{index:03d}.*"))]
+            _run_group(cases, batch, ranks, settings, work_folder, deadline)
+            left = [index for index in left if not list(work_folder.glob(f"{index:03d}.*"))]
 
 
-def _groups(cases: Sequence[Case]) -> Iterator[tuple[int, list[int]]]:
+def _groups(cases: Sequence[CalibrationRun]) -> Iterator[tuple[int, list[int]]]:
     for ranks in sorted({case.ranks for case in cases}):
         yield ranks, [index for index, case in enumerate(cases) if case.ranks == ranks]
 
 
-def _batch(cases: Sequence[Case], left: Sequence[int]) -> list[int]:
+def _batch(cases: Sequence[CalibrationRun], left: Sequence[int]) -> list[int]:
     """The next cases for one set of processes: PyTorch keeps pinned memory until a process ends."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     batch: list[int] = []
@@ -186,26 +192,26 @@ def _batch(cases: Sequence[Case], left: Sequence[int]) -> list[int]:
 
 
 def _run_group(
-    cases: Sequence[Case],
+    cases: Sequence[CalibrationRun],
     indices: Sequence[int],
     ranks: int,
-    settings: Settings,
-    workshop: Path,
+    settings: LaunchSettings,
+    work_folder: Path,
     deadline: float,
 ) -> None:
-    job = workshop / "job.json"
+    job = work_folder / "job.json"
     shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
     settings.swap_folder.mkdir(parents=True, exist_ok=True)
     plain = [_plain(index, cases[index], trace=settings.trace) for index in indices]
     job.write_text(
-        json.dumps({"cases": plain, "folder": str(workshop), "swap_folder": str(settings.swap_folder)}),
+        json.dumps({"cases": plain, "folder": str(work_folder), "swap_folder": str(settings.swap_folder)}),
         encoding="utf-8",
     )
     begun = {"index": indices[0], "at": time.monotonic()}
 
     def in_time() -> bool:
         for index in indices:
-            if index > begun["index"] and (workshop / f"{index:03d}.begun").exists():
+            if index > begun["index"] and (work_folder / f"{index:03d}.begun").exists():
                 begun.update(index=index, at=time.monotonic())
         now = time.monotonic()
         return now < deadline and now - begun["at"] < settings.seconds_per_case
@@ -219,10 +225,10 @@ def _run_group(
         environment=thread_environment(ranks),
         watch=in_time,
     )
-    current = workshop / f"{int(begun['index']):03d}"
+    current = work_folder / f"{int(begun['index']):03d}"
     if status is None:
         current.with_suffix(".failed-time").write_text(json.dumps({"error": "took too long and was stopped"}))
-    elif status and not list(workshop.glob(f"{current.name}.failed-*")):
+    elif status and not list(work_folder.glob(f"{current.name}.failed-*")):
         text = f"its process ended with status {status}; see {LOG}"
         current.with_suffix(".failed-exit").write_text(json.dumps({"error": text}))
 
@@ -237,7 +243,7 @@ def thread_environment(ranks: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // ranks))}
 
 
-def _plain(index: int, case: Case, *, trace: bool) -> dict[str, Any]:
+def _plain(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
     request = case.request
     return {
         "index": index,
@@ -252,27 +258,27 @@ def _plain(index: int, case: Case, *, trace: bool) -> dict[str, Any]:
     }
 
 
-def _collect(cases: Sequence[Case], workshop: Path) -> dict[int, dict[str, Any]]:
+def _collect(cases: Sequence[CalibrationRun], work_folder: Path) -> dict[int, dict[str, Any]]:
     """For every case its record, or why there is none."""
     results: dict[int, dict[str, Any]] = {}
     for index in range(len(cases)):
         results[index] = {}
-        done = workshop / f"{index:03d}.json"
+        done = work_folder / f"{index:03d}.json"
         if done.exists():
             results[index] = json.loads(done.read_text(encoding="utf-8"))
             continue
-        for failure in sorted(workshop.glob(f"{index:03d}.failed-*")):
+        for failure in sorted(work_folder.glob(f"{index:03d}.failed-*")):
             results[index] = json.loads(failure.read_text(encoding="utf-8"))
             break
         else:
-            if (workshop / f"{index:03d}.begun").exists():
+            if (work_folder / f"{index:03d}.begun").exists():
                 results[index] = {"error": "was interrupted"}
     return results
 
 
 def _write(
     path: Path,
-    cases: Sequence[Case],
+    cases: Sequence[CalibrationRun],
     results: Mapping[int, Mapping[str, Any]],
     facts: Mapping[str, Any],
 ) -> None:

@@ -25,9 +25,9 @@ from deepspeed.accelerator import get_accelerator
 
 from simoffload.calibration.deepspeed import build
 from simoffload.calibration.deepspeed.gpu_energy import energy_counter
-from simoffload.calibration.deepspeed.parts import BACKWARD, OPTIMIZER, timed_parts
 from simoffload.calibration.deepspeed.storage_log import StorageLog
 from simoffload.calibration.deepspeed.streams import gpu_activity
+from simoffload.calibration.deepspeed.timed_parts import BACKWARD, OPTIMIZER, timed_parts
 from simoffload.calibration.deepspeed.tracing import ModuleTrace
 
 __all__ = ["main"]
@@ -38,7 +38,7 @@ _TRACED_STEPS = 2
 """Decode steps of the third generation, the last under the profiler."""
 
 
-class _Run:
+class _DeepSpeedRun:
     """One case on this rank."""
 
     def __init__(self, case: Mapping[str, Any], *, nvme_path: str) -> None:
@@ -246,7 +246,7 @@ def _reduced(number: float, operation: comm.ReduceOp) -> float:
 def _carry_out(case: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    run = _Run(case, nvme_path=job["swap_folder"])
+    run = _DeepSpeedRun(case, nvme_path=job["swap_folder"])
     try:
         run.carry_out()
         return run.record()

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from simoffload.calibration.fsdp.cases import cases, tiny_cases
+from simoffload.calibration.fsdp.runs import fsdp_runs, tiny_runs
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.processes import run_ranks
 
@@ -43,8 +43,8 @@ class _Session:
         self._begin = time.time()
         self._log = folder / "log.txt"
         self._scratch = Path(tempfile.mkdtemp(prefix="simoffload-fsdp-"))
-        self._cases = [case.job(ranks) for case in cases(ranks)]
-        self._tiny = [case.job(ranks) for case in tiny_cases(ranks)]
+        self._cases = [case.job(ranks) for case in fsdp_runs(ranks)]
+        self._tiny = [case.job(ranks) for case in tiny_runs(ranks)]
         if quick:
             self._cases, self._tiny = [], [_shallow(job) for job in self._tiny if job["strategy"]]
 
@@ -57,7 +57,7 @@ class _Session:
         self._micro("micro-after", _AFTER)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _say(self, text: str) -> None:
+    def _report_progress(self, text: str) -> None:
         line = f"{time.time() - self._begin:6.1f} s  {text}"
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
@@ -67,9 +67,9 @@ class _Session:
     def _micro(self, name: str, sections: str) -> None:
         left = self._deadline - time.time()
         if self._quick or left < 20:
-            self._say(f"{name} left out")
+            self._report_progress(f"{name} left out")
             return
-        self._say(name)
+        self._report_progress(name)
         made = self._scratch / name
         # One GPU has no collectives: the section is then skipped and says so.
         command = [sys.executable, "-m", "simoffload", "calibrate", "micro", "-o", str(made)]
@@ -78,7 +78,7 @@ class _Session:
             with self._log.open("ab") as log:
                 subprocess.run(command, stdout=log, stderr=log, timeout=left, check=False)
         except subprocess.TimeoutExpired:
-            self._say(f"{name} was stopped")
+            self._report_progress(f"{name} was stopped")
         if (made / "micro.json").is_file():
             shutil.copy(made / "micro.json", self._folder / f"{name}.json")
 
@@ -97,7 +97,7 @@ class _Session:
             for file in sorted(folder.iterdir()):
                 if file.name not in seen and file.suffix != ".partial":
                     seen.add(file.name)
-                    self._say(f"{name}: {file.name}")
+                    self._report_progress(f"{name}: {file.name}")
                     self._write(name, jobs, folder)
             # What is under way may be some seconds late.
             return time.time() < until + _AFTER_S / 2
@@ -109,7 +109,7 @@ class _Session:
                 _WORKER, [str(path)], ranks=self._ranks, log=self._log, environment=environment, watch=watch
             )
             self._write(name, jobs, folder)
-            self._say(f"{name}: status {status}")
+            self._report_progress(f"{name}: status {status}")
             if status in (0, None):
                 break
 

@@ -46,14 +46,14 @@ def measured(job: Mapping[str, Any], hooks: HookTimes, device: str, *, threads: 
 
     Whole steps are timed with one wait at their end, steps in parts with a wait after each part.
     """
-    knobs = job["strategy"] or {}
-    threads = knobs.get("cpu_threads", threads)
+    settings = job["strategy"] or {}
+    threads = settings.get("cpu_threads", threads)
     torch.set_num_threads(threads)
     # PyTorch does not give back all that earlier models of this process held: peaks count from here.
     held = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     before = _machine_memory()
     begin = time.perf_counter()
-    run = _Run(job, device)
+    run = _FsdpTraining(job, device)
     _synchronize()
     loading = time.perf_counter() - begin
     if torch.cuda.is_available():
@@ -73,7 +73,7 @@ def measured(job: Mapping[str, Any], hooks: HookTimes, device: str, *, threads: 
     activity = None if tiny else gpu_activity(run.micro_steps)
     return {
         **{key: job[key] for key in ("name", "part", "model", "workload")},
-        "strategy": None if job["strategy"] is None else {**knobs, "cpu_threads": threads},
+        "strategy": None if job["strategy"] is None else {**settings, "cpu_threads": threads},
         "ranks": dist.get_world_size(),
         "attention": getattr(run.inner.config, "_attn_implementation", None),
         "parameters": run.parameters,
@@ -84,13 +84,13 @@ def measured(job: Mapping[str, Any], hooks: HookTimes, device: str, *, threads: 
     }
 
 
-class _Run:
+class _FsdpTraining:
     """One model on this rank."""
 
     def __init__(self, job: Mapping[str, Any], device: str) -> None:
         self._device, self._work = device, job["workload"]
-        knobs = job["strategy"]
-        single = knobs is not None and knobs.get("mixed_precision", True)
+        settings = job["strategy"]
+        single = settings is not None and settings.get("mixed_precision", True)
         config = ModelSpec.model_validate(job["model"]).hf_config()
         self._vocabulary = config["vocab_size"]
         self.inner = _built(config, device, torch.float32 if single else torch.bfloat16)
@@ -98,8 +98,8 @@ class _Run:
         if self._work.get("gradient_checkpointing", True):
             self.inner.gradient_checkpointing_enable({"use_reentrant": False})
         self.inner.train()
-        self._sharded = knobs is not None
-        self._model = _wrapped(self.inner, knobs, device) if knobs is not None else self.inner
+        self._sharded = settings is not None
+        self._model = _wrapped(self.inner, settings, device) if settings is not None else self.inner
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5)
         gc.collect()
         shape = (self._work["batch_size"], self._work["sequence_length"])
@@ -177,21 +177,23 @@ def _built(config: Mapping[str, Any], device: str, dtype: Any) -> Any:
         torch.set_default_dtype(before)
 
 
-def _wrapped(model: Any, knobs: Mapping[str, Any], device: str) -> Any:
+def _wrapped(model: Any, settings: Mapping[str, Any], device: str) -> Any:
     """Every decoder layer a unit; the rest is the root."""
     layers = max((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), key=len)
-    whole = knobs.get("reshard_after_forward", True)
+    resharded_forward = settings.get("reshard_after_forward", True)
     half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=functools.partial(
             transformer_auto_wrap_policy, transformer_layer_cls={type(layers[0])}
         ),
-        sharding_strategy=ShardingStrategy.FULL_SHARD if whole else ShardingStrategy.SHARD_GRAD_OP,
-        cpu_offload=CPUOffload(offload_params=knobs.get("cpu_offload", False)),
-        backward_prefetch=_PREFETCH[knobs.get("backward_prefetch", "pre")],
-        limit_all_gathers=knobs.get("limit_all_gathers", True),
-        mixed_precision=half if knobs.get("mixed_precision", True) else None,
+        sharding_strategy=ShardingStrategy.FULL_SHARD
+        if resharded_forward
+        else ShardingStrategy.SHARD_GRAD_OP,
+        cpu_offload=CPUOffload(offload_params=settings.get("cpu_offload", False)),
+        backward_prefetch=_PREFETCH[settings.get("backward_prefetch", "pre")],
+        limit_all_gathers=settings.get("limit_all_gathers", True),
+        mixed_precision=half if settings.get("mixed_precision", True) else None,
         device_id=torch.device(device),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention, softmax
 
-from simoffload.calibration.micro.timing import Job, SkippedError, busy_seconds
+from simoffload.calibration.micro.timing import MeasurementJob, SkippedError, busy_seconds
 
 __all__ = ["measure"]
 
@@ -19,7 +19,7 @@ _DURATION = 30.0
 """[s] for the whole section."""
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: MeasurementJob) -> dict[str, Any]:
     """Seconds of scores, softmax and values by family, heads, batch, new tokens and context."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
@@ -42,7 +42,9 @@ def measure(job: Job) -> dict[str, Any]:
     return {"points": points, "left_out": left_out}
 
 
-def _point(job: Job, shape: dict[str, Any], *, batch: int, new: int, context: int) -> dict[str, Any]:
+def _point(
+    job: MeasurementJob, shape: dict[str, Any], *, batch: int, new: int, context: int
+) -> dict[str, Any]:
     heads, kv_heads, width = shape["heads"], shape["kv_heads"], shape["head_dim"]
 
     def random(*extents: int) -> Any:

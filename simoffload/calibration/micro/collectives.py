@@ -8,7 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simoffload.calibration.micro.timing import Job, SkippedError, call_seconds, stream_seconds, synchronize
+from simoffload.calibration.micro.timing import (
+    MeasurementJob,
+    SkippedError,
+    call_seconds,
+    stream_seconds,
+    synchronize,
+)
 
 __all__ = ["measure"]
 
@@ -17,28 +23,28 @@ _SIZES = [32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 
 _BUDGET = 0.08
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: MeasurementJob) -> dict[str, Any]:
     """Seconds per call queued one behind the other, and of the host per call, by total size."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
     found = []
     for size in _SIZES:
         numel = size // 2 // job.ranks * job.ranks
-        whole = torch.empty(numel, dtype=torch.bfloat16, device=job.device).fill_(1)
+        full = torch.empty(numel, dtype=torch.bfloat16, device=job.device).fill_(1)
         part = torch.empty(numel // job.ranks, dtype=torch.bfloat16, device=job.device).fill_(1)
 
-        def gather(whole: Any = whole, part: Any = part) -> object:
-            return dist.all_gather_into_tensor(whole, part)
+        def gather(full: Any = full, part: Any = part) -> object:
+            return dist.all_gather_into_tensor(full, part)
 
-        def scatter(whole: Any = whole, part: Any = part) -> object:
-            return dist.reduce_scatter_tensor(part, whole)
+        def scatter(full: Any = full, part: Any = part) -> object:
+            return dist.reduce_scatter_tensor(part, full)
 
         for name, call in (("all_gather", gather), ("reduce_scatter", scatter)):
             found.append({"operation": name, "bytes": 2 * numel, **_timed(job, call)})
     return {"calls": found}
 
 
-def _timed(job: Job, call: Callable[[], object]) -> dict[str, float]:
+def _timed(job: MeasurementJob, call: Callable[[], object]) -> dict[str, float]:
     """All ranks make the same number of calls, or the collectives would not meet."""
     for _ in range(3):
         call()

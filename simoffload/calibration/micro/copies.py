@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from simoffload.calibration.micro.timing import (
-    Job,
+    MeasurementJob,
     SkippedError,
     blocking_seconds,
     call_seconds,
@@ -44,20 +44,24 @@ def _host_buffer(size: int, *, pinned: bool) -> Any:
     return buffer.fill_(1)
 
 
-def _copy(job: Job, host: Callable[[], Any], on_gpu: Any, *, to_device: bool) -> Callable[[], object]:
+def _copy(
+    job: MeasurementJob, host: Callable[[], Any], on_gpu: Any, *, to_device: bool
+) -> Callable[[], object]:
     """An asynchronous copy: to a fresh allocation of the GPU, as DeepSpeed makes it, or to a host buffer."""
     if to_device:
         return lambda: host().to(job.device, non_blocking=True)
     return lambda: host().copy_(on_gpu, non_blocking=True)
 
 
-def _blocking(job: Job, host: Callable[[], Any], on_gpu: Any, *, to_device: bool) -> Callable[[], object]:
+def _blocking(
+    job: MeasurementJob, host: Callable[[], Any], on_gpu: Any, *, to_device: bool
+) -> Callable[[], object]:
     if to_device:
         return lambda: host().to(job.device)
     return lambda: host().copy_(on_gpu)
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: MeasurementJob) -> dict[str, Any]:
     """Seconds and host times by size, pinned and pageable, in each direction and in both at once."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
@@ -93,7 +97,7 @@ def measure(job: Job) -> dict[str, Any]:
     }
 
 
-def _both_ways(job: Job, buffer: Any, size: int) -> dict[str, Any]:
+def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:
     """Seconds per copy in each direction while the other direction is busy, and alone on the same streams."""
     half = buffer.numel() // 2
     host_in, host_out = _slices(buffer.narrow(0, 0, half), size), _slices(buffer.narrow(0, half, half), size)
@@ -131,7 +135,7 @@ def _both_ways(job: Job, buffer: Any, size: int) -> dict[str, Any]:
     }
 
 
-def measure_together(job: Job) -> dict[str, Any]:
+def measure_together(job: MeasurementJob) -> dict[str, Any]:
     """Seconds per copy on each GPU while all ranks copy at once; one value per rank."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from simoffload.calibration.micro.host_memory import thread_counts
-from simoffload.calibration.micro.timing import Job, SkippedError, seconds_by_rank
+from simoffload.calibration.micro.timing import MeasurementJob, SkippedError, seconds_by_rank
 
 __all__ = ["measure", "measure_together"]
 
@@ -26,7 +26,7 @@ _PLAIN_PARAMETERS = 16 << 20
 _REPETITIONS = 3
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: MeasurementJob) -> dict[str, Any]:
     """Seconds of one step and of the work around it, by the threads that were asked for.
 
     Around Adam, DeepSpeed scales the gradients in place and rounds the parameters to 16 bits, into ordinary
@@ -51,7 +51,7 @@ def measure(job: Job) -> dict[str, Any]:
     return {"steps": steps, "torch_adamw": plain, "compile_seconds": compile_seconds}
 
 
-def measure_together(job: Job) -> dict[str, Any]:
+def measure_together(job: MeasurementJob) -> dict[str, Any]:
     """The same while all ranks do it at once, each with its share of the cores; one value per rank."""
     parameter, optimizer = _prepared(job, _PARAMETERS_EACH)
     threads = max(1, thread_counts()[-1] // job.ranks)
@@ -65,7 +65,7 @@ def measure_together(job: Job) -> dict[str, Any]:
     return {"together": [row]}
 
 
-def _prepared(job: Job, number: int) -> tuple[torch.nn.Parameter, Any]:
+def _prepared(job: MeasurementJob, number: int) -> tuple[torch.nn.Parameter, Any]:
     """Parameters with a gradient and DeepSpeed's optimizer, which is compiled where it was not yet."""
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -87,7 +87,7 @@ def _use(threads: int) -> None:
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(threads)
 
 
-def _around(parameter: torch.nn.Parameter, job: Job) -> dict[str, Callable[[], object]]:
+def _around(parameter: torch.nn.Parameter, job: MeasurementJob) -> dict[str, Callable[[], object]]:
     """What a step does besides Adam, over as many elements."""
     source, gradient = parameter.data, parameter.grad
     assert gradient is not None

@@ -27,7 +27,7 @@ __all__ = ["fit_fsdp"]
 
 Run = Mapping[str, Any]
 
-_WORDS = {"mul": 2, "lerp": 3, "addcmul": 5, "add": 2, "addcdiv": 4}
+_DESCRIPTIONS = {"mul": 2, "lerp": 3, "addcmul": 5, "add": 2, "addcdiv": 4}
 """Numbers read and written for each parameter by operations that make no new tensor."""
 _NEW = {"sqrt": 2, "div": 2}
 """The same of those that do: one is read, one is new."""
@@ -67,12 +67,12 @@ def _hooks(runs: Sequence[Run]) -> dict[str, Fitted]:
     about = "functions of FSDP in steps of tiny models, medians over calls without what they call"
     found: dict[str, list[float]] = {}
     for run in runs:
-        model, knobs = load_model(run["model"]), run["strategy"]
+        model, settings = load_model(run["model"]), run["strategy"]
         forward, backward = run["hooks"]["forward"], run["hooks"]["backward"]
         for field, (where, *names) in _HOOKS.items():
             # Without offloading the function that copies returns at once.
             if all(name in run["hooks"][where] for name in names) and (
-                field != "copy_call" or knobs.get("cpu_offload")
+                field != "copy_call" or settings.get("cpu_offload")
             ):
                 cost = field.removesuffix(" alone")
                 found.setdefault(cost, []).append(sum(run["hooks"][where][name] for name in names))
@@ -83,7 +83,7 @@ def _hooks(runs: Sequence[Run]) -> dict[str, Fitted]:
         views = forward["handle._use_unsharded_flat_param"] - backward["handle._use_unsharded_flat_param"]
         tensors = sum(len(module.parameters) for module in model.layer)
         found.setdefault("view", []).append(views / tensors)
-        if not knobs.get("cpu_offload") and knobs.get("mixed_precision", True):
+        if not settings.get("cpu_offload") and settings.get("mixed_precision", True):
             found.setdefault("unshard", []).append(sum(backward.get(name, 0.0) for name in _UNSHARD))
     steps = [run["seconds"]["optimizer"] / _MICRO for run in runs if not run["strategy"].get("cpu_offload")]
     found["step_call"] = steps
@@ -166,7 +166,7 @@ def _adamw(rows: Sequence[Mapping[str, Any]]) -> dict[str, Fitted]:
     if len(set(threads)) < 2:
         return {}
     size = SINGLE * np.array([row["parameters"] for row in rows], dtype=float)
-    loops = _sum(rows, _WORDS) / (sum(_WORDS.values()) * size)
+    loops = _sum(rows, _DESCRIPTIONS) / (sum(_DESCRIPTIONS.values()) * size)
     # What the same traffic takes in tensors that are there is taken off.
     pages = (_sum(rows, _NEW) - loops * sum(_NEW.values()) * size) / (len(_NEW) * size)
     found: dict[str, Fitted] = {}

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from simoffload.calibration.micro.timing import Job, SkippedError, busy_seconds
+from simoffload.calibration.micro.timing import MeasurementJob, SkippedError, busy_seconds
 
 __all__ = ["measure"]
 
 _SIZES = [16 << 20, 64 << 20, 256 << 20, 1 << 30, 4 << 30]
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: MeasurementJob) -> dict[str, Any]:
     """Seconds of a copy within GPU memory, by the bytes copied (each is read and written)."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")

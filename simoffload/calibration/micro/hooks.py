@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simoffload.calibration.deepspeed.launch import NEEDED, Settings, run_cases
+from simoffload.calibration.deepspeed.launch import NEEDED, LaunchSettings, run_cases
 from simoffload.calibration.processes import missing_packages
-from simoffload.calibration.runs import Case
+from simoffload.calibration.runs import CalibrationRun
 from simoffload.calibration.small_models import small_cases, small_training_cases
 from simoffload.documents import read_document
 
@@ -48,11 +48,11 @@ def measure_hooks(
 
 
 def _carry_out(
-    cases: Sequence[Case], seconds: float, progress: Callable[[str], None]
+    cases: Sequence[CalibrationRun], seconds: float, progress: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Records of the runs that came to their end, and names of the others with the reason."""
     with tempfile.TemporaryDirectory(prefix="simoffload-hooks-") as name:
-        settings = Settings(
+        settings = LaunchSettings(
             folder=Path(name) / "runs",
             swap_folder=Path(name) / "swap",
             largest=0,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from simoffload.calibration.micro.timing import Job
+from simoffload.calibration.micro.timing import MeasurementJob
 
 __all__ = ["measure", "thread_counts"]
 
@@ -22,7 +22,7 @@ def thread_counts(*counts: int) -> list[int]:
     return sorted({count for count in counts if count <= cores} | {cores})
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: MeasurementJob) -> dict[str, Any]:
     """Seconds of a copy of one buffer to another, by threads; of allocating pinned memory, by size."""
     size = _GIB // 4 if job.quick else _GIB
     source = torch.ones(size, dtype=torch.uint8)

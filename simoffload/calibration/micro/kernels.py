@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from simoffload.calibration.micro.timing import (
-    Job,
+    MeasurementJob,
     SkippedError,
     busy_seconds,
     call_seconds,
@@ -35,7 +35,7 @@ def host_calls(device: str) -> dict[str, float]:
     nn = torch.nn
     x = torch.ones(_BATCH, _WIDTH, device=device, dtype=kind)
     weight = torch.ones(_WIDTH, device=device, dtype=kind)
-    words = torch.zeros(_BATCH, 1, device=device, dtype=torch.long)
+    token_ids = torch.zeros(_BATCH, 1, device=device, dtype=torch.long)
     made: dict[str, Any] = {
         "linear": nn.Linear(_WIDTH, _WIDTH, bias=False, device=device, dtype=kind),
         "linear+bias": nn.Linear(_WIDTH, _WIDTH, device=device, dtype=kind),
@@ -47,7 +47,7 @@ def host_calls(device: str) -> dict[str, float]:
     embedding = nn.Embedding(_WIDTH, _WIDTH, device=device, dtype=kind)
     with torch.no_grad():
         found = {name: call_seconds(partial(module, x)) for name, module in made.items()}
-        found["embedding"] = call_seconds(lambda: embedding(words))
+        found["embedding"] = call_seconds(lambda: embedding(token_ids))
         found["rms_norm"] = call_seconds(lambda: spelled_rms_norm(x, weight), count=100)
         found["add"] = call_seconds(lambda: torch.add(x, 1))
         found["view"] = call_seconds(lambda: x.view(-1))
@@ -58,7 +58,7 @@ def _plus_one(source: Any, _: int) -> object:
     return torch.add(source, 1)
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: MeasurementJob) -> dict[str, Any]:
     """GPU time of the smallest kernels, host time of calls, rate of large elementwise work."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")

@@ -20,7 +20,7 @@ from simoffload.calibration.micro.hooks import measure_hooks
 from simoffload.calibration.micro.plan import (
     RANKS,
     SECTIONS,
-    Stage,
+    MeasurementStage,
     attention_shapes,
     matmul_shapes,
     matmul_variants,
@@ -33,7 +33,7 @@ from simoffload.errors import InputError, Problem, shortened
 from simoffload.exchange.files import replacing
 from simoffload.units import format_bytes
 
-__all__ = ["PROBE", "WORKER", "Request", "describe", "measure"]
+__all__ = ["PROBE", "WORKER", "MeasurementRequest", "describe", "measure"]
 
 PROBE = "simoffload.calibration.micro.probe"
 WORKER = "simoffload.calibration.micro.worker"
@@ -47,7 +47,7 @@ _SLACK = 5
 _MISSING = {"storage": "no folder was named with --storage", "collectives": "needs two GPUs"}
 
 
-class Request(NamedTuple):
+class MeasurementRequest(NamedTuple):
     """What the user asks for."""
 
     sections: tuple[str, ...]
@@ -61,7 +61,7 @@ class Request(NamedTuple):
     """File that has what was measured as soon as it was, so that nothing is lost when the run ends early."""
 
 
-def describe(request: Request, folder: Path) -> str:
+def describe(request: MeasurementRequest, folder: Path) -> str:
     """Say what will be done and written, before it is."""
     lines = [f"Measuring {', '.join(request.sections)}; results go to {folder}."]
     if request.storage is not None and "storage" in request.sections:
@@ -74,7 +74,7 @@ def _error(option: str, message: str) -> InputError:
     return InputError((Problem(option, None, None, "", message),))
 
 
-def _storage_size(request: Request) -> int:
+def _storage_size(request: MeasurementRequest) -> int:
     """[B], a multiple of one tensor. Raises InputError where the folder cannot hold it."""
     folder = request.storage
     assert folder is not None
@@ -92,7 +92,7 @@ def _storage_size(request: Request) -> int:
     return size
 
 
-def measure(request: Request, *, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, Any]:
     """Carry out the sections and return everything they found, in the layout of ``micro.json``.
 
     Raises InputError where PyTorch is missing, or a GPU or a folder that was asked for. On any exception,
@@ -183,7 +183,7 @@ def _hooks(raw: dict[str, Any], ranks: Sequence[int], progress: Callable[[str], 
 
 
 @contextmanager
-def _scratch(request: Request) -> Iterator[dict[str, Any] | None]:
+def _scratch(request: MeasurementRequest) -> Iterator[dict[str, Any] | None]:
     """A new folder for storage files inside the one that the user named, removed at the end."""
     if request.storage is None or "storage" not in request.sections:
         yield None
@@ -223,20 +223,20 @@ def _last_line(log: Path) -> str:
     if not log.is_file():
         return "it said nothing"
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if "Error" in line and "torch.distributed.elastic" not in line]
-    return (told or lines or ["it said nothing"])[-1][:300]
+    errors = [line for line in lines if "Error" in line and "torch.distributed.elastic" not in line]
+    return (errors or lines or ["it said nothing"])[-1][:300]
 
 
 class _Stage:
     """Sections that share processes; when those end early, new ones go on after the section that failed."""
 
     def __init__(
-        self, stage: Stage, job: dict[str, Any], folder: Path, progress: Callable[[str], None]
+        self, stage: MeasurementStage, job: dict[str, Any], folder: Path, progress: Callable[[str], None]
     ) -> None:
         self._stage, self._job, self._folder, self._progress = stage, job, folder, progress
         folder.mkdir()
         self._log = folder / "log.txt"
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._last = time.monotonic()
         self._overdue = ""
         self._collected: set[str] = set()
@@ -296,10 +296,10 @@ class _Stage:
         self._collect(record)
         begun = [name for name in self._stage.sections if self._file(name, "begun").is_file()]
         for name in begun:
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._announced:
+                self._announced.add(name)
                 self._last = time.monotonic()
-                self._progress(f"{self._key(name)} ({len(self._told)} of {len(self._stage.sections)})")
+                self._progress(f"{self._key(name)} ({len(self._announced)} of {len(self._stage.sections)})")
         limit = _limit(begun[-1]) if begun else _START
         if time.monotonic() - self._last > limit + _SLACK:
             self._overdue = f"stopped after {limit:.0f} s"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from simoffload.calibration.micro.timing import Job, SkippedError, busy_seconds
+from simoffload.calibration.micro.timing import MeasurementJob, SkippedError, busy_seconds
 
 __all__ = ["measure"]
 
@@ -25,7 +25,7 @@ _DURATION = 45.0
 """[s] for the whole section; shapes that come after it are left out."""
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: MeasurementJob) -> dict[str, Any]:
     """Seconds of y = x·Wᵀ by data type, form, shape and tokens.
 
     All shapes in bfloat16 without bias; the first few (``job.data["matmul_variants"]``) also in float16,
@@ -50,7 +50,7 @@ def measure(job: Job) -> dict[str, Any]:
     return {"points": points, "left_out": left_out}
 
 
-def _shape(job: Job, inner: int, outer: int, *, dtype: str, form: str) -> list[dict[str, Any]]:
+def _shape(job: MeasurementJob, inner: int, outer: int, *, dtype: str, form: str) -> list[dict[str, Any]]:
     kind = getattr(torch, dtype)
     size = 2 * inner * outer
     copies = max(1, min(16, -(-_CACHED // size)))
@@ -61,8 +61,8 @@ def _shape(job: Job, inner: int, outer: int, *, dtype: str, form: str) -> list[d
     points = []
     for tokens in _QUICK_TOKENS if job.quick else _TOKENS:
         flops = 2 * tokens * inner * outer
-        moved = size + 2 * tokens * (inner + outer)
-        if flops > _MOST_FLOPS or moved > _MOST_BYTES:
+        traffic = size + 2 * tokens * (inner + outer)
+        if flops > _MOST_FLOPS or traffic > _MOST_BYTES:
             continue
         x = torch.randn(tokens, inner, device=job.device, dtype=kind)
         call = _form(form, x, weights, bias)
@@ -76,7 +76,7 @@ def _shape(job: Job, inner: int, outer: int, *, dtype: str, form: str) -> list[d
                 "out": outer,
                 "tokens": tokens,
                 "flops": flops,
-                "bytes": moved,
+                "bytes": traffic,
                 "seconds": busy_seconds(call, budget=0.01),
             }
         )

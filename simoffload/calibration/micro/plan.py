@@ -10,8 +10,8 @@ from simoffload.models import ModelShape, load_model
 __all__ = [
     "RANKS",
     "SECTIONS",
-    "Section",
-    "Stage",
+    "MeasurementSection",
+    "MeasurementStage",
     "attention_shapes",
     "lacking",
     "matmul_shapes",
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 
-class Section(NamedTuple):
+class MeasurementSection(NamedTuple):
     """A part of the measurement that can be chosen."""
 
     alone: tuple[str, ...]
@@ -32,16 +32,16 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    "copies": Section(("copies",), "copies_together", 180),
-    "collectives": Section((), "collectives", 120),
-    "hbm": Section(("hbm",), None, 60),
-    "matmul": Section(("matmul",), None, 180),
-    "attention": Section(("attention",), None, 180),
-    "kernels": Section(("kernels",), None, 60),
-    "dram": Section(("dram",), None, 120),
-    "hooks": Section((), None, 600),
-    "storage": Section(("storage", "storage_gds"), None, 900),
-    "cpu_adam": Section(("cpu_adam",), "cpu_adam_together", 600),
+    "copies": MeasurementSection(("copies",), "copies_together", 180),
+    "collectives": MeasurementSection((), "collectives", 120),
+    "hbm": MeasurementSection(("hbm",), None, 60),
+    "matmul": MeasurementSection(("matmul",), None, 180),
+    "attention": MeasurementSection(("attention",), None, 180),
+    "kernels": MeasurementSection(("kernels",), None, 60),
+    "dram": MeasurementSection(("dram",), None, 120),
+    "hooks": MeasurementSection((), None, 600),
+    "storage": MeasurementSection(("storage", "storage_gds"), None, 900),
+    "cpu_adam": MeasurementSection(("cpu_adam",), "cpu_adam_together", 600),
 }
 """By the name that the user gives it, in the order in which they run."""
 
@@ -61,7 +61,7 @@ RANKS = (1, 2, 4, 8)
 """Processes that sections which need several are run on, as far as there are GPUs."""
 
 
-class Stage(NamedTuple):
+class MeasurementStage(NamedTuple):
     """Work that shares processes."""
 
     ranks: int
@@ -69,16 +69,16 @@ class Stage(NamedTuple):
     """Names that the worker knows."""
 
 
-def stages(chosen: Sequence[str], gpus: int) -> Iterator[Stage]:
+def stages(chosen: Sequence[str], gpus: int) -> Iterator[MeasurementStage]:
     """One process first, then groups of 2, 4 and 8 and all GPUs."""
     sections = [section for name, section in SECTIONS.items() if name in chosen]
     alone = tuple(name for section in sections for name in section.alone)
     if alone:
-        yield Stage(1, alone)
+        yield MeasurementStage(1, alone)
     together = tuple(section.together for section in sections if section.together)
     for ranks in sorted({*(group for group in RANKS if group <= gpus), gpus} - {1}):
         if together:
-            yield Stage(ranks, together)
+            yield MeasurementStage(ranks, together)
 
 
 _GIVES = {
@@ -98,13 +98,13 @@ _GIVES = {
 
 def lacking(raw: Mapping[str, Any]) -> tuple[str, ...]:
     """What profiles lack of a record whose run was ended early, a sentence for each section."""
-    told = []
+    sentences = []
     for key in raw.get("unfinished", ()):
         given = _GIVES.get(str(key).partition("/")[0])
         what = f"the other platform gives {given}" if given else "no number of the profiles depends on it"
         what = "there is no drive.yaml" if key == "storage" else what
-        told.append(f"{key} was not measured, as the run ended before: {what}")
-    return tuple(told)
+        sentences.append(f"{key} was not measured, as the run ended before: {what}")
+    return tuple(sentences)
 
 
 def _linear_shapes(model: ModelShape) -> Iterator[tuple[int, int]]:

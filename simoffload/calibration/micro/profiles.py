@@ -118,7 +118,7 @@ class _Profiles:
             in {
                 ("host", base.host.id),
                 ("accelerator", base.accelerator.id),
-                ("pcie", base.gpu_plug.pcie.id),
+                ("pcie", base.gpu_pcie_link.pcie.id),
             }
         }
 
@@ -134,14 +134,14 @@ class _Profiles:
 
     def _statement(self, fitted: Fitted) -> Statement:
         plural = "point" if fitted.points == 1 else "points"
-        told = f"calibrate micro: {fitted.what}; {fitted.points} {plural}"
+        text = f"calibrate micro: {fitted.what}; {fitted.points} {plural}"
         if fitted.residual is not None:
-            told += f", largest residual {fitted.residual:.1%}"
+            text += f", largest residual {fitted.residual:.1%}"
         value = {"points": fitted.value} if isinstance(fitted.value, list) else {"value": fitted.value}
         statement = {
             **value,
             "origin": "measured",
-            "source": f"{told}; {self._where()}"[:_LONGEST],
+            "source": f"{text}; {self._where()}"[:_LONGEST],
             "date": self._raw["date"],
         }
         if fitted.residual is not None:
@@ -210,8 +210,8 @@ class _Profiles:
         fsdp = fit_fsdp(self._sections, self._base.machine(nodes=1))
         for key, fitted in (("cpu_optimizer", optimizer), ("training", costs), ("fsdp", fsdp)):
             if fitted:
-                told = {name: self._statement(one) for name, one in fitted.items()}
-                more[key] = {**data[key], **told}
+                text = {name: self._statement(one) for name, one in fitted.items()}
+                more[key] = {**data[key], **text}
         return more
 
     def _accelerator(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class _Profiles:
         base = self._base.accelerator.interconnect
         per_direction = base.per_direction.value if base else rate
         share = min(1.0, float(f"{rate / per_direction:.4g}"))
-        told: dict[str, Any] = dict(
+        text: dict[str, Any] = dict(
             self._data["accelerator"].get("interconnect")
             or {
                 "name": "links among GPUs, measured",
@@ -255,10 +255,10 @@ class _Profiles:
             }
         )
         if rate > per_direction:
-            told["per_direction"] = self._statement(fitted._replace(value=rate_text(rate)))
-        told["efficiency"] = self._statement(fitted._replace(value=share))
-        told["latency"] = self._statement(fitted._replace(value=seconds_text(latency)))
-        return {"interconnect": told}
+            text["per_direction"] = self._statement(fitted._replace(value=rate_text(rate)))
+        text["efficiency"] = self._statement(fitted._replace(value=share))
+        text["latency"] = self._statement(fitted._replace(value=seconds_text(latency)))
+        return {"interconnect": text}
 
     def _switched(self) -> bool:
         """Whether the GPUs have links of their own: all-gathers are faster than copies over PCIe."""
@@ -268,7 +268,7 @@ class _Profiles:
             return count > 1 and self._base.profile.gpu_links == "switched"
         copies = fit_pcie(self._sections).get("host_to_device")
         measured = Pcie.model_validate(self._replaced("pcie", fit_pcie(self._sections))) if copies else None
-        slot = self._base.gpu_plug
+        slot = self._base.gpu_pcie_link
         return found[0] > (measured or slot.pcie).down_rate(slot.lanes)
 
     def _drive(self) -> dict[str, Any]:

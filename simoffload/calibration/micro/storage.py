@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simoffload.calibration.micro.timing import Job, SkippedError
+from simoffload.calibration.micro.timing import MeasurementJob, SkippedError
 
-__all__ = ["SETTINGS", "Settings", "measure", "measure_gds"]
+__all__ = ["SETTINGS", "AioSettings", "measure", "measure_gds"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _TENSOR = 128 * _MIB
@@ -29,7 +29,7 @@ _EACH = 0.6
 """[s] for one setting in one direction."""
 
 
-class Settings(NamedTuple):
+class AioSettings(NamedTuple):
     """Knobs of an aio handle."""
 
     block: int
@@ -37,24 +37,24 @@ class Settings(NamedTuple):
     threads: int
 
 
-_DEFAULT = Settings(_MIB, 8, 1)
+_DEFAULT = AioSettings(_MIB, 8, 1)
 
 
-def _settings() -> list[Settings]:
+def _settings() -> list[AioSettings]:
     """The default, each knob alone around it, and the corners of all three."""
     found = [_DEFAULT]
     found += [_DEFAULT._replace(queue_depth=depth) for depth in (1, 4, 32, 128)]
     found += [_DEFAULT._replace(threads=threads) for threads in (2, 4, 8)]
     found += [_DEFAULT._replace(block=block) for block in (256 * _KIB, 8 * _MIB)]
     blocks, depths, threads = (256 * _KIB, 8 * _MIB), (1, 128), (1, 8)
-    found += [Settings(block, depth, count) for depth in depths for count in threads for block in blocks]
+    found += [AioSettings(block, depth, count) for depth in depths for count in threads for block in blocks]
     return list(dict.fromkeys(found))
 
 
 SETTINGS = _settings()
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: MeasurementJob) -> dict[str, Any]:
     """Seconds of reads and writes by block, queue depth and threads; by tensor; of single 4 KiB requests."""
     place = job.data["storage"]
     folder = Path(place["scratch"])
@@ -93,7 +93,7 @@ def _load(builder: str) -> tuple[Any, float]:
 
 @contextmanager
 def _handle(
-    operations: Any, settings: Settings, count: int, size: int = _TENSOR
+    operations: Any, settings: AioSettings, count: int, size: int = _TENSOR
 ) -> Iterator[tuple[Any, Any]]:
     """A handle as DeepSpeed's swapper makes it, and pinned buffers."""
     handle = operations.aio_handle(settings.block, settings.queue_depth, False, True, settings.threads)
@@ -130,8 +130,8 @@ def _sweep(operations: Any, files: list[str], *, quick: bool) -> dict[str, Any]:
             left_out.append({"operation": operation, **settings._asdict()})
             continue
         with _handle(operations, settings, _BUFFERS) as (handle, buffers):
-            seconds, moved = _rounds(handle, buffers, files, write=operation == "write")
-        point = {"operation": operation, "bytes": moved, "seconds": seconds}
+            seconds, transferred = _rounds(handle, buffers, files, write=operation == "write")
+        point = {"operation": operation, "bytes": transferred, "seconds": seconds}
         points.append({**settings._asdict(), **point})
     return {"sweep": points, "left_out": left_out}
 
@@ -139,16 +139,16 @@ def _sweep(operations: Any, files: list[str], *, quick: bool) -> dict[str, Any]:
 def _rounds(handle: Any, buffers: list[Any], files: list[str], *, write: bool) -> tuple[float, int]:
     """Seconds and bytes of batches of tensors, until enough time has passed."""
     submit = handle.async_pwrite if write else handle.async_pread
-    moved, at = 0, 0
+    transferred, at = 0, 0
     begin = time.perf_counter()
-    while not moved or time.perf_counter() - begin < _EACH:
+    while not transferred or time.perf_counter() - begin < _EACH:
         batch = [files[(at + index) % len(files)] for index in range(min(len(buffers), len(files)))]
         for buffer, file in zip(buffers, batch, strict=False):
             submit(buffer, file)
         handle.wait()
         at += len(batch)
-        moved += len(batch) * _TENSOR
-    return time.perf_counter() - begin, moved
+        transferred += len(batch) * _TENSOR
+    return time.perf_counter() - begin, transferred
 
 
 def _tensors(operations: Any, files: list[str]) -> list[dict[str, Any]]:
@@ -206,7 +206,7 @@ def _latencies(call: Callable[[int], object]) -> list[float]:
     return times
 
 
-def measure_gds(job: Job) -> dict[str, Any]:
+def measure_gds(job: MeasurementJob) -> dict[str, Any]:
     """Seconds of reads straight into GPU memory, where GPUDirect Storage can be loaded.
 
     On a filesystem that it cannot read, DeepSpeed's operation ends the process.
@@ -225,8 +225,8 @@ def measure_gds(job: Job) -> dict[str, Any]:
         buffers = [torch.empty(_TENSOR, dtype=torch.uint8, device=job.device) for _ in range(_BUFFERS)]
         for buffer in buffers:
             handle.pin_device_tensor(buffer)
-        taken, moved = _rounds(handle, buffers, files, write=False)
-        points.append({**settings._asdict(), "operation": "read", "bytes": moved, "seconds": taken})
+        taken, transferred = _rounds(handle, buffers, files, write=False)
+        points.append({**settings._asdict(), "operation": "read", "bytes": transferred, "seconds": taken})
         for buffer in buffers:
             handle.unpin_device_tensor(buffer)
     return {"compile_seconds": seconds, "sweep": points}

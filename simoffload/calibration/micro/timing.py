@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 __all__ = [
-    "Job",
+    "MeasurementJob",
     "SkippedError",
     "blocking_seconds",
     "busy_seconds",
@@ -31,7 +31,7 @@ _SHORT = 2e-3
 """[s] Work below this is repeated within a CUDA graph, else the launches would be timed."""
 
 
-class Job(NamedTuple):
+class MeasurementJob(NamedTuple):
     """What a section of one process is to do."""
 
     rank: int
@@ -143,7 +143,9 @@ def _event_seconds(work: Callable[[], object], count: int = 1) -> float:
     return float(start.elapsed_time(end)) / 1e3 / count
 
 
-def seconds_by_rank(job: Job, call: Callable[[], object], *, duration: float, least: int = 2) -> list[float]:
+def seconds_by_rank(
+    job: MeasurementJob, call: Callable[[], object], *, duration: float, least: int = 2
+) -> list[float]:
     """[s] per call on each rank, while all make the same number of calls after a barrier.
 
     They last about ``duration`` [s]; the median of three such.

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simoffload.calibration.micro.timing import Job, SkippedError, synchronize
+from simoffload.calibration.micro.timing import MeasurementJob, SkippedError, synchronize
 
 __all__ = ["SECTIONS", "main"]
 
@@ -50,9 +50,9 @@ def _write(path: Path, data: dict[str, Any]) -> None:
     partial.replace(path)
 
 
-def _carry_out(name: str, job: Job) -> dict[str, Any]:
+def _carry_out(name: str, job: MeasurementJob) -> dict[str, Any]:
     module, function = SECTIONS[name]
-    measure: Callable[[Job], dict[str, Any]] = getattr(
+    measure: Callable[[MeasurementJob], dict[str, Any]] = getattr(
         importlib.import_module(f"simoffload.calibration.micro.{module}"), function
     )
     begin = time.perf_counter()
@@ -65,7 +65,7 @@ def _carry_out(name: str, job: Job) -> dict[str, Any]:
     return {**result, "seconds": round(time.perf_counter() - begin, 3)}
 
 
-def _sections(job: Job, names: list[str], folder: Path) -> int:
+def _sections(job: MeasurementJob, names: list[str], folder: Path) -> int:
     """Status 0 when the parent need not begin again with the sections that are left."""
     for name in names:
         if job.rank == 0:
@@ -114,7 +114,7 @@ def main(job_path: str) -> int:
     if data["device"] == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    job = Job(rank, ranks, device, data["quick"], data)
+    job = MeasurementJob(rank, ranks, device, data["quick"], data)
     if ranks > 1:
         dist.init_process_group("gloo" if device == "cpu" else "nccl", rank=rank, world_size=ranks)
     status = _sections(job, data["sections"], Path(data["folder"]))

@@ -173,8 +173,8 @@ def _as_written(error: ValidationError, written: Mapping[str, str]) -> Iterator[
     """What is wrong, about the keys that the user wrote, of which ``written`` has the spellings."""
     for one in error.errors(include_url=False):
         message = re.sub(r"\w+", lambda word: written.get(word[0], word[0]), one["msg"])
-        told = PydanticCustomError("model_shape", "{message}", {"message": message})
-        kind = told if one["type"] == "model_shape" else one["type"]
+        problem = PydanticCustomError("model_shape", "{message}", {"message": message})
+        kind = problem if one["type"] == "model_shape" else one["type"]
         loc = tuple(written.get(str(part), part) for part in one["loc"])
         yield InitErrorDetails(type=kind, loc=loc, input=one["input"], ctx=one.get("ctx", {}))
 
@@ -194,5 +194,5 @@ def all_invalid(problems: Iterable[tuple[str, str, object]]) -> ValidationError:
 
 
 def _detail(key: str, message: str, value: object) -> InitErrorDetails:
-    told = PydanticCustomError("model_shape", "{message}", {"message": message})
-    return InitErrorDetails(type=told, loc=(key,), input=value)
+    problem = PydanticCustomError("model_shape", "{message}", {"message": message})
+    return InitErrorDetails(type=problem, loc=(key,), input=value)

@@ -62,11 +62,11 @@ class Bloom(FamilyConfig):
 
     def modules(self) -> ModuleLists:
         """List the modules of ``BloomForCausalLM``."""
-        hidden, words = self.hidden_size, "transformer.word_embeddings"
+        hidden, embedding_name = self.hidden_size, "transformer.word_embeddings"
         before = (
             container("BloomForCausalLM"),
             container("transformer"),
-            embedding(words, self.vocab_size, hidden),
+            embedding(embedding_name, self.vocab_size, hidden),
             layer_norm("transformer.word_embeddings_layernorm", hidden),
         )
         layer = (
@@ -84,7 +84,7 @@ class Bloom(FamilyConfig):
             activation("mlp.gelu_impl", 4 * hidden, reads=12, writes=9),
             linear("mlp.dense_4h_to_h", 4 * hidden, hidden, bias=True),
         )
-        tied_to = f"{words}.weight" if self.tie_word_embeddings else None
+        tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             layer_norm("transformer.ln_f", hidden),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),

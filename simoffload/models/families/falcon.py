@@ -102,14 +102,14 @@ class Falcon(FamilyConfig):
 
     def modules(self) -> ModuleLists:
         """List the modules of ``FalconForCausalLM``."""
-        hidden, words = self.hidden_size, "transformer.word_embeddings"
+        hidden, embedding_name = self.hidden_size, "transformer.word_embeddings"
         before = (
             container("FalconForCausalLM"),
             container("transformer"),
-            embedding(words, self.vocab_size, hidden),
+            embedding(embedding_name, self.vocab_size, hidden),
             rotary("transformer.rotary_emb", self.derived().head_dim, by_position=1),
         )
-        tied_to = f"{words}.weight" if self.tie_word_embeddings else None
+        tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             layer_norm("transformer.ln_f", hidden),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),

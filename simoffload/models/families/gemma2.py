@@ -28,11 +28,11 @@ class GemmaConfig(SlidingConfig):
     attention_bias: Flag = False
 
     def _gemma(self, class_name: str, attend: tuple[Module, ...], *, rotations: int) -> ModuleLists:
-        hidden, words = self.hidden_size, "model.embed_tokens"
+        hidden, embedding_name = self.hidden_size, "model.embed_tokens"
         before = (
             container(f"{class_name}ForCausalLM"),
             container("model"),
-            embedding(words, self.vocab_size, hidden, scaled=True),
+            embedding(embedding_name, self.vocab_size, hidden, scaled=True),
             *(rotary("model.rotary_emb", self.derived().head_dim) for _ in range(rotations)),
         )
         layer = (
@@ -44,7 +44,7 @@ class GemmaConfig(SlidingConfig):
             *self._gated(),
             rms_norm("post_feedforward_layernorm", hidden, single=True),
         )
-        tied_to = f"{words}.weight" if self.tie_word_embeddings else None
+        tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             rms_norm("model.norm", hidden, single=True),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),

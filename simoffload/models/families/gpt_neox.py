@@ -80,15 +80,15 @@ class GptNeoX(FamilyConfig):
 
     def modules(self) -> ModuleLists:
         """List the modules of ``GPTNeoXForCausalLM``."""
-        hidden, words = self.hidden_size, "gpt_neox.embed_in"
+        hidden, embedding_name = self.hidden_size, "gpt_neox.embed_in"
         before = (
             container("GPTNeoXForCausalLM"),
             container("gpt_neox"),
-            embedding(words, self.vocab_size, hidden),
+            embedding(embedding_name, self.vocab_size, hidden),
             dropout("gpt_neox.emb_dropout"),
             rotary("gpt_neox.rotary_emb", self._rotated, by_position=1),
         )
-        tied_to = f"{words}.weight" if self.tie_word_embeddings else None
+        tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             layer_norm("gpt_neox.final_layer_norm", hidden),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),

@@ -77,12 +77,12 @@ class Opt(FamilyConfig):
 
     def modules(self) -> ModuleLists:
         """List the modules of ``OPTForCausalLM``."""
-        hidden, words = self.hidden_size, "model.decoder.embed_tokens"
+        hidden, embedding_name = self.hidden_size, "model.decoder.embed_tokens"
         narrow = self.word_embed_proj_dim or hidden
         before = [
             container("OPTForCausalLM"),
             container("model.decoder"),
-            embedding(words, self.vocab_size, narrow),
+            embedding(embedding_name, self.vocab_size, narrow),
             embedding(
                 "model.decoder.embed_positions", self.max_position_embeddings + _POSITION_OFFSET, hidden
             ),
@@ -93,7 +93,7 @@ class Opt(FamilyConfig):
         if narrow != hidden:
             before.append(linear("model.decoder.project_in", narrow, hidden))
             after.append(linear("model.decoder.project_out", hidden, narrow))
-        tied_to = f"{words}.weight" if self.tie_word_embeddings else None
+        tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after.append(linear("lm_head", narrow, self.vocab_size, tied_to=tied_to))
         return ModuleLists(tuple(before), self._layer(), tuple(after))
 

@@ -133,16 +133,16 @@ class RotaryConfig(FamilyConfig):
     def _around(
         self, class_name: str, layer: tuple[Module, ...], *, rotary_outside: bool = True, by_position: int = 2
     ) -> ModuleLists:
-        hidden, words = self.hidden_size, "model.embed_tokens"
+        hidden, embedding_name = self.hidden_size, "model.embed_tokens"
         positions = rotary("model.rotary_emb", self.derived().head_dim, by_position=by_position)
         before = (
             container(f"{class_name}ForCausalLM"),
             container("model"),
-            embedding(words, self.vocab_size, hidden),
+            embedding(embedding_name, self.vocab_size, hidden),
             *((positions,) if rotary_outside else ()),
         )
         block = container(f"{class_name}DecoderLayer", reads=4 * hidden, writes=2 * hidden, touched=1)
-        tied_to = f"{words}.weight" if self.tie_word_embeddings else None
+        tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             rms_norm("model.norm", hidden),
             linear("lm_head", hidden, self.vocab_size, tied_to=tied_to),

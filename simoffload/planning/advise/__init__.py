@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from simoffload.planning.advise.evaluate import WORTH, Advice, Impossible, Tried, advise
 from simoffload.planning.advise.options import Option
-from simoffload.planning.advise.purchases import Method, Objective, Point, Search, search_catalogue
+from simoffload.planning.advise.purchases import (
+    Method,
+    Objective,
+    Search,
+    SimulatedPurchase,
+    search_catalogue,
+)
 from simoffload.planning.advise.service import ServiceLevel, parse_service
 
 __all__ = [
@@ -14,9 +20,9 @@ __all__ = [
     "Method",
     "Objective",
     "Option",
-    "Point",
     "Search",
     "ServiceLevel",
+    "SimulatedPurchase",
     "Tried",
     "advise",
     "parse_service",

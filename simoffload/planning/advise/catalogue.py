@@ -34,7 +34,7 @@ _TIER = "bought"
 class Choice(NamedTuple):
     """One value of a dimension."""
 
-    words: str
+    description: str
     """Empty for what is there already."""
     edits: tuple[Edit, ...]
 
@@ -55,8 +55,8 @@ def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> t
     platform = scenario.platform(*there)
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     free = scenario.scenario.strategy.release_fixed_batch("batch_size")
-    moved = (*there, *gpus) if there else ()
-    found = [Dimension("platform", (Choice(platform.profile.name if moved else "", moved),))]
+    placed_edits = (*there, *gpus) if there else ()
+    found = [Dimension("platform", (Choice(platform.profile.name if placed_edits else "", placed_edits),))]
     found.append(Dimension("storage", tuple(_storage(scenario, platform, costs, own=name is None))))
     host = platform.host
     has = host.memory_capacity.value
@@ -93,28 +93,28 @@ def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, o
     ranks = scenario.scenario.strategy.ranks if own else len(platform.profile.gpus)
     machine = platform.machine()
     for tier in ("hbm", "dram", *platform.targets):
-        words = placement_words(scenario, Placement(tier), ranks=ranks)
+        description = placement_words(scenario, Placement(tier), ranks=ranks)
         with suppress(PlacementError):  # not a place of the strategy's
-            yield Choice(words, _moved(scenario, tier, machine))
+            yield Choice(description, _placement_edits(scenario, tier, machine))
     where, through = _attached(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
         local = _tier({"profile": array.id, "at": list(where)})
-        moved = _moved(scenario, _TIER, _with_tier(machine, "nvme"))
+        placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, "nvme"))
         kind = array.name.partition("(")[2].removesuffix(")")  # the software, where the name says it
         for number in (one for one in _DRIVES if one >= LEAST_DRIVES[array.level]):
             count = Edit(("profiles", f"raid/{array.id}", "count"), number)
-            words = f"RAID{array.level} of {number} x {array.drive}" + (f", {kind}" if kind else "")
-            yield Choice(words, (local, count, *moved))
+            description = f"RAID{array.level} of {number} x {array.drive}" + (f", {kind}" if kind else "")
+            yield Choice(description, (local, count, *placed_edits))
     if not through:
         return
     shared: tuple[TierKind, ...] = ("nfs", "pfs", "nvmeof")
     for kind in shared:
         for one in list_profiles(kind):
             remote = _tier({"profile": one.id, "through": list(through)})
-            moved = _moved(scenario, _TIER, _with_tier(machine, kind))
+            placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, kind))
             for number in _SYSTEMS if kind == "pfs" else (1,):
                 joined = (Edit(("profiles", f"{kind}/{one.id}", "count"), number),) if number > 1 else ()
-                yield Choice(f"{number} x {one.id}", (remote, *joined, *moved))
+                yield Choice(f"{number} x {one.id}", (remote, *joined, *placed_edits))
 
 
 def _arrays(costs: CostList) -> Iterator[Raid]:
@@ -143,7 +143,7 @@ def _with_tier(machine: Machine, kind: TierKind) -> Machine:
     return replace(machine, tiers={**machine.tiers, _TIER: Tier(_TIER, kind, 0, _TIER)})
 
 
-def _moved(scenario: LoadedScenario, tier: str, machine: Machine) -> tuple[Edit, ...]:
+def _placement_edits(scenario: LoadedScenario, tier: str, machine: Machine) -> tuple[Edit, ...]:
     """Weights, and in training the optimizer with them where it is on storage, put into a tier."""
-    stored = scenario.places[1] in scenario.machine.wiring.targets
+    stored = scenario.places[1] in scenario.machine.topology.targets
     return scenario.scenario.strategy.retarget(Placement(tier, tier if stored else None), machine)

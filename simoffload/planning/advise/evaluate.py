@@ -46,7 +46,7 @@ class Tried:
         """Everything as plain values."""
         return {
             "key": self.option.key,
-            "words": self.option.words,
+            "description": self.option.description,
             "kind": self.option.kind,
             "changes": [{"path": list(place), "value": value} for place, value in self.option.edits],
             "gain": self.gain,
@@ -100,7 +100,8 @@ class Advice:
             "options": [one.to_dict() for one in self.tried],
             "by_cost": [one.option.key for one in self.by_cost],
             "impossible": [
-                {"key": one.option.key, "words": one.option.words, "why": one.why} for one in self.impossible
+                {"key": one.option.key, "description": one.option.description, "why": one.why}
+                for one in self.impossible
             ],
         }
 
@@ -148,8 +149,8 @@ def _together(tried: Sequence[Tried]) -> Option | None:
         best |= {each.path: each for each in one.option.edits}
     if any({each.path: each for each in one.option.edits} == best for one in helping) or not helping:
         return None
-    words = f"all settings that gain by themselves at once ({len(best)} keys)"
-    return Option("settings", words, "setting", tuple(best.values()))
+    description = f"all settings that gain by themselves at once ({len(best)} keys)"
+    return Option("settings", description, "setting", tuple(best.values()))
 
 
 def _extra(now: Economics, then: Economics) -> float | None:
@@ -164,7 +165,7 @@ def _extra(now: Economics, then: Economics) -> float | None:
 
 
 def _unpriced(one: Economics) -> set[tuple[str, str, int]]:
-    return {(item.key, item.words, item.number) for item in one.bill.items if item.total is None}
+    return {(item.key, item.description, item.number) for item in one.bill.items if item.total is None}
 
 
 def _simulated(
@@ -216,8 +217,11 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
 
 def _direct(scenario: LoadedScenario, tier: str) -> bool:
     """Whether GPUs and storage of weights are known to have GPUDirect Storage."""
-    said, target = scenario.machine.accelerator.gpudirect_storage, scenario.machine.wiring.targets.get(tier)
-    return said is not None and said.value and target is not None and target.has_rdma
+    gpudirect, target = (
+        scenario.machine.accelerator.gpudirect_storage,
+        scenario.machine.topology.targets.get(tier),
+    )
+    return gpudirect is not None and gpudirect.value and target is not None and target.has_rdma
 
 
 def _used(result: SimulationResult) -> Iterable[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from simoffload.exchange.scenario_file import pasteable, scenario_text
 from simoffload.hardware.library import is_path
 from simoffload.planning.advise.evaluate import Advice, Tried
-from simoffload.planning.advise.purchases import Point, Search
+from simoffload.planning.advise.purchases import Search, SimulatedPurchase
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.ds_config.export import BATCH, FILE
 
@@ -29,26 +29,29 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
     found: dict[str, str] = {}
     for rank, one in enumerate(advice.helping, start=1):
         name = f"{rank:02d}-{one.option.key}".replace("+", "-and-")
-        found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.option.words)
+        found[f"{name}.yaml"] = _scenario(advice.scenario, one, one.option.description)
         if one.option.kind == "setting":
             exports = one.result.provenance.exports
             found |= {f"{name}.{file}": pasteable(content) for file, content in exports.items()}
     if search is not None and search.best is not None:
-        words = f"best by {search.objective}: {', '.join(search.best.words)}"
-        found["best.yaml"] = _scenario(advice.scenario, search.best, words)
+        description = f"best by {search.objective}: {', '.join(search.best.description)}"
+        found["best.yaml"] = _scenario(advice.scenario, search.best, description)
     for rank, point in enumerate(search.front if search else (), start=1):
-        found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point, ", ".join(point.words))
+        found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point, ", ".join(point.description))
     return found
 
 
-def _scenario(base: LoadedScenario, found: Tried | Point, words: str) -> str:
+def _scenario(base: LoadedScenario, found: Tried | SimulatedPurchase, description: str) -> str:
     """What was simulated with all settings of DeepSpeed, but the batch, which the workload says."""
     data: Mapping[str, Any] = found.scenario.document.data
     exported = found.result.provenance.exports.get(FILE)
     if exported is not None:
         config = {key: value for key, value in exported.items() if key not in BATCH}
         data = {**data, "strategy": {**data["strategy"], "ds_config": config}}
-    named = {"name": f"{base.name}: {words}"[:_LONGEST_NAME], "description": f"{base.name} with {words}."}
+    named = {
+        "name": f"{base.name}: {description}"[:_LONGEST_NAME],
+        "description": f"{base.name} with {description}.",
+    }
     return f"{SIGNATURE}\n{scenario_text({**data, **named})}"
 
 

@@ -11,7 +11,7 @@ from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Platform, list_profiles, load_profile
 from simoffload.hardware.profiles import Nic, Pcie, Profile
 from simoffload.hardware.storage import Drive, Raid
-from simoffload.hardware.targets import Plug, Ports, Target, adapter_rate
+from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
 from simoffload.planning.advise.options import Option, placement_words
 from simoffload.planning.costs import CostList
 from simoffload.scenario import LoadedScenario
@@ -50,16 +50,16 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
             edits = strategy.retarget(placement, machine)
         except PlacementError:
             continue
-        words = placement_words(scenario, placement, ranks=strategy.ranks)
-        yield Option(f"on-{placement}", words, "placement", edits)
+        description = placement_words(scenario, placement, ranks=strategy.ranks)
+        yield Option(f"on-{placement}", description, "placement", edits)
 
 
 def resident(scenario: LoadedScenario) -> Iterator[Option]:
     """A whole copy in each GPU, without ZeRO."""
     with suppress(PlacementError):
         if edits := scenario.scenario.strategy.resident():
-            words = "a whole copy in each GPU, without ZeRO"
-            yield Option("on-resident", words, "placement", edits)
+            description = "a whole copy in each GPU, without ZeRO"
+            yield Option("on-resident", description, "placement", edits)
 
 
 def _placements(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Placement]:
@@ -81,12 +81,12 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
     has, most = host.memory_capacity.value, host.memory_maximum
     more = 2 * has if most is None else max(has, min(2 * has, most.value))
     size, now = (format_bytes(one, binary=True) for one in (more, has))
-    words = f"{size} of host memory instead of {now}"
+    description = f"{size} of host memory instead of {now}"
     if more == has:
-        words = f"more host memory than {now}"
+        description = f"more host memory than {now}"
     changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{more} B")
     barred = f"host/{host.id} takes no more" if more == has else ""
-    yield Option("memory-x2", words, "hardware", (changed,), barred=barred)
+    yield Option("memory-x2", description, "hardware", (changed,), barred=barred)
     if barred:
         return
     if "dram" not in tiers:
@@ -96,8 +96,10 @@ def memory(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Option]:
             return
         if fit(inside).fits:
             return
-        moved = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
-        yield Option("memory-x2-on-dram", f"{words}, and the weights in it", "hardware", (changed, *moved))
+        on_dram = scenario.scenario.strategy.retarget(Placement("dram"), scenario.machine)
+        yield Option(
+            "memory-x2-on-dram", f"{description}, and the weights in it", "hardware", (changed, *on_dram)
+        )
 
 
 def takes_drives(platform: Platform, costs: CostList) -> bool:
@@ -120,10 +122,10 @@ def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Option]:
 
 def _more(tier: str, target: Target, where: tuple[str, ...], array: Raid) -> Iterator[Option]:
     for number in (target.drives + 1, 2 * target.drives):
-        words = f"{number} drives in {tier} instead of {target.drives}"
+        description = f"{number} drives in {tier} instead of {target.drives}"
         count = Edit(("profiles", f"raid/{array.id}", "count"), number)
         changed = (count,) if target.array else _array(tier, array, where, number)
-        yield Option(f"{tier}-{number}-drives", words, "hardware", changed)
+        yield Option(f"{tier}-{number}-drives", description, "hardware", changed)
 
 
 def _faster(
@@ -133,36 +135,36 @@ def _faster(
     assert target.drive is not None
     slots = [platform.slots[vertex] for vertex in where]
     rates, found = {one.id: _rate(one, _own_side(one), slots) for one in known}, 0
-    rate = _rate(target.drive, target.plug, slots)
+    rate = _rate(target.drive, target.pcie_link, slots)
     faster = (one for one in known if rates[one.id] > rate)
     for drive in sorted(faster, key=lambda one: (-rates[one.id], one.id)):
         joined = _striped(drive.id, like=target.array) if target.array else None
         if found == _FASTER_DRIVES or (target.array and joined is None):
             continue
         found += 1
-        told = format_rate(drive.read.value)
+        rate_text = format_rate(drive.read.value)
         if rates[drive.id] < drive.read.value:
-            told = f"slot: {format_rate(rates[drive.id])}"
-        words = f"{target.drives} x {drive.name} ({told}) in {tier}"
+            rate_text = f"slot: {format_rate(rates[drive.id])}"
+        description = f"{target.drives} x {drive.name} ({rate_text}) in {tier}"
         changed = (
             _array(tier, joined, where, target.drives)
             if joined is not None
             else (Edit(("equipment", "tiers", tier), {"profile": drive.id, "at": list(where)}),)
         )
-        yield Option(f"{tier}-{drive.id}", words, "hardware", changed)
+        yield Option(f"{tier}-{drive.id}", description, "hardware", changed)
 
 
-def _rate(drive: Drive, plug: Plug | None, slots: Sequence[Pcie | None]) -> int:
+def _rate(drive: Drive, pcie_link: PcieLink | None, slots: Sequence[Pcie | None]) -> int:
     """[B/s] that a drive reads in the slowest of some slots."""
-    assert plug is not None
-    return min(drive.read.value, *(plug.within(slot).payload_rate for slot in slots))
+    assert pcie_link is not None
+    return min(drive.read.value, *(pcie_link.within(slot).payload_rate for slot in slots))
 
 
-def _own_side(drive: Drive) -> Plug:
+def _own_side(drive: Drive) -> PcieLink:
     """How a shipped drive is plugged in."""
     pcie = load_profile("pcie", drive.pcie.profile)
     assert isinstance(pcie, Pcie)
-    return Plug(pcie, drive.pcie.lanes.value)
+    return PcieLink(pcie, drive.pcie.lanes.value)
 
 
 def shipped(kind: str, model: type[P]) -> Iterator[P]:
@@ -191,9 +193,9 @@ def systems(platform: Platform, tier: str) -> Iterator[Option]:
     target = platform.targets[tier]
     if target.kind == "pfs":
         number = target.systems + 1
-        words = f"{number} x {target.id} instead of {target.systems}"
+        description = f"{number} x {target.id} instead of {target.systems}"
         changed = (Edit(("profiles", f"pfs/{target.id}", "count"), number),)
-        yield Option(f"{tier}-{number}-systems", words, "hardware", changed)
+        yield Option(f"{tier}-{number}-systems", description, "hardware", changed)
 
 
 def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Option]:
@@ -210,7 +212,7 @@ def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Option]:
         yield from _at_host(platform, tier, through)
         return
     # Transfers are striped in equal parts over the adapters: the slowest decides.
-    slowest = min(adapter_rate(platform.nics[name][0], platform.nic_plug(name)) for name in through)
+    slowest = min(adapter_rate(platform.nics[name][0], platform.nic_pcie_link(name)) for name in through)
     here, there = nodes * len(through) * slowest, server.total
     if here * _AS_MUCH < there:
         yield from _at_host(platform, tier, through)
@@ -219,8 +221,11 @@ def ports(platform: Platform, tier: str, *, nodes: int) -> Iterator[Option]:
     else:
         pairs = zip(_at_host(platform, tier, through), _at_server(platform, tier, server), strict=False)
         for mine, theirs in pairs:
-            words, changed = f"{mine.words}, and {theirs.words}", (*mine.edits, *theirs.edits)
-            yield Option(mine.key, words, "hardware", changed, priced=False)
+            description, changed = (
+                f"{mine.description}, and {theirs.description}",
+                (*mine.edits, *theirs.edits),
+            )
+            yield Option(mine.key, description, "hardware", changed, priced=False)
 
 
 def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterator[Option]:
@@ -231,8 +236,8 @@ def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterato
     changed = tuple(Edit(("equipment", "nics", name), one) for name, one in more.items())
     doubled = Edit(("equipment", "tiers", tier), _wired(platform, tier, through=[*through, *more]))
     number = 2 * len(through)
-    words = f"{number} ports of the host to {tier} instead of {len(through)}"
-    yield Option(f"{tier}-{number}-ports", words, "hardware", (*changed, doubled))
+    description = f"{number} ports of the host to {tier} instead of {len(through)}"
+    yield Option(f"{tier}-{number}-ports", description, "hardware", (*changed, doubled))
     nic = platform.nics[through[0]][0]
     faster = _next_nic(nic)
     if faster is not None:
@@ -240,8 +245,8 @@ def _at_host(platform: Platform, tier: str, through: tuple[str, ...]) -> Iterato
             Edit(("equipment", "nics", name), {"profile": faster.id, "at": one.at})
             for name, one in attached.items()
         )
-        words = f"{faster.name} of the host to {tier} instead of {nic.name}"
-        yield Option(f"{tier}-{faster.id}", words, "hardware", changed)
+        description = f"{faster.name} of the host to {tier} instead of {nic.name}"
+        yield Option(f"{tier}-{faster.id}", description, "hardware", changed)
 
 
 def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Option]:
@@ -251,13 +256,13 @@ def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Option]
     changed = [Edit(("profiles", profile, "links"), number)]
     if server.mounts:  # a mount goes over one port
         changed.append(Edit(("profiles", profile, "mounts"), max(number, server.mounts)))
-    words = f"{number} ports of the server of {tier} instead of {server.number}"
-    yield Option(f"{tier}-server-{number}-ports", words, "hardware", tuple(changed), priced=False)
+    description = f"{number} ports of the server of {tier} instead of {server.number}"
+    yield Option(f"{tier}-server-{number}-ports", description, "hardware", tuple(changed), priced=False)
     faster = _next_nic(server.nic)
     if faster is not None:
         linked = Edit(("equipment", "tiers", tier), _wired(platform, tier, link=faster.id))
-        words = f"{faster.name} of the server of {tier} instead of {server.nic.name}"
-        yield Option(f"{tier}-server-{faster.id}", words, "hardware", (linked,), priced=False)
+        description = f"{faster.name} of the server of {tier} instead of {server.nic.name}"
+        yield Option(f"{tier}-server-{faster.id}", description, "hardware", (linked,), priced=False)
 
 
 def _wired(platform: Platform, tier: str, **other: Any) -> dict[str, Any]:
@@ -276,7 +281,7 @@ def _next_nic(now: Nic) -> Nic | None:
 def cables(scenario: LoadedScenario) -> Iterator[Option]:
     """The next generation of PCIe in slots and switches, where the GPUs have it and their slots do not."""
     platform = scenario.platform()
-    own, now = platform.gpu.pcie, platform.gpu_plug.pcie
+    own, now = platform.gpu.pcie, platform.gpu_pcie_link.pcie
     known = [one for one in shipped("pcie", Pcie) if one.id.startswith("gen")]
     later = [one for one in known if now.is_slower(one) and not own.is_slower(one)]
     if not now.id.startswith("gen") or not later:
@@ -285,8 +290,8 @@ def cables(scenario: LoadedScenario) -> Iterator[Option]:
     before: dict[str, str] = (scenario.document.data.get("equipment") or {}).get("pcie") or {}
     replaced = [key for key, other in before.items() if other == now.id] or [now.id]
     changed = tuple(Edit(("equipment", "pcie", key), following.id) for key in replaced)
-    words = f"host and switches with {following.name} instead of {now.name}"
-    yield Option(f"pcie-{following.id}", words, "hardware", changed, priced=False)
+    description = f"host and switches with {following.name} instead of {now.name}"
+    yield Option(f"pcie-{following.id}", description, "hardware", changed, priced=False)
 
 
 def processors(scenario: LoadedScenario) -> Iterator[Option]:
@@ -301,8 +306,8 @@ def processors(scenario: LoadedScenario) -> Iterator[Option]:
                 changed.append(
                     Edit(("profiles", f"host/{host.id}", section, key), f"{value / _FASTER_THREAD} s")
                 )
-    words = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
-    yield Option("faster-thread", words, "hardware", tuple(changed), priced=False)
+    description = f"a CPU {_FASTER_THREAD:g} times as fast on one thread"
+    yield Option("faster-thread", description, "hardware", tuple(changed), priced=False)
 
 
 _NO_TIMES = {"ranks", "cold_share", "cold_limit", "graph"}

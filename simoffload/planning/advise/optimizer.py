@@ -14,7 +14,7 @@ from simoffload.planning.advise.catalogue import Dimension
 if TYPE_CHECKING:
     import optuna
 
-    from simoffload.planning.advise.purchases import Point
+    from simoffload.planning.advise.purchases import SimulatedPurchase
 
 __all__ = ["explore"]
 
@@ -24,7 +24,7 @@ _WORST = (0.0, 1e18)
 
 def explore(
     space: Sequence[Dimension],
-    evaluate: Callable[[Sequence[Dimension], Sequence[int]], Point | None],
+    evaluate: Callable[[Sequence[Dimension], Sequence[int]], SimulatedPurchase | None],
     *,
     trials: int,
 ) -> None:

@@ -35,7 +35,7 @@ class Option(NamedTuple):
 
     key: str
     """A short name, unique among the options of a scenario; its file is called after it."""
-    words: str
+    description: str
     kind: Kind
     edits: tuple[Edit, ...]
     priced: bool = True
@@ -49,15 +49,15 @@ class Option(NamedTuple):
 def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: int) -> str:
     """ "weights on dram"; of HBM also what tells it from a model that is served from there."""
     work, (weights, optimizer) = scenario.scenario.workload, placement
-    words = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
-    words += f", optimizer on {optimizer}" if optimizer else ""
-    return words + (gathered(weights, ranks=ranks) if isinstance(work, Inference) else "")
+    description = f"{'checkpoints' if isinstance(work, Checkpointing) else 'weights'} on {weights}"
+    description += f", optimizer on {optimizer}" if optimizer else ""
+    return description + (gathered(weights, ranks=ranks) if isinstance(work, Inference) else "")
 
 
 def settings(scenario: LoadedScenario, *, storage: bool, direct: bool) -> Iterator[Option]:
     """Those of the strategy, one at a time; ``storage`` and ``direct`` as ``Strategy.settings`` says."""
     for one in scenario.scenario.strategy.settings(scenario.model, storage=storage, direct=direct):
-        yield Option(one.key, one.words, "setting", one.edits)
+        yield Option(one.key, one.description, "setting", one.edits)
 
 
 def workloads(scenario: LoadedScenario) -> Iterator[Option]:
@@ -70,13 +70,15 @@ def workloads(scenario: LoadedScenario) -> Iterator[Option]:
     each = " per GPU" if strategy.replicas == strategy.gpus else ""
     for factor in (2, 4, 8):
         batch = factor * work.batch_size
-        words = f"batch {batch}{each} instead of {work.batch_size}"
-        yield Option(f"batch-{batch}", words, "workload", (Edit.at("workload.batch_size", batch), *free))
+        description = f"batch {batch}{each} instead of {work.batch_size}"
+        yield Option(
+            f"batch-{batch}", description, "workload", (Edit.at("workload.batch_size", batch), *free)
+        )
     if isinstance(work, Training):
         steps = 2 * work.gradient_accumulation_steps
-        words = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"
+        description = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"
         changed = Edit.at("workload.gradient_accumulation_steps", steps)
-        yield Option(f"accumulate-{steps}", words, "workload", (changed, *free))
+        yield Option(f"accumulate-{steps}", description, "workload", (changed, *free))
 
 
 def remedies(scenario: LoadedScenario) -> Iterator[Option]:
@@ -90,4 +92,4 @@ def remedies(scenario: LoadedScenario) -> Iterator[Option]:
         # A server or a drive that is only called larger has no price of its own.
         priced = all(edit.path[-1] != "capacity" for edit in one.edits)
         same = not one.kind.startswith("lora")
-        yield Option(f"fit-{number}", one.words, kind, one.edits, priced=priced, same_work=same)
+        yield Option(f"fit-{number}", one.description, kind, one.edits, priced=priced, same_work=same)

@@ -16,10 +16,10 @@ from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.scenario.shelf import canonical
+from simoffload.scenario.cache import canonical
 from simoffload.simulation import Progress, fit, simulate
 
-__all__ = ["Method", "Objective", "Point", "Search", "search_catalogue"]
+__all__ = ["Method", "Objective", "Search", "SimulatedPurchase", "search_catalogue"]
 
 Objective = Literal["throughput", "cost"]
 """The most work per time, or the least money per unit of work, within budget and service level."""
@@ -30,10 +30,10 @@ MOST_ON_A_GRID = 1000
 
 
 @dataclass(frozen=True)
-class Point:
+class SimulatedPurchase:
     """One purchase that works, simulated."""
 
-    words: tuple[str, ...]
+    description: tuple[str, ...]
     """What was chosen, one for each dimension."""
     edits: tuple[Edit, ...]
     scenario: LoadedScenario
@@ -55,7 +55,7 @@ class Point:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {
-            "words": list(self.words),
+            "description": list(self.description),
             "changes": [{"path": list(place), "value": value} for place, value in self.edits],
             "meets": self.meets,
             "units_per_s": self.rate,
@@ -73,21 +73,21 @@ def _purchase(one: Economics) -> float:
 class Search:
     """What was found in a catalogue."""
 
-    points: tuple[Point, ...]
+    points: tuple[SimulatedPurchase, ...]
     """Everything that was simulated."""
-    best: Point | None
+    best: SimulatedPurchase | None
     """The best by the objective that keeps budget and service level; None if nothing does."""
-    nearest: Point | None
+    nearest: SimulatedPurchase | None
     """Of those within the budget that miss the service level the one that misses it least."""
     objective: Objective
     method: Method
     combinations: int
     """In the catalogue."""
-    too_dear: int
+    over_budget: int
     """Combinations beyond the budget, or with a part that has no price; they are not simulated."""
     too_large: int
     """Combinations that do not fit."""
-    alike: int
+    duplicates: int
     """Combinations that come to the same as others, and count once."""
     refusals: dict[str, int]
     """Why DeepSpeed or the machine refuses combinations, and how many, the commonest first."""
@@ -101,9 +101,9 @@ class Search:
         return sum(self.refusals.values())
 
     @property
-    def front(self) -> tuple[Point, ...]:
+    def front(self) -> tuple[SimulatedPurchase, ...]:
         """Points that keep the service level and that no other beats in both purchase and rate (Pareto)."""
-        found: list[Point] = []
+        found: list[SimulatedPurchase] = []
         priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
         for point in sorted(priced, key=lambda one: (one.purchase, -one.rate)):
             if not found or point.rate > found[-1].rate:
@@ -119,9 +119,9 @@ class Search:
             "currency": self.currency,
             "combinations": self.combinations,
             "simulated": len(self.points),
-            "too_dear": self.too_dear,
+            "too_dear": self.over_budget,
             "too_large": self.too_large,
-            "alike": self.alike,
+            "duplicates": self.duplicates,
             "refused": self.refused,
             "refusals": self.refusals,
             "missing_prices": list(self.missing),
@@ -151,7 +151,7 @@ def search_catalogue(
     an unknown platform, or without the package optuna where it is needed.
     """
     known = load_costs() if costs is None else costs
-    run = _Run(scenario, known, budget, tuple(service), progress)
+    run = _PurchaseSearch(scenario, known, budget, tuple(service), progress)
     spaces = [dimensions(scenario, platform, known) for platform in dict.fromkeys((None, *platforms))]
     combinations = sum(math.prod(len(one.choices) for one in space) for space in spaces)
     chosen: Method = method or ("grid" if combinations <= MOST_ON_A_GRID else "optuna")
@@ -164,12 +164,12 @@ def search_catalogue(
 
             explore(space, run.point, trials=max(1, trials // len(spaces)))
     fitting = [one for one in run.points if one.meets]
-    ranks: Mapping[Objective, Callable[[Point], tuple[float, float]]] = {
+    ranks: Mapping[Objective, Callable[[SimulatedPurchase], tuple[float, float]]] = {
         "throughput": lambda one: (-one.rate, one.purchase),
-        "cost": lambda one: (_dearness(one), one.purchase),
+        "cost": lambda one: (_cost_per_unit(one), one.purchase),
     }
     if objective == "cost":
-        fitting = [one for one in fitting if math.isfinite(_dearness(one))]
+        fitting = [one for one in fitting if math.isfinite(_cost_per_unit(one))]
     best = min(fitting, key=ranks[objective], default=None)
     missed = (one for one in run.points if not one.meets)
     return Search(
@@ -179,7 +179,7 @@ def search_catalogue(
         objective,
         chosen,
         combinations,
-        run.too_dear,
+        run.over_budget,
         run.too_large,
         run.combined - run.distinct,
         dict(run.refusals.most_common()),
@@ -188,13 +188,13 @@ def search_catalogue(
     )
 
 
-def _dearness(point: Point) -> float:
+def _cost_per_unit(point: SimulatedPurchase) -> float:
     """Cost of a unit of work; endless where it is not known."""
     per_h = point.economics.metrics()["cost_per_h"]
     return per_h / point.rate if per_h is not None and not point.economics.missing else math.inf
 
 
-class _Run:
+class _PurchaseSearch:
     """Simulates combinations, each scenario once, and counts what falls through."""
 
     def __init__(
@@ -207,21 +207,21 @@ class _Run:
     ) -> None:
         self._scenario, self._costs = scenario, costs
         self._budget, self._service, self._progress = budget, service, progress
-        self._known: dict[str, Point | None] = {}
+        self._known: dict[str, SimulatedPurchase | None] = {}
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Why combinations are refused, and how many."""
-        self.too_dear = self.too_large = self.combined = 0
+        self.over_budget = self.too_large = self.combined = 0
 
-    def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> Point | None:
+    def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
         """The combination of a choice in each dimension; None if it cannot be had."""
         picked = [dimension.choices[index] for dimension, index in zip(space, choice, strict=True)]
         edits = tuple(one for option in picked for one in option.edits)
         self.combined += 1
         key = canonical(self._scenario.changed(*edits).data)
         if key not in self._known:
-            words = tuple(option.words for option in picked if option.words)
-            self._known[key] = self._simulated(edits, words)
+            description = tuple(option.description for option in picked if option.description)
+            self._known[key] = self._simulated(edits, description)
         return self._known[key]
 
     @property
@@ -230,11 +230,11 @@ class _Run:
         return len(self._known)
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[SimulatedPurchase, ...]:
         """What was simulated."""
         return tuple(point for point in self._known.values() if point is not None)
 
-    def _simulated(self, edits: tuple[Edit, ...], words: tuple[str, ...]) -> Point | None:
+    def _simulated(self, edits: tuple[Edit, ...], description: tuple[str, ...]) -> SimulatedPurchase | None:
         try:
             scenario = self._scenario.edited(*edits)
             capacity = fit(scenario)
@@ -244,10 +244,10 @@ class _Run:
             cost = economics(scenario, capacity, self._costs)
             self.missing |= dict.fromkeys(cost.bill.missing)
             if self._budget is not None and _purchase(cost) > self._budget:
-                self.too_dear += 1
+                self.over_budget += 1
                 return None
             if self._progress is not None:
-                self._progress(f"{len(self._known) + 1}: {', '.join(words) or 'as it is'}")
+                self._progress(f"{len(self._known) + 1}: {', '.join(description) or 'as it is'}")
             result = simulate(scenario)
         except InputError as error:
             self.refusals[error.problems[0].message] += 1
@@ -256,4 +256,6 @@ class _Run:
             self.refusals[str(error)] += 1
             return None
         meets = all(level.kept(result) for level in self._service)
-        return Point(words, edits, scenario, result, economics(scenario, result, self._costs), meets)
+        return SimulatedPurchase(
+            description, edits, scenario, result, economics(scenario, result, self._costs), meets
+        )

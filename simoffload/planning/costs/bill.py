@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from simoffload.hardware import load_platform
+from simoffload.hardware.device_groups import MEMORY, DeviceGroup
 from simoffload.hardware.library import is_path
-from simoffload.hardware.parts import MEMORY, Part
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS
-from simoffload.planning.costs.lists import CostList, Figure
+from simoffload.planning.costs.price_list import CostList, Figure
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes
@@ -25,7 +25,7 @@ class Item(NamedTuple):
 
     key: str
     """``kind/id`` of the profile, or "memory"."""
-    words: str
+    description: str
     number: int
     price: Figure | None
     """None where the list has none."""
@@ -85,7 +85,7 @@ class Bill(NamedTuple):
         return sum(item.number * item.units for item in mine)
 
 
-def used_parts(scenario: LoadedScenario, result: SimulationResult) -> tuple[Part, ...]:
+def used_parts(scenario: LoadedScenario, result: SimulationResult) -> tuple[DeviceGroup, ...]:
     """The parts of the machine, and of its storage those tiers that must hold something."""
     tiers = {"", *(use.tier for use in result.capacity)}
     return tuple(part for part in scenario.machine.parts if part.tier in tiers)
@@ -99,12 +99,12 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
     adds is paid for on top.
     """
     wanted = used_parts(scenario, result)
-    whole = costs.machine_price(scenario.machine.platform)
-    if whole is None:
+    complete = costs.machine_price(scenario.machine.platform)
+    if complete is None:
         return Bill(tuple(_item(part, costs, part.number) for part in wanted if part.number))
     nodes = scenario.machine.nodes
     included = _included(scenario, nodes)
-    items = [Item(whole.what, "whole machine", nodes, whole)]
+    items = [Item(complete.what, "whole machine", nodes, complete)]
     for part in wanted:
         inside, added = _split(part, included.get((part.key, part.tier), part._replace(number=0)))
         items += [_item(one, costs, one.number)._replace(covered=True) for one in inside if one.number]
@@ -112,7 +112,7 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
     return Bill(tuple(items))
 
 
-def _split(part: Part, has: Part) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def _split(part: DeviceGroup, has: DeviceGroup) -> tuple[tuple[DeviceGroup, ...], tuple[DeviceGroup, ...]]:
     """What of a part a machine has, and what is added; more memory is added to what is there."""
     covered = min(part.number, has.number)
     inside, added = part._replace(number=covered), part._replace(number=part.number - covered)
@@ -122,7 +122,7 @@ def _split(part: Part, has: Part) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     return (inside._replace(size=has.size),), (more, added)
 
 
-def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], Part]:
+def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], DeviceGroup]:
     """By key and tier what comes with a platform as its file has it, without what the scenario changes."""
     reference, root = scenario.scenario.platform, scenario.document.root
     where = root / reference if root and is_path(reference) else reference
@@ -130,12 +130,12 @@ def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], Par
     return {(part.key, part.tier): part for part in shipped if part.kind not in _SHARED}
 
 
-def _item(part: Part, costs: CostList, count: int) -> Item:
-    words = part.key.partition("/")[2] or part.key
+def _item(part: DeviceGroup, costs: CostList, count: int) -> Item:
+    description = part.key.partition("/")[2] or part.key
     if part.key == MEMORY:
-        words = f"host memory, {format_bytes(part.size, binary=True)}"
+        description = f"host memory, {format_bytes(part.size, binary=True)}"
     price, units = costs.price(part) or (None, 1.0)
-    return Item(part.key, words, count, price, units, tier=part.tier)
+    return Item(part.key, description, count, price, units, tier=part.tier)
 
 
 class Replacement(NamedTuple):
@@ -160,7 +160,11 @@ def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple
 
     Those that come with a machine have the price of their kind.
     """
-    lasting = {one.tier: one.wear.days for one in getattr(result, "wear", ()) if one.wear.days is not None}
+    lasting = {
+        one.tier: one.drive_lifetime.days
+        for one in getattr(result, "drive_lifetime", ())
+        if one.drive_lifetime.days is not None
+    }
     found = []
     for item in bill.items:
         days = lasting.get(item.tier)

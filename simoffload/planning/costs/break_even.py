@@ -11,12 +11,12 @@ from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 
-__all__ = ["FIRST", "SECOND", "CostVerdict", "Costed", "Flip", "flips", "verdicts"]
+__all__ = ["FIRST", "SECOND", "BreakEven", "CostVerdict", "Costed", "break_even_points", "verdicts"]
 
 FIRST, SECOND = "all that the first buys", "all that the second buys"
 
 
-class Flip(NamedTuple):
+class BreakEven(NamedTuple):
     """A price at which two answers come to the same."""
 
     what: str
@@ -35,7 +35,9 @@ class _Line(NamedTuple):
     slope: float
 
 
-def flips(first: Economics, second: Economics, *, electricity: bool = True) -> tuple[Flip, ...]:
+def break_even_points(
+    first: Economics, second: Economics, *, electricity: bool = True
+) -> tuple[BreakEven, ...]:
     """For each price where one of two answers pays it more often per unit of work, where both cost the same.
 
     The cost of a token (or checkpoint) is (purchase / hours + worn drives + electricity per hour) x its
@@ -46,14 +48,14 @@ def flips(first: Economics, second: Economics, *, electricity: bool = True) -> t
     found = []
     for what, now in _prices(first, second):
         mine, other = (
-            _line(one, what == whole or what, now, electricity=electricity)
-            for one, whole in ((first, FIRST), (second, SECOND))
+            _line(one, what == bought or what, now, electricity=electricity)
+            for one, bought in ((first, FIRST), (second, SECOND))
         )
         if mine is None or other is None or mine.slope == other.slope:
             continue
         at = (other.fixed - mine.fixed) / (mine.slope - other.slope)
         if at >= 0:
-            found.append(Flip(what, now, at, first_cheaper_above=mine.slope < other.slope))
+            found.append(BreakEven(what, now, at, first_cheaper_above=mine.slope < other.slope))
     return tuple(sorted(found, key=lambda flip: abs(flip.at - flip.now) / (flip.now or 1.0)))
 
 
@@ -111,7 +113,7 @@ class CostVerdict(NamedTuple):
     """Cost of the next over that of the cheapest."""
     margin: float
     """By how much costs must differ to tell which is lower: the errors of both times, not of prices."""
-    flips: tuple[Flip, ...]
+    break_even_points: tuple[BreakEven, ...]
     """Prices at which both cost the same, the nearest to today's first."""
 
     @property
@@ -121,7 +123,11 @@ class CostVerdict(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return self._asdict() | {"tie": self.tie} | {"flips": [flip._asdict() for flip in self.flips]}
+        return (
+            self._asdict()
+            | {"tie": self.tie}
+            | {"break_even_points": [flip._asdict() for flip in self.break_even_points]}
+        )
 
 
 def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
@@ -130,13 +136,13 @@ def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
     for one in found:
         if one.per_unit is not None:
             by_work.setdefault(one.work, []).append(one)
-    told = []
+    points = []
     for mine in by_work.values():
         if len(mine) < 2:
             continue
         first, second = sorted(mine, key=lambda one: one.per_unit or 0.0)[:2]
         ratio = (second.per_unit or 0.0) / (first.per_unit or 1.0)
-        turns = flips(first.economics, second.economics)
+        turns = break_even_points(first.economics, second.economics)
         error = margin(first.result, second.result)
-        told.append(CostVerdict(first.label, second.label, ratio, error, turns))
-    return tuple(told)
+        points.append(CostVerdict(first.label, second.label, ratio, error, turns))
+    return tuple(points)

@@ -8,7 +8,7 @@ from typing import Any
 
 from simoffload.planning.costs.bill import Bill, Replacement, bill, replacements, used_parts
 from simoffload.planning.costs.energy import Energy, energy
-from simoffload.planning.costs.lists import CostList, Figure, load_costs
+from simoffload.planning.costs.price_list import CostList, Figure, load_costs
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -115,7 +115,7 @@ class Economics:
     @property
     def slips(self) -> tuple[str, ...]:
         """About names in the list that neither a shipped profile has nor one of the machine."""
-        return tuple(told for key, told in self.costs.unknown.items() if key not in self.profiles)
+        return tuple(reason for key, reason in self.costs.unknown.items() if key not in self.profiles)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def _product(*factors: float | None) -> float | None:
 def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostList | None = None) -> Economics:
     """What an answer costs by a list of prices and powers, the shipped one by default."""
     known, machine = load_costs() if costs is None else costs, scenario.machine
-    whole = known.rent(f"platform/{machine.platform}")
+    rented = known.rent(f"platform/{machine.platform}")
     bought = bill(scenario, result, known)
     return Economics(
         bill=bought,
@@ -173,8 +173,8 @@ def economics(scenario: LoadedScenario, result: SimulationResult, costs: CostLis
         costs=known,
         platform=machine.platform,
         profiles=frozenset(f"{use.kind}/{use.id}" for use in machine.profiles),
-        rent=whole or known.rent(f"accelerator/{machine.accelerator.id}"),
-        rented=machine.nodes if whole else machine.gpus,
+        rent=rented or known.rent(f"accelerator/{machine.accelerator.id}"),
+        rented=machine.nodes if rented else machine.gpus,
         tokens=_tokens(result),
         idle=_idle_gpus(scenario),
     )

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.hardware.parts import Part
-from simoffload.planning.costs.lists import CostList
+from simoffload.hardware.device_groups import DeviceGroup
+from simoffload.planning.costs.price_list import CostList
 from simoffload.results.attribution import Group
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
@@ -75,7 +75,7 @@ def activity(result: SimulationResult) -> tuple[tuple[PassResult, float], ...]:
 
 
 def energy(
-    machine: Machine, result: SimulationResult, parts: Iterable[Part], costs: CostList
+    machine: Machine, result: SimulationResult, parts: Iterable[DeviceGroup], costs: CostList
 ) -> Energy | None:
     """Power and energy of the work; None where it does not fit."""
     work = activity(result)
@@ -94,18 +94,18 @@ def energy(
     return Energy(tuple(draws), tuple(missing), total)
 
 
-def _busy(part: Part, one: PassResult, machine: Machine, result: SimulationResult) -> float:
+def _busy(part: DeviceGroup, one: PassResult, machine: Machine, result: SimulationResult) -> float:
     """Fraction of a pass in which such devices are busy, on average over all of them."""
     if not one.time_s:
         return 0.0
     if part.kind == "accelerator":
         return min(1.0, one.gpus_s / one.time_s / machine.gpus)
     if part.kind == "host":
-        whole = sum(share.busy_s for share in one.shares if share.cause in _ALL_CORES) / one.time_s
-        threads = (_share(one, "host") - whole) * machine.ranks_per_node(result.ranks)
+        all_cores = sum(share.busy_s for share in one.shares if share.cause in _ALL_CORES) / one.time_s
+        threads = (_share(one, "host") - all_cores) * machine.ranks_per_node(result.ranks)
         cores = threads / machine.host.cpu_optimizer.cores.value
         linked = sum(use.size / (use.capacity * one.time_s) for use in one.links if use.unit == "core-ns")
-        return min(1.0, min(1.0, cores + whole) * machine.nodes_of(result.gpus) / machine.nodes + linked)
+        return min(1.0, min(1.0, cores + all_cores) * machine.nodes_of(result.gpus) / machine.nodes + linked)
     used = {use.link: use.size / (use.capacity * one.time_s) for use in one.links}
     loads = [min(1.0, sum(used.get(link, 0.0) for link in links)) for links in part.links]
     return sum(loads) / len(loads)

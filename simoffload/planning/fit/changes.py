@@ -7,7 +7,7 @@ from itertools import combinations, islice, product
 
 from simoffload.errors import InputError
 from simoffload.planning.fit.evaluator import Evaluator
-from simoffload.planning.fit.kinds import (
+from simoffload.planning.fit.remedies import (
     BOUGHT,
     KINDS,
     Kind,
@@ -104,7 +104,7 @@ def _pairs(
         if second is not None:
             yield second._replace(
                 kind=f"{step.kind} + {second.kind}",
-                words=f"{step.words}, and {second.words}",
+                description=f"{step.description}, and {second.description}",
                 edits=(*step.edits, *second.edits),
             )
 

@@ -97,9 +97,9 @@ class Evaluator:
         """The smallest count from ``start`` on that fits; see ``smallest_that_fits``."""
         return smallest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
 
-    def trying(self, *words: str) -> None:
+    def trying(self, *description: str) -> None:
         """Note what is tried."""
-        self.effort.tried |= dict.fromkeys(words)
+        self.effort.tried |= dict.fromkeys(description)
 
     def bar(self, sentence: str) -> None:
         """Note what would help, and why it cannot be."""
@@ -113,9 +113,9 @@ class Evaluator:
 
     def model(self, key: str, value: Any) -> Edit:
         """The model with another value of one of its keys."""
-        said = self.scenario.document.data["model"]
-        if isinstance(said, str):  # a name alone has no keys
-            return Edit(("model",), {"name": said, key: value})
+        model = self.scenario.document.data["model"]
+        if isinstance(model, str):  # a name alone has no keys
+            return Edit(("model",), {"name": model, key: value})
         return Edit(("model", key), value)
 
     def batch(self, count: int) -> tuple[Edit, ...]:

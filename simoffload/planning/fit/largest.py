@@ -97,7 +97,7 @@ def largest(scenario: LoadedScenario) -> Largest:
         target=target,
         ranks=scenario.scenario.strategy.ranks,
         batch=batch,
-        context=_longer(tokens, workload.output_length if isinstance(workload, Inference) else 0),
+        context=_split_tokens(tokens, workload.output_length if isinstance(workload, Inference) else 0),
         made_for=scenario.model.max_position_embeddings,
         layers=layers,
         parameters=None if deepest is None else deepest.num_parameters,
@@ -109,7 +109,7 @@ def _limit(evaluator: Evaluator, change: Callable[[int], tuple[Edit, ...]], *, n
     return Limit(now, found, most, () if found is None else change(found))
 
 
-def _longer(tokens: Limit, output: int) -> Limit:
+def _split_tokens(tokens: Limit, output: int) -> Limit:
     """Of prompt and output what was found for the prompt."""
     most = None if tokens.most is None else tokens.most + output
     return Limit(tokens.now + output, most, tokens.reaches + output, tokens.edits)

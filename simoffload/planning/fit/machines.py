@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
 from simoffload.planning.fit.evaluator import Evaluator
-from simoffload.planning.fit.kinds import MOST_NODES, MOST_RANKS
+from simoffload.planning.fit.remedies import MOST_NODES, MOST_RANKS
 from simoffload.scenario import LoadedScenario
 from simoffload.scenario.tiers import tier_name
 from simoffload.strategies.placement import Placement
@@ -109,28 +109,28 @@ def machines_needed(scenario: LoadedScenario, *, tiers: Sequence[str] | None = N
 
 def _states(scenario: LoadedScenario) -> int:
     if isinstance(scenario.scenario.workload, Training):
-        whole = white_paper_rule(scenario.model).total
-        assert whole is not None
-        return whole
+        placement = white_paper_rule(scenario.model).total
+        assert placement is not None
+        return placement
     return scenario.model.weight_bytes
 
 
 def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
     """By trying: a need that is divided falls with the number of machines."""
     try:
-        moved = scenario.edited(
+        retargeted = scenario.edited(
             *scenario.scenario.strategy.retarget(_wholly(scenario, tier), scenario.machine)
         )
     except PlacementError as error:
         return MachineCount(tier, None, "; ".join(one.message for one in error.problems))
     each = scenario.machine.gpus_per_node
     most = min(MOST_NODES, MOST_RANKS // each)
-    evaluator, strategy = Evaluator(moved), moved.scenario.strategy
+    evaluator, strategy = Evaluator(retargeted), retargeted.scenario.strategy
 
     def with_nodes(nodes: int) -> tuple[Edit, ...]:
         over = evaluator.spread(nodes, per_node=each)
-        ways = [(*over, *one) for one in strategy.allowing(moved.model, tier, ranks=nodes * each)]
-        return next((one for one in ways if evaluator.needs(*one) is not None), ways[0])
+        edit_sets = [(*over, *one) for one in strategy.allowing(retargeted.model, tier, ranks=nodes * each)]
+        return next((one for one in edit_sets if evaluator.needs(*one) is not None), edit_sets[0])
 
     found = evaluator.smallest(with_nodes, start=1, most=most)
     if found is not None:
@@ -140,22 +140,22 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
 
 def _wholly(scenario: LoadedScenario, tier: str) -> Placement:
     """As much as the strategy can have on a tier: weights and optimizer, or the one that may be there."""
-    whole = Placement(tier, tier if isinstance(scenario.scenario.workload, Training) else None)
+    placement = Placement(tier, tier if isinstance(scenario.scenario.workload, Training) else None)
     listed = scenario.scenario.strategy.placements(scenario.machine)
-    if whole.optimizer is None or whole in listed:
-        return whole
+    if placement.optimizer is None or placement in listed:
+        return placement
     partly = (one for one in listed if tier in one and set(one) <= {tier, "hbm", "dram"})
-    return next(partly, whole)
+    return next(partly, placement)
 
 
 def _why(evaluator: Evaluator, tried: Mapping[int, tuple[Edit, ...]]) -> str:
     """What is too small with most machines, or with one where more are refused; why more are refused."""
-    told = []
+    reasons = []
     for nodes, edits in sorted(tried.items(), key=lambda one: -one[0]):
         uses = evaluator.needs(*edits)
         if uses is not None:
             lacking = "; ".join(use.sentence() for use in uses if not use.fits)
-            told.append(f"with {nodes:,} machine{'' if nodes == 1 else 's'} {lacking}")
+            reasons.append(f"with {nodes:,} machine{'' if nodes == 1 else 's'} {lacking}")
             break
-        told.append(evaluator.refusal(*edits))
-    return "; ".join(dict.fromkeys(told))
+        reasons.append(evaluator.refusal(*edits))
+    return "; ".join(dict.fromkeys(reasons))

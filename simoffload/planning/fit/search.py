@@ -15,7 +15,7 @@ _STRIDE = 4
 """By how much a count grows while its end is not in sight."""
 
 
-class _End(NamedTuple):
+class _SearchEnd(NamedTuple):
     """A count that was tried."""
 
     at: int
@@ -46,14 +46,14 @@ def largest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | Non
 
     ``start`` is where to begin.
     """
-    first = _End(start, shortage(start))
+    first = _SearchEnd(start, shortage(start))
     if not first.fits:
-        least = _End(1, shortage(1))
+        least = _SearchEnd(1, shortage(1))
         return _between(shortage, least, first, _BY_COUNT) if least.fits else None
     good = first
     while good.at < most:
         ahead = min(most, _STRIDE * good.at)
-        end = _End(ahead, shortage(ahead))
+        end = _SearchEnd(ahead, shortage(ahead))
         if not end.fits:
             return _between(shortage, good, end, _BY_COUNT)
         good = end
@@ -62,20 +62,20 @@ def largest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | Non
 
 def smallest_that_fits(shortage: Shortage, *, start: int, most: int) -> int | None:
     """The smallest count from ``start`` to ``most`` of something that shares a need; None if none fits."""
-    bad = _End(start, shortage(start))
+    bad = _SearchEnd(start, shortage(start))
     if bad.fits:
         return start
-    before: _End | None = None
+    before: _SearchEnd | None = None
     while bad.at < most:
         ahead = min(most, _ahead(before, bad, most))
-        end = _End(ahead, shortage(ahead))
+        end = _SearchEnd(ahead, shortage(ahead))
         if end.fits:
             return _between(shortage, end, bad, _BY_SHARE)
         before, bad = bad, end
     return None
 
 
-def _ahead(before: _End | None, bad: _End, most: int) -> int:
+def _ahead(before: _SearchEnd | None, bad: _SearchEnd, most: int) -> int:
     """A count that should fit if the need falls with 1 / count, as it did from ``before`` to ``bad``."""
     if before is None or not math.isfinite(before.shortage):
         return 2 * bad.at
@@ -86,7 +86,7 @@ def _ahead(before: _End | None, bad: _End, most: int) -> int:
     return max(2 * bad.at, math.ceil(slope / -stays))
 
 
-def _between(shortage: Shortage, good: _End, bad: _End, scale: _Scale) -> int:
+def _between(shortage: Shortage, good: _SearchEnd, bad: _SearchEnd, scale: _Scale) -> int:
     """The last count that fits on the way from ``good`` to ``bad``.
 
     False position, at once there where the need is linear on the scale, with a bisection as every third
@@ -96,12 +96,12 @@ def _between(shortage: Shortage, good: _End, bad: _End, scale: _Scale) -> int:
     while abs(good.at - bad.at) > 1:
         step += 1
         count = _guess(good, bad, scale) if step % 3 else (good.at + bad.at) // 2
-        end = _End(count, shortage(count))
+        end = _SearchEnd(count, shortage(count))
         good, bad = (end, bad) if end.fits else (good, end)
     return good.at
 
 
-def _guess(good: _End, bad: _End, scale: _Scale) -> int:
+def _guess(good: _SearchEnd, bad: _SearchEnd, scale: _Scale) -> int:
     """Where the need should be met, rounded to the side that fits; strictly between the two."""
     low, high = sorted((good.at + 1, bad.at - 1) if good.at < bad.at else (good.at - 1, bad.at + 1))
     if not math.isfinite(bad.shortage):

@@ -45,7 +45,7 @@ def cluster_workers(address: str, *, count: int) -> Iterator[Pool]:
         else:
             client = stack.enter_context(_connected(address))
         submit = client.get_executor(pure=False).submit
-        yield Pool("the cluster", submit, lambda: _room(client), _how_it_ended)
+        yield Pool("the cluster", submit, lambda: _room(client), _exit_reason)
 
 
 def _room(client: Client) -> int:
@@ -54,7 +54,7 @@ def _room(client: Client) -> int:
     return _AHEAD * max(1, threads)
 
 
-def _how_it_ended(error: Exception) -> str | None:
+def _exit_reason(error: Exception) -> str | None:
     from distributed import KilledWorker
 
     return "lost by the cluster" if isinstance(error, KilledWorker) else None

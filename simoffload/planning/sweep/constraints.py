@@ -63,7 +63,7 @@ class KindError(ConstraintError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Quantity:
+class _ConstraintQuantity:
     """A number of SI units."""
 
     number: float
@@ -78,11 +78,11 @@ class _Quantity:
 def operand(value: Any) -> Any:
     """A value as conditions see it: numbers, and text with a unit, are quantities."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _Quantity(value)
+        return _ConstraintQuantity(value)
     if isinstance(value, str):
         for parse, _, kind in _PARSERS:
             try:
-                return _Quantity(parse(value), kind)
+                return _ConstraintQuantity(parse(value), kind)
             except ValueError:
                 continue
     return value
@@ -155,7 +155,7 @@ class _Reader(ast.NodeTransformer):
         if isinstance(value, bool | str):
             return ast.Constant(operand(value))
         if isinstance(value, int | float):
-            value = _Quantity(value, is_bare=True)
+            value = _ConstraintQuantity(value, is_bare=True)
             return ast.Constant(value)
         return self.generic_visit(node)
 
@@ -191,14 +191,14 @@ def _is_list(node: ast.expr) -> TypeGuard[ast.Tuple | ast.List]:
 # ---- operations ----
 
 
-def _numbers(pair: tuple[Any, Any], message: str = "") -> tuple[_Quantity, _Quantity]:
+def _numbers(pair: tuple[Any, Any], message: str = "") -> tuple[_ConstraintQuantity, _ConstraintQuantity]:
     for one in pair:
-        if not isinstance(one, _Quantity):
+        if not isinstance(one, _ConstraintQuantity):
             raise ConstraintError(f'"{shortened(str(one))}" is no number{message}')
     return pair
 
 
-def _common_kind(verb: str, left: _Quantity, right: _Quantity) -> _Kind:
+def _common_kind(verb: str, left: _ConstraintQuantity, right: _ConstraintQuantity) -> _Kind:
     """The kind of two numbers that are both of it. Raises KindError."""
     if left.kind == right.kind or (right.is_bare and right.kind == _COUNT):
         return left.kind
@@ -219,12 +219,12 @@ def _arithmetic(action: _Action, *, verb: str = "", sign: int = 0) -> _Action:
     """An operation on quantities of one kind, of which the verb is for messages, or else one that adds the
     powers of the second unit, with a sign, to those of the first."""
 
-    def value(*pair: Any) -> _Quantity:
+    def value(*pair: Any) -> _ConstraintQuantity:
         left, right = _numbers(pair)
         kind = tuple(one + sign * two for one, two in zip(left.kind, right.kind, strict=True))
         if verb:
             kind = _common_kind(verb, left, right)
-        return _Quantity(action(left.number, right.number), kind, left.is_bare and right.is_bare)
+        return _ConstraintQuantity(action(left.number, right.number), kind, left.is_bare and right.is_bare)
 
     return value
 
@@ -239,7 +239,7 @@ def _order(action: _Action) -> _Action:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, _Quantity) and isinstance(right, _Quantity):
+    if isinstance(left, _ConstraintQuantity) and isinstance(right, _ConstraintQuantity):
         _common_kind("compares", left, right)
         return left.number == right.number
     return bool(left == right)
@@ -257,7 +257,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Mult: _arithmetic(operator.mul, sign=1),
     ast.Div: _arithmetic(operator.truediv, sign=-1),
     ast.FloorDiv: _arithmetic(operator.floordiv, sign=-1),
-    ast.USub: lambda one: _OPERATORS[ast.Mult](_Quantity(-1, is_bare=True), one),
+    ast.USub: lambda one: _OPERATORS[ast.Mult](_ConstraintQuantity(-1, is_bare=True), one),
     ast.Not: operator.not_,
     ast.Lt: _order(operator.lt),
     ast.LtE: _order(operator.le),

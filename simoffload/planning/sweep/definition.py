@@ -15,7 +15,7 @@ from simoffload.planning.sweep.axes import Axis, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
 from simoffload.planning.sweep.section import SweepSection
-from simoffload.scenario import Shelf
+from simoffload.scenario import ScenarioCache
 from simoffload.scenario.loading import SWEEP, completed, resolve
 
 __all__ = ["MOST_POINTS", "Grid", "Sweep", "define_sweep"]
@@ -73,7 +73,7 @@ class Sweep:
     constraints: tuple[str, ...]
     holds: tuple[Callable[[Choice], bool], ...]
     """The constraints as functions."""
-    shelf: Shelf
+    cache: ScenarioCache
     """What the scenarios have in common."""
 
     def combinations(self) -> Iterator[int]:
@@ -97,12 +97,12 @@ class Sweep:
 
     def identity(self, index: int) -> str:
         """The hash of a combination's scenario: the same for what cannot differ in its result."""
-        document = completed(self.grid.document(index), self.shelf, [])
-        return self.shelf.identity(document.data, root=document.root)
+        document = completed(self.grid.document(index), self.cache, [])
+        return self.cache.identity(document.data, root=document.root)
 
     def description(self) -> dict[str, Any]:
         """What is computed, as plain values; with the content of files it is what the sweep's hash is of."""
-        data = completed(self.grid.base, self.shelf, []).data
+        data = completed(self.grid.base, self.cache, []).data
         return {
             "version": __version__,
             "scenario": data,
@@ -137,11 +137,11 @@ def define_sweep(
         raise InputError((Problem(document.path, None, None, "", text),))
     grid = Grid(_base_of(document, tuple(found)), tuple(found.values()))
     _check_names(grid, most)
-    shelf = Shelf()
-    grid = replace(grid, base=_with_config(grid, shelf))
-    _check_paths(grid, shelf)
+    cache = ScenarioCache()
+    grid = replace(grid, base=_with_config(grid, cache))
+    _check_paths(grid, cache)
     texts = (*section.constraints, *constraints)
-    return Sweep(grid, texts, tuple(_constraint(text, grid) for text in texts), shelf)
+    return Sweep(grid, texts, tuple(_constraint(text, grid) for text in texts), cache)
 
 
 def _base_of(document: Document, varied: tuple[Location, ...]) -> Document:
@@ -184,45 +184,45 @@ def _check_names(grid: Grid, most: int) -> None:
         raise InputError.at("sweep.axes", text)
 
 
-def _with_config(grid: Grid, shelf: Shelf) -> Document:
+def _with_config(grid: Grid, cache: ScenarioCache) -> Document:
     """The base with its ds_config in place of the path where an axis reaches into it."""
     strategy = grid.base.data.get("strategy")
     reached = any(len(axis.location) > 2 and axis.location[1] == "ds_config" for axis in grid.axes)
     if not reached or not isinstance(strategy, dict) or not isinstance(strategy.get("ds_config"), str):
         return grid.base
-    config = shelf.ds_config(strategy["ds_config"], root=grid.base.root)
+    config = cache.ds_config(strategy["ds_config"], root=grid.base.root)
     return edited(grid.base, [Edit(("strategy", "ds_config"), config)], in_place=True)
 
 
 # ---- paths that lead nowhere are found before anything runs ----
 
 
-def _check_paths(grid: Grid, shelf: Shelf) -> None:
+def _check_paths(grid: Grid, cache: ScenarioCache) -> None:
     """Raise InputError for an axis of which no value is possible, or a scenario that cannot be at all."""
-    problems = _problems(grid, 0, shelf)
+    problems = _problems(grid, 0, cache)
     if not problems:
         return
     for axis in grid.axes:
-        if _impossible(axis, grid, shelf):
+        if _impossible(axis, grid, cache):
             raise InputError(_placed(one, axis) for one in problems if _concerns(one, axis))
     elsewhere = [one for one in problems if not any(_concerns(one, axis) for axis in grid.axes)]
     spread = {(grid.size - 1) * i // _TRIED for i in range(1, _TRIED + 1)}
-    if elsewhere and all(_problems(grid, index, shelf) for index in sorted(spread)):
+    if elsewhere and all(_problems(grid, index, cache) for index in sorted(spread)):
         raise InputError(elsewhere)
 
 
-def _impossible(axis: Axis, grid: Grid, shelf: Shelf) -> bool:
+def _impossible(axis: Axis, grid: Grid, cache: ScenarioCache) -> bool:
     position = grid.axes.index(axis)
     stride = math.prod(len(other.values) for other in grid.axes[position + 1 :])
     return all(
-        any(_concerns(one, axis) for one in _problems(grid, stride * i, shelf))
+        any(_concerns(one, axis) for one in _problems(grid, stride * i, cache))
         for i in range(len(axis.values))
     )
 
 
-def _problems(grid: Grid, index: int, shelf: Shelf) -> tuple[Problem, ...]:
+def _problems(grid: Grid, index: int, cache: ScenarioCache) -> tuple[Problem, ...]:
     try:
-        resolve(grid.document(index), shelf=shelf)
+        resolve(grid.document(index), cache=cache)
     except InputError as error:
         return error.problems
     return ()

@@ -17,16 +17,16 @@ from simoffload.errors import InputError, SimulationError, printable
 from simoffload.limits import limited
 from simoffload.models import families
 from simoffload.planning.sweep.definition import Grid, Sweep
-from simoffload.planning.sweep.journal import Row
+from simoffload.planning.sweep.journal import JournalRow
 from simoffload.planning.sweep.points import Points
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import Shelf
+from simoffload.scenario import ScenarioCache
 from simoffload.scenario.loading import resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry
 
-__all__ = ["Job", "Task", "failed_row", "job_of", "rest_of", "run_task", "tasks_of"]
+__all__ = ["SweepJob", "Task", "failed_row", "job_of", "rest_of", "run_task", "tasks_of"]
 
 _PATIENCE = 0.5  # [s] after which a task hands over what it has
 
@@ -40,7 +40,7 @@ class Task(NamedTuple):
     """Workers that ended while they had it."""
 
 
-class Job(NamedTuple):
+class SweepJob(NamedTuple):
     """What all tasks of a sweep share, in a form that can be sent to another machine."""
 
     content: bytes
@@ -50,7 +50,7 @@ class Job(NamedTuple):
 class _Setting(NamedTuple):
     digest: str
     grid: Grid
-    shelf: Shelf
+    cache: ScenarioCache
 
 
 _local = threading.local()
@@ -68,17 +68,17 @@ def check_workers_can_import() -> None:
         )
 
 
-def job_of(sweep: Sweep) -> Job:
+def job_of(sweep: Sweep) -> SweepJob:
     """Pack a sweep with the content of all files that its points were found to need."""
     grid = sweep.grid
     base = (grid.base.path, grid.base.data, grid.base.root)
     outside = families.registered_outside(), registry.registered_outside()
-    packed = pickle.dumps((__version__, outside, base, grid.axes, sweep.shelf.snapshot()))
+    packed = pickle.dumps((__version__, outside, base, grid.axes, sweep.cache.snapshot()))
     content = zlib.compress(packed)
-    return Job(content, hashlib.sha256(content).hexdigest())
+    return SweepJob(content, hashlib.sha256(content).hexdigest())
 
 
-def _setting(job: Job) -> _Setting:
+def _setting(job: SweepJob) -> _Setting:
     setting: _Setting | None = getattr(_local, "setting", None)
     if setting is None or setting.digest != job.digest:
         version, outside, (path, data, root), axes, snapshot = pickle.loads(zlib.decompress(job.content))
@@ -89,14 +89,14 @@ def _setting(job: Job) -> _Setting:
         for strategy in outside[1]:
             registry.register(strategy)
         grid = Grid(Document(path, data, root), axes)
-        setting = _local.setting = _Setting(job.digest, grid, Shelf.restored(snapshot))
+        setting = _local.setting = _Setting(job.digest, grid, ScenarioCache.restored(snapshot))
     return setting
 
 
-def run_task(job: Job, task: Task) -> list[Row]:
+def run_task(job: SweepJob, task: Task) -> list[JournalRow]:
     """Simulate points for some seconds, at least one; the rows of those that were reached."""
     setting = _setting(job)
-    rows: list[Row] = []
+    rows: list[JournalRow] = []
     started = time.monotonic()
     for number, combination in task.points:
         rows.append(_row(number, combination, setting))
@@ -105,18 +105,18 @@ def run_task(job: Job, task: Task) -> list[Row]:
     return rows
 
 
-def rest_of(task: Task, rows: Sequence[Row]) -> list[Task]:
+def rest_of(task: Task, rows: Sequence[JournalRow]) -> list[Task]:
     """A task of the points that a worker did not reach; none if it reached all."""
     left = task.points[len(rows) :]
     return [Task(left)] if left else []
 
 
-def _row(number: int, combination: int, setting: _Setting) -> Row:
+def _row(number: int, combination: int, setting: _Setting) -> JournalRow:
     """A point that fails in any way is a row that says so."""
     try:
         return _row_of(number, _simulated(combination, setting))
     except InputError as error:
-        return failed_row(number, "; ".join(_told(*one) for one in error.problems))
+        return failed_row(number, "; ".join(_problem_text(*one) for one in error.problems))
     except SimulationError as error:
         return failed_row(number, str(error))
     except Exception as error:
@@ -126,20 +126,20 @@ def _row(number: int, combination: int, setting: _Setting) -> Row:
 
 @limited
 def _simulated(combination: int, setting: _Setting) -> SimulationResult:
-    return simulate(resolve(setting.grid.document(combination), shelf=setting.shelf))
+    return simulate(resolve(setting.grid.document(combination), cache=setting.cache))
 
 
-def _told(_path: str, _line: int | None, _column: int | None, key: str, message: str) -> str:
+def _problem_text(_path: str, _line: int | None, _column: int | None, key: str, message: str) -> str:
     return f"{key}: {message}" if key else message
 
 
-def failed_row(number: int, error: str) -> Row:
+def failed_row(number: int, error: str) -> JournalRow:
     """The row of a point that has no result."""
-    return Row(point=number, error=printable(" ".join(error.split()))[:2000])
+    return JournalRow(point=number, error=printable(" ".join(error.split()))[:2000])
 
 
-def _row_of(number: int, result: SimulationResult) -> Row:
-    return Row(
+def _row_of(number: int, result: SimulationResult) -> JournalRow:
+    return JournalRow(
         point=number,
         metrics={name: _finite(value) for name, value in result.metrics().items()},
         decode_bound=_finite(result.particulars().get("decode_bound")),

@@ -25,7 +25,7 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
 
-__all__ = ["AFTER", "METRICS", "Journal", "Row", "SweepId", "beside"]
+__all__ = ["AFTER", "METRICS", "Journal", "JournalRow", "SweepId", "beside"]
 
 SCHEMA = "simoffload/sweep-journal/2"
 _TABLES = (
@@ -48,7 +48,7 @@ METRICS = frozenset(name for kind in _RESULTS for name in kind.formulas)
 """Names of the metrics of all kinds of results."""
 
 
-class Row(BaseModel):
+class JournalRow(BaseModel):
     """A simulated point: all that its result says, or else the error for which it has none."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -71,12 +71,12 @@ class Row(BaseModel):
         """Refuse what no point of a sweep comes to."""
         if not all(value.isprintable() for _, value in self if isinstance(value, str)):
             raise ValueError("text that cannot be printed")
-        said = self.model_fields_set - {"point"}
+        found = self.model_fields_set - {"point"}
         if self.error is not None:
-            if said != {"error"}:
+            if found != {"error"}:
                 raise ValueError("an error and a result")
             return self
-        if said != type(self).model_fields.keys() - {"point", "error"} or self.metrics is None:
+        if found != type(self).model_fields.keys() - {"point", "error"} or self.metrics is None:
             raise ValueError("not all that a result says")
         names = self.metrics.keys()
         if self.fits is None or self.extrapolates is None or not any(map(_has(names), _RESULTS)):
@@ -102,8 +102,8 @@ def _kind(hint: Any) -> type:
 
 AFTER = {
     name: _kind(hint)
-    for name, hint in get_type_hints(Row).items()
-    if name in Row.model_fields and name not in ("point", "metrics")
+    for name, hint in get_type_hints(JournalRow).items()
+    if name in JournalRow.model_fields and name not in ("point", "metrics")
 }
 """What stands behind the metrics of a row, and its type."""
 
@@ -131,14 +131,14 @@ class Journal:
             path.unlink()
             beside(path).unlink(missing_ok=True)
             database, known = _opened(path), []
-        with _told(path), _transaction(database):
+        with _as_os_error(path), _transaction(database):
             for name in known:
                 database.execute(f"DROP TABLE {name}")
         return cls._begun(path, database, sweep)
 
     @classmethod
     def _begun(cls, path: Path, database: sqlite3.Connection, sweep: SweepId) -> Self:
-        with _told(path), _transaction(database):
+        with _as_os_error(path), _transaction(database):
             for table in _TABLES:
                 database.execute(table)
             database.execute("INSERT INTO sweep VALUES (?, ?, ?, ?)", (SCHEMA, __version__, *sweep))
@@ -171,22 +171,22 @@ class Journal:
     def __len__(self) -> int:
         return len(self._done)
 
-    def append(self, rows: Iterable[Row]) -> None:
+    def append(self, rows: Iterable[JournalRow]) -> None:
         """Add the rows of a chunk; when this returns, they survive."""
         # A chunk that was given up as lost may come back after all.
         fresh = {row.point: row.plain() for row in rows if row.point not in self._done}
-        with _told(self.path), _transaction(self._database):
+        with _as_os_error(self.path), _transaction(self._database):
             written = ((point, zlib.crc32(text.encode()), text) for point, text in fresh.items())
             self._database.executemany("INSERT INTO rows VALUES (?, ?, ?)", written)
         self._done |= fresh.keys()
 
-    def row(self, point: int) -> Row:
+    def row(self, point: int) -> JournalRow:
         """What is known of a point; KeyError if nothing is."""
         if point not in self._done:
             raise KeyError(point)
-        with _told(self.path):
+        with _as_os_error(self.path):
             (text,) = self._database.execute("SELECT data FROM rows WHERE point = ?", (point,)).fetchone()
-        return Row.model_validate_json(text)
+        return JournalRow.model_validate_json(text)
 
     def close(self) -> None:
         """Let others open it."""
@@ -240,7 +240,7 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_os_error(path: Path) -> Iterator[None]:
     """What SQLite says of the disk as the operating system would."""
     try:
         yield
@@ -278,12 +278,12 @@ def _check_sweep(path: Path, database: sqlite3.Connection, sweep: SweepId) -> No
 def _read(path: Path, database: sqlite3.Connection, expected: Container[int]) -> set[int]:
     """The points that it holds. Raises InputError for a file that does not hold what was written."""
     try:
-        ((said, *_),) = database.execute("PRAGMA integrity_check(1)").fetchall()
-        if said != "ok":
-            raise _refusal(path, _DAMAGED.format(shortened(str(said))))
+        ((found, *_),) = database.execute("PRAGMA integrity_check(1)").fetchall()
+        if found != "ok":
+            raise _refusal(path, _DAMAGED.format(shortened(str(found))))
         done = set()
         for point, crc, text in database.execute("SELECT point, crc, data FROM rows"):
-            why = _nonsense(point, crc, text, expected)
+            why = _row_fault(point, crc, text, expected)
             if why:
                 which = shortened(str(point))
                 raise _refusal(path, _DAMAGED.format(f"what it holds of point {which} {why}"))
@@ -293,12 +293,12 @@ def _read(path: Path, database: sqlite3.Connection, expected: Container[int]) ->
     return done
 
 
-def _nonsense(point: Any, crc: Any, text: Any, expected: Container[int]) -> str:
+def _row_fault(point: Any, crc: Any, text: Any, expected: Container[int]) -> str:
     """Why a row cannot be one that was written here; empty if it can."""
     if not isinstance(text, str) or zlib.crc32(text.encode("utf-8", "surrogatepass")) != crc:
         return "was changed"
     try:
-        row = Row.model_validate_json(text)
+        row = JournalRow.model_validate_json(text)
     except ValidationError as error:
         return f"is no result ({error.errors()[0]['msg']})"
     return "" if row.point == point and point in expected else "is of no point of this sweep"

@@ -8,8 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
 from simoffload.errors import SimulationError
-from simoffload.planning.sweep.evaluate import Job, Task, failed_row, rest_of, run_task
-from simoffload.planning.sweep.journal import Row
+from simoffload.planning.sweep.evaluate import SweepJob, Task, failed_row, rest_of, run_task
+from simoffload.planning.sweep.journal import JournalRow
 
 __all__ = ["MOST_DEATHS", "THIS_PROCESS", "Pool", "run_tasks"]
 
@@ -40,7 +40,7 @@ THIS_PROCESS = Pool("this process", _submit_here, lambda: 1, lambda _: None)
 """The pool without any process but this one."""
 
 
-def run_tasks(pool: Pool, job: Job, tasks: Sequence[Task]) -> Iterator[list[Row]]:
+def run_tasks(pool: Pool, job: SweepJob, tasks: Sequence[Task]) -> Iterator[list[JournalRow]]:
     """Simulate all tasks in a pool; yield rows as they come.
 
     Raises SimulationError where the pool cannot go on.
@@ -59,10 +59,10 @@ def run_tasks(pool: Pool, job: Job, tasks: Sequence[Task]) -> Iterator[list[Row]
                 yield rows
 
 
-def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[Row], list[Task]]:
+def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[JournalRow], list[Task]]:
     """The rows that a task came to, and what is left of it."""
     try:
-        rows: list[Row] = future.result()
+        rows: list[JournalRow] = future.result()
         return rows, rest_of(task, rows)
     except SimulationError:
         raise
@@ -70,10 +70,10 @@ def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[Row], li
         how = pool.how_it_ended(error)
         if how is None:
             raise SimulationError(f"{pool.name} failed: {type(error).__name__}: {error}") from None
-    return _after_death(task, how)
+    return _after_worker_end(task, how)
 
 
-def _after_death(task: Task, how: str) -> tuple[list[Row], list[Task]]:
+def _after_worker_end(task: Task, how: str) -> tuple[list[JournalRow], list[Task]]:
     """What is left of a task whose worker ended: its points one by one; a row for one that always ends so."""
     deaths = task.deaths + 1
     if len(task.points) > 1:

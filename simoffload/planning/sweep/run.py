@@ -15,7 +15,7 @@ from simoffload.planning.sweep.evaluate import check_workers_can_import, job_of,
 from simoffload.planning.sweep.journal import Journal, SweepId, beside
 from simoffload.planning.sweep.points import Points
 from simoffload.planning.sweep.pool import THIS_PROCESS, Pool, run_tasks
-from simoffload.planning.sweep.table import Table, check_format, write_table
+from simoffload.planning.sweep.table import SweepTable, check_format, write_table
 from simoffload.planning.sweep.workers import local_processes
 
 __all__ = ["Counts", "Progress", "Summary", "check_files", "journal_of", "run_sweep", "usable_cores"]
@@ -134,7 +134,7 @@ def run_sweep(
                 counts = counts._replace(done=len(journal), failed=failed)
                 if progress is not None:
                     progress(counts)
-        table = Table.of(sweep, points, journal)
+        table = SweepTable.of(sweep, points, journal)
         for output in outputs:
             write_table(table, output)
         return _summary(table, resumed, tuple(outputs))
@@ -166,7 +166,7 @@ def _pool(cluster: str | None, count: int) -> Iterator[Pool]:
         yield THIS_PROCESS
 
 
-def _summary(table: Table, resumed: int, outputs: tuple[Path, ...]) -> Summary:
+def _summary(table: SweepTable, resumed: int, outputs: tuple[Path, ...]) -> Summary:
     return Summary(
         points=len(table.points),
         duplicates=table.points.duplicates,

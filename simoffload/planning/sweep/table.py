@@ -20,7 +20,7 @@ from simoffload.planning.sweep.definition import Sweep
 from simoffload.planning.sweep.journal import AFTER, Journal
 from simoffload.planning.sweep.points import Points
 
-__all__ = ["FORMATS", "Table", "check_format", "write_table"]
+__all__ = ["FORMATS", "SweepTable", "check_format", "write_table"]
 
 SCHEMA = "simoffload/sweep-result/1"
 FORMATS = (".csv", ".json", ".parquet")
@@ -28,7 +28,7 @@ _BATCH = 20_000
 
 
 @dataclass(frozen=True)
-class Table:
+class SweepTable:
     """A finished sweep, row by row."""
 
     sweep: Sweep
@@ -88,17 +88,17 @@ def check_format(path: Path) -> None:
             raise _refusal(path, text) from None
 
 
-def write_table(table: Table, path: Path) -> None:
+def write_table(table: SweepTable, path: Path) -> None:
     """Write a file in the format of its suffix, whole or not at all."""
     _WRITERS[path.suffix](table, path)
 
 
-def _write_csv(table: Table, path: Path) -> None:
+def _write_csv(table: SweepTable, path: Path) -> None:
     write_csv(path, table.columns(), table.rows(table.all_axes(False)))
 
 
-def _write_json(table: Table, path: Path) -> None:
-    profiles = [dict(zip(("kind", "id", "sha256"), one, strict=True)) for one in table.sweep.shelf.profiles()]
+def _write_json(table: SweepTable, path: Path) -> None:
+    profiles = [dict(zip(("kind", "id", "sha256"), one, strict=True)) for one in table.sweep.cache.profiles()]
     head = {
         "schema": SCHEMA,
         "sweep": table.points.sweep_hash,
@@ -115,7 +115,7 @@ def _write_json(table: Table, path: Path) -> None:
         file.write("\n ]\n}\n")
 
 
-def _write_parquet(table: Table, path: Path) -> None:
+def _write_parquet(table: SweepTable, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -155,7 +155,7 @@ def _refusal(path: Path, message: str) -> InputError:
     return InputError((Problem(str(path), None, None, "", message),))
 
 
-_WRITERS: dict[str, Callable[[Table, Path], None]] = {
+_WRITERS: dict[str, Callable[[SweepTable, Path], None]] = {
     ".csv": _write_csv,
     ".json": _write_json,
     ".parquet": _write_parquet,

@@ -47,10 +47,10 @@ def local_processes(count: int) -> Iterator[Pool]:
         def submit(*call: Any) -> Future[Any]:
             return threads.submit(workers.call, *call)
 
-        yield Pool("a worker", submit, lambda: count, _how_it_ended)
+        yield Pool("a worker", submit, lambda: count, _exit_reason)
 
 
-def _how_it_ended(error: Exception) -> str | None:
+def _exit_reason(error: Exception) -> str | None:
     return str(error) if isinstance(error, WorkerEndedError) else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simoffload.report.presentation.base import Metric, Place, Presentation
+from simoffload.report.presentation.base import Metric, Presentation, TierAssignment
 from simoffload.report.presentation.checkpoint import checkpoint
 from simoffload.report.presentation.inference import inference
 from simoffload.report.presentation.training import training
@@ -11,7 +11,7 @@ from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 
-__all__ = ["Metric", "Place", "Presentation", "presentation"]
+__all__ = ["Metric", "Presentation", "TierAssignment", "presentation"]
 
 
 def presentation(result: SimulationResult) -> Presentation:

@@ -12,7 +12,7 @@ from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 
-__all__ = ["Metric", "Place", "Presentation", "Shown", "batch_of", "metrics_of", "weights_of"]
+__all__ = ["Metric", "Presentation", "Shown", "TierAssignment", "batch_of", "metrics_of", "weights_of"]
 
 Shown = Mapping[str, tuple[str, Callable[[float], str]]]
 """What metrics are called, by their keys, and how their values are written."""
@@ -22,7 +22,7 @@ class Metric(NamedTuple):
     """A metric as a reader sees it."""
 
     key: str
-    words: str
+    description: str
     value: str
     share: str = ""
     """Of the step, for what is a part of it."""
@@ -51,17 +51,17 @@ def metrics_of(
     shown: Shown,
     *,
     parts: Collection[str] = (),
-    whole: float | None = None,
+    total: float | None = None,
 ) -> tuple[Metric, ...]:
-    """All of ``shown`` that have a value; ``parts`` with their shares of the ``whole``, if that is known."""
+    """All of ``shown`` that have a value; ``parts`` with their shares of ``total``, if that is known."""
     return tuple(
-        Metric(key, words, show(value), percent(value / whole) if whole and key in parts else "")
-        for key, (words, show) in shown.items()
+        Metric(key, description, show(value), percent(value / total) if total and key in parts else "")
+        for key, (description, show) in shown.items()
         if (value := values.get(key)) is not None
     )
 
 
-class Place(NamedTuple):
+class TierAssignment(NamedTuple):
     """Something that can be offloaded, and the tier that holds it."""
 
     what: str
@@ -83,7 +83,7 @@ class Presentation(NamedTuple):
     """What ``SimulationResult.step_time_s`` is: "TPOT", "TTFT", "step", "checkpoint"."""
     compared: str
     """What ``SimulationResult.compared_s`` is, as it begins a sentence."""
-    places: tuple[Place, ...]
+    places: tuple[TierAssignment, ...]
     """The weights first."""
     labels: tuple[str, ...]
     """Names that may tell it from others, the shortest first."""
@@ -99,7 +99,7 @@ class Presentation(NamedTuple):
     """Metrics that are explained under a comparison."""
     shown: PassResult | None
     """The pass whose operations are drawn."""
-    whole: str
+    unit_name: str
     """What ``SimulationResult.step`` is: a "pass", or a "step" or "checkpoint" of several."""
     parts: str = "layers"
     """What the blocks of that pass are."""
@@ -111,4 +111,4 @@ class Presentation(NamedTuple):
     @property
     def called(self) -> str:
         """What a sentence calls ``SimulationResult.step``; empty if its own name does."""
-        return "" if self.whole == "pass" else f"the {self.whole}"
+        return "" if self.unit_name == "pass" else f"the {self.unit_name}"

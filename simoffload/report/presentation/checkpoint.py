@@ -5,7 +5,7 @@ from __future__ import annotations
 from simoffload.errors import printable
 from simoffload.report.document import Entry, byte_rate, seconds
 from simoffload.report.formatting import percent, plural
-from simoffload.report.presentation.base import Place, Presentation, Shown, metrics_of
+from simoffload.report.presentation.base import Presentation, Shown, TierAssignment, metrics_of
 from simoffload.results.checkpoint import CheckpointPhase, CheckpointResult
 from simoffload.units import format_bytes, format_rate, format_seconds
 
@@ -32,7 +32,7 @@ def checkpoint(result: CheckpointResult) -> Presentation:
         took=_took(result),
         step="checkpoint",
         compared="Time per checkpoint",
-        places=(Place("checkpoints", result.target),),
+        places=(TierAssignment("checkpoints", result.target),),
         labels=(tier, name, f"{name}, {tier}"),
         exact=f"{result.name}@{result.target}",
         metrics=metrics_of(result.metrics(), _SHOWN),
@@ -40,7 +40,7 @@ def checkpoint(result: CheckpointResult) -> Presentation:
         legend=_LEGEND,
         formulas=("save_s", "stall_s", "restore_s", "bytes_per_s"),
         shown=longest.result if longest else None,
-        whole="checkpoint",
+        unit_name="checkpoint",
         parts="parts",
     )
 

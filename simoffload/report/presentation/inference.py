@@ -5,7 +5,14 @@ from __future__ import annotations
 from simoffload.errors import printable
 from simoffload.report.document import Entry, rate, seconds
 from simoffload.report.formatting import per_second, plural
-from simoffload.report.presentation.base import Place, Presentation, Shown, batch_of, metrics_of, weights_of
+from simoffload.report.presentation.base import (
+    Presentation,
+    Shown,
+    TierAssignment,
+    batch_of,
+    metrics_of,
+    weights_of,
+)
 from simoffload.results.inference import InferenceResult
 from simoffload.units import format_seconds
 
@@ -34,7 +41,7 @@ def inference(result: InferenceResult) -> Presentation:
         took=_took(result),
         step="TPOT" if several else "TTFT",
         compared="Time per output token (TPOT)" if several else "Time to first token (TTFT)",
-        places=(Place("weights", weights),),
+        places=(TierAssignment("weights", weights),),
         labels=tuple(map(printable, (weights, result.name, f"{result.name}, {weights}"))),
         exact=f"{result.name}@{weights}",
         metrics=metrics_of(result.metrics(), _SHOWN),
@@ -42,7 +49,7 @@ def inference(result: InferenceResult) -> Presentation:
         legend=_LEGEND if several else _LEGEND_OF_ONE,
         formulas=("ttft_s", *(("tpot_s",) if several else ()), "tokens_per_s"),
         shown=result.step,
-        whole="pass",
+        unit_name="pass",
         note=_note(result),
         how=_GATHERED if result.spread_bound_tokens_per_s else "",
     )

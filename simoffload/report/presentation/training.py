@@ -5,7 +5,14 @@ from __future__ import annotations
 from simoffload.errors import printable
 from simoffload.report.document import Entry, rate, seconds
 from simoffload.report.formatting import per_second, plural
-from simoffload.report.presentation.base import Place, Presentation, Shown, batch_of, metrics_of, weights_of
+from simoffload.report.presentation.base import (
+    Presentation,
+    Shown,
+    TierAssignment,
+    batch_of,
+    metrics_of,
+    weights_of,
+)
 from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.units import format_number, format_seconds
 
@@ -28,15 +35,18 @@ def training(result: TrainingResult) -> Presentation:
         took=_took(result),
         step="step",
         compared="Time per token",
-        places=(Place("weights", weights_of(result)), Place("optimizer", result.optimizer_target)),
+        places=(
+            TierAssignment("weights", weights_of(result)),
+            TierAssignment("optimizer", result.optimizer_target),
+        ),
         labels=(both, name, f"{name}, {both}"),
         exact=f"{result.name}@{weights_of(result)}+{result.optimizer_target}",
-        metrics=metrics_of(result.metrics(), _SHOWN, parts=_PARTS, whole=result.step_s),
+        metrics=metrics_of(result.metrics(), _SHOWN, parts=_PARTS, total=result.step_s),
         cells=_cells(result),
         legend=_LEGEND,
         formulas=("step_s", "optimizer_s", "tokens_per_s", "per_token_s"),
         shown=longest.result if longest else None,
-        whole="step",
+        unit_name="step",
         parts="parts" if longest and longest.name == "optimizer" else "layers",
     )
 

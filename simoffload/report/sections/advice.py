@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from simoffload.planning.advise import WORTH, Advice, Point, Search, ServiceLevel, Tried
+from simoffload.planning.advise import WORTH, Advice, Search, ServiceLevel, SimulatedPurchase, Tried
 from simoffload.planning.bandwidth import StorageCurve
 from simoffload.planning.confidence import margin
 from simoffload.report import charts
-from simoffload.report.document import Chart, Datum, Entry, Section, Table, seconds
+from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, seconds
 from simoffload.report.formatting import held_back, largest, per_second, percent, plural
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import settings
@@ -19,7 +19,7 @@ from simoffload.report.sections.explanation import bandwidth_section
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_number, format_seconds
 
-__all__ = ["GAINS", "advice_verdict", "advised", "purchase_verdict", "searched", "what_next"]
+__all__ = ["GAINS", "advice_verdict", "advised", "next_steps_section", "purchase_verdict", "searched"]
 
 GAINS = "What helps"
 FRONT = "Purchases worth considering"
@@ -43,23 +43,23 @@ def advice_verdict(advice: Advice) -> str:
         return f"As it is, {'; '.join(result.advice)}. {_what_fits(advice)}"
     held = held_back(result.step) if result.step is not None else ""
     now = f"{_took(result)}, most of it {result.bottleneck}{held}"
-    told = [f"most is gained with {_said(one)}" for one in advice.helping[:1]]
-    paid = [f"most for the money with {_said(one)}" for one in advice.by_cost[:1]]
+    texts = [f"most is gained with {_with_gain(one)}" for one in advice.helping[:1]]
+    paid = [f"most for the money with {_with_gain(one)}" for one in advice.by_cost[:1]]
     free = [one for one in advice.helping if one.option.kind == "setting"][:1]
-    set_ = [f"of the settings with {_said(one)}" for one in free]
-    return f"{now}: {', '.join([*told, *paid, *set_]) or 'no change that was tried helps'}."
+    set_ = [f"of the settings with {_with_gain(one)}" for one in free]
+    return f"{now}: {', '.join([*texts, *paid, *set_]) or 'no change that was tried helps'}."
 
 
 def _what_fits(advice: Advice) -> str:
     """The fastest change, and the cheapest of which the price is known."""
     if not advice.helping:
-        told = _first([one.option.words for one in advice.impossible])
-        return f"No change that was tried makes it fit. Tried: {told}."
+        texts = _first([one.option.description for one in advice.impossible])
+        return f"No change that was tried makes it fit. Tried: {texts}."
     helping = [one for one in advice.helping if one.option.same_work] or advice.helping
     first = helping[0]
     cheap = min(helping, key=lambda one: math.inf if one.extra is None else one.extra)
-    told = f"It fits and is fastest with: {first.option.words}"
-    return f"{told}." if cheap is first else f"{told}; at the least cost with: {cheap.option.words}."
+    texts = f"It fits and is fastest with: {first.option.description}"
+    return f"{texts}." if cheap is first else f"{texts}; at the least cost with: {cheap.option.description}."
 
 
 def _took(result: SimulationResult) -> str:
@@ -68,15 +68,15 @@ def _took(result: SimulationResult) -> str:
     return f"{what} is {time}" if what.isupper() else f"A {what} takes {time}"
 
 
-def _said(one: Tried) -> str:
-    return f"{one.option.words} ({_times(one.gain)})"
+def _with_gain(one: Tried) -> str:
+    return f"{one.option.description} ({_times(one.gain)})"
 
 
 def _times(gain: float | None) -> str:
     return f"{format_number(gain)}×" if gain is not None else "fits"
 
 
-def advised(advice: Advice, curve: StorageCurve | None) -> tuple[Section, ...]:
+def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, ...]:
     """Gains, what they cost, what changes nothing, settings to paste, and how fast storage must be."""
     currency = advice.economics.costs.currency
     helping = advice.helping
@@ -88,60 +88,64 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[Section, ...]:
     table = table._replace(page_columns=_FOR_MONEY if advice.result.fits else _FOR_SPACE)
     timed = [one for one in helping if one.gain is not None][:_MOST_BARS]
     drawn = (Chart("gain of each change", partial(charts.gains, timed)),) if timed else ()
-    sections = [Section(GAINS, _doubt(advice), (table,), notes, charts=drawn)]
+    sections = [ReportSection(GAINS, _error_notes(advice), (table,), notes, charts=drawn)]
     if helping[_MOST:]:
         more = _table(helping[_MOST:], currency, advice.result)._replace(folded="Smaller gains")
-        sections.append(Section("Smaller gains", tables=(more,), page_only=True))
+        sections.append(ReportSection("Smaller gains", tables=(more,), page_only=True))
     if advice.by_cost:
         paid = _table(advice.by_cost[:_MOST], currency, advice.result)._replace(page_columns=_FOR_SPEED)
-        sections.append(Section("Most for the money", tables=(paid,)))
-    told = [f"{one.option.words} ({_times(one.gain)})" for one in advice.tried if (one.gain or WORTH) < WORTH]
-    if told:
-        sections.append(Section("What does not help", (_first(told),)))
+        sections.append(ReportSection("Most for the money", tables=(paid,)))
+    texts = [
+        f"{one.option.description} ({_times(one.gain)})"
+        for one in advice.tried
+        if (one.gain or WORTH) < WORTH
+    ]
+    if texts:
+        sections.append(ReportSection("What does not help", (_first(texts),)))
     if advice.impossible:
-        rows = tuple((one.option.words, one.why) for one in advice.impossible)
-        table = Table("", ("change", "why not"), rows, (), folded=plural(len(rows), "change"))
-        sections.append(Section("What is impossible", tables=(table,), page_only=True))
+        rows = tuple((one.option.description, one.why) for one in advice.impossible)
+        table = ReportTable("", ("change", "why not"), rows, (), folded=plural(len(rows), "change"))
+        sections.append(ReportSection("What is impossible", tables=(table,), page_only=True))
     sections += _settings(advice)
     if curve is not None or (advice.result.fits and not _stored(advice)):
         sections.append(bandwidth_section(curve))
     return tuple(sections)
 
 
-def what_next(advice: Advice) -> Section:
+def next_steps_section(advice: Advice) -> ReportSection:
     """The few changes that gain most; ``advise`` tells all of them."""
     table = _table(advice.helping[:_FEW], advice.economics.costs.currency, advice.result)
-    told = "simoffload advise tells all changes that were tried and writes them as scenarios"
-    return Section("What next", (told,), (table,) if table.rows else ())
+    texts = "simoffload advise tells all changes that were tried and writes them as scenarios"
+    return ReportSection("What next", (texts,), (table,) if table.rows else ())
 
 
 def _stored(advice: Advice) -> bool:
     """Whether anything lies on drives or servers."""
-    targets = advice.scenario.machine.wiring.targets
+    targets = advice.scenario.machine.topology.targets
     return any(use.tier in targets for use in advice.result.capacity)
 
 
-def _first(told: Sequence[str]) -> str:
-    shown = "; ".join(told[:_MOST])
-    return f"{shown}; and {len(told) - _MOST} more" if len(told) > _MOST else shown
+def _first(texts: Sequence[str]) -> str:
+    shown = "; ".join(texts[:_MOST])
+    return f"{shown}; and {len(texts) - _MOST} more" if len(texts) > _MOST else shown
 
 
-def _doubt(advice: Advice) -> tuple[str, ...]:
+def _error_notes(advice: Advice) -> tuple[str, ...]:
     timed = [one.result for one in advice.tried if one.gain is not None]
     if not timed or not advice.result.fits:
         return ()
     error = margin(advice.result, advice.result)
-    told = f"gains below {percent(error)} are within the error of predictions of real runs"
-    return (f"{told}; that of two like scenarios is mostly the same, so that it weighs less here",)
+    texts = f"gains below {percent(error)} are within the error of predictions of real runs"
+    return (f"{texts}; that of two like scenarios is mostly the same, so that it weighs less here",)
 
 
-def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> Table:
+def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> ReportTable:
     rows: list[tuple[Entry, ...]] = []
     for one in found:
         gain = one.gain_per_cost
         rows.append(
             (
-                Datum(one.option.words, name=one.option.key),
+                Datum(one.option.description, name=one.option.key),
                 _KINDS[one.option.kind],
                 "" if one.gain is None else Datum(_times(one.gain), one.gain),
                 _cost(one, currency),
@@ -159,7 +163,7 @@ def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> Tab
         presentation(base).step,
         "then the bottleneck",
     )
-    return Table("", head, tuple(rows), (2, 3, 4, 5))
+    return ReportTable("", head, tuple(rows), (2, 3, 4, 5))
 
 
 def _cost(one: Tried, currency: str) -> Entry:
@@ -168,42 +172,46 @@ def _cost(one: Tried, currency: str) -> Entry:
     return money(one.extra, currency) if one.extra else Datum("nothing", 0.0, currency)
 
 
-def _settings(advice: Advice) -> list[Section]:
+def _settings(advice: Advice) -> list[ReportSection]:
     """The complete ds_config of the settings that gain most."""
     best = [one for one in advice.helping if one.option.kind == "setting" and one.gain is not None][:1]
-    found = (settings(one.result.provenance, f"with {_said(one)}", title="Settings to paste") for one in best)
+    found = (
+        settings(one.result.provenance, f"with {_with_gain(one)}", title="Settings to paste") for one in best
+    )
     return [section for sections in found for section in sections]
 
 
 # -- search ------------------------------------------------------------------------------------
 
 
-def searched(search: Search, *, budget: float | None, service: Sequence[ServiceLevel]) -> tuple[Section, ...]:
+def searched(
+    search: Search, *, budget: float | None, service: Sequence[ServiceLevel]
+) -> tuple[ReportSection, ...]:
     """What was looked for, the best, and the front of purchase against throughput."""
-    told = [_looked(search, budget, service), purchase_verdict(search)]
-    alike = f", {search.alike} come to the same as others" if search.alike else ""
-    told.append(
-        f"{len(search.points)} simulated, {search.too_large} do not fit, {search.too_dear} are beyond the "
-        f"budget, {search.refused} are refused by DeepSpeed or the machine{alike}"
+    texts = [_search_sentence(search, budget, service), purchase_verdict(search)]
+    duplicates = f", {search.duplicates} come to the same as others" if search.duplicates else ""
+    texts.append(
+        f"{len(search.points)} simulated, {search.too_large} do not fit, {search.over_budget} are beyond the "
+        f"budget, {search.refused} are refused by DeepSpeed or the machine{duplicates}"
     )
-    told += [f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_WHYS]]
+    texts += [f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_WHYS]]
     if search.missing:
         text = "combinations with it are within no budget and not in the table"
-        told.append(f"no price is known of {', '.join(search.missing)}: {text}")
+        texts.append(f"no price is known of {', '.join(search.missing)}: {text}")
     rows = tuple(_point(point, search) for point in search.front)
     step = presentation(search.points[0].result).step if search.points else "step"
     head = ("purchase", "units/s", step, "of 1M tokens", "what")
-    table = Table("No other purchase is both cheaper and faster", head, rows, (0, 1, 2, 3), keys=1)
+    table = ReportTable("No other purchase is both cheaper and faster", head, rows, (0, 1, 2, 3), keys=1)
     drawn = (Chart("throughput over purchase", partial(charts.front, search)),) if rows else ()
-    return (Section(FRONT, tuple(told), (table,) if rows else (), charts=drawn),)
+    return (ReportSection(FRONT, tuple(texts), (table,) if rows else (), charts=drawn),)
 
 
-def _looked(search: Search, budget: float | None, service: Sequence[ServiceLevel]) -> str:
+def _search_sentence(search: Search, budget: float | None, service: Sequence[ServiceLevel]) -> str:
     limits = [f"at most {budget:,.0f} {search.currency}"] if budget is not None else []
     limits += [level.text for level in service]
     how = "all of them" if search.method == "grid" else "by Optuna's NSGA-II"
-    told = f"{search.combinations:,} combinations of storage, drives, memory and batch, {how}"
-    return f"{told}; {', '.join(limits)}" if limits else told
+    texts = f"{search.combinations:,} combinations of storage, drives, memory and batch, {how}"
+    return f"{texts}; {', '.join(limits)}" if limits else texts
 
 
 def purchase_verdict(search: Search) -> str:
@@ -211,7 +219,7 @@ def purchase_verdict(search: Search) -> str:
     best = search.best
     if best is None and search.nearest is not None:
         near = search.nearest
-        what = ", ".join(near.words) or "as it is"
+        what = ", ".join(near.description) or "as it is"
         return f"nothing keeps the budget and the service level; nearest: {what}, {_took(near.result)}"
     if best is None:
         if search.points:
@@ -220,15 +228,15 @@ def purchase_verdict(search: Search) -> str:
     what = {"throughput": "fastest", "cost": "cheapest for its work"}[search.objective]
     rate = per_second(best.rate, f" {best.result.unit}s/s")
     price = f"{best.purchase:,.0f} {search.currency}" if math.isfinite(best.purchase) else "an unknown price"
-    return f"{what}: {', '.join(best.words) or 'as it is'}; {rate} for {price}"
+    return f"{what}: {', '.join(best.description) or 'as it is'}; {rate} for {price}"
 
 
-def _point(point: Point, search: Search) -> tuple[Entry, ...]:
+def _point(point: SimulatedPurchase, search: Search) -> tuple[Entry, ...]:
     found = point.economics.metrics()
     return (
         money(point.economics.purchase, search.currency),
         Datum(per_second(point.rate, ""), point.rate, "1/s"),
         seconds(point.result.step_time_s),
         money(found["cost_per_million_tokens"], search.currency),
-        ", ".join(point.words) or "as it is",
+        ", ".join(point.description) or "as it is",
     )

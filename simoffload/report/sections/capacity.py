@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from simoffload.report import charts
-from simoffload.report.document import Chart, Datum, Entry, Section, Table, held
-from simoffload.report.training_tables import moments
+from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, held
+from simoffload.report.training_tables import stage_needs
 from simoffload.results.capacity import TierUse
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -22,22 +22,22 @@ _UNITS = (
 )
 
 
-def capacity(result: SimulationResult) -> Section:
+def capacity(result: SimulationResult) -> ReportSection:
     """Every tier with the parts of what it holds."""
     tables = [_peaks(result.capacity)]
     if isinstance(result, TrainingResult):
-        tables += [*_moments(result), *_estimates(result)]
-    return Section(CAPACITY, tables=tuple(tables), notes=(_UNITS,), charts=(_chart(result),))
+        tables += [*_memory_stages(result), *_estimates(result)]
+    return ReportSection(CAPACITY, tables=tuple(tables), notes=(_UNITS,), charts=(_chart(result),))
 
 
 def _chart(result: SimulationResult) -> Chart:
     """Each tier at its peak, or at every moment where there are several."""
-    if isinstance(result, TrainingResult) and len(result.moments) > 1:
+    if isinstance(result, TrainingResult) and len(result.memory_stages) > 1:
         return Chart("what each tier must hold at each moment", partial(charts.memory, result))
     return Chart("what each tier must hold", partial(charts.capacity, result.capacity))
 
 
-def _peaks(uses: Iterable[TierUse]) -> Table:
+def _peaks(uses: Iterable[TierUse]) -> ReportTable:
     rows: list[tuple[Entry, ...]] = []
     refused: list[int] = []
     for use in uses:
@@ -53,15 +53,15 @@ def _peaks(uses: Iterable[TierUse]) -> Table:
     head: tuple[str, ...] = ("tier", "part", "needed", "has", "free", "counted", "", "at its peak")
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
-    return Table("", head, tuple(rows), (2, 3, 4), keys=2, refused=tuple(refused), grouped=True)
+    return ReportTable("", head, tuple(rows), (2, 3, 4), keys=2, refused=tuple(refused), grouped=True)
 
 
-def _moments(result: TrainingResult) -> tuple[Table, ...]:
+def _memory_stages(result: TrainingResult) -> tuple[ReportTable, ...]:
     """What each tier holds at each moment; nothing where there is only one."""
-    found = moments(result)
+    found = stage_needs(result)
     if len(found) < 2:
         return ()
-    head = ("moment", *(f"{use.tier} {use.scope}" for use in found[0].uses))
+    head = ("stage", *(f"{use.tier} {use.scope}" for use in found[0].uses))
     rows: list[tuple[Entry, ...]] = [(each.name, *map(_at_a_moment, each.uses)) for each in found]
     fits = [all(use.fits for use in each.uses) for each in found]
     if any(use.passing for use in result.capacity):
@@ -70,7 +70,7 @@ def _moments(result: TrainingResult) -> tuple[Table, ...]:
         fits.append(all(use.steady <= use.capacity for use in result.capacity))
     refused = tuple(number for number, fit in enumerate(fits) if not fit)
     numbers = tuple(range(1, len(head)))
-    return (Table("Needed at each moment", head, tuple(rows), numbers, refused=refused),)
+    return (ReportTable("Needed at each moment", head, tuple(rows), numbers, refused=refused),)
 
 
 def _at_a_moment(use: TierUse) -> Datum:
@@ -78,11 +78,15 @@ def _at_a_moment(use: TierUse) -> Datum:
     return one if use.fits else one._replace(text=f"{one.text} (does not fit)")
 
 
-def _estimates(result: TrainingResult) -> tuple[Table, ...]:
+def _estimates(result: TrainingResult) -> tuple[ReportTable, ...]:
     """What others' rules say of the memory; nothing where there are none."""
     rows = []
     for one in result.estimates:
         sizes = ((one.per_gpu, "per GPU"), (one.per_host, "per host"), (one.total, "in all"))
-        told = ", ".join(f"{format_bytes(size, binary=True)} {scope}" for size, scope in sizes if size)
-        rows.append((one.name, told, one.formula))
-    return (Table("What others' rules say", ("rule", "memory", "formula"), tuple(rows), ()),) if rows else ()
+        sizes_text = ", ".join(f"{format_bytes(size, binary=True)} {scope}" for size, scope in sizes if size)
+        rows.append((one.name, sizes_text, one.formula))
+    return (
+        (ReportTable("What others' rules say", ("rule", "memory", "formula"), tuple(rows), ()),)
+        if rows
+        else ()
+    )

@@ -10,8 +10,8 @@ from simoffload.report.document import (
     Chart,
     Datum,
     Entry,
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
     fraction,
     group_cell,
     seconds,
@@ -42,26 +42,26 @@ _NO_FASTER = (
 )
 
 
-def causes(result: SimulationResult, step: PassResult) -> Section:
+def causes(result: SimulationResult, step: PassResult) -> ReportSection:
     """The causes of the step that stands for the run, then of everything else that was simulated."""
-    told = presentation(result)
+    shown = presentation(result)
     tables = _of_training(result, step) if isinstance(result, TrainingResult) else _of_passes(result, step)
-    largest = f"largest part: {bottleneck(step, told.called)}"
+    largest = f"largest part: {bottleneck(step, shown.called)}"
     table, *folded = tables
     chart = Chart("time by cause", partial(charts.causes, step))
-    return Section(CAUSES, (largest,), (table, _groups(step), *folded), (_EXPOSED,), charts=(chart,))
+    return ReportSection(CAUSES, (largest,), (table, _groups(step), *folded), (_EXPOSED,), charts=(chart,))
 
 
-def _groups(step: PassResult) -> Table:
+def _groups(step: PassResult) -> ReportTable:
     """The causes of a step put together by what works: the GPU, the host, transfers, storage."""
     rows: tuple[tuple[Entry, ...], ...] = tuple(
         (one.group, seconds(one.exposed_s), fraction(one.exposed_s / step.time_s), seconds(one.hidden_s))
         for one in step.groups
     )
-    return Table("By what works", ("in all", "exposed", "share", "hidden"), rows, (1, 2, 3))
+    return ReportTable("By what works", ("in all", "exposed", "share", "hidden"), rows, (1, 2, 3))
 
 
-def _of_passes(result: SimulationResult, step: PassResult) -> tuple[Table, ...]:
+def _of_passes(result: SimulationResult, step: PassResult) -> tuple[ReportTable, ...]:
     others = [one for one in result.passes if one is not step]
     folded = "The other simulated passes"
     return _by_cause(step, _of_pass(step)), *(_by_cause(one, _of_pass(one), folded) for one in others)
@@ -75,15 +75,15 @@ def _of_pass(one: PassResult) -> str:
     return f"{time}, {one.new_tokens} new {tokens} per sequence, context {one.context}"
 
 
-def _of_training(result: TrainingResult, step: PassResult) -> tuple[Table, ...]:
-    whole = f"{step.name}: {format_seconds(step.time_s)}"
-    table = _by_cause(step, whole, phases=phase_names(result), splits=causes_by_phase(result))
+def _of_training(result: TrainingResult, step: PassResult) -> tuple[ReportTable, ...]:
+    unit_name = f"{step.name}: {format_seconds(step.time_s)}"
+    table = _by_cause(step, unit_name, phases=phase_names(result), splits=causes_by_phase(result))
     folded = "The phases one by one"
     parts = [
         (phase.result, f"{format_seconds(phase.result.time_s)} each, {times(phase)}")
         for phase in result.phases
     ]
-    return table, *(_by_cause(one, f"{one.name}: {told} in a step", folded) for one, told in parts)
+    return table, *(_by_cause(one, f"{one.name}: {shown} in a step", folded) for one, shown in parts)
 
 
 def _by_cause(
@@ -93,37 +93,37 @@ def _by_cause(
     *,
     phases: tuple[str, ...] = (),
     splits: Sequence[PhaseShares] = (),
-) -> Table:
+) -> ReportTable:
     """Causes with their share of a pass; of a whole step also with what each phase has of them."""
     rows: list[tuple[Entry, ...]] = []
     for number, share in enumerate(one.shares):
         parts = [seconds(part or None) for part in splits[number].exposed_s] if phases else []
-        whole = fraction(share.exposed_s / one.time_s)
+        unit_name = fraction(share.exposed_s / one.time_s)
         rows.append(
-            (share.cause, seconds(share.exposed_s), whole, *parts, seconds(share.busy_s), share.limit)
+            (share.cause, seconds(share.exposed_s), unit_name, *parts, seconds(share.busy_s), share.limit)
         )
     head = ("cause", "exposed", "share", *(f"in {name}" for name in phases), "busy", "held back by")
-    return Table(caption, head, tuple(rows), tuple(range(1, len(head) - 1)), folded=folded)
+    return ReportTable(caption, head, tuple(rows), tuple(range(1, len(head) - 1)), folded=folded)
 
 
-def bounds(result: SimulationResult, step: PassResult) -> Section:
+def bounds(result: SimulationResult, step: PassResult) -> ReportSection:
     """The fastest that each resource allows."""
     rows = tuple(
         (group_cell(names), seconds(time), fraction(time / step.time_s)) for names, time in group_bounds(step)
     )
-    head = ("resource", "at least", f"of the {presentation(result).whole}")
-    table = Table("", head, rows, (1, 2), folded="All bounds")
+    head = ("resource", "at least", f"of the {presentation(result).unit_name}")
+    table = ReportTable("", head, rows, (1, 2), folded="All bounds")
     chart = Chart("bounds and simulated time", partial(charts.bounds, step, most=_MOST_BOUNDS))
-    return Section(BOUND, (bound(step),), (table,), (_NO_FASTER,), charts=(chart,))
+    return ReportSection(BOUND, (bound(step),), (table,), (_NO_FASTER,), charts=(chart,))
 
 
-def links(result: SimulationResult, step: PassResult) -> Section:
+def links(result: SimulationResult, step: PassResult) -> ReportSection:
     """What each link carried, and for how long."""
     rows: list[tuple[Entry, ...]] = []
     for names, use in group_links(step.links):
-        moved = Datum(carried(use), use.size, use.unit)
+        carried_text = Datum(carried(use), use.size, use.unit)
         if len(names) > 1:
-            moved = moved._replace(text=f"{moved.text} each")
+            carried_text = carried_text._replace(text=f"{carried_text.text} each")
         mean: Entry = ""
         if use.busy_s:
             each = round(use.size / use.busy_s)
@@ -133,15 +133,15 @@ def links(result: SimulationResult, step: PassResult) -> Section:
         rows.append(
             (
                 group_cell(names),
-                moved,
+                carried_text,
                 Datum(capacity(use), use.capacity, f"{use.unit}/s"),
                 mean,
                 seconds(use.busy_s),
                 *full,
             )
         )
-    whole = f"of the {presentation(result).whole}"
-    head = ("link", "moved", "capacity", "mean while busy", "busy", whole, "filled to capacity")
+    unit_name = f"of the {presentation(result).unit_name}"
+    head = ("link", "moved", "capacity", "mean while busy", "busy", unit_name, "filled to capacity")
     numbers = tuple(range(1, len(head)))
-    table = Table(step.name, head, tuple(rows), numbers, page_columns=(3, 4), most=_MOST_LINKS)
-    return Section("Links", tables=(table,))
+    table = ReportTable(step.name, head, tuple(rows), numbers, page_columns=(3, 4), most=_MOST_LINKS)
+    return ReportSection("Links", tables=(table,))

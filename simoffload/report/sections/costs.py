@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from simoffload.planning.costs import FORMULAS, Costed, CostVerdict, Economics, Flip, verdicts
+from simoffload.planning.costs import FORMULAS, BreakEven, Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.costs.break_even import FIRST, SECOND
-from simoffload.report.document import Datum, Entry, Section, Table, count
+from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
 from simoffload.report.formatting import per_second, percent
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.endurance import duration
@@ -18,7 +18,7 @@ from simoffload.units import format_number, format_watts
 __all__ = ["COSTS", "costs", "costs_compared", "money"]
 
 COSTS = "Cost and energy"
-_MOST_FLIPS = 3
+_MOST_BREAK_EVENS = 3
 
 
 def money(value: float | None, currency: str) -> Entry:
@@ -46,23 +46,23 @@ def _joules(value: float | None) -> Entry:
 # -- one result --------------------------------------------------------------------------------
 
 
-def costs(result: SimulationResult, one: Economics) -> tuple[Section, ...]:
+def costs(result: SimulationResult, one: Economics) -> tuple[ReportSection, ...]:
     """What is told of one result; the lines of the bill and of the power are not for a terminal."""
-    told = Section(COSTS, tuple(_sentences(result, one)))
-    details = Section(
+    lines = ReportSection(COSTS, tuple(_sentences(result, one)))
+    details = ReportSection(
         "Bill, power and prices",
         tables=(_metrics(one), _bill(one), _power(one), _figures(one)),
         notes=("Prices and powers come from lists, which a list of your own can change: --costs FILE.",),
         page_only=True,
     )
-    return told, details
+    return lines, details
 
 
 def _sentences(result: SimulationResult, one: Economics) -> list[str]:
     found, currency, years = one.metrics(), one.costs.currency, one.costs.assumption("lifetime").value
-    told = []
+    lines = []
     if found["purchase"] is None:
-        told.append("no prices are known of this machine")
+        lines.append("no prices are known of this machine")
     else:
         text = f"machine and storage cost {_amount(found['purchase'], currency)}"
         if found["purchase_per_h"] is not None:
@@ -71,39 +71,39 @@ def _sentences(result: SimulationResult, one: Economics) -> list[str]:
                 "1 year" if years == 1 else f"{years:g} years",
             )
             text += f", {per_h} an hour over {lasting}"
-        told.append(text)
+        lines.append(text)
     for worn in one.replacements:
         text = f"drives of {worn.tier} wear out before they are written off"
-        told.append(f"{text}: {_amount(worn.per_h, currency)} an hour for new ones")
+        lines.append(f"{text}: {_amount(worn.per_h, currency)} an hour for new ones")
     if found["power_w"] is not None and found["electricity_per_h"] is not None:
         pue = one.costs.assumption("pue").value
         text = f"{format_watts(found['power_w'])} while it works; with a PUE of {pue:g}"
-        told.append(f"{text}, {_amount(found['electricity_per_h'], currency)} of electricity an hour")
-    told += _per_work(result, one, found)
-    return told + list(one.warnings)
+        lines.append(f"{text}, {_amount(found['electricity_per_h'], currency)} of electricity an hour")
+    lines += _per_work(result, one, found)
+    return lines + list(one.warnings)
 
 
 def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
     """Of a million tokens, and of a step or a checkpoint."""
-    currency, told = one.costs.currency, []
+    currency, lines = one.costs.currency, []
     million, kwh = found["cost_per_million_tokens"], found["kwh_per_million_tokens"]
     if million is not None and kwh is not None:
-        told.append(f"a million tokens cost {_amount(million, currency)} and take {_digits(kwh)} kWh")
-    told += _spread(result, one, found)
+        lines.append(f"a million tokens cost {_amount(million, currency)} and take {_digits(kwh)} kWh")
+    lines += _spread(result, one, found)
     rented = found["rent_per_million_tokens"]
     if rented is not None and one.rent is not None:
         hour = f"{_amount(one.rent.value, currency)} for {one.rent.what}, without storage"
-        told.append(f"rented, a million tokens cost {_amount(rented, currency)} (at {hour})")
+        lines.append(f"rented, a million tokens cost {_amount(rented, currency)} (at {hour})")
     run = found["cost_per_run"]
     if run is not None and found["energy_per_run_j"] is not None:
         joules = found["energy_per_run_j"]
         what = {"token": "generation"}.get(result.unit, result.unit)
         if result.workload.get("kind") == "training":
             what = "training step"
-        told.append(
+        lines.append(
             f"a {what} costs {_amount(run, currency)} and takes {_digits(joules / 3.6e6)} kWh without the PUE"
         )
-    return told
+    return lines
 
 
 def _spread(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
@@ -117,7 +117,7 @@ def _spread(result: SimulationResult, one: Economics, found: Mapping[str, float 
     return [f"{gathers}; {spread}, a million tokens would cost at least {least}"]
 
 
-def _metrics(one: Economics) -> Table:
+def _metrics(one: Economics) -> ReportTable:
     units = {"_w": "W", "_j": "J", "kwh_per_million_tokens": "kWh", "return_per_purchase": ""}
     rows: list[tuple[Entry, ...]] = []
     for name, value in one.metrics().items():
@@ -131,10 +131,10 @@ def _metrics(one: Economics) -> Table:
                 f"{name} = {FORMULAS[name]}",
             )
         )
-    return Table("Costs and energy", ("metric", "value", "how it is computed"), tuple(rows), (1,))
+    return ReportTable("Costs and energy", ("metric", "value", "how it is computed"), tuple(rows), (1,))
 
 
-def _bill(one: Economics) -> Table:
+def _bill(one: Economics) -> ReportTable:
     currency = one.costs.currency
     rows: list[tuple[Entry, ...]] = []
     for item in one.bill.items:
@@ -142,13 +142,13 @@ def _bill(one: Economics) -> Table:
         total = "comes with the machine" if item.covered else money(item.total, currency)
         price = "" if item.covered else money(each, currency)
         rows.append(
-            (item.words, count(item.number), price, total if item.covered or item.price else "unknown")
+            (item.description, count(item.number), price, total if item.covered or item.price else "unknown")
         )
     rows.append(("sum", "", "", money(one.purchase, currency) if one.purchase is not None else "unknown"))
-    return Table("What has to be bought", ("part", "number", "each", "all"), tuple(rows), (1, 2, 3))
+    return ReportTable("What has to be bought", ("part", "number", "each", "all"), tuple(rows), (1, 2, 3))
 
 
-def _power(one: Economics) -> Table:
+def _power(one: Economics) -> ReportTable:
     rows: tuple[tuple[Entry, ...], ...] = ()
     if one.energy is not None:
         rows = tuple(
@@ -163,10 +163,10 @@ def _power(one: Economics) -> Table:
             for draw in one.energy.draws
         )
     head = ("device", "number", "idle, each", "active, each", "busy", "all")
-    return Table("What draws power", head, rows, (1, 2, 3, 4, 5))
+    return ReportTable("What draws power", head, rows, (1, 2, 3, 4, 5))
 
 
-def _figures(one: Economics) -> Table:
+def _figures(one: Economics) -> ReportTable:
     rows = tuple(
         (
             figure.what,
@@ -178,18 +178,18 @@ def _figures(one: Economics) -> Table:
         for figure in one.figures
     )
     head = ("price or assumption", "value", "origin", "source", "date")
-    return Table("Where prices come from", head, rows, (1,), folded="Where prices come from")
+    return ReportTable("Where prices come from", head, rows, (1,), folded="Where prices come from")
 
 
 # -- several -----------------------------------------------------------------------------------
 
 
-def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
+def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
     """One table, and of each model and kind of work the prices at which the cheapest and the next would
     cost the same."""
     rows = tuple(_compared(one, [other for other in found if other.work == one.work]) for one in found)
     head = ("result", "purchase", "cost/1M", "return", "worn out", "power", "J/token", "kWh/1M", "rented/1M")
-    shown = Table("", head, rows, (1, 2, 3, 5, 6, 7, 8)).without_empty_columns()
+    shown = ReportTable("", head, rows, (1, 2, 3, 5, 6, 7, 8)).without_empty_columns()
     if len(shown.head) == 1:
         return ()
     notes = [
@@ -209,11 +209,11 @@ def costs_compared(found: Sequence[Costed]) -> tuple[Section, ...]:
         for text, labels in about.items()
     )
     currency = found[0].economics.costs.currency
-    told = [text for one in verdicts(found) for text in _verdict(one, currency)]
+    lines = [text for one in verdicts(found) for text in _verdict(one, currency)]
     for one in found:
         more = _spread(one.result, one.economics, one.economics.metrics())
-        told += [f"{one.label}: {text}" for text in more]
-    return (Section(COSTS, (*told, *warnings), (shown,), tuple(notes)),)
+        lines += [f"{one.label}: {text}" for text in more]
+    return (ReportSection(COSTS, (*lines, *warnings), (shown,), tuple(notes)),)
 
 
 def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
@@ -226,7 +226,7 @@ def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
         _at_least(one, money(metrics["purchase"], currency)),
         _at_least(one, money(metrics["cost_per_million_tokens"], currency)),
         "" if mine is None else Datum(f"{format_number(mine / best)}×", mine),
-        _wear(one.result),
+        _lifetimes(one.result),
         _watts(metrics["power_w"]),
         _joules(metrics["energy_per_token_j"]),
         "" if kwh is None else Datum(_digits(kwh), kwh, "kWh"),
@@ -241,10 +241,14 @@ def _at_least(one: Costed, cell: Entry) -> Entry:
     return cell._replace(text=f"≥ {cell.text}")
 
 
-def _wear(result: SimulationResult) -> str:
+def _lifetimes(result: SimulationResult) -> str:
     """Of the drives that steps or checkpoints write to; inference writes nothing."""
-    found = result.wear if isinstance(result, TrainingResult | CheckpointResult) else ()
-    return ", ".join(f"{one.tier}: {duration(one.wear.years)}" for one in found if one.wear.years is not None)
+    found = result.drive_lifetime if isinstance(result, TrainingResult | CheckpointResult) else ()
+    return ", ".join(
+        f"{one.tier}: {duration(one.drive_lifetime.years)}"
+        for one in found
+        if one.drive_lifetime.years is not None
+    )
 
 
 def _verdict(one: CostVerdict, currency: str) -> list[str]:
@@ -252,16 +256,21 @@ def _verdict(one: CostVerdict, currency: str) -> list[str]:
     ratio = format_number(one.ratio)
     if ratio == "1":
         return [f"{one.cheapest} and {one.next} cost the same for their work"]
-    told = f"{one.cheapest} costs least for its work, {one.next} {ratio} times as much"
+    lines = f"{one.cheapest} costs least for its work, {one.next} {ratio} times as much"
     if one.tie:
-        told += f"; a tie, as predictions of real runs are off by ±{percent(one.margin)}"
-    if not one.flips:
-        return [told, "no single price of either turns that round"]
-    turns = [flip for flip in one.flips if _amount(flip.at, currency) != _amount(flip.now, currency)]
-    return [told, *(_flip(flip, one.cheapest, one.next, currency) for flip in turns[:_MOST_FLIPS])]
+        lines += f"; a tie, as predictions of real runs are off by ±{percent(one.margin)}"
+    if not one.break_even_points:
+        return [lines, "no single price of either turns that round"]
+    turns = [
+        flip for flip in one.break_even_points if _amount(flip.at, currency) != _amount(flip.now, currency)
+    ]
+    return [
+        lines,
+        *(_break_even_sentence(flip, one.cheapest, one.next, currency) for flip in turns[:_MOST_BREAK_EVENS]),
+    ]
 
 
-def _flip(flip: Flip, first: str, second: str, currency: str) -> str:
+def _break_even_sentence(flip: BreakEven, first: str, second: str, currency: str) -> str:
     what = {FIRST: f"everything bought for {first}", SECOND: f"everything bought for {second}"}.get(
         flip.what, flip.what
     )

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import shlex
 
-from simoffload.report.document import Listing, Section
+from simoffload.report.document import Listing, ReportSection
 from simoffload.report.formatting import counted
 from simoffload.results.capacity import Change, Remedies
 
-__all__ = ["what_makes_it_fit"]
+__all__ = ["remedies_section"]
 
 
-def what_makes_it_fit(remedies: Remedies) -> Section:
+def remedies_section(remedies: Remedies) -> ReportSection:
     """Each change, what is then free on the fullest tier, and how to make it; or what was tried."""
     if remedies.changes:
         listings = tuple(
-            Listing(f"{change.words}: {_free(change)}", _options(change)) for change in remedies.changes
+            Listing(f"{change.description}: {_free(change)}", _options(change)) for change in remedies.changes
         )
-        return Section("Changes", ("each makes it fit",), listings=listings)
-    told = "nothing that was tried makes it fit, alone, in pairs or in threes"
+        return ReportSection("Changes", ("each makes it fit",), listings=listings)
+    text = "nothing that was tried makes it fit, alone, in pairs or in threes"
     tried = f"; tried: {'; '.join(remedies.tried)}" if remedies.tried else ""
-    return Section("Changes", (told + tried,))
+    return ReportSection("Changes", (text + tried,))
 
 
 def _free(change: Change) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from simoffload.report import charts
-from simoffload.report.document import Chart, Datum, Entry, Section, Table, fraction, seconds
+from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, fraction, seconds
 from simoffload.report.formatting import largest
 from simoffload.report.presentation import presentation
 from simoffload.report.training_tables import several, times
@@ -23,7 +23,7 @@ def unit_of(metric: str) -> str:
     return next((unit for end, unit in _UNITS.items() if metric.endswith(end)), "")
 
 
-def speed(result: SimulationResult) -> Section:
+def speed(result: SimulationResult) -> ReportSection:
     """All metrics that have a value, and how each is computed."""
     wording = presentation(result)
     values = result.metrics()
@@ -34,11 +34,11 @@ def speed(result: SimulationResult) -> Section:
         of_step = [share] if shares else []
         rows.append((Datum(name, name=key), value, *of_step, f"{key} = {result.formulas[key]}"))
     head = ("metric", "value", *(["share"] if shares else []), "how it is computed")
-    table = Table("", head, tuple(rows), tuple(range(1, len(head) - 1)))
-    return Section("Speed", tables=(table,), notes=(wording.note,) if wording.note else ())
+    table = ReportTable("", head, tuple(rows), tuple(range(1, len(head) - 1)))
+    return ReportSection("Speed", tables=(table,), notes=(wording.note,) if wording.note else ())
 
 
-def phases(result: TrainingResult) -> Section:
+def phases(result: TrainingResult) -> ReportSection:
     """What a step is made up of; a terminal shows it where that is not one of each phase."""
     step = result.step_s or 0.0
     rows = tuple(
@@ -54,9 +54,9 @@ def phases(result: TrainingResult) -> Section:
     )
     head = ("phase", "in a step", "each", "in all", "share", "bottleneck")
     chart = Chart("time of each phase", partial(charts.phases, result))
-    return Section(
+    return ReportSection(
         PHASES,
-        tables=(Table("", head, rows, (1, 2, 3, 4)),),
+        tables=(ReportTable("", head, rows, (1, 2, 3, 4)),),
         charts=(chart,),
         page_only=not several(result),
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from simoffload.simulation.data_loading.epochs import look_ahead_bytes, predict_data_loading, stored_bytes
 from simoffload.simulation.data_loading.page_cache import random_hit_ratio, sequential_hit_ratio
-from simoffload.simulation.data_loading.reading import look_ahead_bytes, predict_reading, stored_bytes
 
 __all__ = [
     "look_ahead_bytes",
-    "predict_reading",
+    "predict_data_loading",
     "random_hit_ratio",
     "sequential_hit_ratio",
     "stored_bytes",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simoffload.results.reading import Limit
+from simoffload.results.data_loading import Limit
 from simoffload.simulation.data_loading.supply import Supply
 from simoffload.workload.dataset import Dataset
 
-__all__ = ["Host", "Pace", "Step", "loader_pace"]
+__all__ = ["GpuStep", "LoaderHost", "Pace", "loader_pace"]
 
 
-class Host(NamedTuple):
+class LoaderHost(NamedTuple):
     """What the ranks of one host share."""
 
     ranks: int
@@ -32,7 +32,7 @@ class Pace(NamedTuple):
     """What slows it down most."""
 
 
-class Step(NamedTuple):
+class GpuStep(NamedTuple):
     """What the GPU does while batches are made."""
 
     time_s: float
@@ -86,7 +86,7 @@ class _Sample(NamedTuple):
         return limits[self.index(max(self))]
 
 
-def loader_pace(dataset: Dataset, supply: Supply, host: Host, *, batch: int, hit_ratio: float) -> Pace:
+def loader_pace(dataset: Dataset, supply: Supply, host: LoaderHost, *, batch: int, hit_ratio: float) -> Pace:
     """The pace at which a rank's workers make batches of ``batch`` samples while all ranks do the same.
 
     The slowest of: the workers one beside the other, the rank's share of storage, the host's cores.
@@ -108,7 +108,7 @@ def loader_pace(dataset: Dataset, supply: Supply, host: Host, *, batch: int, hit
     return Pace(batch * slowest, batch * (sum(first) + (crowd - 1) * worked), limit)
 
 
-def _sample(dataset: Dataset, missed: float, rate: float, host: Host) -> _Sample:
+def _sample(dataset: Dataset, missed: float, rate: float, host: LoaderHost) -> _Sample:
     """``missed`` [B] come from storage at ``rate`` [B/s]."""
     return _Sample(
         requests=missed / rate,

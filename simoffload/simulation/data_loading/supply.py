@@ -12,7 +12,7 @@ from simoffload.hardware import Machine, Path
 from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.workload.dataset import Dataset
 
-__all__ = ["Supply", "Ways", "storage_ways"]
+__all__ = ["StorageRoutes", "Supply", "storage_routes"]
 
 ROUNDING = 1e-6
 """Rates are whole [B/s]: a link that lacks less than this fraction is full, a step longer by less waits for
@@ -31,7 +31,7 @@ class Supply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ways:
+class StorageRoutes:
     """The ways of all ranks from a tier to the memory of their hosts, whatever the number of workers."""
 
     paths: tuple[Path, ...]
@@ -65,14 +65,14 @@ class Ways:
         )
 
 
-def storage_ways(
+def storage_routes(
     dataset: Dataset,
     machine: Machine,
     *,
     ranks: int,
     requests_per_second: int | None = None,
     background: Mapping[str, float] | None = None,
-) -> Ways:
+) -> StorageRoutes:
     """The ways of ``ranks`` to the dataset's tier.
 
     ``requests_per_second`` is what the target, of each host if it is local, serves at most; ``background``
@@ -87,7 +87,7 @@ def storage_ways(
         _limit_requests(dataset, machine, hops, names, free, requests_per_second)
     scale = lcm(*(share.denominator for each in hops for _, share in each))
     scaled = tuple(tuple((link, int(share * scale)) for link, share in each) for each in hops)
-    return Ways(paths, scaled, scale, tuple(names), tuple(free))
+    return StorageRoutes(paths, scaled, scale, tuple(names), tuple(free))
 
 
 def _cap(dataset: Dataset, path: Path, workers: int) -> int:
@@ -105,7 +105,7 @@ def _limit_requests(
     requests_per_second: int,
 ) -> None:
     """Add a resource for what the target serves: one on every host for local drives, else one in all."""
-    local = machine.wiring.targets[dataset.tier].drives > 0
+    local = machine.topology.targets[dataset.tier].drives > 0
     first = len(free)
     for node in range(machine.nodes if local else 1):
         prefix = f"node{node} " if local and machine.nodes > 1 else ""

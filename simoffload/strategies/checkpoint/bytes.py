@@ -41,8 +41,8 @@ __all__ = [
     "FRESH_READ_S",
     "KEPT_BY_MALLOC",
     "PAGE_CACHE_S",
+    "CheckpointPart",
     "File",
-    "Part",
     "checkpoint_bytes",
     "checkpoint_files",
     "checkpoint_parts",
@@ -98,7 +98,7 @@ _WEIGHTS, _FROZEN, _OPTIMIZER = "weights", "frozen weights", "optimizer states"
 Device = Literal["hbm", "dram", "nvme"]
 
 
-class Part(NamedTuple):
+class CheckpointPart(NamedTuple):
     """Bytes that one or several ranks write at the same time, each as much as the others."""
 
     name: str
@@ -136,7 +136,7 @@ def optimizer_bytes(optimizer: Optimizer) -> int:
 
 def checkpoint_parts(
     model: ModelShape, workload: Checkpointing, *, ranks: int, nodes: int
-) -> tuple[Part, ...]:
+) -> tuple[CheckpointPart, ...]:
     """The parts in the order in which they are written.
 
     Raises InputError for writers that DeepSpeed cannot assign.
@@ -162,7 +162,9 @@ def checkpoint_parts(
     return _replicated(model, workload, ranks, nodes)
 
 
-def _replicated(model: ModelShape, workload: Checkpointing, ranks: int, nodes: int) -> tuple[Part, ...]:
+def _replicated(
+    model: ModelShape, workload: Checkpointing, ranks: int, nodes: int
+) -> tuple[CheckpointPart, ...]:
     """Stages 0 to 2, where every rank has all weights; at stage 0 all optimizer states, too."""
     name = "mp_rank_00_model_states.pt"
     tensors = weights_of(model)
@@ -184,7 +186,7 @@ def _replicated(model: ModelShape, workload: Checkpointing, ranks: int, nodes: i
     return weights._replace(same_file=not alone and ranks > 1), shards
 
 
-def _joined(weights: Part, states: Part) -> tuple[Part, ...]:
+def _joined(weights: CheckpointPart, states: CheckpointPart) -> tuple[CheckpointPart, ...]:
     """One file for both, unless they lie in different memories."""
     if states.device != weights.device:
         return weights, states
@@ -220,17 +222,17 @@ def _weights(
     writers: tuple[int, ...],
     device: Device,
     pattern: str,
-) -> Part:
+) -> CheckpointPart:
     sizes = [-(-weight.numel // pieces) * model.dtype_bytes for weight in weights]
-    return Part(_WEIGHTS, sum(sizes), writers, device, fresh_share(sizes), max(sizes), pattern)
+    return CheckpointPart(_WEIGHTS, sum(sizes), writers, device, fresh_share(sizes), max(sizes), pattern)
 
 
 def _optimizer(
     model: ModelShape, workload: Checkpointing, pieces: int, writers: tuple[int, ...], name: str
-) -> Part:
+) -> CheckpointPart:
     numel, tensors = _optimizer_numel(model, workload, pieces)
     devices: dict[str, Device] = {"none": "hbm", "cpu": "dram", "nvme": "nvme"}
-    return Part(
+    return CheckpointPart(
         _OPTIMIZER,
         numel * optimizer_bytes(workload.optimizer),
         writers,
@@ -268,18 +270,18 @@ def _optimizer_name(model: ModelShape, workload: Checkpointing) -> str:
     return f"{prefix}zero_pp_rank_{{rank}}_mp_rank_00_optim_states.pt{suffix}"
 
 
-def checkpoint_files(parts: Sequence[Part]) -> Iterator[File]:
+def checkpoint_files(parts: Sequence[CheckpointPart]) -> Iterator[File]:
     """Every file with bytes that count: not ``latest``, not the names and shapes of ZeRO-3's model states."""
     for part in parts:
         for index, rank in enumerate(part.writers[:1] if part.same_file else part.writers):
             yield File(part.pattern.format(rank=rank, index=index), rank, part.size)
 
 
-def checkpoint_bytes(parts: Sequence[Part]) -> int:
+def checkpoint_bytes(parts: Sequence[CheckpointPart]) -> int:
     """[B] on storage of one checkpoint, padding included."""
     return sum(one.size for one in checkpoint_files(parts))
 
 
-def written_bytes(parts: Sequence[Part]) -> int:
+def written_bytes(parts: Sequence[CheckpointPart]) -> int:
     """[B] that all ranks write for one checkpoint; more than its size where several write one file."""
     return sum(part.size * len(part.writers) for part in parts)

@@ -8,12 +8,12 @@ from functools import cached_property
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.results.checkpoint import Outlook, outlook, run_mtbf
 from simoffload.strategies.base import Phase, Plan
 from simoffload.strategies.checkpoint.bytes import (
     DIRTY_LIMIT,
-    Part,
+    CheckpointPart,
     checkpoint_bytes,
     checkpoint_parts,
     written_bytes,
@@ -88,7 +88,7 @@ class CheckpointPlan(Plan):
         return RankGroup(self.machine, tuple(range(self.ranks)), self.tier, self.swap, self.workload.jobs)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CheckpointPart, ...]:
         """What is written, in order."""
         return checkpoint_parts(self.model, self.workload, ranks=self.ranks, nodes=self.nodes)
 
@@ -148,9 +148,9 @@ class CheckpointPlan(Plan):
         )
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """One: while a checkpoint is saved."""
-        return (Moment("", self.memory),)
+        return (MemoryStage("", self.memory),)
 
     @property
     def memory(self) -> tuple[MemoryTerm, ...]:

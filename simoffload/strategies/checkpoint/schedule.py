@@ -24,7 +24,7 @@ from simoffload.strategies.checkpoint.bytes import (
     FRESH_FROM_GPU_S,
     FRESH_READ_S,
     PAGE_CACHE_S,
-    Part,
+    CheckpointPart,
     fresh_share,
 )
 from simoffload.strategies.checkpoint.schedule_writer import (
@@ -76,13 +76,13 @@ def _phase(
     return Phase(name, kind, schedule, background=background)
 
 
-def _tensors(part: Part) -> list[int]:
+def _tensors(part: CheckpointPart) -> list[int]:
     """Cut what a part has of tensors and files into blocks [B], where the writer has no buffer."""
     return blocks(part.size, _BLOCK, most=_MOST_BLOCKS)
 
 
 def save_phases(
-    parts: Sequence[Part], model: ModelShape, workload: Checkpointing, group: RankGroup
+    parts: Sequence[CheckpointPart], model: ModelShape, workload: Checkpointing, group: RankGroup
 ) -> tuple[Phase, ...]:
     """Everything from the call of save until the checkpoint is stored, in order; ``group`` are all ranks."""
     before: list[Phase] = []
@@ -103,7 +103,7 @@ def save_phases(
     return (*before, *writing)
 
 
-def _part_phases(part: Part, workload: Checkpointing, group: RankGroup) -> list[Phase]:
+def _part_phases(part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> list[Phase]:
     name = f"save {part.name}"
     if part.device == "nvme" or workload.writer.type != "fast":
         return _buffered_phases(name, part, workload, group)
@@ -115,7 +115,7 @@ def _part_phases(part: Part, workload: Checkpointing, group: RankGroup) -> list[
 # -- FastPersist ---------------------------------------------------------------------------------
 
 
-def _direct(part: Part, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
+def _direct(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
     """Fill one half of the buffer while the other is written (FastFileWriter, Double_IO_Buffer).
 
     A half is filled again once it is written, and written once it is full and the other one is through: the
@@ -133,7 +133,7 @@ def _direct(part: Part, workload: Checkpointing, phase: PhaseWriter, size: int) 
     _from_buffer(phase, writer, size, after=phase.so_far(HOST, COPY))
 
 
-def _through_python(part: Part, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
+def _through_python(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
     """The fast writer under PyTorch as it is: every tensor is copied into a NumPy array and from there into
     the buffer (FastFileWriter.write, bytes_to_tensor), the thread doing one after the other."""
     writer = workload.writer
@@ -161,7 +161,9 @@ def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[
 # -- buffered writes -----------------------------------------------------------------------------
 
 
-def _buffered_phases(name: str, part: Part, workload: Checkpointing, group: RankGroup) -> list[Phase]:
+def _buffered_phases(
+    name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup
+) -> list[Phase]:
     """``torch.save`` to a file, or a copy of swap files, through the page cache.
 
     The call returns when everything is in the page cache, unless writers are told to flush or there is more
@@ -192,7 +194,7 @@ def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
 
 
 def _buffered(
-    part: Part,
+    part: CheckpointPart,
     workload: Checkpointing,
     sizes: list[int],
     lags: tuple[int, int, int],
@@ -221,7 +223,7 @@ def _buffered(
         phase.write(sizes[index - begin], after=phase.so_far(HOST))
 
 
-def _to_host(phase: PhaseWriter, part: Part, size: int) -> None:
+def _to_host(phase: PhaseWriter, part: CheckpointPart, size: int) -> None:
     """The thread has new pages mapped and waits for the copy, then goes on with what it got."""
     if part.device == "hbm":
         phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages")
@@ -236,7 +238,7 @@ def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
 # -- before anything is written ------------------------------------------------------------------
 
 
-def _snapshot(part: Part, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
+def _snapshot(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
     """Copy everything into host memory while training stands still (``async_save``, BlockingAsyncStager)."""
     if part.device == "hbm":
         if not workload.pin_memory:
@@ -274,7 +276,9 @@ def _gathered(dtype_bytes: int, phase: PhaseWriter, modules: Sequence[Module]) -
 # -- restoring -----------------------------------------------------------------------------------
 
 
-def restore_phases(parts: Sequence[Part], workload: Checkpointing, group: RankGroup) -> tuple[Phase, ...]:
+def restore_phases(
+    parts: Sequence[CheckpointPart], workload: Checkpointing, group: RankGroup
+) -> tuple[Phase, ...]:
     """Everything from the call of load until training can go on, in order; ``group`` are all ranks.
 
     ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221: ``torch.load`` of each file into host memory, then
@@ -292,11 +296,11 @@ def restore_phases(parts: Sequence[Part], workload: Checkpointing, group: RankGr
         sharded = len(part.writers) == len(group.ranks) and not part.same_file and not _split(workload)
         size = part.size if sharded else part.size * (1 if part.same_file else len(part.writers))
         consolidated = workload.contents == "consolidated"
-        whole = part._replace(size=size, device="hbm" if consolidated else part.device)
+        full_part = part._replace(size=size, device="hbm" if consolidated else part.device)
         sharers = 1 if sharded else group.per_node
-        sizes, load = _tensors(whole), partial(_loaded, whole, sharers)
+        sizes, load = _tensors(full_part), partial(_loaded, full_part, sharers)
         phases.append(_phase(f"read {part.name}", group, sizes, load, kind="restore"))
-        phases.append(_phase(f"place {part.name}", group, sizes, partial(_placed, whole), kind="restore"))
+        phases.append(_phase(f"place {part.name}", group, sizes, partial(_placed, full_part), kind="restore"))
     return tuple(phases)
 
 
@@ -305,14 +309,14 @@ def _split(workload: Checkpointing) -> bool:
     return workload.contents == "zero" and workload.stage == 0
 
 
-def _loaded(part: Part, sharers: int, phase: PhaseWriter, size: int) -> None:
+def _loaded(part: CheckpointPart, sharers: int, phase: PhaseWriter, size: int) -> None:
     """Storage to page cache to fresh memory; ``sharers`` ranks of a node read a file together."""
     phase.read(-(-size // sharers), tier=phase.group.tier)
     phase.work(size * part.fresh * FRESH_READ_S, label="new pages", after=phase.so_far(READ))
     phase.in_host("from the page cache", size)
 
 
-def _placed(part: Part, phase: PhaseWriter, size: int) -> None:
+def _placed(part: CheckpointPart, phase: PhaseWriter, size: int) -> None:
     """Copy from pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
     if part.device == "hbm":
         phase.to_gpu(size, pinned=False, after=phase.so_far(HOST, COPY))

@@ -11,7 +11,7 @@ from simoffload.hardware.paths import Resource
 from simoffload.hardware.quantities import Curve
 from simoffload.schedule import Dependency
 from simoffload.schedule.builder import Hops
-from simoffload.strategies.streams import HOST, StreamWriter, Way
+from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
 from simoffload.strategies.timing import copy_name, picoseconds
 from simoffload.workload.dataset import READ_AHEAD
 
@@ -51,8 +51,8 @@ class RankGroup(NamedTuple):
 def blocks(size: int, block: int, *, most: int) -> list[int]:
     """Cut ``size`` [B] into blocks of ``block`` [B] and a remainder, or into ``most`` larger ones."""
     times = max(1, -(-size // (block * most)))
-    whole, rest = divmod(size, block * times)
-    return [block * times] * whole + ([rest] if rest else [])
+    full_blocks, rest = divmod(size, block * times)
+    return [block * times] * full_blocks + ([rest] if rest else [])
 
 
 class PhaseWriter(StreamWriter):
@@ -107,7 +107,7 @@ class PhaseWriter(StreamWriter):
         machine, rate = self.machine, self.machine.host.memcpy_rate.value
 
         def way(rank: int) -> Path:
-            memory = machine.wiring.memories[rank // machine.gpus_per_node]
+            memory = machine.topology.memories[rank // machine.gpus_per_node]
             return Path("host memory", ((memory, _COPIED),), 0.0, Curve.flat(rate))
 
         _, hops = self.way(("host",), way)
@@ -160,9 +160,9 @@ class PhaseWriter(StreamWriter):
     def from_first_gpu(self, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy from the first rank's GPU to pageable memory, for which all others wait."""
         path = self.machine.device_to_host(self.gpus[0], pinned=False)
-        way: Way = path, (path.hops, *(() for _ in self.gpus[1:]))
+        way: RankRoute = path, (path.hops, *(() for _ in self.gpus[1:]))
         rate, name = path.curve.rate(size), copy_name(to_device=False, pinned=False)
-        _, hops = self._ways.setdefault(("first",), way)
+        _, hops = self._routes.setdefault(("first",), way)
         self._transfer(COPY, name, hops, size, rate, path.latency, after)
 
     def _transfer(

@@ -15,7 +15,7 @@ from simoffload.models import ModelShape
 from simoffload.strategies.base import Move, Plan, Strategy
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.keys import unread
+from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
 from simoffload.strategies.placement import Placement, refused
 from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
@@ -119,12 +119,12 @@ def _below_checkpoint(problem: Problem) -> Problem:
 def _workload(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Checkpointing:
     """What is written in the scenario counts more than ds_config."""
     settings, section = plan.settings, plan.config.checkpoint
-    said = {name: getattr(options, name) for name in type(options).model_fields if name != "tier"}
+    given = {name: getattr(options, name) for name in type(options).model_fields if name != "tier"}
     decoupled = section is not None and section.writer is not None and section.writer.decoupled
     if decoupled and "mode" not in options.model_fields_set:
-        said["mode"] = "decoupled"
+        given["mode"] = "decoupled"
     return Checkpointing.model_construct(
-        **said
+        **given
         | {
             "writer": _writer(options.writer, plan),
             "interval_steps": None,
@@ -165,5 +165,5 @@ def config_warnings(config: DeepSpeedConfig) -> tuple[str, ...]:
     section = config.checkpoint
     if section is None:
         return ()
-    more = unread(section.writer, "checkpoint.writer.") if section.writer is not None else []
-    return (*unread(section, "checkpoint."), *more)
+    more = section_warnings(section.writer, "checkpoint.writer.") if section.writer is not None else []
+    return (*section_warnings(section, "checkpoint."), *more)

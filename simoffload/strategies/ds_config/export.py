@@ -81,11 +81,11 @@ class Work(NamedTuple):
 
 def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: Work) -> Tree:
     """The configuration of ZeRO-Inference: without an optimizer, with which DeepSpeed would train."""
-    said, values = _said(written.model_dump(exclude_unset=True)), settings.config
-    zero, path = said.get("zero_optimization", {}), work.weights_path
-    return _laid(
+    written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
+    zero, path = written_.get("zero_optimization", {}), work.weights_path
+    return _overlay(
         {
-            **_batch_and_type(said, work),
+            **_batch_and_type(written_, work),
             "optimizer": None,
             "scheduler": None,
             "zero_optimization": {
@@ -94,16 +94,16 @@ def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: 
                 "offload_param": _offloaded("offload_param", settings.device, path, values, zero),
                 "offload_optimizer": None,
             },
-            "aio": _aio(said, values, stored=settings.device == "nvme"),
+            "aio": _aio(written_, values, stored=settings.device == "nvme"),
         },
-        said,
+        written_,
     )
 
 
 def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: Work) -> Tree:
     """The configuration of training, with AdamW where no optimizer is named."""
-    said, values = _said(written.model_dump(exclude_unset=True)), settings.config
-    zero = said.get("zero_optimization", {})
+    written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
+    zero = written_.get("zero_optimization", {})
     weights, optimizer = settings.params.device, settings.optimizer_device
     needed = (*_STAGE_3, "sub_group_size") if settings.stage == 3 else ("allgather_bucket_size",)
     sections: Tree = {
@@ -118,50 +118,50 @@ def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: 
         path = work.optimizer_path
         sections["offload_optimizer"] = _offloaded("offload_optimizer", optimizer, path, values, zero)
     clipping = {"gradient_clipping": _MAX_GRAD_NORM} if written.gradient_clipping == "auto" else {}
-    return _laid(
+    return _overlay(
         {
-            **_batch_and_type(said, work),
+            **_batch_and_type(written_, work),
             "gradient_accumulation_steps": work.accumulation,
             **clipping,
             "optimizer": {"type": written.optimizer.type if written.optimizer else "AdamW"},
             "zero_optimization": sections,
-            "aio": _aio(said, values, stored="nvme" in (weights, optimizer)),
+            "aio": _aio(written_, values, stored="nvme" in (weights, optimizer)),
         },
-        said,
+        written_,
     )
 
 
-def _said(tree: Tree) -> Tree:
+def _written(tree: Tree) -> Tree:
     """What was written, without what is left to somebody else."""
     kept = {key: value for key, value in tree.items() if value not in (None, "auto")}
     return {
-        key: _said(value) if isinstance(value, dict) and key not in _AUTO_STAYS else value
+        key: _written(value) if isinstance(value, dict) and key not in _AUTO_STAYS else value
         for key, value in kept.items()
     }
 
 
-def _laid(over: Mapping[str, Any], said: Mapping[str, Any]) -> Tree:
+def _overlay(over: Mapping[str, Any], written_: Mapping[str, Any]) -> Tree:
     """What was written with another tree over it, in which None takes a key away."""
-    rest = {key: value for key, value in said.items() if key not in over}
-    laid = {
-        key: _laid(value, said.get(key, {})) if isinstance(value, Mapping) else value
+    rest = {key: value for key, value in written_.items() if key not in over}
+    overlaid = {
+        key: _overlay(value, written_.get(key, {})) if isinstance(value, Mapping) else value
         for key, value in over.items()
     }
-    return {key: value for key, value in (laid | rest).items() if value not in (None, {})}
+    return {key: value for key, value in (overlaid | rest).items() if value not in (None, {})}
 
 
-def _kept(values: Mapping[str, Any], said: Collection[str], needed: Collection[str]) -> Tree:
-    return {key: value for key, value in values.items() if key in needed or key in said}
+def _kept(values: Mapping[str, Any], written_: Collection[str], needed: Collection[str]) -> Tree:
+    return {key: value for key, value in values.items() if key in needed or key in written_}
 
 
-def _batch_and_type(said: Tree, work: Work) -> Tree:
+def _batch_and_type(written_: Tree, work: Work) -> Tree:
     """DeepSpeed does not start without a batch size, in inference either."""
     sizes = (work.batch * work.accumulation * work.ranks, work.batch, work.accumulation)
     mine = _PRECISIONS.get(work.dtype)
     types = {key: {"enabled": key == mine} for key in _PRECISIONS.values()}
     return {
-        **_kept(dict(zip(BATCH, sizes, strict=True)), said, (BATCH[1],)),
-        **_kept(types, said, () if mine is None else (mine,)),
+        **_kept(dict(zip(BATCH, sizes, strict=True)), written_, (BATCH[1],)),
+        **_kept(types, written_, () if mine is None else (mine,)),
     }
 
 
@@ -175,12 +175,12 @@ def _offloaded(section: str, device: str | None, path: str | None, values: Tree,
     }
 
 
-def _aio(said: Tree, values: Tree, *, stored: bool) -> Tree:
+def _aio(written_: Tree, values: Tree, *, stored: bool) -> Tree:
     """How storage is read and written, by the name of the threads that the version reads."""
     known = values["aio"]
-    needed = [key for key in known if key != "use_gds" or known[key]] if stored or "aio" in said else []
+    needed = [key for key in known if key != "use_gds" or known[key]] if stored or "aio" in written_ else []
     ignored = {"thread_count", "intra_op_parallelism"} - known.keys()
-    return {**_kept(known, said.get("aio", ()), needed), **dict.fromkeys(ignored)}
+    return {**_kept(known, written_.get("aio", ()), needed), **dict.fromkeys(ignored)}
 
 
 # -- other values ----------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def _toggled(now: Value) -> Iterator[Value]:
     yield not now
 
 
-class _Knob(NamedTuple):
+class _TunedKey(NamedTuple):
     """A key of ds_config of which other values are tried."""
 
     section: str
@@ -233,29 +233,29 @@ class _Knob(NamedTuple):
 
 
 _FETCHING = (
-    _Knob("zero_optimization", "stage3_prefetch_bucket_size", _halved, (4, 0.25), "prefetch"),
-    _Knob("zero_optimization", "stage3_max_live_parameters", _halved, (4, 0.25), "live"),
-    _Knob("zero_optimization", "stage3_max_reuse_distance", _halved),
-    _Knob("zero_optimization", "stage3_param_persistence_threshold", _halved),
-    _Knob("offload_param", "buffer_size", _halved),
-    _Knob("offload_param", "buffer_count", _fewer, (2,), "parameter buffers"),
-    _Knob("offload_param", "max_in_cpu", _halved),
-    _Knob("offload_param", "pin_memory", _off),
+    _TunedKey("zero_optimization", "stage3_prefetch_bucket_size", _halved, (4, 0.25), "prefetch"),
+    _TunedKey("zero_optimization", "stage3_max_live_parameters", _halved, (4, 0.25), "live"),
+    _TunedKey("zero_optimization", "stage3_max_reuse_distance", _halved),
+    _TunedKey("zero_optimization", "stage3_param_persistence_threshold", _halved),
+    _TunedKey("offload_param", "buffer_size", _halved),
+    _TunedKey("offload_param", "buffer_count", _fewer, (2,), "parameter buffers"),
+    _TunedKey("offload_param", "max_in_cpu", _halved),
+    _TunedKey("offload_param", "pin_memory", _off),
 )
 """Of parameters that are gathered, prefetched and swapped."""
 _READING = (
-    _Knob("aio", "block_size", factors=(4,), word="block"),
-    _Knob("aio", "queue_depth", factors=(4,), word="depth"),
+    _TunedKey("aio", "block_size", factors=(4,), word="block"),
+    _TunedKey("aio", "queue_depth", factors=(4,), word="depth"),
 )
 _TRAINING = (
-    _Knob("zero_optimization", "reduce_bucket_size", _halved, (4, 0.25), "reduce bucket"),
-    _Knob("zero_optimization", "sub_group_size", _halved, (4, 0.25), "sub group"),
-    _Knob("zero_optimization", "overlap_comm", _off),
-    _Knob("offload_optimizer", "buffer_count", _fewer, (2,), "optimizer buffers"),
-    _Knob("offload_optimizer", "pin_memory", _off),
-    _Knob("activation_checkpointing", "cpu_checkpointing", _toggled),
-    _Knob("zenflow", "overlap_step", _off),
-    _Knob("zenflow", "offload", _toggled),
+    _TunedKey("zero_optimization", "reduce_bucket_size", _halved, (4, 0.25), "reduce bucket"),
+    _TunedKey("zero_optimization", "sub_group_size", _halved, (4, 0.25), "sub group"),
+    _TunedKey("zero_optimization", "overlap_comm", _off),
+    _TunedKey("offload_optimizer", "buffer_count", _fewer, (2,), "optimizer buffers"),
+    _TunedKey("offload_optimizer", "pin_memory", _off),
+    _TunedKey("activation_checkpointing", "cpu_checkpointing", _toggled),
+    _TunedKey("zenflow", "overlap_step", _off),
+    _TunedKey("zenflow", "offload", _toggled),
 )
 """Of gradients, sub-groups, the optimizer and checkpoints of activations."""
 _NAMES = {("offload_param", "buffer_size"): "buffer_size", ("offload_param", "pin_memory"): "pin_memory"}
@@ -343,7 +343,7 @@ def faster_settings(
         yield FasterSetting(f"deepspeed-{LATEST}", f"DeepSpeed {LATEST} instead of {version}", edits)
 
 
-def _turned(config: DeepSpeedConfig, model: ModelShape, knob: _Knob) -> Iterator[FasterSetting]:
+def _turned(config: DeepSpeedConfig, model: ModelShape, knob: _TunedKey) -> Iterator[FasterSetting]:
     section: Any = config
     for name in knob.path[2:-1]:
         section = getattr(section, name, None)
@@ -356,9 +356,9 @@ def _turned(config: DeepSpeedConfig, model: ModelShape, knob: _Knob) -> Iterator
         value = int(now * factor)
         if value == int(now) or value < 1:
             continue
-        words = f"{knob.key} {value:,} instead of {int(now):,}"
+        description = f"{knob.key} {value:,} instead of {int(now):,}"
         name = f"{knob.word}-{value}".replace(" ", "-")
-        yield FasterSetting(name, words, (Edit(knob.path, value),))
+        yield FasterSetting(name, description, (Edit(knob.path, value),))
 
 
 def _stages(config: DeepSpeedConfig) -> Iterator[FasterSetting]:
@@ -373,17 +373,17 @@ def _stages(config: DeepSpeedConfig) -> Iterator[FasterSetting]:
 def _threads(config: DeepSpeedConfig, version: str) -> FasterSetting:
     key = threads_key(parse_version(version))
     now = getattr(config.aio, key) or 1
-    words = f"{key} {4 * now} instead of {now}"
-    return FasterSetting(f"{key}-{4 * now}", words, (_edit("aio", key, 4 * now),))
+    description = f"{key} {4 * now} instead of {now}"
+    return FasterSetting(f"{key}-{4 * now}", description, (_edit("aio", key, 4 * now),))
 
 
 def _switches(config: DeepSpeedConfig, *, storage: bool, direct: bool) -> Iterator[FasterSetting]:
     offload = config.zero_optimization.offload_param
     if offload is not None and not storage:
         pin = not offload.pin_memory
-        words = "weights in page-locked memory" if pin else "weights in pageable memory"
+        description = "weights in page-locked memory" if pin else "weights in pageable memory"
         edits = (_edit("offload_param", "pin_memory", pin),)
-        yield FasterSetting(f"pin_memory-{str(pin).lower()}", f"{words} (pin_memory)", edits)
+        yield FasterSetting(f"pin_memory-{str(pin).lower()}", f"{description} (pin_memory)", edits)
     if direct and not config.aio.use_gds:
         edits = (_edit("aio", "use_gds", True),)
         yield FasterSetting("use_gds", "reads straight into the GPU (use_gds)", edits)

@@ -20,13 +20,13 @@ from simoffload.strategies.ds_config.sections import (
     ActivationCheckpointingSection,
     CheckpointSection,
     CheckpointWriterSection,
+    ConfigSection,
     DataTypesSection,
     DeepSpeedConfig,
     OffloadOptimizerSection,
     OffloadParamSection,
     OptimizerSection,
     PrecisionSection,
-    Section,
     ZenFlowSection,
     ZeroSection,
 )
@@ -40,8 +40,8 @@ __all__ = [
     "refuse_selection",
     "refuse_values",
     "refused_key",
+    "section_warnings",
     "trains",
-    "unread",
 ]
 
 
@@ -76,7 +76,7 @@ _SILENT = Key(stages=())
 _TRAINING = Key(training=True)
 _STAGE_3 = Key(simulated=False, stages=(3,))
 _OLD_NAME = "is the old name of {0}: {{device: cpu}}; write that"
-NOT_SIMULATED: dict[type[Section], dict[str, Key]] = {
+NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
     DeepSpeedConfig: {
         **_all("weight_quantization tensor_parallel expert_parallel compile", Key()),
         **_all("sparse_attention compression_training hybrid_engine", Key()),
@@ -210,7 +210,7 @@ def key_warnings(config: DeepSpeedConfig, *, training: bool) -> list[str]:
     """Warnings about all keys that DeepSpeed does not know or that are not simulated."""
     found: list[str] = []
     for where, section in _sections(config, training=training):
-        found += unread(section, where, stage=config.zero_optimization.stage, training=training)
+        found += section_warnings(section, where, stage=config.zero_optimization.stage, training=training)
     if training and config.optimizer is not None and config.optimizer.params.get("torch_adam") is True:
         found.append(
             "ds_config optimizer.params.torch_adam: true is not modelled; an optimizer on the CPU is "
@@ -219,13 +219,15 @@ def key_warnings(config: DeepSpeedConfig, *, training: bool) -> list[str]:
     return found
 
 
-def unread(section: Section, where: str, *, stage: int = 3, training: bool = True) -> list[str]:
+def section_warnings(
+    section: ConfigSection, where: str, *, stage: int = 3, training: bool = True
+) -> list[str]:
     """Warnings about keys of one section that DeepSpeed does not know or that are not simulated."""
     known = NOT_SIMULATED.get(type(section), {})
     warnings = [
         f"ds_config {where}{key}: {_shown(getattr(section, key))}not modelled{_because(left.instead)}"
         for key, left in known.items()
-        if _tells(section, key, left, stage=stage, training=training)
+        if _is_reported(section, key, left, stage=stage, training=training)
     ]
     read = {**type(section).model_fields, **known}
     for key in section.model_extra or {}:
@@ -257,7 +259,7 @@ def refuse_keys(config: DeepSpeedConfig, *, training: bool) -> None:
         raise InputError(problems)
 
 
-def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str, Section]]:
+def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str, ConfigSection]]:
     """The sections that are read, with what goes before their keys."""
     zero = config.zero_optimization
     yield "", config
@@ -279,7 +281,7 @@ def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str,
     yield "activation_checkpointing.", config.activation_checkpointing
 
 
-def _tells(section: Section, key: str, left: Key, *, stage: int, training: bool) -> bool:
+def _is_reported(section: ConfigSection, key: str, left: Key, *, stage: int, training: bool) -> bool:
     value = getattr(section, key, left.simulated)
     if left.refused or value in (left.simulated, None, "auto", {}) or (left.training and not training):
         return False

@@ -17,43 +17,43 @@ __all__ = [
     "AioSection",
     "CheckpointSection",
     "CheckpointWriterSection",
+    "ConfigSection",
     "DataTypesSection",
     "DeepSpeedConfig",
     "OffloadOptimizerSection",
     "OffloadParamSection",
     "OptimizerSection",
     "PrecisionSection",
-    "Section",
     "ZenFlowSection",
     "ZeroSection",
 ]
 
 
-def _whole(value: Any) -> Any:
+def _integer(value: Any) -> Any:
     """Accept 5e7 where an integer is meant, as DeepSpeed does; keep Hugging Face's "auto"."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
     return value
 
 
-Elements = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=0, le=2**63 - 1)]
+Elements = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=0, le=2**63 - 1)]
 AutoElements = Annotated[
-    Literal["auto"] | Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)], BeforeValidator(_whole)
+    Literal["auto"] | Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)], BeforeValidator(_integer)
 ]
-Positive = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=1, le=2**40)]
+Positive = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=1, le=2**40)]
 AutoPositive = Annotated[
-    Literal["auto"] | Annotated[int, Field(strict=True, ge=1, le=2**40)], BeforeValidator(_whole)
+    Literal["auto"] | Annotated[int, Field(strict=True, ge=1, le=2**40)], BeforeValidator(_integer)
 ]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """A section of ds_config.json; keys that we do not know are kept to be warned about."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class OffloadParamSection(Section):
+class OffloadParamSection(ConfigSection):
     """``zero_optimization.offload_param`` says where weights are."""
 
     device: Literal["none", "cpu", "nvme"] | None = None
@@ -70,7 +70,7 @@ class OffloadParamSection(Section):
     """Weights in page-locked host memory; None: what the version does."""
 
 
-class OffloadOptimizerSection(Section):
+class OffloadOptimizerSection(ConfigSection):
     """``zero_optimization.offload_optimizer`` says where and how the optimizer runs."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
@@ -96,7 +96,7 @@ class OffloadOptimizerSection(Section):
     """Share of the cores that SuperOffload's process uses."""
 
 
-class ZenFlowSection(Section):
+class ZenFlowSection(ConfigSection):
     """``zero_optimization.zenflow`` updates important columns at once, the others later."""
 
     topk_ratio: Fraction = 0.1
@@ -119,7 +119,7 @@ class ZenFlowSection(Section):
     """Share of the cores that the update leaves to PyTorch."""
 
 
-class ZeroSection(Section):
+class ZeroSection(ConfigSection):
     """``zero_optimization`` says what is partitioned and what is offloaded."""
 
     stage: Literal[0, 1, 2, 3] = 3
@@ -158,7 +158,7 @@ class ZeroSection(Section):
     """[elements] A parameter that is used again sooner is kept."""
 
 
-class AioSection(Section):
+class AioSection(ConfigSection):
     """``aio`` says how storage is read and written."""
 
     block_size: Annotated[Positive, Field(multiple_of=512)] = 1 << 20
@@ -177,7 +177,7 @@ class AioSection(Section):
     """GPUDirect Storage: between drive and HBM without host memory."""
 
 
-class OptimizerSection(Section):
+class OptimizerSection(ConfigSection):
     """``optimizer`` names the optimizer and its hyperparameters."""
 
     type: Annotated[str, Field(min_length=1)] = "AdamW"
@@ -186,14 +186,14 @@ class OptimizerSection(Section):
     """Hyperparameters, which cost the same whatever they are; ``torch_adam`` is warned about."""
 
 
-class DataTypesSection(Section):
+class DataTypesSection(ConfigSection):
     """``data_types`` names the types of what is accumulated."""
 
     grad_accum_dtype: Literal["fp32", "fp16", "bf16"] | None = None
     """In which gradients are accumulated; None: the model's type."""
 
 
-class ActivationCheckpointingSection(Section):
+class ActivationCheckpointingSection(ConfigSection):
     """``activation_checkpointing``: read only by DeepSpeed's own checkpoint function."""
 
     partition_activations: bool = False
@@ -207,7 +207,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class CheckpointWriterSection(Section):
+class CheckpointWriterSection(ConfigSection):
     """``checkpoint.writer`` (deepspeed/runtime/model_checkpointing/constants.py); "mock" writes nothing."""
 
     type: Annotated[Literal["python", "fast"], BeforeValidator(_lower)] = "fast"
@@ -222,7 +222,7 @@ class CheckpointWriterSection(Section):
     """A process of its own writes while training goes on."""
 
 
-class CheckpointSection(Section):
+class CheckpointSection(ConfigSection):
     """``checkpoint`` says how checkpoints are written."""
 
     checkpoint_serialization: bool = True
@@ -231,7 +231,7 @@ class CheckpointSection(Section):
     """DeepSpeed's writer of checkpoints; without it ``torch.save`` writes."""
 
 
-class PrecisionSection(Section):
+class PrecisionSection(ConfigSection):
     """``fp16`` or ``bf16``; the model's dtype decides what is simulated."""
 
     enabled: bool | Literal["auto"] = False
@@ -246,7 +246,7 @@ def _one_precision(value: PrecisionSection, info: ValidationInfo) -> PrecisionSe
     return value
 
 
-class DeepSpeedConfig(Section):
+class DeepSpeedConfig(ConfigSection):
     """A ds_config.json, as far as it decides what is offloaded and how."""
 
     zero_optimization: ZeroSection = ZeroSection()

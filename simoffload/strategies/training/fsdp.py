@@ -21,7 +21,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Move, Plan, Strategy
 from simoffload.strategies.memory import activations_of, pinned_rounding
@@ -29,7 +29,7 @@ from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming, ranks_beyond
 from simoffload.strategies.trace import Trace, micro_step
-from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, Prefetch
+from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.step import OPTIMIZER, micro_steps
@@ -154,16 +154,16 @@ class FsdpPlan(StepWork):
         )
 
     @property
-    def knobs(self) -> FsdpKnobs:
+    def options(self) -> FsdpOptions:
         """What the writer needs to know."""
-        said, element = self.strategy, self.model.dtype_bytes
-        return FsdpKnobs(
-            cpu_offload=said.cpu_offload,
-            backward_prefetch=said.backward_prefetch,
-            limit_all_gathers=said.limit_all_gathers,
-            reshard_after_forward=said.reshard_after_forward,
+        strategy, element = self.strategy, self.model.dtype_bytes
+        return FsdpOptions(
+            cpu_offload=strategy.cpu_offload,
+            backward_prefetch=strategy.backward_prefetch,
+            limit_all_gathers=strategy.limit_all_gathers,
+            reshard_after_forward=strategy.reshard_after_forward,
             element=element,
-            shard_element=SINGLE if said.mixed_precision else element,
+            shard_element=SINGLE if strategy.mixed_precision else element,
         )
 
     @property
@@ -183,7 +183,7 @@ class FsdpPlan(StepWork):
         timing = TrainingTiming(
             machine=self.machine, model=self.model, batch=work.batch_size, length=work.sequence_length
         )
-        out = FsdpWriter(name=part.title, units=self.units, knobs=self.knobs, timing=timing)
+        out = FsdpWriter(name=part.title, units=self.units, options=self.options, timing=timing)
         if part.phase == "forward":
             out.forward(self.trace, self._runtime(part))
         elif part.phase == "backward":
@@ -203,7 +203,7 @@ class FsdpPlan(StepWork):
     def _runtime(self, part: StepPart) -> FsdpRuntime:
         """FSDP's state before a micro-step, steps having gone before."""
         layers, count = self.model.num_hidden_layers, min(self._micro_steps, _SETTLED)
-        runtime = FsdpRuntime(layers=layers, knobs=self.knobs, sharded=self.strategy.ranks > 1)
+        runtime = FsdpRuntime(layers=layers, options=self.options, sharded=self.strategy.ranks > 1)
         for index in range(_SETTLED * count):
             runtime.micro_step(boundary=index % count == count - 1)
         for _ in range(min(part.micro_step, count - 1)):
@@ -213,16 +213,16 @@ class FsdpPlan(StepWork):
     # -- memory ---------------------------------------------------------------------------------
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """What each tier must hold in a micro-step and in the optimizer's step (an estimate)."""
         states, host = self._states, self._host
         adam = "temporaries of AdamW"
-        size = self.knobs.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
+        size = self.options.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
         if self.strategy.cpu_offload:  # of one tensor after the other
-            size = TORCH_ADAM_NEW * self.knobs.shard_element * max(self.units.slices) * self._sharing
+            size = TORCH_ADAM_NEW * self.options.shard_element * max(self.units.slices) * self._sharing
         return (
-            Moment(MICRO_STEP, (*states, *self._gpu, *host)),
-            Moment(OPTIMIZER_STEP, (*states, self._context, *host, MemoryTerm(self.target, adam, size))),
+            MemoryStage(MICRO_STEP, (*states, *self._gpu, *host)),
+            MemoryStage(OPTIMIZER_STEP, (*states, self._context, *host, MemoryTerm(self.target, adam, size))),
         )
 
     @property
@@ -233,7 +233,7 @@ class FsdpPlan(StepWork):
     @property
     def _states(self) -> tuple[MemoryTerm, ...]:
         """Shards, their gradients and moments; in host memory the first two are page-locked."""
-        slices, size = self.units.slices, self.knobs.shard_element
+        slices, size = self.units.slices, self.options.shard_element
         offload, total = self.strategy.cpu_offload, sum(self.units.slices)
         here = self._sharing
         remedy = _HOSTS if offload else _OFFLOAD
@@ -252,10 +252,10 @@ class FsdpPlan(StepWork):
 
     @property
     def _gpu(self) -> tuple[MemoryTerm, ...]:
-        units, knobs, layers = self.units, self.knobs, self.model.num_hidden_layers
-        layer, root, element = units.numel(0), units.numel(ROOT), knobs.element
-        limited = knobs.limit_all_gathers and knobs.reshard_after_forward and units.ranks > 1
-        whole = root + layer * (min(layers, _LIMITED) if limited else layers)
+        units, options, layers = self.units, self.options, self.model.num_hidden_layers
+        layer, root, element = units.numel(0), units.numel(ROOT), options.element
+        limited = options.limit_all_gathers and options.reshard_after_forward and units.ranks > 1
+        unsharded = root + layer * (min(layers, _LIMITED) if limited else layers)
         remedy = "set limit_all_gathers and reshard_after_forward"
         # One layer's gradients are put together while those before are reduced; the root's stay to the end.
         gradients = 2 * root + 3 * layer
@@ -263,10 +263,10 @@ class FsdpPlan(StepWork):
             gradients += root + layer * layers
         acts = activations_of(self.model, self.workload)
         kept = _BATCH if self.workload.gradient_checkpointing else _KEPT
-        shard = knobs.shard_element * max(units.slices) if knobs.shard_element != element else 0
+        shard = options.shard_element * max(units.slices) if options.shard_element != element else 0
         return (
-            MemoryTerm("hbm", "gathered parameters", element * whole, remedy=remedy),
-            MemoryTerm("hbm", "shard before its cast", shard if knobs.cpu_offload else 0),
+            MemoryTerm("hbm", "gathered parameters", element * unsharded, remedy=remedy),
+            MemoryTerm("hbm", "shard before its cast", shard if options.cpu_offload else 0),
             MemoryTerm("hbm", "whole gradients", element * gradients),
             MemoryTerm("hbm", "activations", acts.peak, remedy=kept),
             self._context,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal, NamedTuple
 
-__all__ = ["ROOT", "FsdpKnobs", "FsdpRuntime", "FsdpSink", "Prefetch"]
+__all__ = ["ROOT", "FsdpOptions", "FsdpRuntime", "FsdpSink", "Prefetch"]
 
 Prefetch = Literal["pre", "post", "none"]
 ROOT = -1
@@ -18,7 +18,7 @@ ROOT = -1
 _IN_FLIGHT = 2  # _max_num_inflight_all_gathers, hard-coded in PyTorch
 
 
-class FsdpKnobs(NamedTuple):
+class FsdpOptions(NamedTuple):
     """FSDP's knobs, resolved for one run."""
 
     cpu_offload: bool
@@ -37,7 +37,7 @@ class FsdpSink:
     def unshard(self, unit: int, /) -> None:
         """Bring the shard to the GPU and cast it."""
 
-    def limit(self, freed: int, /) -> None:
+    def limit(self, event: int, /) -> None:
         """Let the host wait until memory is free, by what :meth:`free` returned."""
 
     def gather(self, unit: int, /) -> None:
@@ -57,19 +57,19 @@ class FsdpSink:
 class FsdpRuntime:
     """FSDP's state of one rank; until ``begin`` names a sink it is only kept up to date."""
 
-    def __init__(self, *, layers: int, knobs: FsdpKnobs, sharded: bool) -> None:
+    def __init__(self, *, layers: int, options: FsdpOptions, sharded: bool) -> None:
         self._layers = layers
-        self._knobs = knobs
+        self._options = options
         self._sharded = sharded
-        self._whole: set[int] = set()
+        self._unsharded: set[int] = set()
         self._prefetched: set[int] = set()
-        self._freed: deque[int | None] = deque()
+        self._free_events: deque[int | None] = deque()
         self._sink = FsdpSink()
 
     def begin(self, sink: FsdpSink) -> None:
         """From now on write down; what was asked before is done."""
         self._sink = sink
-        self._freed = deque([None] * len(self._freed))
+        self._free_events = deque([None] * len(self._free_events))
 
     def micro_step(self, *, boundary: bool) -> None:
         """All hooks of forward and backward."""
@@ -96,7 +96,7 @@ class FsdpRuntime:
 
     def post_forward(self, unit: int) -> None:
         """After a unit; the root stays whole for backward."""
-        if unit != ROOT and self._knobs.reshard_after_forward:
+        if unit != ROOT and self._options.reshard_after_forward:
             self._reshard(unit)
 
     def pre_backward(self, unit: int) -> None:
@@ -106,14 +106,14 @@ class FsdpRuntime:
         else:
             self._unshard(unit)
         self._sink.need(unit)
-        if self._knobs.backward_prefetch == "pre":
+        if self._options.backward_prefetch == "pre":
             self._prefetch(unit)
 
     def post_backward(self, unit: int, *, boundary: bool) -> None:
         """A unit's gradients are complete; within ``no_sync`` (not at the ``boundary``) they stay whole."""
-        if boundary or self._knobs.reshard_after_forward:
+        if boundary or self._options.reshard_after_forward:
             self._reshard(unit)
-        if self._knobs.backward_prefetch == "post" and unit != ROOT:
+        if self._options.backward_prefetch == "post" and unit != ROOT:
             self._prefetch(unit)
         if boundary:
             self._sink.reduce(unit)
@@ -128,20 +128,20 @@ class FsdpRuntime:
 
     def _unshard(self, unit: int) -> None:
         # With offloading a shard is copied again even if the unit is whole (pre_unshard).
-        whole = self._sharded and unit in self._whole
-        if self._knobs.cpu_offload or not whole:
+        unsharded = self._sharded and unit in self._unsharded
+        if self._options.cpu_offload or not unsharded:
             self._sink.unshard(unit)
-        if self._knobs.limit_all_gathers and len(self._freed) >= _IN_FLIGHT:
-            freed = self._freed.popleft()
-            if freed is not None:
-                self._sink.limit(freed)
-        if self._sharded and not whole:
+        if self._options.limit_all_gathers and len(self._free_events) >= _IN_FLIGHT:
+            event = self._free_events.popleft()
+            if event is not None:
+                self._sink.limit(event)
+        if self._sharded and not unsharded:
             self._sink.gather(unit)
-        self._whole.add(unit)
+        self._unsharded.add(unit)
 
     def _reshard(self, unit: int) -> None:
-        self._whole.discard(unit)
+        self._unsharded.discard(unit)
         if self._sharded:
             point = self._sink.free(unit)
-            if self._knobs.limit_all_gathers:
-                self._freed.append(point)
+            if self._options.limit_all_gathers:
+                self._free_events.append(point)

@@ -26,7 +26,7 @@ from simoffload.strategies.timing import (
     TrainingTiming,
 )
 from simoffload.strategies.trace import Event, Trace
-from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, FsdpSink
+from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
 
 __all__ = ["ADAMW", "FsdpWriter", "Units"]
 
@@ -65,11 +65,11 @@ class Units(NamedTuple):
 class FsdpWriter(StreamWriter, FsdpSink):
     """Writes one part of a step; does what the runtime asks."""
 
-    def __init__(self, *, name: str, units: Units, knobs: FsdpKnobs, timing: TrainingTiming) -> None:
+    def __init__(self, *, name: str, units: Units, options: FsdpOptions, timing: TrainingTiming) -> None:
         super().__init__(name=name, gpus=range(units.ranks), streams=_STREAMS, machine=timing.machine)
         self.timing = timing
         self._units = units
-        self._knobs = knobs
+        self._options = options
         self._time = timing
         self._fsdp = timing.machine.host.fsdp_costs
         self._slower = self._fsdp.operation.value / self.costs.operation.value
@@ -77,7 +77,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self._ready: dict[int, tuple[int, int]] = {}
         """What a unit is awaited by, as a stream and an operation on it."""
         self._awaited_by_compute: list[tuple[int, int]] = []
-        self._element = knobs.element
+        self._element = options.element
         self._forward = True
         """Whether the pass is a forward pass, whose units make views of their parameters."""
 
@@ -139,14 +139,14 @@ class FsdpWriter(StreamWriter, FsdpSink):
         units = self._units
         self.builder.segment("optimizer")
         self.spend(self._fsdp.step_call.value)
-        element = self._knobs.shard_element
+        element = self._options.shard_element
         per_element = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * element // SINGLE
         machine = self.machine
         cpu = machine.host.cpu_optimizer
         share = cpu.limit.value / max(cpu.numa_nodes.value, machine.ranks_per_node(self.ranks))
         new = TORCH_ADAM_NEW * element
         rate = self._fsdp.adamw_rate(threads, traffic=per_element, new=new, share=share)
-        if self._knobs.cpu_offload:
+        if self._options.cpu_offload:
             for unit in units.numels:
                 self.spend(_ADAM_OPERATIONS * self.costs.operation.value)
                 self.flush()
@@ -163,21 +163,21 @@ class FsdpWriter(StreamWriter, FsdpSink):
 
     def unshard(self, unit: int) -> None:
         """A copy from page-locked memory, and a cast in HBM, on their own stream."""
-        knobs, numel = self._knobs, self._units.slice(unit)
+        options, numel = self._options, self._units.slice(unit)
         self.label = _name(unit)
         self.spend(self._fsdp.unshard.value)
-        if knobs.cpu_offload:
+        if options.cpu_offload:
             self.spend(self._fsdp.copy_call.value)
-            copied = self._copy(numel * knobs.shard_element, stream=_COPY, to_device=True)
+            copied = self._copy(numel * options.shard_element, stream=_COPY, to_device=True)
             self._ready[unit] = _COPY, copied
-        if knobs.shard_element != knobs.element:
-            fixed = self._time.hbm_traffic(numel * (knobs.shard_element + knobs.element))
+        if options.shard_element != options.element:
+            fixed = self._time.hbm_traffic(numel * (options.shard_element + options.element))
             self.flush()
             self._ready[unit] = _COPY, self.add("concat", _COPY, fixed=fixed, after=self.so_far(HOST))
 
-    def limit(self, freed: int) -> None:
+    def limit(self, event: int) -> None:
         """The host waits for kernels."""
-        self.host_waits(_COMPUTE, freed)
+        self.host_waits(_COMPUTE, event)
 
     def gather(self, unit: int) -> None:
         """Behind the copies and casts so far."""
@@ -206,21 +206,21 @@ class FsdpWriter(StreamWriter, FsdpSink):
     def reduce(self, unit: int) -> None:
         """Divided lest it overflow, reduced, divided again and cast to the shard's type; then, with
         offloading, copied to page-locked memory."""
-        knobs, numel = self._knobs, self._units.slice(unit)
+        options, numel = self._options, self._units.slice(unit)
         self.spend(self._fsdp.reduce.value)
-        if knobs.cpu_offload:
+        if options.cpu_offload:
             self.spend(self._fsdp.copy_call.value)
         self.flush()
         after = self.so_far(HOST, _COMPUTE)
         if self.ranks > 1:
-            fixed = self._time.hbm_traffic(2 * self._units.numel(unit) * knobs.element)
+            fixed = self._time.hbm_traffic(2 * self._units.numel(unit) * options.element)
             self.add("reduce", _REDUCE, fixed=fixed, after=after)
             self._collective("reduction of gradients", "reduce", numel, behind=_REDUCE)
             after = self.so_far(_COMM)
-        fixed = self._time.hbm_traffic((3 * knobs.element + knobs.shard_element) * numel)
+        fixed = self._time.hbm_traffic((3 * options.element + options.shard_element) * numel)
         self.add("reduce", _REDUCE, fixed=fixed, after=after)
-        if knobs.cpu_offload:
-            self._copy(numel * knobs.shard_element, stream=_REDUCE, to_device=False)
+        if options.cpu_offload:
+            self._copy(numel * options.shard_element, stream=_REDUCE, to_device=False)
             if self.ranks == 1:
                 self.host_waits(_REDUCE)
 

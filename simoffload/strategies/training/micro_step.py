@@ -29,7 +29,7 @@ __all__ = [
     "ActivationOffload",
     "Bucket",
     "MicroStepReplay",
-    "Peak",
+    "ReplayPeaks",
     "TrainedLayers",
     "buckets",
     "gathered_peak",
@@ -295,7 +295,7 @@ class _Reads(CoordinatorSink):
         self.slices.extend(tensors)
 
 
-class Peak(NamedTuple):
+class ReplayPeaks(NamedTuple):
     """What a walk finds out without a clock."""
 
     gathered: int
@@ -308,7 +308,7 @@ class Peak(NamedTuple):
     """[elements] most that gathered parameters occupied while a bucket was reduced."""
 
 
-def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) -> Peak | None:
+def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) -> ReplayPeaks | None:
     """Walk through a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
 
     None if the layers that are left out are not like those before them.
@@ -334,7 +334,9 @@ def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) 
         if not right:
             return None
     bucket.flush()
-    return Peak(coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing))
+    return ReplayPeaks(
+        coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing)
+    )
 
 
 def buckets(step: LayerStack, size: int) -> list[Sequence[Tensor]]:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.results.capacity import Estimate, Moment
+from simoffload.results.capacity import Estimate, MemoryStage
 from simoffload.results.training import StorageRequests, StorageTraffic
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Tunable
@@ -21,20 +21,20 @@ from simoffload.strategies.ds_config.export import tunables
 from simoffload.strategies.ds_config.settings import TrainingSettings
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.replay import LayerStack, Parameters
-from simoffload.strategies.streams import Ways
+from simoffload.strategies.streams import Routes
 from simoffload.strategies.timing import TrainingTiming, ranks_beyond
-from simoffload.strategies.training.memory.stages import training_moments
+from simoffload.strategies.training.memory.stages import training_stages
 from simoffload.strategies.training.memory.states import estimates_for
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
     MicroStepReplay,
-    Peak,
+    ReplayPeaks,
     TrainedLayers,
     buckets,
     gathered_peak,
 )
 from simoffload.strategies.training.state import Places, TrainingState
-from simoffload.strategies.training.step import Step
+from simoffload.strategies.training.step import StepPlan
 from simoffload.strategies.training.storage_io import (
     GradientSink,
     GradientSwapper,
@@ -44,7 +44,7 @@ from simoffload.strategies.training.storage_io import (
     check_buffers,
 )
 from simoffload.strategies.training.super_offload import SuperOffloadStep
-from simoffload.strategies.training.writer import MicroStepWriter, Stage
+from simoffload.strategies.training.writer import MicroStepStage, MicroStepWriter
 from simoffload.strategies.training.zenflow import ZenFlowStep
 from simoffload.workload import Training, TrainingCheckpoints
 
@@ -84,7 +84,7 @@ class ZeroTrainingPlan(StepWork):
         return tuple(ranks_beyond(self.places.ranks, self.machine, costs=self.machine.host.deepspeed))
 
     @cached_property
-    def step(self) -> Step:
+    def step(self) -> StepPlan:
         """A step as the configured mode has it: plain, ZenFlow, SuperOffload."""
         return _step_of(self)
 
@@ -144,8 +144,8 @@ class ZeroTrainingPlan(StepWork):
             return out.build()
         for stack in self._stacks(part):
             out = self._writer(part, GradientSwapper.of(self.state), stack.trace.layers)
-            walk = MicroStepReplay(stack, self.state, out)
-            if walk.forward() if part.phase == "forward" else walk.backward():
+            replay = MicroStepReplay(stack, self.state, out)
+            if replay.forward() if part.phase == "forward" else replay.backward():
                 break
         return out.build()
 
@@ -155,15 +155,15 @@ class ZeroTrainingPlan(StepWork):
             name=part.title,
             state=self.state,
             timing=self.timing,
-            stage=Stage(accumulates=part.micro_step > 0, boundary=part.boundary),
+            stage=MicroStepStage(accumulates=part.micro_step > 0, boundary=part.boundary),
             swapper=swapper,
             hooks=self.step.hooks(),
-            ways=self._ways,
+            routes=self._routes,
             activations=self._activations(layers),
         )
 
     @cached_property
-    def _ways(self) -> Ways:
+    def _routes(self) -> Routes:
         return {}
 
     def _stacks(self, part: StepPart) -> Iterator[LayerStack]:
@@ -192,13 +192,13 @@ class ZeroTrainingPlan(StepWork):
     # -- bytes ----------------------------------------------------------------------------------
 
     @cached_property
-    def peak(self) -> Peak | None:
+    def peak(self) -> ReplayPeaks | None:
         """What a walk through a micro-step gathers and reads; None below stage 3."""
         if self.settings.stage < 3:
             return None
         return self._peak(warm=True)
 
-    def _peak(self, *, warm: bool) -> Peak:
+    def _peak(self, *, warm: bool) -> ReplayPeaks:
         for stack in self.layered.stacks_back(None, warm=warm):
             found = gathered_peak(stack, self.state, warm=warm)
             if found is not None:
@@ -224,11 +224,11 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def traffic(self) -> tuple[StorageTraffic, ...]:
         """What one step moves to and from storage, all ranks together."""
-        moved = by_tier(self.steady_io, lambda transfer: transfer.size * self.places.ranks)
+        bytes_moved = by_tier(self.steady_io, lambda transfer: transfer.size * self.places.ranks)
         cycles = Fraction(self.workload.gradient_accumulation_steps, self.step.cycle)
         return tuple(
             StorageTraffic(tier, round(read * cycles), round(written * cycles))
-            for tier, (read, written) in moved.items()
+            for tier, (read, written) in bytes_moved.items()
         )
 
     @cached_property
@@ -255,9 +255,9 @@ class ZeroTrainingPlan(StepWork):
         return tuple(StorageRequests(tier, block, *sums) for tier, sums in counts.items())
 
     @cached_property
-    def moments(self) -> tuple[Moment, ...]:
+    def memory_stages(self) -> tuple[MemoryStage, ...]:
         """What each tier must hold at each stage of the run."""
-        return training_moments(self.state, self.workload, self.machine, peak=self.peak)
+        return training_stages(self.state, self.workload, self.machine, peak=self.peak)
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -273,8 +273,8 @@ class ZeroTrainingPlan(StepWork):
         )
 
 
-def _step_of(plan: ZeroTrainingPlan) -> Step:
+def _step_of(plan: ZeroTrainingPlan) -> StepPlan:
     """The step as its mode has it."""
     if plan.settings.zenflow is not None:
         return ZenFlowStep(plan)
-    return SuperOffloadStep(plan) if plan.settings.super_offload else Step(plan)
+    return SuperOffloadStep(plan) if plan.settings.super_offload else StepPlan(plan)

@@ -33,7 +33,7 @@ __all__ = [
     "CpuWork",
     "OptimizerStep",
     "PartWriter",
-    "Step",
+    "StepPlan",
     "micro_steps",
     "refused",
 ]
@@ -61,7 +61,7 @@ def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
     return (forward, first, last) if cycle == 2 else (forward, first, middle, last)
 
 
-class Step:
+class StepPlan:
     """Gradients of all micro-steps are added up, then everything is updated."""
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:

@@ -196,8 +196,8 @@ class GradientSwapper:
 
     def size(self, tensor: Tensor) -> int:
         """[B] of the tensor's gradient that go to storage."""
-        whole = tensor.slice_numel * SINGLE // self._alignment * self._alignment
-        return whole if whole >= self._smallest else 0
+        aligned = tensor.slice_numel * SINGLE // self._alignment * self._alignment
+        return aligned if aligned >= self._smallest else 0
 
     def insert(self, sink: GradientSink, tensors: Sequence[Tensor]) -> None:
         """Take the partitions of a reduced bucket."""

@@ -24,7 +24,7 @@ from simoffload.strategies.training.step import (
     CpuWork,
     OptimizerStep,
     PartWriter,
-    Step,
+    StepPlan,
 )
 from simoffload.strategies.training.writer import UPDATE, GradientHooks, MicroStepWriter
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SuperOffloadStep", "update_threads"]
 
 
-class SuperOffloadStep(Step):
+class SuperOffloadStep(StepPlan):
     """Forward and backward as always; updates of sub-groups go on beside backward."""
 
     @property

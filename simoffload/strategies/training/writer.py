@@ -20,7 +20,7 @@ from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
-from simoffload.strategies.streams import HOST, Ways
+from simoffload.strategies.streams import HOST, Routes
 from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
@@ -36,8 +36,8 @@ __all__ = [
     "UPDATE",
     "WRITE",
     "GradientHooks",
+    "MicroStepStage",
     "MicroStepWriter",
-    "Stage",
 ]
 
 TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations", "parameters")
@@ -49,7 +49,7 @@ _BOUNDARY_KERNELS = 5
 """Kernels of a gradient at the boundary: to double precision, norm (two), its square, to single precision."""
 
 
-class Stage(NamedTuple):
+class MicroStepStage(NamedTuple):
     """Which part of a step a micro-step is."""
 
     accumulates: bool
@@ -86,15 +86,17 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         name: str,
         state: TrainingState,
         timing: TrainingTiming,
-        stage: Stage,
+        stage: MicroStepStage,
         swapper: GradientSwapper | None,
         hooks: GradientHooks,
         activations: ActivationOffload | None,
-        ways: Ways,
+        routes: Routes,
     ) -> None:
         settings, places = state.settings, state.places
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
-        super().__init__(name=name, placement=placement, timing=timing, streams=TRAINING_STREAMS, ways=ways)
+        super().__init__(
+            name=name, placement=placement, timing=timing, streams=TRAINING_STREAMS, routes=routes
+        )
         self._settings = settings
         self._time = timing
         self._stage = stage

@@ -36,7 +36,7 @@ from simoffload.strategies.training.step import (
     CpuWork,
     OptimizerStep,
     PartWriter,
-    Step,
+    StepPlan,
     micro_steps,
     refused,
 )
@@ -91,7 +91,7 @@ def update_threads(plan: ZeroTrainingPlan) -> int:
     return threads - reserved if 0 < reserved < threads else threads
 
 
-class ZenFlowStep(Step):
+class ZenFlowStep(StepPlan):
     """A step is ``accumulation`` micro-steps; an update comes every ``update_interval`` of them."""
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:

@@ -236,9 +236,9 @@ def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[s
         )
 
 
-def _interval_warnings(said: ZeroSection, settings: TrainingSettings) -> Iterator[str]:
+def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterator[str]:
     """How often ZenFlow updates where the gradients decide it."""
-    if said.zenflow is not None and settings.zenflow is not None and said.zenflow.update_interval == "auto":
+    if zero.zenflow is not None and settings.zenflow is not None and zero.zenflow.update_interval == "auto":
         yield (
             'zenflow.update_interval "auto" depends on the gradients; '
             f"{settings.zenflow.update_interval} micro-steps are assumed"
@@ -249,16 +249,16 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
     """What Twin-Flow's ``ratio`` comes to: whole sub-groups go to the CPU, the last ones
     (stage3.py, ``_create_fp32_partitions``)."""
     asked, groups = settings.ratio, len(updates)
-    said = f"ds_config offload_optimizer.ratio {asked:g}"
+    zero = f"ds_config offload_optimizer.ratio {asked:g}"
     if asked == 1.0:
         return
     if settings.optimizer_device == "none":
-        yield f"{said}: without an offloaded optimizer it does nothing"
+        yield f"{zero}: without an offloaded optimizer it does nothing"
         return
     on_storage = sum(update.on_gpu and update.swapped for update in updates)
     if on_storage:
         yield (
-            f"{said}: states on storage stay there and are updated on the CPU, those of {on_storage} of "
+            f"{zero}: states on storage stay there and are updated on the CPU, those of {on_storage} of "
             f"{groups} sub-group(s) by PyTorch's slower Adam"
         )
         return
@@ -266,7 +266,7 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
     share = sum(on_cpu) / max(1, sum(update.group.numel for update in updates))
     if abs(share - asked) >= _SAME_SHARE:
         yield (
-            f"{said} of {groups} sub-group(s) puts {len(on_cpu)} on the CPU, {share:.0%} of the parameters; "
+            f"{zero} of {groups} sub-group(s) puts {len(on_cpu)} on the CPU, {share:.0%} of the parameters; "
             "a smaller sub_group_size comes nearer"
         )
 

@@ -55,9 +55,9 @@ def machine() -> Machine:
 
 def operations(threads: int, *, loops: float, pages: float) -> dict[str, Any]:
     """Times at rates [B/s] of ``threads`` threads, of 50 million numbers."""
-    words = {"mul": 2, "lerp": 3, "addcmul": 5, "add": 2, "addcdiv": 4, "sqrt": 2, "div": 2}
+    message = {"mul": 2, "lerp": 3, "addcmul": 5, "add": 2, "addcdiv": 4, "sqrt": 2, "div": 2}
     size = 4 * 50e6
-    seconds = {name: size * count / loops for name, count in words.items()}
+    seconds = {name: size * count / loops for name, count in message.items()}
     seconds |= {name: seconds[name] + size / pages for name in ("sqrt", "div")}
     return {"threads": threads, "parameters": 50e6, "seconds": seconds}
 
@@ -77,14 +77,14 @@ def test_costs_are_sums_of_the_functions_that_a_unit_calls(machine: Machine) -> 
     fsdp = {"kind": "fsdp", "ranks": 2}
     seconds = {"forward": 0.01, "backward": 0.02, "optimizer": 0.001}
     found = fit_fsdp(section([run(fsdp, seconds), run({**fsdp, "cpu_offload": True}, seconds)]), machine)
-    told = {key: one.value for key, one in found.items()}
-    assert told["forward_hook"] == "190 us"
-    assert told["backward_hook"] == "346 us", "240, a third of 300 for each of three units, and 6"
-    assert told["unshard"] == "230 us", "210 and the views of backward"
-    assert told["view"] == "20 us", "180 over nine parameters of a Llama layer"
-    assert (told["gather"], told["reshard"], told["reduce"]) == ("110 us", "121 us", "240 us")
-    assert (told["copy_call"], told["step_call"]) == ("40 us", "1000 us")
-    assert "backward_call" not in told, "seen only without FSDP"
+    rendered = {key: one.value for key, one in found.items()}
+    assert rendered["forward_hook"] == "190 us"
+    assert rendered["backward_hook"] == "346 us", "240, a third of 300 for each of three units, and 6"
+    assert rendered["unshard"] == "230 us", "210 and the views of backward"
+    assert rendered["view"] == "20 us", "180 over nine parameters of a Llama layer"
+    assert (rendered["gather"], rendered["reshard"], rendered["reduce"]) == ("110 us", "121 us", "240 us")
+    assert (rendered["copy_call"], rendered["step_call"]) == ("40 us", "1000 us")
+    assert "backward_call" not in rendered, "seen only without FSDP"
 
 
 def test_rates_of_loops_and_of_new_pages_come_back(machine: Machine) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.calibration.micro import launch
-from simoffload.calibration.micro.launch import Request, describe, measure
+from simoffload.calibration.micro.launch import MeasurementRequest, describe, measure
 from simoffload.calibration.micro.record import read_record
 from simoffload.errors import InputError
 
@@ -57,8 +57,8 @@ def players(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def request(*sections: str, storage: Path | None = None, gpus: int | None = None) -> Request:
-    return Request(sections, gpus=gpus, storage=storage, storage_size=None, quick=True)
+def request(*sections: str, storage: Path | None = None, gpus: int | None = None) -> MeasurementRequest:
+    return MeasurementRequest(sections, gpus=gpus, storage=storage, storage_size=None, quick=True)
 
 
 def ignore(_: str) -> None:
@@ -66,15 +66,15 @@ def ignore(_: str) -> None:
 
 
 def test_everything_goes_well(players: Path) -> None:
-    told: list[str] = []
-    raw = measure(request("attention", "cpu_adam"), progress=told.append)
+    rendered: list[str] = []
+    raw = measure(request("attention", "cpu_adam"), progress=rendered.append)
     assert raw["sections"] == {"attention": {"rank": "0"}, "cpu_adam": {"rank": "0"}}
     assert raw["skipped"] == {}
     assert raw["seconds"] == {"attention": 0.5, "cpu_adam": 0.5}
     assert raw["schema"] == "simoffload/micro/1"
     assert raw["machine"]["gpu"] is None
     assert raw["machine"]["cores"] == os.cpu_count()
-    assert told[0] == "looking at the machine"
+    assert rendered[0] == "looking at the machine"
     assert sorted(entry.name for entry in players.iterdir()) == [
         "fake_probe.py",
         "fake_worker.py",
@@ -216,16 +216,16 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
+    ("number", "status", "reported"),
     [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted"), (signal.SIGKILL, -9, "")],
 )
 def test_what_was_measured_outlives_the_end_of_the_run(
-    players: Path, number: signal.Signals, status: int, said: str
+    players: Path, number: signal.Signals, status: int, reported: str
 ) -> None:
     """The first section is done, the second one takes a minute when the run is ended."""
     environment = {**os.environ, "PYTHONPATH": f"{players}:{Path.cwd()}"}
-    words = ["calibrate", "micro", "-o", "out", "--only", "attention,dram,cpu_adam", "--gpus", "1"]
-    command = [sys.executable, "-c", COMMAND, *words]
+    message = ["calibrate", "micro", "-o", "out", "--only", "attention,dram,cpu_adam", "--gpus", "1"]
+    command = [sys.executable, "-c", COMMAND, *message]
     with subprocess.Popen(command, env=environment, cwd=players, stderr=subprocess.PIPE, text=True) as parent:
         wait_for(players / "pid")
         wait_for(players / "out" / "micro.json")
@@ -233,7 +233,7 @@ def test_what_was_measured_outlives_the_end_of_the_run(
         _, err = parent.communicate(timeout=30)
     assert parent.returncode == status
     kept = "out/micro.json keeps what was measured: attention; --from-json makes profiles of it"
-    assert err.splitlines()[-2:] == [kept, said] or number == signal.SIGKILL
+    assert err.splitlines()[-2:] == [kept, reported] or number == signal.SIGKILL
     raw = read_record(players / "out" / "micro.json")
     assert raw["sections"] == {"attention": {"rank": "0"}}
     assert raw["unfinished"] == ["dram", "cpu_adam"]

@@ -6,7 +6,7 @@ import pytest
 
 from simoffload.calibration.micro.plan import (
     SECTIONS,
-    Stage,
+    MeasurementStage,
     attention_shapes,
     matmul_shapes,
     matmul_variants,
@@ -23,8 +23,8 @@ def test_groups_of_gpus(gpus: int, ranks: list[int]) -> None:
 
 
 def test_only_what_was_chosen() -> None:
-    assert list(stages(("collectives",), 2)) == [Stage(2, ("collectives",))]
-    both = [Stage(1, ("copies", "dram")), Stage(2, ("copies_together",))]
+    assert list(stages(("collectives",), 2)) == [MeasurementStage(2, ("collectives",))]
+    both = [MeasurementStage(1, ("copies", "dram")), MeasurementStage(2, ("copies_together",))]
     assert list(stages(("copies", "dram"), 2)) == both
     assert list(stages(("hooks",), 2)) == []  # DeepSpeed's runner has processes of its own
     assert list(stages(("collectives",), 1)) == []

@@ -53,7 +53,7 @@ def test_every_file_loads_and_carries_the_measurements(tmp_path: Path) -> None:
     assert gpu.matmul_rate(1e11, "bfloat16") == pytest.approx(machine.PEAK / 2)
     assert gpu.interconnect is not None
     assert gpu.interconnect.rate == pytest.approx(machine.NVLINK)
-    assert platform.gpu_plug.pcie.host_to_device.top == PCIE
+    assert platform.gpu_pcie_link.pcie.host_to_device.top == PCIE
 
 
 def test_measured_numbers_say_so(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_measured_numbers_say_so(tmp_path: Path) -> None:
     hook = host.deepspeed.hook
     assert (hook.origin, hook.date) == ("measured", datetime.date(2026, 11, 21))
     assert hook.residual == pytest.approx(0, abs=2e-3)
-    for told in (
+    for rendered in (
         "calibrate micro",
         "least absolute residuals",
         "points, largest residual",
         "NVIDIA H200",
         "torch 2.11.0",
     ):
-        assert told in hook.source
+        assert rendered in hook.source
     assert host.reserved.residual is None
     assert "calibrate micro" not in host.reserved.source
 
@@ -117,7 +117,7 @@ def test_sections_that_are_missing_leave_the_base_alone(tmp_path: Path) -> None:
     platform, base = written(tmp_path, raw), load_platform("dgx-h200")
     assert platform.accelerator.matmul_efficiency == base.accelerator.matmul_efficiency
     assert platform.host.deepspeed == base.host.deepspeed
-    assert platform.gpu_plug.pcie.host_to_device == base.gpu_plug.pcie.host_to_device
+    assert platform.gpu_pcie_link.pcie.host_to_device == base.gpu_pcie_link.pcie.host_to_device
     assert not (tmp_path / "drive.yaml").exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 from simoffload.calibration.micro import hooks
 from simoffload.calibration.micro.fit_host import fit_costs
 from simoffload.calibration.micro.fit_links import fit_memory
-from simoffload.calibration.micro.launch import Request, measure
+from simoffload.calibration.micro.launch import MeasurementRequest, measure
 from simoffload.calibration.small_models import small_training_cases
 from simoffload.hardware import load_platform
 
@@ -18,8 +18,8 @@ pytest.importorskip("torch", reason="calibration runs PyTorch")
 pytestmark = pytest.mark.deepspeed  # the only environment with PyTorch
 
 
-def request(*sections: str, storage: Path | None = None) -> Request:
-    return Request(sections, gpus=None, storage=storage, storage_size=None, quick=True)
+def request(*sections: str, storage: Path | None = None) -> MeasurementRequest:
+    return MeasurementRequest(sections, gpus=None, storage=storage, storage_size=None, quick=True)
 
 
 def ignore(_: str) -> None:

@@ -42,7 +42,7 @@ def test_more_or_faster_drives_do_not_help_where_the_host_decides(hosted: Advice
     assert hosted.result.bottleneck == "host thread"
     found = gains(hosted)
     assert all(1 <= found[key] < WORTH for key in MORE_DRIVES["hosted"])
-    assert not [one for one in hosted.helping if "drives" in one.option.words]
+    assert not [one for one in hosted.helping if "drives" in one.option.description]
     assert found["faster-thread"] > 1.1
     assert hosted.by_cost == ()
 
@@ -58,9 +58,9 @@ def test_a_recommended_scenario_gives_what_was_said(
     case: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     advice: Advice = request.getfixturevalue(case)
-    told = advised(advice, None)
-    assert told[0].title == GAINS
-    tables = [table for one in told if one.title in {GAINS, "Smaller gains"} for table in one.tables]
+    rendered = advised(advice, None)
+    assert rendered[0].title == GAINS
+    tables = [table for one in rendered if one.title in {GAINS, "Smaller gains"} for table in one.tables]
     results, rows = run(advice, tmp_path), [row for table in tables for row in table.texts]
     assert len(results) == len(advice.helping) == len(rows) > 5
     base = advice.result.unit_s
@@ -114,10 +114,10 @@ def test_no_more_memory_is_advised_than_the_board_takes() -> None:
         scenario = load_scenario("ddn/bloom-7b1", overrides=[f"{key}={maximum}"])
         return next(memory(scenario, ("dram",)))
 
-    assert advised_memory("3 TiB").words == "2 TiB of host memory instead of 1 TiB"
-    assert advised_memory("1536 GiB").words == "1.5 TiB of host memory instead of 1 TiB"
+    assert advised_memory("3 TiB").description == "2 TiB of host memory instead of 1 TiB"
+    assert advised_memory("1536 GiB").description == "1.5 TiB of host memory instead of 1 TiB"
     barred = advised_memory("1 TiB")
-    assert (barred.words, barred.barred) == (
+    assert (barred.description, barred.barred) == (
         "more host memory than 1 TiB",
         "host/dgx-a100-1tib takes no more",
     )
@@ -125,7 +125,7 @@ def test_no_more_memory_is_advised_than_the_board_takes() -> None:
 
 def test_all_settings_at_once_are_a_recommendation_of_their_own(hosted: Advice) -> None:
     together = next(one for one in hosted.tried if one.option.key == "settings")
-    assert together.option.words == "all settings that gain by themselves at once (2 keys)"
+    assert together.option.description == "all settings that gain by themselves at once (2 keys)"
     aio = together.scenario.document.data["strategy"]["ds_config"]["aio"]
     assert (aio["use_gds"], aio["block_size"]) == (True, 4194304)
     # One setting alone is told once.
@@ -173,23 +173,25 @@ def test_more_of_a_single_drive_is_an_array() -> None:
     one = next(one for one in found.tried if one.option.key == "nvme-2-drives")
     assert one.gain is not None
     assert one.gain > 1.4
-    assert one.scenario.machine.wiring.targets["nvme"].drives == 2
+    assert one.scenario.machine.topology.targets["nvme"].drives == 2
 
 
 def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def limited(scenario: LoadedScenario, *, progress: Progress | None = None) -> SimulationResult:
-        if scenario.machine.wiring.targets["raid"].drives == 5:
+        if scenario.machine.topology.targets["raid"].drives == 5:
             raise WorkLimitError("stopped by engine.timeout (--timeout) before decode 1")
         return simulate(scenario, progress=progress)
 
     monkeypatch.setattr("simoffload.planning.advise.evaluate.simulate", limited)
-    said: list[str] = []
-    found = advise(loaded(STORAGE_BOUND), progress=said.append)
+    reported: list[str] = []
+    found = advise(loaded(STORAGE_BOUND), progress=reported.append)
     assert {one.option.key: one.why for one in found.impossible} == {
         "raid-5-drives": "stopped by engine.timeout (--timeout) before decode 1"
     }
     assert "raid-8-drives" in gains(found)
-    assert any(line.startswith("raid-8-drives: storage-bound: ") for line in said), "who watches sees which"
+    assert any(line.startswith("raid-8-drives: storage-bound: ") for line in reported), (
+        "who watches sees which"
+    )
 
 
 def test_an_option_is_resolved_and_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,9 +234,9 @@ def test_costs_are_those_of_the_result(stored: Advice) -> None:
 
 
 def test_plain_values(stored: Advice) -> None:
-    told = stored.to_dict()
-    assert told["schema"] == "simoffload/advice/1"
-    assert told["options"][0]["key"] == "on-resident"
-    assert told["options"][0]["gain"] == stored.tried[0].gain
-    assert told["by_cost"] == [one.option.key for one in stored.by_cost]
-    assert told["options"][1]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]
+    rendered = stored.to_dict()
+    assert rendered["schema"] == "simoffload/advice/1"
+    assert rendered["options"][0]["key"] == "on-resident"
+    assert rendered["options"][0]["gain"] == stored.tried[0].gain
+    assert rendered["by_cost"] == [one.option.key for one in stored.by_cost]
+    assert rendered["options"][1]["changes"] == [{"path": ["workload", "batch_size"], "value": 32}]

@@ -95,8 +95,8 @@ def test_two_ports_of_a_server_halve_the_time_of_its_reads(tmp_path: Path) -> No
     one = scenario(tmp_path, REMOTE)
     found = options(one)
     doubled, faster = found["far-server-2-ports"], found["far-server-200gbe"]
-    assert doubled.words == "2 ports of the server of far instead of 1"
-    assert faster.words == "Ethernet 200 Gb/s of the server of far instead of Ethernet 100 Gb/s"
+    assert doubled.description == "2 ports of the server of far instead of 1"
+    assert faster.description == "Ethernet 200 Gb/s of the server of far instead of Ethernet 100 Gb/s"
     assert (doubled.priced, faster.priced) == (False, False)
     assert [key for key in found if re.search("port|gbe", key)] == [doubled.key, faster.key]
     assert [reads(one, option) / GB for option in (None, doubled, faster)] == [11.8, 23.6, 23.6]
@@ -106,7 +106,7 @@ def test_two_ports_of_a_server_halve_the_time_of_its_reads(tmp_path: Path) -> No
 def test_ends_that_carry_as_much_change_together(tmp_path: Path) -> None:
     both = scenario(tmp_path, REMOTE, "profiles.nfs-2x100={links: 2, mounts: 2, read: 90 GB/s}")
     found = options(both)
-    assert found["far-4-ports"].words == (
+    assert found["far-4-ports"].description == (
         "4 ports of the host to far instead of 2, and 4 ports of the server of far instead of 2"
     )
     rates = [reads(both, one) / GB for one in (None, found["far-4-ports"], found["far-200gbe"])]
@@ -116,7 +116,7 @@ def test_ends_that_carry_as_much_change_together(tmp_path: Path) -> None:
 def test_narrow_adapters_of_the_host_change_alone(tmp_path: Path) -> None:
     wide = scenario(tmp_path, REMOTE, "profiles.nfs-2x100={links: 4, mounts: 4, read: 90 GB/s}")
     found = options(wide)
-    assert found["far-4-ports"].words == "4 ports of the host to far instead of 2"
+    assert found["far-4-ports"].description == "4 ports of the host to far instead of 2"
     assert "far-server-8-ports" not in found
     assert [reads(wide, one) / GB for one in (None, found["far-4-ports"])] == [23.6, 47.2]
 
@@ -125,7 +125,7 @@ def test_ports_of_nvmeof_targets_too(tmp_path: Path) -> None:
     tier = "equipment.tiers.far={profile: nvmeof-rdma-4x-ps1010, through: [storage0, storage1]}"
     found = options(scenario(tmp_path, REMOTE, tier))
     assert found["far-server-4-ports"].edits[0].path[-1] == "links"
-    assert found["far-server-ndr400"].words.startswith(
+    assert found["far-server-ndr400"].description.startswith(
         "InfiniBand NDR, one port of 400 Gb/s of the server of"
     )
 
@@ -156,10 +156,14 @@ def test_no_storage_gains_more_than_faster_storage_is_said_to(desktop: Advice) -
     assert curve is not None
     most = curve.fastest / curve.own.throughput
     assert f"{most:.3g} times the throughput at most in the slot of its drive; more" in curve.sentences[-1]
-    storage = {one.option.words: one.gain for one in desktop.tried if one.option.key.startswith("nvme-")}
+    storage = {
+        one.option.description: one.gain for one in desktop.tried if one.option.key.startswith("nvme-")
+    }
     assert storage
     assert max(one or 0 for one in storage.values()) <= most * 1.001
-    assert all("TB (slot: 7.52 GB/s) in" in words for words in storage)  # PCIe 5 drives in a slot of PCIe 4
+    assert all(
+        "TB (slot: 7.52 GB/s) in" in description for description in storage
+    )  # PCIe 5 drives in a slot of PCIe 4
 
 
 @pytest.mark.parametrize("gpu", [one.id for one in list_profiles("accelerator")])
@@ -181,7 +185,7 @@ def test_a_generation_above_the_cards_own_is_never_proposed(tmp_path: Path, gpu:
         assert isinstance(proposed, Pcie)
         assert not own.is_slower(proposed)
         equipment.append(f"equipment.pcie.gen4={proposed.id}")
-    reached = one.machine.wiring.gpu_plug.pcie.id
+    reached = one.machine.topology.gpu_pcie_link.pcie.id
     assert reached == card.pcie.profile
     assert (found, len(equipment) - 1) == ([], {"gen5": 1, "gen6": 2}.get(reached, 0))
 

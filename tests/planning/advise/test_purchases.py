@@ -12,7 +12,7 @@ from simoffload.errors import InputError
 from simoffload.planning.advise import Search, parse_service, purchases, search_catalogue
 from simoffload.planning.advise.catalogue import Choice, Dimension, dimensions
 from simoffload.planning.advise.evaluate import options_of
-from simoffload.planning.advise.purchases import Point
+from simoffload.planning.advise.purchases import SimulatedPurchase
 from simoffload.planning.costs import load_costs
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, load_scenario
@@ -41,7 +41,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[LoadedScenario]:
     return done
 
 
-def dominated(point: Point, others: tuple[Point, ...]) -> bool:
+def dominated(point: SimulatedPurchase, others: tuple[SimulatedPurchase, ...]) -> bool:
     """Whether another one is at least as cheap and as fast, and one of both more."""
     return any(
         (one.purchase <= point.purchase and one.rate > point.rate)
@@ -65,10 +65,10 @@ def test_nothing_is_simulated_that_is_too_dear(
 ) -> None:
     """Neither the appliance of 500,000 nor the file server of 150,000."""
     found = search_catalogue(scenario, budget=250_000)
-    assert (found.too_dear, len(simulated), len(found.points)) == (6, 9, 9)
+    assert (found.over_budget, len(simulated), len(found.points)) == (6, 9, 9)
     assert max(point.purchase for point in found.points) == 200_000
     everything = search_catalogue(scenario, budget=1e9)
-    assert everything.too_dear == 0
+    assert everything.over_budget == 0
 
 
 @pytest.mark.usefixtures("simulated")
@@ -94,14 +94,14 @@ def test_the_cheapest_for_its_work_is_the_best_if_asked_for(scenario: LoadedScen
     assert _per_token(found.best) == min(map(_per_token, fitting))
 
 
-def _per_token(point: Point) -> float:
+def _per_token(point: SimulatedPurchase) -> float:
     cost = point.economics.metrics()["cost_per_million_tokens"]
     assert cost is not None
     return cost
 
 
 def summary(found: Search) -> list[tuple[tuple[str, ...], float, float]]:
-    return [(point.words, point.purchase, point.rate) for point in found.points]
+    return [(point.description, point.purchase, point.rate) for point in found.points]
 
 
 def test_optuna_finds_the_same_each_time_and_simulates_nothing_twice(
@@ -121,7 +121,7 @@ def test_optuna_finds_the_same_each_time_and_simulates_nothing_twice(
 def test_optuna_may_try_only_once(scenario: LoadedScenario, simulated: list[LoadedScenario]) -> None:
     pytest.importorskip("optuna")
     found = search_catalogue(scenario, method="optuna", trials=1)
-    assert [point.words for point in found.points] == [("weights on raid", "batch 4")]
+    assert [point.description for point in found.points] == [("weights on raid", "batch 4")]
     assert len(simulated) == 1
 
 
@@ -133,7 +133,7 @@ def test_optuna_gets_past_a_dimension_of_which_little_works(
     monkeypatch.setattr(purchases, "dimensions", lambda *_: (mostly, SPACE[1]))
     found = search_catalogue(scenario, method="optuna", trials=30)
     assert found.best is not None
-    assert found.best.words == ("weights on hbm", "batch 16")
+    assert found.best.description == ("weights on hbm", "batch 16")
 
 
 @pytest.mark.parametrize("method", ["grid", "optuna"])
@@ -169,7 +169,7 @@ def test_without_prices_there_is_no_front_and_nothing_within_a_budget() -> None:
     assert math.isinf(found.best.purchase)
     dear = search_catalogue(scenario, budget=1e9)
     assert (dear.best, len(dear.points)) == (None, 0)
-    assert dear.too_dear == len(found.points)
+    assert dear.over_budget == len(found.points)
 
 
 def test_an_unknown_platform_names_near_ones(scenario: LoadedScenario) -> None:
@@ -187,11 +187,11 @@ def test_without_the_package_it_says_how_to_get_it(
 
 def test_the_shipped_catalogue_has_what_is_sold(scenario: LoadedScenario) -> None:
     storage = dimensions(scenario, None, load_costs())[1]
-    words = [choice.words for choice in storage.choices]
-    assert words[0] == "storage as it is"
-    assert "RAID0 of 16 x solidigm-ps1010-7.68tb" in words
-    assert not [word for word in words if "azure" in word], "parts of rented machines"
-    assert "2 x ddn-ai400x2" in words
+    description = [choice.description for choice in storage.choices]
+    assert description[0] == "storage as it is"
+    assert "RAID0 of 16 x solidigm-ps1010-7.68tb" in description
+    assert not [word for word in description if "azure" in word], "parts of rented machines"
+    assert "2 x ddn-ai400x2" in description
 
 
 def test_memory_grows_to_what_the_board_takes() -> None:
@@ -200,19 +200,19 @@ def test_memory_grows_to_what_the_board_takes() -> None:
         "ddn/bloom-7b1", overrides=["platform=rtx-4090-desktop", "strategy.ranks=1", "strategy.weights=dram"]
     )
     memory = dimensions(desktop, None, load_costs())[2]
-    assert [choice.words for choice in memory.choices] == ["", "192 GiB of host memory"]
+    assert [choice.description for choice in memory.choices] == ["", "192 GiB of host memory"]
 
 
 def test_nothing_is_put_into_a_machine_that_is_only_rented() -> None:
     rented = load_scenario("deepnvme/llama-3-70b")
-    words = [choice.words for choice in dimensions(rented, None, load_costs())[1].choices]
-    assert not [word for word in words if "RAID" in word]
+    description = [choice.description for choice in dimensions(rented, None, load_costs())[1].choices]
+    assert not [word for word in description if "RAID" in word]
     keys = [one.key for one in options_of(rented, simulate(rented), load_costs())]
     assert not [key for key in keys if "drives" in key or "ps1010" in key]
 
 
 def test_checkpoints_are_bought_storage_and_no_memory() -> None:
     scenario = load_scenario("checkpoint/mlperf-8b")
-    words = [one.words for one in dimensions(scenario, None, load_costs())[1].choices]
-    own = [f"checkpoints on {tier}" for tier in scenario.machine.wiring.targets]
-    assert words[: 1 + len(own)] == ["storage as it is", *own], "neither in HBM nor in host memory"
+    description = [one.description for one in dimensions(scenario, None, load_costs())[1].choices]
+    own = [f"checkpoints on {tier}" for tier in scenario.machine.topology.targets]
+    assert description[: 1 + len(own)] == ["storage as it is", *own], "neither in HBM nor in host memory"

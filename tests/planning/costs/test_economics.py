@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 import simoffload as so
-from simoffload.planning.costs import Costed, CostList, Economics, economics, flips, load_costs, verdicts
+from simoffload.planning.costs import (
+    Costed,
+    CostList,
+    Economics,
+    break_even_points,
+    economics,
+    load_costs,
+    verdicts,
+)
 from simoffload.planning.costs.break_even import FIRST, SECOND
 from simoffload.results.result import SimulationResult
 from tests.planning.costs.conftest import TODAY
@@ -15,14 +23,14 @@ from tests.planning.costs.conftest import TODAY
 SHORT = ("workload.output_length=2",)
 
 
-def told(name: str, costs: CostList, *overrides: str) -> tuple[SimulationResult, Economics]:
+def rendered(name: str, costs: CostList, *overrides: str) -> tuple[SimulationResult, Economics]:
     scenario = so.load_scenario(name, overrides=[*SHORT, *overrides])
     result = so.simulate(scenario)
     return result, economics(scenario, result, costs)
 
 
 def test_a_bill_counts_the_machine_and_the_storage_in_use(costs: CostList) -> None:
-    _, one = told("micron/opt-30b-nvme", costs)
+    _, one = rendered("micron/opt-30b-nvme", costs)
     lines = {item.key: item.total for item in one.bill.items}
     assert lines == {
         "host/smc-521ge-256gb": 5000.0,
@@ -34,7 +42,7 @@ def test_a_bill_counts_the_machine_and_the_storage_in_use(costs: CostList) -> No
 
 
 def test_power_lies_between_idle_and_active_as_devices_are_busy(costs: CostList) -> None:
-    result, one = told("micron/opt-30b-nvme", costs)
+    result, one = rendered("micron/opt-30b-nvme", costs)
     assert one.energy is not None
     draws = {draw.key: draw for draw in one.energy.draws}
     assert result.step is not None
@@ -49,7 +57,7 @@ def test_power_lies_between_idle_and_active_as_devices_are_busy(costs: CostList)
 
 
 def test_costs_follow_from_the_bill_and_the_energy(costs: CostList) -> None:
-    result, one = told("micron/opt-30b-nvme", costs)
+    result, one = rendered("micron/opt-30b-nvme", costs)
     found, seconds = one.metrics(), result.metrics()["e2e_s"]
     assert one.energy is not None
     assert one.energy.time_s == seconds
@@ -68,9 +76,9 @@ def test_costs_follow_from_the_bill_and_the_energy(costs: CostList) -> None:
 
 def test_a_whole_machine_covers_what_its_file_has_and_no_more(costs: CostList) -> None:
     added = 'profiles={"raid0-4x-pm1733-3.84tb": {"count": 6}, "dgx-a100-1tib": {"memory_capacity": "2 TiB"}}'
-    _, shipped = told("ddn/bloom-7b1", costs, "strategy.weights=raid")
+    _, shipped = rendered("ddn/bloom-7b1", costs, "strategy.weights=raid")
     assert shipped.purchase == 200_000.0
-    _, more = told("ddn/bloom-7b1", costs, "strategy.weights=raid", added)
+    _, more = rendered("ddn/bloom-7b1", costs, "strategy.weights=raid", added)
     extra = {item.key: item.total for item in more.bill.items if not item.covered}
     assert extra == {
         "platform/dgx-a100": 200_000.0,
@@ -92,16 +100,16 @@ def test_training_steps_and_checkpoints_have_costs_too(costs: CostList) -> None:
 
 
 def test_what_has_no_price_is_named(costs: CostList) -> None:
-    _, one = told("zero-inference-2022/opt-30b", costs)
+    _, one = rendered("zero-inference-2022/opt-30b", costs)
     assert "accelerator/v100-32g-sxm" in one.missing
     assert any("sums are too small" in warning for warning in one.warnings)
 
 
 def test_at_the_price_of_a_flip_both_answers_cost_the_same(costs: CostList) -> None:
-    _, drive = told("micron/opt-30b-nvme", costs)
-    _, memory = told("micron/opt-30b-hbm", costs)
+    _, drive = rendered("micron/opt-30b-nvme", costs)
+    _, memory = rendered("micron/opt-30b-hbm", costs)
     for electricity in (True, False):
-        found = {flip.what: flip for flip in flips(drive, memory, electricity=electricity)}
+        found = {flip.what: flip for flip in break_even_points(drive, memory, electricity=electricity)}
         gpu = found["accelerator/l40s"]
         sums = [
             one.purchase + (gpu.at - gpu.now) * number
@@ -121,16 +129,16 @@ def test_at_the_price_of_a_flip_both_answers_cost_the_same(costs: CostList) -> N
 
 
 def test_what_does_not_fit_has_a_bill_and_no_costs(costs: CostList) -> None:
-    _, one = told("ddn/bloom-176b", costs, "strategy.weights=gpu")
+    _, one = rendered("ddn/bloom-176b", costs, "strategy.weights=gpu")
     assert one.purchase == 200_000.0
     assert one.energy is None
     assert one.metrics()["cost_per_million_tokens"] is None
-    assert flips(one, one) == ()
+    assert break_even_points(one, one) == ()
 
 
 def test_two_appliances_are_one_filesystem_of_twice_the_size_and_price(costs: CostList) -> None:
     one, two = (
-        told("ddn/bloom-7b1", costs, "strategy.weights=ai400x2", f"profiles.ddn-ai400x2.count={count}")
+        rendered("ddn/bloom-7b1", costs, "strategy.weights=ai400x2", f"profiles.ddn-ai400x2.count={count}")
         for count in (1, 2)
     )
     tiers = [{use.tier: use.capacity for use in result.capacity}["ai400x2"] for result, _ in (one, two)]
@@ -152,7 +160,7 @@ def test_a_machine_that_is_there_already_costs_nothing_but_electricity(tmp_path:
     path = tmp_path / "owned.yaml"
     owned = "devices: {platform/dgx-a100: {price: 0}}"
     path.write_text(f"kind: costs\nid: o\nname: o\ndate: 2026-11-01\n{owned}\n", encoding="utf-8")
-    _, one = told("ddn/bloom-7b1", load_costs(path, today=TODAY), "strategy.weights=raid")
+    _, one = rendered("ddn/bloom-7b1", load_costs(path, today=TODAY), "strategy.weights=raid")
     found = one.metrics()
     assert one.purchase == 0
     assert found["cost_per_h"] == found["electricity_per_h"]
@@ -164,12 +172,12 @@ def test_drives_that_wear_out_first_are_bought_again() -> None:
     result = so.simulate(scenario)
     one = economics(scenario, result, load_costs(today=TODAY))
     assert isinstance(result, so.TrainingResult)
-    (worn,) = result.wear
+    (worn,) = result.drive_lifetime
     drive = next(item for item in one.bill.items if item.kind == "drive")
-    assert worn.wear.days < 10
+    assert worn.drive_lifetime.days < 10
     (again,) = one.replacements
     price = drive.total or 0
-    assert again.per_h + price / one.costs.hours == pytest.approx(price / (24 * worn.wear.days))
+    assert again.per_h + price / one.costs.hours == pytest.approx(price / (24 * worn.drive_lifetime.days))
     found = one.metrics()
     parts = ("purchase_per_h", "replacement_per_h", "electricity_per_h")
     assert found["cost_per_h"] == pytest.approx(sum(found[part] or 0 for part in parts))

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.hardware import Machine, load_platform
-from simoffload.results.reading import reading_sentences
-from simoffload.simulation.data_loading import predict_reading
-from simoffload.simulation.data_loading.loader import Pace, Step
+from simoffload.results.data_loading import data_loading_sentences
+from simoffload.simulation.data_loading import predict_data_loading
+from simoffload.simulation.data_loading.loader import GpuStep, Pace
 from tests.hardware.conftest import FILES, curve
 from tests.simulation.data_loading.conftest import MIB, dataset
 
 
-def replay(steps: int, step: Step, workers: int, prefetch: int, made: float) -> list[float]:
+def replay(steps: int, step: GpuStep, workers: int, prefetch: int, made: float) -> list[float]:
     """Times [s] at which steps end.
 
     Batch k is made by worker k mod W after its batch k - W, and after batch k - L was taken; batches are
@@ -47,7 +47,7 @@ def test_steps_take_as_long_as_in_a_replay(
     workers: int, prefetch: int, batches: int, made: float, pause: float
 ) -> None:
     """The GPU works 1 s on a batch, a worker makes one in ``made`` seconds."""
-    step = Step(batches + pause, batches, pause)
+    step = GpuStep(batches + pause, batches, pause)
     data = dataset(workers=workers, prefetch_factor=prefetch)
     interval = made / workers
     ends = replay(60, step, workers, prefetch, made)
@@ -78,7 +78,7 @@ def test_steps_of_a_real_loader(
 ) -> None:
     """PyTorch 2.11's DataLoader on 16 cores, its samples and the step asleep: mean of 4 to 28 steps [s]."""
     data = dataset(workers=workers, prefetch_factor=prefetch)
-    step = Step(batches * batch_s + pause_s, batches, pause_s)
+    step = GpuStep(batches * batch_s + pause_s, batches, pause_s)
     assert step.waiting(made / max(1, workers), data) == pytest.approx(measured, rel=0.04)
 
 
@@ -92,15 +92,15 @@ def test_prefetching_deeper_carries_through_the_optimizers_pause(small: Machine)
         "step_time": 0.1,
         "pause_time": 0.08,
     }
-    shallow = predict_reading(data, small, **arguments)
+    shallow = predict_data_loading(data, small, **arguments)
     # 4 ms a batch: 6 rounds of two workers, the second 1.25 ms later, and the work on the last one
     assert shallow.cold.step_s == pytest.approx(0.08 + 6 * 8e-3 + 2 * 1.25e-3, rel=1e-6)
     assert shallow.cold.limit == "look_ahead"
-    assert reading_sentences(data, shallow)[1:] == (
+    assert data_loading_sentences(data, shallow)[1:] == (
         "4 batches made ahead are used up before the optimizer's pause pays back",
         "a larger prefetch_factor or 8 workers per rank would do",
     )  # 8 x 2 batches are all of a step; with 7 the last two of 28 ms come at 110.5 ms
-    deep = predict_reading(data.model_copy(update={"prefetch_factor": 8}), small, **arguments)
+    deep = predict_data_loading(data.model_copy(update={"prefetch_factor": 8}), small, **arguments)
     assert (deep.cold.limit, deep.cold.starvation) == ("gpu", 0)
 
 
@@ -117,11 +117,11 @@ def test_no_fewer_workers_than_proposed_suffice(
 ) -> None:
     data = dataset(tier="raid", workers=workers, decode_time=f"{decode_ms} ms", request_size="512 KiB")
     arguments: dict[str, Any] = {"ranks": ranks, "batch_size": batch, "step_time": step_time}
-    needed = predict_reading(data, small, **arguments).workers_needed
+    needed = predict_data_loading(data, small, **arguments).workers_needed
 
     def starves(count: int) -> bool:
         with_them = data.model_copy(update={"workers": count})
-        return predict_reading(with_them, small, **arguments).cold.starvation > 0
+        return predict_data_loading(with_them, small, **arguments).cold.starvation > 0
 
     if needed is None:
         assert starves(1024)
@@ -174,5 +174,5 @@ def test_a_real_loader_is_no_faster_and_up_to_half_as_slow(
         request_size="8 MiB",
         decode_time=f"{max(decoding, 0):.3f} us",
     )
-    cold = predict_reading(data, machine, ranks=1, batch_size=batch, step_time=1e-6).cold
+    cold = predict_data_loading(data, machine, ranks=1, batch_size=batch, step_time=1e-6).cold
     assert 0.95 < batch / cold.batch_s / measured < 2.3

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.hardware import Machine, load_platform
-from simoffload.simulation.data_loading import predict_reading, random_hit_ratio, sequential_hit_ratio
+from simoffload.simulation.data_loading import predict_data_loading, random_hit_ratio, sequential_hit_ratio
 from tests.simulation.data_loading.conftest import GB, MB, dataset
 
 
@@ -92,31 +92,33 @@ def test_a_scan_that_does_not_fit_finds_nothing(small: Machine) -> None:
     """90 GB of memory less 16 MB of batches: a scan of 89 GB is found whole, one of 91 GB not at all."""
     for size, hit_ratio in ((89, 1.0), (91, 0.0)):
         data = dataset(shuffle="none", samples=size * 1000, samples_per_file=1000, page_cache=True, epochs=3)
-        reading = predict_reading(data, small, ranks=1, batch_size=8, step_time=0.1)
-        assert [epoch.hit_ratio for epoch in reading.epochs] == [0, hit_ratio]
-        assert [(epoch.first, epoch.repeats) for epoch in reading.epochs] == [(1, 1), (2, 2)]
-        assert reading.warm.needed == pytest.approx((1 - hit_ratio) * 80 * MB)
+        data_loading = predict_data_loading(data, small, ranks=1, batch_size=8, step_time=0.1)
+        assert [epoch.hit_ratio for epoch in data_loading.epochs] == [0, hit_ratio]
+        assert [(epoch.first, epoch.repeats) for epoch in data_loading.epochs] == [(1, 1), (2, 2)]
+        assert data_loading.warm.needed == pytest.approx((1 - hit_ratio) * 80 * MB)
 
 
 def test_a_shuffled_dataset_of_twice_the_memory(small: Machine) -> None:
     data = dataset(samples=180_000, page_cache=True, request_size="2 MB", epochs=5)
-    reading = predict_reading(
+    data_loading = predict_data_loading(
         data, small, ranks=1, batch_size=8, step_time=4e-3, free_host_memory=90 * GB + 16 * MB
     )
-    assert reading.cache == 90 * GB
-    assert reading.warm.hit_ratio == pytest.approx(0.1534264)
-    assert reading.warm.needed == pytest.approx(reading.cold.needed * (1 - 0.1534264))
-    assert reading.warm.starvation < reading.cold.starvation
-    assert sum(epoch.repeats for epoch in reading.epochs) == 5
-    assert reading.duration_s == pytest.approx(reading.cold.duration_s + 4 * reading.warm.duration_s)
+    assert data_loading.cache == 90 * GB
+    assert data_loading.warm.hit_ratio == pytest.approx(0.1534264)
+    assert data_loading.warm.needed == pytest.approx(data_loading.cold.needed * (1 - 0.1534264))
+    assert data_loading.warm.starvation < data_loading.cold.starvation
+    assert sum(epoch.repeats for epoch in data_loading.epochs) == 5
+    assert data_loading.duration_s == pytest.approx(
+        data_loading.cold.duration_s + 4 * data_loading.warm.duration_s
+    )
 
 
 def test_epochs_of_several_hosts_are_told_apart_until_they_hardly_differ(round_numbers: Path) -> None:
     two = load_platform(round_numbers / "small.yaml").machine(nodes=2)
     data = dataset(samples=50_000, page_cache=True, epochs=400)
-    reading = predict_reading(data, two, ranks=8, batch_size=8, step_time=0.1)
-    ratios = [epoch.hit_ratio for epoch in reading.epochs]
+    data_loading = predict_data_loading(data, two, ranks=8, batch_size=8, step_time=0.1)
+    ratios = [epoch.hit_ratio for epoch in data_loading.epochs]
     assert ratios[:4] == [0, 0.5, 0.75, 0.875]  # all fits: what it read before, a host finds again
-    assert sum(epoch.repeats for epoch in reading.epochs) == 400
+    assert sum(epoch.repeats for epoch in data_loading.epochs) == 400
     assert ratios == sorted(ratios)
-    assert len(reading.epochs) < 30
+    assert len(data_loading.epochs) < 30

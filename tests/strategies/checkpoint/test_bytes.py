@@ -11,7 +11,7 @@ from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
 from simoffload.models.lora import with_lora
 from simoffload.strategies.checkpoint.bytes import (
-    Part,
+    CheckpointPart,
     checkpoint_bytes,
     checkpoint_files,
     checkpoint_parts,
@@ -24,7 +24,7 @@ from tests.strategies.checkpoint.cases import FAST, squares
 GIB = 2**30
 
 
-def parts(model: ModelShape, *, ranks: int, nodes: int, **workload: Any) -> tuple[Part, ...]:
+def parts(model: ModelShape, *, ranks: int, nodes: int, **workload: Any) -> tuple[CheckpointPart, ...]:
     return checkpoint_parts(model, Checkpointing.model_validate(workload), ranks=ranks, nodes=nodes)
 
 
@@ -187,7 +187,7 @@ def test_a_writer_section_below_stage_3_writes_the_weights_from_every_rank() -> 
 
 
 @pytest.mark.parametrize(
-    ("workload", "words"),
+    ("workload", "message"),
     [
         ({"interval": "1 h", "interval_steps": 10}, "not both"),
         ({"interval_steps": 10}, "needs step_time"),
@@ -207,6 +207,6 @@ def test_a_writer_section_below_stage_3_writes_the_weights_from_every_rank() -> 
         ({"extra": 1}, "Extra inputs"),
     ],
 )
-def test_what_is_refused(workload: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+def test_what_is_refused(workload: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         Checkpointing.model_validate(workload)

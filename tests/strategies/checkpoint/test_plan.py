@@ -70,7 +70,7 @@ def test_consolidation_needs_all_weights_in_the_memory_of_one_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "words"),
+    ("workload", "message"),
     [
         ({"writer": {"type": "fast"}}, "patched_torch: true"),
         ({"writer": {"type": "fast", "patched_torch": True}}, "checkpoint_serialization: false"),
@@ -84,8 +84,8 @@ def test_consolidation_needs_all_weights_in_the_memory_of_one_host() -> None:
         ({"writer": FAST, "mode": "decoupled"}, "give step_time"),
     ],
 )
-def test_warnings(workload: dict[str, Any], words: str) -> None:
-    assert any(words in text for text in planned(**workload).warnings)
+def test_warnings(workload: dict[str, Any], message: str) -> None:
+    assert any(message in text for text in planned(**workload).warnings)
 
 
 def test_a_plain_checkpoint_has_nothing_to_warn_about() -> None:
@@ -95,15 +95,15 @@ def test_a_plain_checkpoint_has_nothing_to_warn_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key", "words"),
+    ("arguments", "key", "message"),
     [
         ({"ranks": 9}, "strategy.ranks", "9 ranks, but the platform has 8"),
         ({"tier": "dram"}, "strategy.tier", r"has: raid, nfs, pfs, nvmeof"),
         ({"offload_optimizer": "nvme", "swap": "hbm"}, "strategy.swap", "no storage tier"),
     ],
 )
-def test_what_the_machine_lacks(arguments: dict[str, Any], key: str, words: str) -> None:
-    with pytest.raises(InputError, match=words) as raised:
+def test_what_the_machine_lacks(arguments: dict[str, Any], key: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
         planned(**arguments)
     assert raised.value.problems[0].key == key
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, load_model
-from simoffload.results.capacity import Moment, tier_uses
+from simoffload.results.capacity import MemoryStage, tier_uses
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import TrainingSettings, resolve_training
-from simoffload.strategies.training.memory.stages import training_moments
-from simoffload.strategies.training.micro_step import Peak
+from simoffload.strategies.training.memory.stages import training_stages
+from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.workload import Training
 
@@ -67,27 +67,27 @@ def account(
     version: str = LATEST,
     sections: Mapping[str, Any] | None = None,
     weight_bits: float | None = None,
-    peak: Peak | None = None,
-) -> tuple[Machine, tuple[Moment, ...]]:
+    peak: ReplayPeaks | None = None,
+) -> tuple[Machine, tuple[MemoryStage, ...]]:
     """The machine and the moments of a run on it."""
     machine = load_platform(platform).machine()
     settings = settings_for(model, zero, version=version, **(sections or {}))
     kinds = [_DEVICES.get(machine.tiers[tier].kind, "nvme") for tier in (weights, optimizer)]
     settings = settings._replace(params=settings.params._replace(device=kinds[0]), optimizer_device=kinds[1])
     state = TrainingState(model, settings, Places(ranks, weights, optimizer), weight_bits)
-    moments = training_moments(state, work or workload(), machine, peak=peak)
-    return machine, moments
+    memory_stages = training_stages(state, work or workload(), machine, peak=peak)
+    return machine, memory_stages
 
 
-def sizes(moments: Sequence[Moment], tier: str, moment: int = 1) -> dict[str, int]:
+def sizes(memory_stages: Sequence[MemoryStage], tier: str, moment: int = 1) -> dict[str, int]:
     """[B] of every term of a tier at a moment."""
     found: dict[str, int] = {}
-    for term in moments[moment].terms:
+    for term in memory_stages[moment].terms:
         if term.tier == tier and term.size:
             found[term.name] = found.get(term.name, 0) + term.size
     return found
 
 
-def fits(machine: Machine, moments: Sequence[Moment]) -> bool:
+def fits(machine: Machine, memory_stages: Sequence[MemoryStage]) -> bool:
     """Whether every tier is large enough at every moment."""
-    return all(use.fits for moment in moments for use in tier_uses(moment.terms, machine.tiers))
+    return all(use.fits for moment in memory_stages for use in tier_uses(moment.terms, machine.tiers))

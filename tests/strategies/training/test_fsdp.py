@@ -22,7 +22,7 @@ from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
 from simoffload.strategies.training.fsdp import Fsdp, FsdpPlan
-from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpKnobs, FsdpRuntime, FsdpSink
+from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
 from simoffload.workload import Training
 from tests.strategies.training.make_fsdp_traces import CASES, LAYERS, Case
 from tests.strategies.training.mode_cases import carried
@@ -46,10 +46,10 @@ def machine() -> Machine:
     return load_platform("dgx-a100").machine()
 
 
-def plan_of(machine: Machine, *, model: Any = None, **said: Any) -> FsdpPlan:
-    work = {name: said.pop(name) for name in list(said) if name in Training.model_fields}
+def plan_of(machine: Machine, *, model: Any = None, **reported: Any) -> FsdpPlan:
+    work = {name: reported.pop(name) for name in list(reported) if name in Training.model_fields}
     workload = Training(kind="training", **{"batch_size": 1, "sequence_length": 32, **work})
-    return Fsdp(**{"ranks": 4, **said}).plan(load_model(model or SMALL), workload, machine)
+    return Fsdp(**{"ranks": 4, **reported}).plan(load_model(model or SMALL), workload, machine)
 
 
 # -- the runtime against PyTorch -------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Log(FsdpSink):
     def unshard(self, unit: int) -> None:
         self._say("unshard", unit)
 
-    def limit(self, freed: int) -> None:  # noqa: ARG002
+    def limit(self, event: int) -> None:  # noqa: ARG002
         self.lines.append("limit")
 
     def gather(self, unit: int) -> None:
@@ -86,8 +86,8 @@ class Log(FsdpSink):
 def replayed(case: Case, *, offload: bool) -> list[str]:
     """The third step; waits for memory of earlier steps count, too, as the recorder sees them."""
     log = Log()
-    knobs = FsdpKnobs(offload, case.prefetch, case.limit, case.reshard, 4, 4)  # type: ignore[arg-type]
-    runtime = FsdpRuntime(layers=LAYERS, knobs=knobs, sharded=case.ranks > 1)
+    options = FsdpOptions(offload, case.prefetch, case.limit, case.reshard, 4, 4)  # type: ignore[arg-type]
+    runtime = FsdpRuntime(layers=LAYERS, options=options, sharded=case.ranks > 1)
     runtime.begin(log)
     for _ in range(3):
         log.lines.clear()
@@ -206,10 +206,10 @@ def test_collectives_of_backward_queue_up_in_the_order_of_calls(
 
 def test_the_limiter_holds_the_third_layer_ahead_back(machine: Machine) -> None:
     """Where computation takes longest, gathers run ahead without the limiter, and end early."""
-    said: dict[str, Any] = {"model": "opt-1.3b", "sequence_length": 2048, "batch_size": 16}
+    reported: dict[str, Any] = {"model": "opt-1.3b", "sequence_length": 2048, "batch_size": 16}
 
     def gathered(*, limit: bool) -> list[int]:
-        plan = plan_of(machine, limit_all_gathers=limit, **said)
+        plan = plan_of(machine, limit_all_gathers=limit, **reported)
         timeline = execute(plan.schedule(plan.parts[0]))
         blocks = timeline.schedule.blocks
         rows = zip(timeline.rank, timeline.block, timeline.position, timeline.end, strict=True)
@@ -224,7 +224,7 @@ def test_the_limiter_holds_the_third_layer_ahead_back(machine: Machine) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    said=st.fixed_dictionaries(
+    reported=st.fixed_dictionaries(
         {
             "ranks": st.sampled_from([1, 2, 4, 8]),
             "cpu_offload": st.booleans(),
@@ -238,8 +238,8 @@ def test_the_limiter_holds_the_third_layer_ahead_back(machine: Machine) -> None:
         }
     )
 )
-def test_time_lies_between_the_bounds(said: dict[str, Any]) -> None:
-    plan = plan_of(load_platform("dgx-a100").machine(), **said)
+def test_time_lies_between_the_bounds(reported: dict[str, Any]) -> None:
+    plan = plan_of(load_platform("dgx-a100").machine(), **reported)
     for part in plan.parts:
         schedule = plan.schedule(part)
         assert lower_bound(schedule) <= execute(schedule).makespan <= serial_time(schedule) * 1.001
@@ -281,7 +281,7 @@ def test_accumulating_gradients_costs_the_gpu_but_saves_reductions(machine: Mach
 
 def test_memory_of_a_run_with_offloading(machine: Machine) -> None:
     plan = plan_of(machine, cpu_offload=True)
-    micro_step, step = ({term.name: term for term in moment.terms} for moment in plan.moments)
+    micro_step, step = ({term.name: term for term in moment.terms} for moment in plan.memory_stages)
     total = sum(slices(4))
     assert micro_step["parameters"].size == micro_step["gradients"].size == 4 * 4 * total
     assert micro_step["moments"].size == 4 * 8 * total
@@ -299,7 +299,7 @@ def test_memory_of_a_run_with_offloading(machine: Machine) -> None:
 
 def test_memory_of_a_run_on_the_gpu(machine: Machine) -> None:
     plan = plan_of(machine, ranks=8, gradient_accumulation_steps=2, limit_all_gathers=False)
-    terms = {term.name: term for term in plan.moments[0].terms}
+    terms = {term.name: term for term in plan.memory_stages[0].terms}
     total = sum(slices(8))
     assert [terms[name].size for name in ("parameters", "gradients", "moments")] == [
         4 * total,

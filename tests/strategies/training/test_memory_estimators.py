@@ -88,8 +88,8 @@ def test_a_run_is_told_what_applies_to_its_stage() -> None:
 def test_beside_adapters_they_are_told_as_those_of_full_training() -> None:
     adapted = with_lora(load_model("llama-3.2-1b"), r=16, target_modules=["q_proj"])
     sizes = {"ranks": 1, "nodes": 1, "offload_optimizer": True, "offload_params": False}
-    told = [one.name for one in estimates_for(adapted, stage=2, **sizes)]  # type: ignore[arg-type]
-    assert told == [
+    rendered = [one.name for one in estimates_for(adapted, stage=2, **sizes)]  # type: ignore[arg-type]
+    assert rendered == [
         "DeepSpeed's estimate for ZeRO-2, if all weights were trained",
         "white paper's rule, if all weights were trained",
     ]

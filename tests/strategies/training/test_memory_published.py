@@ -29,7 +29,7 @@ def test_xinnors_bytes_on_storage(params: str, gib: float) -> None:
         "offload_optimizer": {"device": "nvme"},
         **({"offload_param": offload} if params == "nvme" else {}),
     }
-    machine, moments = account(
+    machine, memory_stages = account(
         model,
         zero,
         platform="xinnor-workstation",
@@ -39,8 +39,8 @@ def test_xinnors_bytes_on_storage(params: str, gib: float) -> None:
         version="0.18.3",
         sections={"aio": {"block_size": 1 << 19}},
     )
-    assert sum(sizes(moments, "nvme").values()) / 2**30 == pytest.approx(gib, abs=0.05)
-    assert fits(machine, moments)
+    assert sum(sizes(memory_stages, "nvme").values()) / 2**30 == pytest.approx(gib, abs=0.05)
+    assert fits(machine, memory_stages)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_deepspeeds_offload_on_one_v100(
         "offload_optimizer": {"device": "cpu"},
         **({"offload_param": {"device": "cpu"}} if stage == 3 else {}),
     }
-    machine, moments = account(
+    machine, memory_stages = account(
         gpt(*model),
         zero,
         platform="dgx-2",
@@ -73,7 +73,7 @@ def test_deepspeeds_offload_on_one_v100(
         work=workload(batch, 1024),
         version="0.9.1",
     )
-    assert fits(machine, moments) is ran, name
+    assert fits(machine, memory_stages) is ran, name
 
 
 def test_zero_infinity_trains_50_billion_parameters_on_a_dgx_2() -> None:
@@ -85,7 +85,7 @@ def test_zero_infinity_trains_50_billion_parameters_on_a_dgx_2() -> None:
         "offload_param": {"device": "nvme"},
         "sub_group_size": 1e8,
     }
-    machine, moments = account(
+    machine, memory_stages = account(
         model,
         zero,
         platform="dgx-2",
@@ -97,7 +97,7 @@ def test_zero_infinity_trains_50_billion_parameters_on_a_dgx_2() -> None:
         sections={"activation_checkpointing": {"cpu_checkpointing": True}},
     )
     assert model.num_parameters / 1e9 == pytest.approx(50.4, abs=0.2)
-    assert fits(machine, moments)
+    assert fits(machine, memory_stages)
 
 
 def qwen(*, layers: int, hidden: int, intermediate: int, heads: int) -> ModelShape:
@@ -128,8 +128,8 @@ def test_qwen_3b_trains_under_zero_2_offload_on_two_a100(zenflow: bool) -> None:
             "overlap_comm": True,
             "zenflow": {"topk_ratio": 0.1, "update_interval": 4, "overlap_step": True},
         }
-    machine, moments = account(model, zero, optimizer="dram", ranks=2, work=workload(4, 512))
-    assert fits(machine, moments)
+    machine, memory_stages = account(model, zero, optimizer="dram", ranks=2, work=workload(4, 512))
+    assert fits(machine, memory_stages)
 
 
 def test_qwen_1_5b_trains_under_zero_2_without_offload_on_two_a100() -> None:
@@ -161,7 +161,7 @@ def test_the_peak_of_a_recorded_run(repository: Path) -> None:
     model = load_model({**case["model"], "attention": case["attention"]})
     plan = strategy.plan(model, work, load_platform("dgx-h200").machine())
     assert plan.peak is not None
-    _, moments = account(
+    _, memory_stages = account(
         model,
         case["ds_config"]["zero_optimization"],
         platform="dgx-h200",
@@ -170,6 +170,6 @@ def test_the_peak_of_a_recorded_run(repository: Path) -> None:
         work=work,
         peak=plan.peak,
     )
-    held = sizes(moments, "hbm")
+    held = sizes(memory_stages, "hbm")
     tensors = sum(held.values()) - held["CUDA context, NCCL and workspace"]
     assert 1.0 < tensors / case["memory"]["hbm_peak"] < 1.2

@@ -294,7 +294,7 @@ def test_what_deepspeed_would_stop_at(
         assert plan_of(zero, **more).optimizer_target == "dram"
         return
     with pytest.raises(InputError) as caught:
-        _ = plan_of(zero, **more).moments
+        _ = plan_of(zero, **more).memory_stages
     (problem,) = caught.value.problems
     assert problem.key == key
     assert message in problem.message

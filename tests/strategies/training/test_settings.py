@@ -41,8 +41,8 @@ def test_defaults_are_deepspeeds() -> None:
 def test_pages_are_locked_by_default_from_0_19_5_on(version: str, pinned: bool) -> None:
     offload = {"device": "cpu"}
     assert resolve(zero(offload_optimizer=offload), version=version)[0].pin_memory is pinned
-    said = resolve(zero(offload_optimizer={**offload, "pin_memory": not pinned}), version=version)[0]
-    assert said.pin_memory is not pinned
+    reported = resolve(zero(offload_optimizer={**offload, "pin_memory": not pinned}), version=version)[0]
+    assert reported.pin_memory is not pinned
 
 
 @pytest.mark.parametrize(("stage", "overlap"), [(1, False), (2, False), (3, True)])

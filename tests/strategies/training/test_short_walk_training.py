@@ -68,7 +68,7 @@ def same(plan: ZeroTrainingPlan) -> Counter[str]:
 def kept(plan: ZeroTrainingPlan) -> tuple[Any, ...]:
     """All that a run keeps, and what it moves to storage."""
     state = plan.state
-    return state.tensors, state.trained, state.updates, plan.moments, plan.traffic
+    return state.tensors, state.trained, state.updates, plan.memory_stages, plan.traffic
 
 
 def outcome(planned: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ from tests.strategies.training.mode_cases import CPU, NUMEL, plan_of
 LARGE: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 2048}
 
 
-def told(ratio: float, *, groups: int, **offload: Any) -> tuple[str, ...]:
+def rendered(ratio: float, *, groups: int, **offload: Any) -> tuple[str, ...]:
     zero = {
         "stage": 3,
         "sub_group_size": -(-NUMEL // groups),
@@ -26,7 +26,7 @@ def told(ratio: float, *, groups: int, **offload: Any) -> tuple[str, ...]:
 )
 def test_a_share_that_is_not_the_asked_one_is_told(ratio: float, groups: int, cpu: int) -> None:
     """``int((1 - ratio) * n)`` sub-groups stay on the GPU: of one or of 4 at 0.8 none, of 4 at 0.3 two."""
-    (warning,) = told(ratio, groups=groups)
+    (warning,) = rendered(ratio, groups=groups)
     text = f"ds_config offload_optimizer.ratio {ratio:g} of {groups} sub-group(s) puts {cpu} on the CPU, "
     assert warning.startswith(text)
     share = float(warning.removeprefix(text).partition("%")[0])
@@ -45,7 +45,7 @@ def test_the_share_is_of_parameters_not_of_sub_groups() -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_all_or_nothing_is_what_was_asked_for(ratio: float) -> None:
-    assert told(ratio, groups=4) == ()
+    assert rendered(ratio, groups=4) == ()
 
 
 def test_fine_sub_groups_come_near_and_are_not_told_of() -> None:
@@ -56,7 +56,7 @@ def test_fine_sub_groups_come_near_and_are_not_told_of() -> None:
 
 
 def test_without_offload_the_ratio_does_nothing() -> None:
-    (warning,) = told(0.5, groups=4, device="none")
+    (warning,) = rendered(0.5, groups=4, device="none")
     assert warning == "ds_config offload_optimizer.ratio 0.5: without an offloaded optimizer it does nothing"
 
 

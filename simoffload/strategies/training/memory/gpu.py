@@ -150,10 +150,10 @@ def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]
     if peak is not None:
         held, batch = peak.while_reducing if reducing else peak.gathered, peak.largest
     else:
-        whole = sum(weight.numel for weight in memory.partitions.weights)
+        total = sum(weight.numel for weight in memory.partitions.weights)
         batch = params.prefetch_bucket_size + largest_module_numel(memory.state.model)
         kept = max(params.max_live_parameters, params.max_reuse_distance)
-        held, batch = min(whole, kept + batch), min(whole, batch)
+        held, batch = min(total, kept + batch), min(total, batch)
     name = "gathered parameters" if reducing else "gathered parameters, peak"
     yield _term(name, held * memory.size, _FETCH)
     if not direct:

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from simoffload.hardware import Machine
 from simoffload.models.shape import SINGLE
-from simoffload.results.capacity import MemoryTerm, Moment
+from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.training.memory.gpu import gpu_initialisation, gpu_micro_step, gpu_optimizer_step
 from simoffload.strategies.training.memory.states import TrainingMemory, moment_bytes
-from simoffload.strategies.training.micro_step import Peak
+from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import TrainingState
 from simoffload.workload import Training
 
-__all__ = ["INITIALISATION", "MICRO_STEP", "OPTIMIZER_STEP", "training_moments"]
+__all__ = ["INITIALISATION", "MICRO_STEP", "OPTIMIZER_STEP", "training_stages"]
 
 INITIALISATION = "initialisation"
 MICRO_STEP = "forward and backward"
@@ -33,9 +33,9 @@ OPTIMIZER_STEP = "optimizer step"
 _STATES = 3
 
 
-def training_moments(
-    state: TrainingState, workload: Training, machine: Machine, *, peak: Peak | None = None
-) -> tuple[Moment, ...]:
+def training_stages(
+    state: TrainingState, workload: Training, machine: Machine, *, peak: ReplayPeaks | None = None
+) -> tuple[MemoryStage, ...]:
     """Account for all memory of a run, at three stages.
 
     ``peak`` is what a walk through a micro-step of stage 3 gathers at most; by default there is a bound from
@@ -45,11 +45,11 @@ def training_moments(
     memory = TrainingMemory(state, workload, machine, peak)
     begun, steady = tuple(_storage(memory, started=False)), tuple(_storage(memory, started=True))
     return (
-        Moment(
+        MemoryStage(
             INITIALISATION, (*gpu_initialisation(memory), *_host_initialisation(memory), *begun), once=True
         ),
-        Moment(MICRO_STEP, (*gpu_micro_step(memory), *_host_micro_step(memory), *steady)),
-        Moment(OPTIMIZER_STEP, (*gpu_optimizer_step(memory), *_host_optimizer_step(memory), *steady)),
+        MemoryStage(MICRO_STEP, (*gpu_micro_step(memory), *_host_micro_step(memory), *steady)),
+        MemoryStage(OPTIMIZER_STEP, (*gpu_optimizer_step(memory), *_host_optimizer_step(memory), *steady)),
     )
 
 

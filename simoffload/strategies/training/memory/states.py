@@ -28,7 +28,7 @@ from simoffload.strategies.training.state import Partitions, SubGroup, TrainingS
 from simoffload.workload import Training
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.micro_step import Peak
+    from simoffload.strategies.training.micro_step import ReplayPeaks
 
 __all__ = [
     "Estimate",
@@ -132,7 +132,7 @@ class TrainingMemory:
     state: TrainingState
     workload: Training
     machine: Machine
-    peak: Peak | None = None
+    peak: ReplayPeaks | None = None
     """What a walk through a micro-step of stage 3 gathers at most; by default bounds of it count."""
 
     @property

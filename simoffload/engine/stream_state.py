@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import Contention, transfer_time
-from simoffload.schedule.ir import Need, Step, compile_streams
+from simoffload.schedule.ir import CompiledOp, Need, compile_streams
 
-__all__ = ["NOTHING", "Action", "Lane", "Stretch", "make_lanes"]
+__all__ = ["NOTHING", "Action", "StreamSegment", "StreamState", "make_stream_states"]
 
 NOTHING = -1
 """In place of what an operation began after, where that is the one before it on its stream."""
 
 
-Action = tuple[int, bool, tuple[Need, ...], Step]
+Action = tuple[int, bool, tuple[Need, ...], CompiledOp]
 """A step as a lane carries it out: the time [ps] that it lasts before bytes move whose rate depends on
 others, or altogether; whether such bytes follow or other ranks are waited for; what it needs, by place in
-``Lane.awaited``; the step."""
+``StreamState.awaited``; the step."""
 
 
-class Stretch(NamedTuple):
+class StreamSegment(NamedTuple):
     """A segment as a lane carries it out."""
 
     block: int
@@ -30,7 +30,7 @@ class Stretch(NamedTuple):
     actions: tuple[Action, ...]
 
 
-class Lane:
+class StreamState:
     """Works through the stretches of its stream, one operation after the other.
 
     Times are [ps] without what was skipped. What has been done is known as soon as it is certain, so ends may
@@ -40,20 +40,20 @@ class Lane:
     __slots__ = (
         "actions",
         "after",
-        "afters",
         "awaited",
-        "did",
+        "completed",
         "ends",
         "index",
         "iteration",
         "number",
+        "predecessors",
         "rank",
+        "segment",
+        "segments",
         "skipped",
         "start",
         "starts",
         "stream",
-        "stretch",
-        "stretches",
         "waiters",
         "watched",
     )
@@ -64,15 +64,15 @@ class Lane:
         number: int,
         rank: int,
         stream: int,
-        stretches: tuple[Stretch, ...] = (),
+        segments: tuple[StreamSegment, ...] = (),
         watched: bool = False,
     ) -> None:
         self.number = number  # among the lanes of all ranks
         self.rank = rank
         self.stream = stream
-        self.stretches = iter(stretches)
-        self.stretch = next(self.stretches, None)
-        self.actions: tuple[Action, ...] = self.stretch.actions if self.stretch else ()  # () = through
+        self.segments = iter(segments)
+        self.segment = next(self.segments, None)
+        self.actions: tuple[Action, ...] = self.segment.actions if self.segment else ()  # () = through
         self.iteration = 0
         self.index = 0  # of the action that is next; beyond the last until the next iteration begins
         self.start = -1  # [ps] of an operation that moves bytes or is ready for other ranks; -1 = neither
@@ -80,10 +80,14 @@ class Lane:
         self.skipped = 0  # operations
         self.starts: list[int] = []
         self.ends: list[int] = []
-        self.afters: list[int] = []  # see Track.after
-        self.did: list[Step] = []
-        self.awaited: tuple[Lane, ...] = ()  # by stream the lanes of this rank, then those of its peers
-        self.waiters: list[tuple[int, Lane]] = []  # (operations that have to be done, who waits for it)
+        self.predecessors: list[int] = []  # see Track.after
+        self.completed: list[CompiledOp] = []
+        self.awaited: tuple[
+            StreamState, ...
+        ] = ()  # by stream the lanes of this rank, then those of its peers
+        self.waiters: list[
+            tuple[int, StreamState]
+        ] = []  # (operations that have to be done, who waits for it)
         self.watched = watched  # of the first rank of a program
 
     @property
@@ -92,34 +96,34 @@ class Lane:
         return self.skipped + len(self.ends)
 
     @property
-    def step(self) -> Step:
+    def step(self) -> CompiledOp:
         """The operation that is next; of a lane that is not through and not between two iterations."""
         return self.actions[self.index][-1]
 
-    def note(self, step: Step, start: int, end: int, after: int) -> None:
+    def note(self, step: CompiledOp, start: int, end: int, after: int) -> None:
         """An operation has its times; ``after`` is what it began after."""
         self.starts.append(start)
         self.ends.append(end)
-        self.afters.append(after)
-        self.did.append(step)
+        self.predecessors.append(after)
+        self.completed.append(step)
 
-    def turn(self) -> None:
+    def next_iteration(self) -> None:
         """Go on to the next iteration, or to what follows the last one."""
-        stretch = self.stretch
-        assert stretch is not None
+        segment = self.segment
+        assert segment is not None
         self.index = 0
         self.iteration += 1
-        if self.iteration == stretch.repeat:
+        if self.iteration == segment.repeat:
             self.iteration = 0
-            self.stretch = stretch = next(self.stretches, None)
-            self.actions = stretch.actions if stretch else ()
+            self.segment = segment = next(self.segments, None)
+            self.actions = segment.actions if segment else ()
 
     def skip(self, iterations: int) -> None:
         """Be as far as after so many more iterations of the current stretch."""
         self.iteration += iterations
         self.skipped += iterations * len(self.actions)
 
-    def unmet(self) -> tuple[Lane, int] | None:
+    def unmet(self) -> tuple[StreamState, int] | None:
         """A lane that has not got far enough for the next operation, and how far it has to get."""
         for place, per_iteration, offset in self.actions[self.index][2]:
             needed = offset + self.iteration * per_iteration
@@ -129,37 +133,47 @@ class Lane:
         return None
 
 
-def make_lanes(schedule: Schedule, contention: Contention) -> list[Lane]:
+def make_stream_states(schedule: Schedule, contention: Contention) -> list[StreamState]:
     """The lanes of all ranks, rank by rank."""
     streams = compile_streams(schedule)
     crossed = [sorted({s.op.route for one in own for s in one.steps if s.op.size}) for own in streams]
     places = _places(schedule)
-    made: dict[tuple[int, ...], tuple[Stretch, ...]] = {}  # ranks with like rates share them
-    lanes: list[Lane] = []
+    made: dict[tuple[int, ...], tuple[StreamSegment, ...]] = {}  # ranks with like rates share them
+    stream_states: list[StreamState] = []
     for program in schedule.parts:
         several = len(program.ranks) > 1
         for rank in program.ranks:
             rates = [by_rank[rank] for by_rank in contention.rates]
             for stream in program.streams:
                 key = (stream, *[rates[route] for route in crossed[stream]])
-                stretches = made.get(key)
-                if stretches is None:
-                    stretches = made[key] = tuple(
+                segments = made.get(key)
+                if segments is None:
+                    segments = made[key] = tuple(
                         [
-                            Stretch(part.block, part.repeat, _actions(part.steps, rates, several, places))
+                            StreamSegment(
+                                part.block, part.repeat, _actions(part.steps, rates, several, places)
+                            )
                             for part in streams[stream]
                         ]
                     )
                 watched = rank == program.ranks.start
-                lanes.append(
-                    Lane(number=len(lanes), rank=rank, stream=stream, stretches=stretches, watched=watched)
+                stream_states.append(
+                    StreamState(
+                        number=len(stream_states),
+                        rank=rank,
+                        stream=stream,
+                        segments=segments,
+                        watched=watched,
+                    )
                 )
-    _connect(schedule, lanes, places)
-    return lanes
+    _connect(schedule, stream_states, places)
+    return stream_states
 
 
 def _places(schedule: Schedule) -> list[range]:
-    """For each of the peers the places of their stream 0 in ``Lane.awaited``, as many as any rank has peers.
+    """For each of the peers the indices of their stream 0 in ``StreamState.awaited``.
+
+    There are as many as any rank has peers.
 
     Other streams follow each of them, and the own rank's streams come before all.
     """
@@ -173,15 +187,15 @@ def _places(schedule: Schedule) -> list[range]:
     return places
 
 
-def _connect(schedule: Schedule, lanes: Sequence[Lane], places: Sequence[range]) -> None:
+def _connect(schedule: Schedule, stream_states: Sequence[StreamState], places: Sequence[range]) -> None:
     """Tell all lanes whom they may wait for. Where a rank has fewer peers than others, or has no such stream,
     there is a lane that has always done enough."""
-    nobody = Lane(number=-1, rank=-1, stream=-1)
+    nobody = StreamState(number=-1, rank=-1, stream=-1)
     nobody.skipped = sys.maxsize
     none = [nobody] * len(schedule.streams)
     by_rank = [list(none) for _ in range(schedule.ranks)]
-    for lane in lanes:
-        by_rank[lane.rank][lane.stream] = lane
+    for stream_state in stream_states:
+        by_rank[stream_state.rank][stream_state.stream] = stream_state
     for rank, own in enumerate(by_rank):
         awaited = list(own)
         for peers, place in zip(schedule.peers, places, strict=True):
@@ -189,12 +203,12 @@ def _connect(schedule: Schedule, lanes: Sequence[Lane], places: Sequence[range])
                 awaited += by_rank[other]
             awaited += none * (len(place) - len(peers[rank]))
         shared = tuple(awaited)
-        for lane in own:
-            lane.awaited = shared
+        for stream_state in own:
+            stream_state.awaited = shared
 
 
 def _actions(
-    steps: Sequence[Step], rates: Sequence[int], several: bool, places: Sequence[range]
+    steps: Sequence[CompiledOp], rates: Sequence[int], several: bool, places: Sequence[range]
 ) -> tuple[Action, ...]:
     actions: list[Action] = []
     for step in steps:

@@ -10,13 +10,13 @@ from simoffload.hardware.targets import Target
 if TYPE_CHECKING:
     from simoffload.hardware.topology import Platform
 
-__all__ = ["MEMORY", "Part", "parts"]
+__all__ = ["MEMORY", "DeviceGroup", "device_groups"]
 
 MEMORY = "memory"
 """Key of host memory, which has no profile of its own."""
 
 
-class Part(NamedTuple):
+class DeviceGroup(NamedTuple):
     """Equal devices of a machine."""
 
     key: str
@@ -35,33 +35,33 @@ class Part(NamedTuple):
         return self.key.partition("/")[0]
 
 
-def parts(platform: Platform, prefixes: Iterable[str]) -> tuple[Part, ...]:
+def device_groups(platform: Platform, prefixes: Iterable[str]) -> tuple[DeviceGroup, ...]:
     """The parts of equal hosts, whose vertices begin with ``prefixes``, and of the storage they share."""
     before = tuple(prefixes)
-    return tuple(_parts(platform, before))
+    return tuple(_device_groups(platform, before))
 
 
-def _parts(platform: Platform, prefixes: tuple[str, ...]) -> Iterator[Part]:
+def _device_groups(platform: Platform, prefixes: tuple[str, ...]) -> Iterator[DeviceGroup]:
     profile, nodes = platform.profile, len(prefixes)
-    yield Part(f"host/{platform.host.id}", nodes)
+    yield DeviceGroup(f"host/{platform.host.id}", nodes)
     memories = tuple((f"{prefix}dram",) for prefix in prefixes)
-    yield Part(MEMORY, nodes, memories, size=platform.host.memory_capacity.value)
-    yield Part(f"accelerator/{platform.accelerator.id}", nodes * len(profile.gpus))
+    yield DeviceGroup(MEMORY, nodes, memories, size=platform.host.memory_capacity.value)
+    yield DeviceGroup(f"accelerator/{platform.accelerator.id}", nodes * len(profile.gpus))
     for key in dict.fromkeys(nic.id for nic, _ in platform.nics.values()):
         ports = [name for name, (nic, _) in platform.nics.items() if nic.id == key]
         links = tuple((f"{prefix}{name} in", f"{prefix}{name} out") for prefix in prefixes for name in ports)
-        yield Part(f"nic/{key}", len(links), links)
+        yield DeviceGroup(f"nic/{key}", len(links), links)
     for tier, target in platform.targets.items():
         if target.drives:
             links = tuple((f"{prefix}{tier} read", f"{prefix}{tier} write") for prefix in prefixes)
             yield _drives(target, tier, nodes * target.drives, links)
             continue
         links = ((f"{tier} read", f"{tier} write"),)
-        yield Part(f"{target.kind}/{target.id}", target.systems, links, tier)
+        yield DeviceGroup(f"{target.kind}/{target.id}", target.systems, links, tier)
         if target.drive is not None:
             yield _drives(target, tier, target.array.count if target.array else 1, links)
 
 
-def _drives(target: Target, tier: str, count: int, links: tuple[tuple[str, ...], ...]) -> Part:
+def _drives(target: Target, tier: str, count: int, links: tuple[tuple[str, ...], ...]) -> DeviceGroup:
     assert target.drive is not None
-    return Part(f"drive/{target.drive.id}", count, links, tier, target.drive.capacity.value)
+    return DeviceGroup(f"drive/{target.drive.id}", count, links, tier, target.drive.capacity.value)

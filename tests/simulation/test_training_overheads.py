@@ -14,7 +14,7 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import fit, simulate
-from simoffload.simulation.data_loading import predict_reading
+from simoffload.simulation.data_loading import predict_data_loading
 from simoffload.workload import Dataset
 
 DATA = {"tier": "nfs", "sample_size": "16 KiB", "samples": 1_000_000, "samples_per_file": 1000}
@@ -104,7 +104,7 @@ def test_checkpoints_of_a_run_are_those_of_a_scenario_of_their_own(
 def test_the_step_itself_does_not_change() -> None:
     plain, more = trained(), trained(checkpoint={"tier": "pfs"}, dataset=DATA)
     assert plain.metrics() == more.metrics()
-    assert (plain.checkpoint, plain.reading, plain.wear) == (None, None, ())
+    assert (plain.checkpoint, plain.data_loading, plain.drive_lifetime) == (None, None, ())
 
 
 def test_the_writer_of_ds_config_is_honoured() -> None:
@@ -150,10 +150,10 @@ def test_a_decoupled_writer_of_ds_config_makes_the_mode() -> None:
 
 def test_keys_of_ds_config_that_do_nothing_are_warned_about() -> None:
     section = {"writer": {"type": "fast", "io_multiplier": 2, "bufer": 1}, "tag_validation": "Warn"}
-    told = " ".join(trained(config={"checkpoint": section}, checkpoint={"tier": "pfs"}).warnings)
-    assert "checkpoint.writer.io_multiplier: 2 is not modelled" in told
-    assert "checkpoint.writer.bufer: unknown key" in told
-    assert "tag_validation" not in told
+    rendered = " ".join(trained(config={"checkpoint": section}, checkpoint={"tier": "pfs"}).warnings)
+    assert "checkpoint.writer.io_multiplier: 2 is not modelled" in rendered
+    assert "checkpoint.writer.bufer: unknown key" in rendered
+    assert "tag_validation" not in rendered
     assert "io_multiplier" not in " ".join(trained(config={"checkpoint": section}).warnings)
 
 
@@ -166,20 +166,20 @@ def test_files_take_their_place_all_the_time() -> None:
     assert uses["pfs"].needed == 3 * run.checkpoint.size
     assert uses["pfs"].needed == pytest.approx(3 * 12 * run.parameters, rel=1e-3)
     assert uses["raid"].needed == 2 * 1_000_000 * 16_384
-    assert {name for name, tiers in run.moments for use in tiers if use.tier == "pfs"} == {
-        name for name, _ in run.moments
+    assert {name for name, tiers in run.memory_stages for use in tiers if use.tier == "pfs"} == {
+        name for name, _ in run.memory_stages
     }
-    assert run.moments[-1][0] == "checkpoint"
+    assert run.memory_stages[-1][0] == "checkpoint"
 
 
 def test_a_checkpoint_needs_its_buffers_on_top() -> None:
     writer = {"type": "fast", "patched_torch": True, "checkpoint_serialization": False}
     offload = {"offload_optimizer": {"device": "cpu"}}
     run = trained(checkpoint={"tier": "pfs", "writer": writer}, zero=offload)
-    moments = dict(run.moments)
+    memory_stages = dict(run.memory_stages)
     system = {"operating system and processes": 16 << 30}
-    before = {term.name: term.size for use in list(moments.values())[-2] for term in use.terms}
-    during = {term.name: term.size for use in moments["checkpoint"] for term in use.terms}
+    before = {term.name: term.size for use in list(memory_stages.values())[-2] for term in use.terms}
+    during = {term.name: term.size for use in memory_stages["checkpoint"] for term in use.terms}
     assert during == before | system | {"I/O buffers": 2 * 64 << 20}
 
 
@@ -191,7 +191,7 @@ def test_a_filesystem_that_is_full_stops_the_run() -> None:
     assert "put the dataset elsewhere" in " ".join(full.advice)
     stopped = simulate(scenario(checkpoint={"tier": "raid", "keep": 100_000}, dataset=DATA))
     assert isinstance(stopped, TrainingResult)
-    assert stopped.reading is None
+    assert stopped.data_loading is None
     assert stopped.checkpoint is not None
     assert stopped.checkpoint.outlook is None
 
@@ -201,8 +201,8 @@ def test_reading_is_that_of_the_step() -> None:
     run = trained(dataset=DATA)
     assert run.step_s
     assert run.optimizer_s is not None
-    assert run.reading is not None
-    other = predict_reading(
+    assert run.data_loading is not None
+    other = predict_data_loading(
         Dataset.model_validate(DATA),
         loaded.machine,
         ranks=2,
@@ -211,29 +211,29 @@ def test_reading_is_that_of_the_step() -> None:
         gradient_accumulation_steps=2,
         pause_time=run.optimizer_s,
     )
-    assert run.reading.cold == other.cold
-    assert run.reading.cold.limit == "gpu"
-    assert run.reading.cold.needed == pytest.approx(2 * 2 * 2 * 20_479 / run.step_s)  # 4096 + 16384 - 1
+    assert run.data_loading.cold == other.cold
+    assert run.data_loading.cold.limit == "gpu"
+    assert run.data_loading.cold.needed == pytest.approx(2 * 2 * 2 * 20_479 / run.step_s)  # 4096 + 16384 - 1
     assert not any("dataset" in text for text in run.warnings)
 
 
 def test_what_training_holds_is_no_page_cache() -> None:
     run = trained(dataset=DATA, zero={"offload_optimizer": {"device": "cpu"}})
-    assert run.reading is not None
+    assert run.data_loading is not None
     (dram,) = (use for use in run.capacity if use.tier == "dram")
-    assert run.reading.cache == dram.headroom
-    assert run.reading.look_ahead == 2 * 2 * 2 * 2 * 16_384
+    assert run.data_loading.cache == dram.headroom
+    assert run.data_loading.look_ahead == 2 * 2 * 2 * 2 * 16_384
 
 
 def test_gpus_that_starve_are_warned_about() -> None:
     slow = {**DATA, "decode_time": "200 ms"}
     run = trained(dataset=slow)
-    assert run.reading is not None
-    assert run.reading.cold.limit == "decode"
-    assert run.reading.cold.starvation > 0
+    assert run.data_loading is not None
+    assert run.data_loading.cold.limit == "decode"
+    assert run.data_loading.cold.starvation > 0
     (text,) = (text for text in run.warnings if text.startswith("dataset"))
     assert "the GPUs wait for data" in text
-    assert f"{run.reading.workers_needed} workers per rank would do" in text
+    assert f"{run.data_loading.workers_needed} workers per rank would do" in text
 
 
 def test_the_steps_own_reads_leave_less_to_the_data() -> None:
@@ -242,27 +242,29 @@ def test_the_steps_own_reads_leave_less_to_the_data() -> None:
     data = {**DATA, "tier": "raid", "workers": 64, "requests_in_flight": 64}
     quiet = trained(dataset=data, zero={"offload_optimizer": {"device": "cpu"}})
     busy = trained(dataset=data, zero=offload, optimizer="raid")
-    assert quiet.reading is not None
-    assert busy.reading is not None
-    assert busy.reading.cold.reachable < quiet.reading.cold.reachable
+    assert quiet.data_loading is not None
+    assert busy.data_loading is not None
+    assert busy.data_loading.cold.reachable < quiet.data_loading.cold.reachable
 
 
 def test_wear_of_steps_and_checkpoints_adds_up() -> None:
     """What the step's table says is written, and a checkpoint every ten steps."""
     run = trained(zero={"offload_optimizer": NVME}, checkpoint={"tier": "raid", "interval_steps": 10})
     (traffic,) = run.traffic
-    (worn,) = run.wear
+    (worn,) = run.drive_lifetime
     assert run.step_s
     assert run.checkpoint is not None
     assert run.checkpoint.outlook is not None
     step = run.step_s + run.checkpoint.outlook.stall_s / 10
     written = traffic.written + run.checkpoint.written / 10
-    assert worn.wear.per_step == pytest.approx(written)
-    assert worn.wear.per_drive_day == pytest.approx(written * 86_400 / step / 8)
-    assert worn.wear.years == pytest.approx(3.84e12 * 365 * 5 / (worn.wear.per_drive_day * 365))
+    assert worn.drive_lifetime.per_step == pytest.approx(written)
+    assert worn.drive_lifetime.per_drive_day == pytest.approx(written * 86_400 / step / 8)
+    assert worn.drive_lifetime.years == pytest.approx(
+        3.84e12 * 365 * 5 / (worn.drive_lifetime.per_drive_day * 365)
+    )
     assert any(text.startswith("drives wear out: raid") for text in run.warnings)
     other = trained(zero={"offload_optimizer": NVME}, checkpoint={"tier": "raid"})
-    assert other.wear[0].wear.per_step == traffic.written  # nobody knows how often
+    assert other.drive_lifetime[0].drive_lifetime.per_step == traffic.written  # nobody knows how often
 
 
 def test_json_has_the_sections() -> None:
@@ -271,11 +273,11 @@ def test_json_has_the_sections() -> None:
     )
     data = json.loads(json.dumps(run.to_dict(), allow_nan=False))
     assert data["checkpoint"]["outlook"]["interval_s"] == 3600
-    assert data["reading"]["epochs"][0]["limit"] == "gpu"
-    assert data["reading"]["workers_needed"] == 1
-    assert data["wear"][0]["tier"] == "raid"
+    assert data["data_loading"]["epochs"][0]["limit"] == "gpu"
+    assert data["data_loading"]["workers_needed"] == 1
+    assert data["drive_lifetime"][0]["tier"] == "raid"
     plain = trained().to_dict()
-    assert (plain["checkpoint"], plain["reading"], plain["wear"]) == (None, None, [])
+    assert (plain["checkpoint"], plain["data_loading"], plain["drive_lifetime"]) == (None, None, [])
 
 
 def test_a_resident_model_is_saved_as_stage_0() -> None:

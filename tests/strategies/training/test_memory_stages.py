@@ -8,9 +8,9 @@ import pytest
 
 from simoffload.models import ModelShape, load_model
 from simoffload.models.lora import nf4_bits, with_lora
-from simoffload.results.capacity import Moment, tier_uses
+from simoffload.results.capacity import MemoryStage, tier_uses
 from simoffload.strategies.training.memory.stages import INITIALISATION, MICRO_STEP, OPTIMIZER_STEP
-from simoffload.strategies.training.micro_step import Peak
+from simoffload.strategies.training.micro_step import ReplayPeaks
 from tests.strategies.training.memory_cases import account, fits, sizes, workload
 
 _CPU = {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": False}}
@@ -21,7 +21,7 @@ def opt() -> ModelShape:
     return load_model({"name": "opt-1.3b", "dtype": "bfloat16", "tie_word_embeddings": False})
 
 
-def run(zero: dict[str, Any], **more: Any) -> tuple[Moment, ...]:
+def run(zero: dict[str, Any], **more: Any) -> tuple[MemoryStage, ...]:
     return account(more.pop("model", None) or opt(), zero, **more)[1]
 
 
@@ -30,8 +30,8 @@ def rounded(size: int) -> int:
 
 
 def test_three_moments_in_order() -> None:
-    moments = run({"stage": 0})
-    assert [moment.name for moment in moments] == [INITIALISATION, MICRO_STEP, OPTIMIZER_STEP]
+    memory_stages = run({"stage": 0})
+    assert [moment.name for moment in memory_stages] == [INITIALISATION, MICRO_STEP, OPTIMIZER_STEP]
 
 
 def test_without_partitions_everything_is_on_every_gpu() -> None:
@@ -56,7 +56,7 @@ def test_overlap_comm_needs_a_second_bucket_below_stage_3_only() -> None:
 
 
 def test_stage_3_keeps_partitions_and_gathers_what_it_works_on() -> None:
-    held = sizes(run({"stage": 3}, ranks=8, peak=Peak(10**9, 10**8, (), 10**9)), "hbm")
+    held = sizes(run({"stage": 3}, ranks=8, peak=ReplayPeaks(10**9, 10**8, (), 10**9)), "hbm")
     assert held["parameter partition"] == pytest.approx(2 * _N / 8, rel=1e-5)
     assert held["all-gather buffer"] == 2 * 10**8
     assert max(held.get("gathered parameters, peak", 0), held.get("gathered parameters", 0)) == 2 * 10**9
@@ -97,7 +97,7 @@ def test_every_rank_of_a_host_counts_and_those_of_others_do_not() -> None:
 def test_pinned_gradients_are_rounded_by_sub_group_and_all_together() -> None:
     """Two sub-groups: the first ends when it holds 1e9 elements."""
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
-    moments = run(zero, optimizer="dram")
+    memory_stages = run(zero, optimizer="dram")
     layer = 12 * 2048**2 + 13 * 2048
     embedded = (50272 + 2050) * 2048
     # The first layer with which the sum reaches 1e9 ends amid its tensors; count them as DeepSpeed does.
@@ -112,13 +112,13 @@ def test_pinned_gradients_are_rounded_by_sub_group_and_all_together() -> None:
     assert total > embedded
     single = [4 * total, 4 * (_N - total)]
     expected = sum(rounded(size) - size for size in [*single, 2 * _N])
-    assert sizes(moments, "dram")["rounding of pinned allocations"] == expected
+    assert sizes(memory_stages, "dram")["rounding of pinned allocations"] == expected
 
 
 def test_moments_come_with_the_first_step() -> None:
-    moments = run(_CPU, optimizer="dram")
-    assert "optimizer moments" not in sizes(moments, "dram", 0)
-    assert "optimizer moments" in sizes(moments, "dram", 1)
+    memory_stages = run(_CPU, optimizer="dram")
+    assert "optimizer moments" not in sizes(memory_stages, "dram", 0)
+    assert "optimizer moments" in sizes(memory_stages, "dram", 1)
 
 
 def test_pinning_needs_the_unpinned_buffer_for_a_moment() -> None:
@@ -165,8 +165,8 @@ def test_below_stage_3_every_process_begins_with_the_whole_model() -> None:
     """In host memory, and flattened there before 0.19.0 or where the GPU has no room for a second copy."""
 
     def whole(version: str, model: ModelShape | None = None, stage: int = 2) -> int:
-        moments = run({"stage": stage}, ranks=8, version=version, model=model)
-        return sizes(moments, "dram", 0)["whole model in every process"]
+        memory_stages = run({"stage": stage}, ranks=8, version=version, model=model)
+        return sizes(memory_stages, "dram", 0)["whole model in every process"]
 
     assert whole("0.19.0") == 8 * 2 * _N
     assert whole("0.18.9") == 8 * 2 * 2 * _N
@@ -181,12 +181,12 @@ def test_storage_holds_sixteen_bytes_a_parameter_and_two_more() -> None:
         "offload_optimizer": {"device": "nvme"},
         "offload_param": {"device": "nvme", "buffer_size": 2e8},
     }
-    moments = run(zero, weights="raid", optimizer="raid", ranks=4)
-    held = sizes(moments, "raid")
+    memory_stages = run(zero, weights="raid", optimizer="raid", ranks=4)
+    held = sizes(memory_stages, "raid")
     assert held["parameters"] == pytest.approx(2 * _N, rel=0.001)
     assert held["master weights and moments"] == pytest.approx(12 * _N, rel=0.001)
     assert held["gradients"] == pytest.approx(4 * _N, rel=0.001)
-    assert sizes(moments, "raid", 0).keys() == {"parameters", "master weights"}
+    assert sizes(memory_stages, "raid", 0).keys() == {"parameters", "master weights"}
 
 
 def test_swap_buffers_are_of_the_largest_sub_group() -> None:
@@ -229,9 +229,9 @@ def test_max_in_cpu_is_held_twice_over_storage() -> None:
         "offload_optimizer": {"device": "nvme"},
         "offload_param": {"device": "nvme", "buffer_size": 2e8, "max_in_cpu": 3e8},
     }
-    moments = run(zero, weights="raid", optimizer="raid")
-    assert sizes(moments, "dram")["parameters kept in memory"] == 600_000_000
-    assert sizes(moments, "raid")["parameters"] == pytest.approx(2 * _N, rel=0.001)
+    memory_stages = run(zero, weights="raid", optimizer="raid")
+    assert sizes(memory_stages, "dram")["parameters kept in memory"] == 600_000_000
+    assert sizes(memory_stages, "raid")["parameters"] == pytest.approx(2 * _N, rel=0.001)
 
 
 def test_twin_flow_keeps_the_first_sub_groups_on_the_gpu() -> None:
@@ -240,9 +240,9 @@ def test_twin_flow_keeps_the_first_sub_groups_on_the_gpu() -> None:
         "sub_group_size": 10**8,
         "offload_optimizer": {"device": "cpu", "pin_memory": False, "ratio": 0.5},
     }
-    moments = run(zero, optimizer="dram")
-    on_gpu = sizes(moments, "hbm")["optimizer states and gradients (ratio)"] // 16
-    on_host = sizes(moments, "dram")["optimizer moments"] // 8
+    memory_stages = run(zero, optimizer="dram")
+    on_gpu = sizes(memory_stages, "hbm")["optimizer states and gradients (ratio)"] // 16
+    on_host = sizes(memory_stages, "dram")["optimizer moments"] // 8
     assert on_gpu + on_host == _N
     assert on_gpu == pytest.approx(_N / 2, rel=0.1)
 
@@ -323,18 +323,20 @@ def test_qlora_puts_65_billion_parameters_on_one_gpu_of_48_gb() -> None:
         "platform": "l40s-workstation",
         "sections": {"optimizer": {"type": "AdamW8bit"}},
     }
-    machine, moments = account(adapted, {"stage": 0}, weight_bits=nf4_bits(), **arguments)
-    needed = {use.tier: use for use in tier_uses(moments[1].terms, machine.tiers)}
+    machine, memory_stages = account(adapted, {"stage": 0}, weight_bits=nf4_bits(), **arguments)
+    needed = {use.tier: use for use in tier_uses(memory_stages[1].terms, machine.tiers)}
     assert needed["hbm"].fits
-    machine, moments = account(adapted, {"stage": 0}, **arguments)
-    assert not fits(machine, moments)
+    machine, memory_stages = account(adapted, {"stage": 0}, **arguments)
+    assert not fits(machine, memory_stages)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_every_term_is_positive_and_names_a_tier(stage: int, accumulation: int) -> None:
-    machine, moments = account(opt(), {"stage": stage}, ranks=8, work=workload(accumulation=accumulation))
-    for moment in moments:
+    machine, memory_stages = account(
+        opt(), {"stage": stage}, ranks=8, work=workload(accumulation=accumulation)
+    )
+    for moment in memory_stages:
         for term in moment.terms:
             assert term.size >= 0
             assert term.tier in machine.tiers

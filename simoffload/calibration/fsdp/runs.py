@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Case", "cases", "tiny_cases"]
+__all__ = ["FsdpRun", "fsdp_runs", "tiny_runs"]
 
 _VOCABULARY = 32_000
 _OPT_4 = {"name": "opt-6.7b", "num_hidden_layers": 4}
@@ -19,14 +19,14 @@ _OFFLOAD = {"cpu_offload": True}
 _FEW_THREADS = 4
 
 
-class Case(NamedTuple):
+class FsdpRun(NamedTuple):
     """One run: which model does what work under which knobs of FSDP."""
 
     part: Literal["fit", "holdout", "tiny"]
     model: str | dict[str, Any]
     batch: int
     length: int
-    knobs: dict[str, Any]
+    settings: dict[str, Any]
     """As in a scenario's ``strategy``."""
     work: dict[str, Any]
     """As in a scenario's ``workload``, beyond batch and length."""
@@ -48,7 +48,7 @@ class Case(NamedTuple):
                 "sequence_length": self.length,
                 **self.work,
             },
-            "strategy": {"kind": "fsdp", "ranks": ranks, **self.knobs} if self.fsdp else None,
+            "strategy": {"kind": "fsdp", "ranks": ranks, **self.settings} if self.fsdp else None,
             "seconds": self.seconds,
         }
 
@@ -58,26 +58,26 @@ class Case(NamedTuple):
         if isinstance(model, dict):
             changes = ", ".join(f"{key} {value}" for key, value in model.items() if key not in _SIZES)
             model = f"tiny {changes}" if self.part == "tiny" else ", ".join(map(str, model.values()))
-        said = ", ".join(f"{key} {value}" for key, value in (*self.knobs.items(), *self.work.items()))
+        text = ", ".join(f"{key} {value}" for key, value in (*self.settings.items(), *self.work.items()))
         kind = "fsdp" if self.fsdp else "plain"
-        return f"{model}, {self.batch} x {self.length}, {kind} r{ranks}" + (f", {said}" if said else "")
+        return f"{model}, {self.batch} x {self.length}, {kind} r{ranks}" + (f", {text}" if text else "")
 
 
 _SIZES = frozenset({"hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"})
 
 _TWO_RANKS = (
-    Case("fit", "opt-1.3b", 2, 512, _OFFLOAD, {}, 35),
-    Case("holdout", _LLAMA_6, 4, 2048, _OFFLOAD, {}, 45),
-    Case("fit", "llama-3.2-3b", 4, 2048, {}, {}, 30),
-    Case("holdout", "opt-6.7b", 4, 1024, {}, {}, 40),
-    Case("fit", "opt-1.3b", 8, 1024, {**_OFFLOAD, "backward_prefetch": "none"}, {}, 35),
-    Case("holdout", _OPT_4, 1, 512, {**_OFFLOAD, "backward_prefetch": "post"}, {}, 35),
-    Case("fit", "opt-1.3b", 1, 256, {}, {}, 15),
-    Case("holdout", "llama-3.2-1b", 2, 1024, _OFFLOAD, {"gradient_accumulation_steps": 4}, 45),
-    Case("holdout", "opt-1.3b", 4, 1024, {**_OFFLOAD, "mixed_precision": False}, {}, 35),
-    Case("holdout", "llama-3-8b", 2, 2048, {"reshard_after_forward": False}, {}, 45),
-    Case("fit", "llama-3.2-1b", 4, 1024, {**_OFFLOAD, "cpu_threads": _FEW_THREADS}, {}, 45),
-    Case(
+    FsdpRun("fit", "opt-1.3b", 2, 512, _OFFLOAD, {}, 35),
+    FsdpRun("holdout", _LLAMA_6, 4, 2048, _OFFLOAD, {}, 45),
+    FsdpRun("fit", "llama-3.2-3b", 4, 2048, {}, {}, 30),
+    FsdpRun("holdout", "opt-6.7b", 4, 1024, {}, {}, 40),
+    FsdpRun("fit", "opt-1.3b", 8, 1024, {**_OFFLOAD, "backward_prefetch": "none"}, {}, 35),
+    FsdpRun("holdout", _OPT_4, 1, 512, {**_OFFLOAD, "backward_prefetch": "post"}, {}, 35),
+    FsdpRun("fit", "opt-1.3b", 1, 256, {}, {}, 15),
+    FsdpRun("holdout", "llama-3.2-1b", 2, 1024, _OFFLOAD, {"gradient_accumulation_steps": 4}, 45),
+    FsdpRun("holdout", "opt-1.3b", 4, 1024, {**_OFFLOAD, "mixed_precision": False}, {}, 35),
+    FsdpRun("holdout", "llama-3-8b", 2, 2048, {"reshard_after_forward": False}, {}, 45),
+    FsdpRun("fit", "llama-3.2-1b", 4, 1024, {**_OFFLOAD, "cpu_threads": _FEW_THREADS}, {}, 45),
+    FsdpRun(
         "holdout",
         "llama-3.2-3b",
         2,
@@ -86,20 +86,20 @@ _TWO_RANKS = (
         {"gradient_checkpointing": False},
         30,
     ),
-    Case("holdout", "llama-3.2-3b", 8, 2048, _OFFLOAD, {}, 80),
+    FsdpRun("holdout", "llama-3.2-3b", 8, 2048, _OFFLOAD, {}, 80),
 )
 _ONE_RANK = (
-    Case("fit", "opt-1.3b", 2, 512, _OFFLOAD, {}, 40),
-    Case("holdout", _LLAMA_6, 4, 2048, _OFFLOAD, {}, 50),
-    Case("fit", "llama-3.2-1b", 8, 1024, {}, {}, 20),
-    Case("holdout", "opt-2.7b", 4, 1024, {}, {}, 25),
-    Case("fit", "opt-1.3b", 8, 1024, {**_OFFLOAD, "backward_prefetch": "none"}, {}, 40),
-    Case("holdout", _OPT_4, 1, 512, {**_OFFLOAD, "backward_prefetch": "post"}, {}, 35),
-    Case("fit", "opt-1.3b", 1, 256, {}, {}, 15),
-    Case("holdout", "qwen2.5-1.5b", 2, 2048, {}, {"gradient_checkpointing": False}, 20),
-    Case("holdout", "opt-1.3b", 4, 1024, {**_OFFLOAD, "mixed_precision": False}, {}, 35),
-    Case("fit", "llama-3.2-1b", 4, 1024, {**_OFFLOAD, "cpu_threads": _FEW_THREADS}, {}, 60),
-    Case("holdout", "llama-3.2-1b", 2, 1024, _OFFLOAD, {"gradient_accumulation_steps": 4}, 50),
+    FsdpRun("fit", "opt-1.3b", 2, 512, _OFFLOAD, {}, 40),
+    FsdpRun("holdout", _LLAMA_6, 4, 2048, _OFFLOAD, {}, 50),
+    FsdpRun("fit", "llama-3.2-1b", 8, 1024, {}, {}, 20),
+    FsdpRun("holdout", "opt-2.7b", 4, 1024, {}, {}, 25),
+    FsdpRun("fit", "opt-1.3b", 8, 1024, {**_OFFLOAD, "backward_prefetch": "none"}, {}, 40),
+    FsdpRun("holdout", _OPT_4, 1, 512, {**_OFFLOAD, "backward_prefetch": "post"}, {}, 35),
+    FsdpRun("fit", "opt-1.3b", 1, 256, {}, {}, 15),
+    FsdpRun("holdout", "qwen2.5-1.5b", 2, 2048, {}, {"gradient_checkpointing": False}, 20),
+    FsdpRun("holdout", "opt-1.3b", 4, 1024, {**_OFFLOAD, "mixed_precision": False}, {}, 35),
+    FsdpRun("fit", "llama-3.2-1b", 4, 1024, {**_OFFLOAD, "cpu_threads": _FEW_THREADS}, {}, 60),
+    FsdpRun("holdout", "llama-3.2-1b", 2, 1024, _OFFLOAD, {"gradient_accumulation_steps": 4}, 50),
 )
 """Parts alternate, and what matters most comes first, so that a time limit takes from both."""
 
@@ -110,12 +110,12 @@ _TINY: dict[str, dict[str, Any]] = {
 _TINY_LAYERS = (24, 8)
 
 
-def cases(ranks: int) -> tuple[Case, ...]:
+def fsdp_runs(ranks: int) -> tuple[FsdpRun, ...]:
     """The runs on so many ranks, in the order in which they are carried out."""
     return {1: _ONE_RANK, 2: _TWO_RANKS}.get(ranks, ())
 
 
-def tiny_cases(ranks: int) -> Iterator[Case]:
+def tiny_runs(ranks: int) -> Iterator[FsdpRun]:
     """Steps of small models, so that each of FSDP's knobs is seen by itself."""
     kept = {"gradient_checkpointing": False}
     for family in _TINY:
@@ -138,8 +138,8 @@ def tiny_cases(ranks: int) -> Iterator[Case]:
 
 
 def _tiny(
-    family: str, layers: int, knobs: dict[str, Any], work: dict[str, Any], *, fsdp: bool = True
-) -> Case:
+    family: str, layers: int, settings: dict[str, Any], work: dict[str, Any], *, fsdp: bool = True
+) -> FsdpRun:
     model = {
         "family": family,
         "num_hidden_layers": layers,
@@ -149,4 +149,4 @@ def _tiny(
         "max_position_embeddings": 512,
         **_TINY[family],
     }
-    return Case("tiny", model, 2, 16, knobs, work, 6, fsdp)
+    return FsdpRun("tiny", model, 2, 16, settings, work, 6, fsdp)

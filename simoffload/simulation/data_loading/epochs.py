@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from simoffload.hardware import Machine
-from simoffload.results.reading import Epoch, Limit, Reading
-from simoffload.simulation.data_loading.loader import Host, Step, loader_pace
+from simoffload.results.data_loading import DataLoading, Epoch, Limit
+from simoffload.simulation.data_loading.loader import GpuStep, LoaderHost, loader_pace
 from simoffload.simulation.data_loading.page_cache import random_hit_ratio, sequential_hit_ratio
-from simoffload.simulation.data_loading.supply import ROUNDING, Supply, Ways, storage_ways
+from simoffload.simulation.data_loading.supply import ROUNDING, StorageRoutes, Supply, storage_routes
 from simoffload.workload.dataset import Dataset
 
-__all__ = ["look_ahead_bytes", "predict_reading", "stored_bytes"]
+__all__ = ["look_ahead_bytes", "predict_data_loading", "stored_bytes"]
 
 MOST_WORKERS = 1024
 """Per rank: no more are proposed."""
@@ -23,21 +23,21 @@ def _ceil_divide(number: int, by: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _LoadingRun:
     """The step that the data is for, and the machine that reads it."""
 
     dataset: Dataset
     machine: Machine
     ranks: int
     batch: int
-    step: Step
+    step: GpuStep
     cores: int | None
-    ways: Ways
+    routes: StorageRoutes
 
     @property
-    def host(self) -> Host:
+    def host(self) -> LoaderHost:
         ranks = self.machine.ranks_per_node(self.ranks)
-        return Host(ranks, self.machine.host.memcpy_rate.value, self.cores)
+        return LoaderHost(ranks, self.machine.host.memcpy_rate.value, self.cores)
 
     @property
     def steps(self) -> int:
@@ -46,7 +46,7 @@ class _Run:
         return _ceil_divide(_ceil_divide(samples, self.batch), self.step.batches)
 
 
-def predict_reading(
+def predict_data_loading(
     dataset: Dataset,
     machine: Machine,
     *,
@@ -59,14 +59,14 @@ def predict_reading(
     cores: int | None = None,
     requests_per_second: int | None = None,
     background: Mapping[str, float] | None = None,
-) -> Reading:
+) -> DataLoading:
     """Say for every epoch whether the loaders of ``ranks`` keep up with steps of ``step_time`` [s].
 
     A step takes ``gradient_accumulation_steps`` batches of ``batch_size`` samples per rank; in its last
     ``pause_time`` [s] (the optimizer) no batch is taken. ``free_host_memory`` [B] of each host is what
     training leaves (default: all but the system's); batches made ahead and the page cache share it.
     ``cores`` of each host decode, without bound by default; ``requests_per_second`` and ``background``
-    [B/s] are those of ``storage_ways``. Copies of batches to the GPUs and the start of workers (20 ms of
+    [B/s] are those of ``storage_routes``. Copies of batches to the GPUs and the start of workers (20 ms of
     PyTorch's) are left out, and so is what Linux spends to fill the page cache: on a virtual machine with
     16 cores, PyTorch 2.11 reached 45 to 105 % of what is predicted here from direct reads of its drive and
     from cached reads, the least with several workers on one file (test_reading.py of the tests).
@@ -81,11 +81,11 @@ def predict_reading(
 
         max(step_time, g T, pause_time + about (g - L) T)        (step_time + g T without workers).
     """
-    step = Step(step_time, gradient_accumulation_steps, pause_time)
-    ways = storage_ways(
+    step = GpuStep(step_time, gradient_accumulation_steps, pause_time)
+    routes = storage_routes(
         dataset, machine, ranks=ranks, requests_per_second=requests_per_second, background=background
     )
-    run = _Run(dataset, machine, ranks, batch_size, step, cores, ways)
+    run = _LoadingRun(dataset, machine, ranks, batch_size, step, cores, routes)
     dram = machine.tiers["dram"]
     free = free_host_memory if free_host_memory is not None else dram.capacity - dram.reserved
     ahead = dataset.workers * dataset.prefetch_factor
@@ -93,7 +93,7 @@ def predict_reading(
     cache = max(0, free - look_ahead) if dataset.page_cache else 0
     stored = stored_bytes(dataset, machine, ranks=ranks)
     workers_needed, remaining = _workers_needed(run)
-    return Reading(
+    return DataLoading(
         size=dataset.size,
         stored=stored,
         fits=stored <= machine.tiers[dataset.tier].capacity,
@@ -117,13 +117,13 @@ def look_ahead_bytes(dataset: Dataset, machine: Machine, *, ranks: int, batch_si
 def stored_bytes(dataset: Dataset, machine: Machine, *, ranks: int) -> int:
     """[B] that the tier must hold: a copy in every host where drives are local and the order changes."""
     hosts = machine.nodes_of(ranks)
-    local = machine.wiring.targets[dataset.tier].drives > 0
+    local = machine.topology.targets[dataset.tier].drives > 0
     return dataset.size * (hosts if local and dataset.shuffle != "none" else 1)
 
 
-def _epochs(run: _Run, cache: int) -> tuple[Epoch, ...]:
+def _epochs(run: _LoadingRun, cache: int) -> tuple[Epoch, ...]:
     """The first epoch, then the others; those with the same hits, and late ones much alike, as one."""
-    supply = run.ways.supply(run.dataset)
+    supply = run.routes.supply(run.dataset)
     epochs = [_epoch(run, supply, 0.0, 1)]
     first = 2
     while first <= run.dataset.epochs:
@@ -137,7 +137,7 @@ def _epochs(run: _Run, cache: int) -> tuple[Epoch, ...]:
     return tuple(epochs)
 
 
-def _hit_ratio(run: _Run, cache: int, epoch: int) -> float:
+def _hit_ratio(run: _LoadingRun, cache: int, epoch: int) -> float:
     dataset, share = run.dataset, run.host.ranks / run.ranks
     if not dataset.page_cache:
         return 0.0
@@ -146,7 +146,7 @@ def _hit_ratio(run: _Run, cache: int, epoch: int) -> float:
     return random_hit_ratio(cache / dataset.size, share=share, epoch=epoch)
 
 
-def _epoch(run: _Run, supply: Supply, hit_ratio: float, number: int) -> Epoch:
+def _epoch(run: _LoadingRun, supply: Supply, hit_ratio: float, number: int) -> Epoch:
     dataset, step = run.dataset, run.step
     pace = loader_pace(dataset, supply, run.host, batch=run.batch, hit_ratio=hit_ratio)
     step_s = step.waiting(pace.batch_s, dataset)
@@ -174,7 +174,7 @@ def _epoch(run: _Run, supply: Supply, hit_ratio: float, number: int) -> Epoch:
     )
 
 
-def _workers_needed(run: _Run) -> tuple[int | None, Limit]:
+def _workers_needed(run: _LoadingRun) -> tuple[int | None, Limit]:
     """Double the workers until no GPU waits in a cold epoch, then halve the last interval.
 
     Only that far: a measured curve may fall again with more in flight.
@@ -182,7 +182,7 @@ def _workers_needed(run: _Run) -> tuple[int | None, Limit]:
 
     def limit(workers: int) -> Limit:
         dataset = run.dataset.model_copy(update={"workers": workers})
-        return _epoch(replace(run, dataset=dataset), run.ways.supply(dataset), 0.0, 1).limit
+        return _epoch(replace(run, dataset=dataset), run.routes.supply(dataset), 0.0, 1).limit
 
     low, high = 0, 1
     while (remaining := limit(high)) != "gpu":

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from simoffload.units import format_bytes, format_rate, format_seconds
 from simoffload.workload.dataset import Dataset
 
-__all__ = ["Epoch", "Limit", "Reading", "reading_sentences"]
+__all__ = ["DataLoading", "Epoch", "Limit", "data_loading_sentences"]
 
 Limit = Literal["gpu", "link", "requests", "decode", "files", "copy", "cores", "look_ahead", "no_workers"]
 """What sets the pace: the GPU (nothing waits), a full link or target, the wait of every request (latency and
@@ -42,7 +42,7 @@ class Epoch(NamedTuple):
     """[s] of one such epoch."""
 
 
-class Reading(NamedTuple):
+class DataLoading(NamedTuple):
     """What reading a dataset means for a training run."""
 
     size: int
@@ -86,18 +86,20 @@ class Reading(NamedTuple):
         }
 
 
-def reading_sentences(dataset: Dataset, reading: Reading) -> tuple[str, ...]:
+def data_loading_sentences(dataset: Dataset, data_loading: DataLoading) -> tuple[str, ...]:
     """Whether the GPUs wait, why, what would help, and what the page cache does."""
-    cold, warm = reading.cold, reading.warm
+    cold, warm = data_loading.cold, data_loading.warm
     lines = [_verdict(cold)]
     if cold.limit != "gpu":
         lines.append(_cause(dataset, cold))
-        lines.append(_remedy(reading))
-    if reading.epochs[1:] and dataset.page_cache:
-        found = f"from epoch 2 on the page cache ({format_bytes(reading.cache, binary=True)} per host) has "
+        lines.append(_remedy(data_loading))
+    if data_loading.epochs[1:] and dataset.page_cache:
+        found = (
+            f"from epoch 2 on the page cache ({format_bytes(data_loading.cache, binary=True)} per host) has "
+        )
         lines.append(found + f"{warm.hit_ratio * 100:.0f} % of what is read; {_verdict(warm)}")
-    if not reading.fits:
-        lines.append(f"{dataset.tier} is too small for {format_bytes(reading.stored)} of data")
+    if not data_loading.fits:
+        lines.append(f"{dataset.tier} is too small for {format_bytes(data_loading.stored)} of data")
     return tuple(lines)
 
 
@@ -125,12 +127,12 @@ def _cause(dataset: Dataset, epoch: Epoch) -> str:
     return causes[epoch.limit]
 
 
-def _remedy(reading: Reading) -> str:
-    workers, needed = reading.workers_needed, format_rate(reading.cold.needed)
-    if workers is not None and reading.cold.limit == "look_ahead":
+def _remedy(data_loading: DataLoading) -> str:
+    workers, needed = data_loading.workers_needed, format_rate(data_loading.cold.needed)
+    if workers is not None and data_loading.cold.limit == "look_ahead":
         return f"a larger prefetch_factor or {workers} workers per rank would do"
     if workers is not None:
         return f"{workers} {'worker' if workers == 1 else 'workers'} per rank would do"
-    if reading.remaining == "cores":
+    if data_loading.remaining == "cores":
         return "no number of workers is enough: decoding needs more cores, or must cost less"
     return f"no number of workers is enough: storage must deliver {needed}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["Exit"]
+__all__ = ["ExitCode"]
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """Exit statuses of every command."""
 
     OK = 0

@@ -8,8 +8,8 @@ from simoffload.errors import printable
 from simoffload.report.document import (
     Datum,
     Entry,
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
     byte_count,
     byte_rate,
     count,
@@ -18,34 +18,34 @@ from simoffload.report.document import (
 )
 from simoffload.report.formatting import largest, percent, plural
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints, Outlook
-from simoffload.results.endurance import TierWear, duration
-from simoffload.results.reading import Epoch, Reading, reading_sentences
+from simoffload.results.data_loading import DataLoading, Epoch, data_loading_sentences
+from simoffload.results.endurance import TierLifetime, duration
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds
 from simoffload.workload import Dataset
 
-__all__ = ["around_training", "storage"]
+__all__ = ["storage", "training_overheads"]
 
 _FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
 
 
-def around_training(result: SimulationResult) -> tuple[Section, ...]:
+def training_overheads(result: SimulationResult) -> tuple[ReportSection, ...]:
     """What a run has beside its steps; nothing for inference."""
-    found: list[Section] = []
+    found: list[ReportSection] = []
     if isinstance(result, TrainingResult | CheckpointResult) and result.checkpoint is not None:
         found.append(_checkpoint(result.checkpoint))
-    if isinstance(result, TrainingResult) and result.dataset is not None and result.reading is not None:
-        found.append(_data(result.dataset, result.reading))
-    if isinstance(result, TrainingResult | CheckpointResult) and result.wear:
-        found.append(_wear(result.wear))
+    if isinstance(result, TrainingResult) and result.dataset is not None and result.data_loading is not None:
+        found.append(_data(result.dataset, result.data_loading))
+    if isinstance(result, TrainingResult | CheckpointResult) and result.drive_lifetime:
+        found.append(_lifetimes(result.drive_lifetime))
     return tuple(found)
 
 
 # -- steps ---------------------------------------------------------------------------------------
 
 
-def storage(result: TrainingResult) -> Section:
+def storage(result: TrainingResult) -> ReportSection:
     """Bytes of one step, on all ranks and for each parameter of the model; write caches and requests."""
     rows: list[tuple[Entry, ...]] = []
     for one in result.traffic:
@@ -53,9 +53,9 @@ def storage(result: TrainingResult) -> Section:
         per_parameter = (Datum(f"{format_number(size)} B", size, "B") for size in each)
         rows.append((one.tier, byte_count(one.read), byte_count(one.written), *per_parameter))
     if not rows:
-        return Section("Storage", ("a step moves nothing to or from storage",), page_only=True)
+        return ReportSection("Storage", ("a step moves nothing to or from storage",), page_only=True)
     head = ("tier", "read", "written", "read per parameter", "written per parameter")
-    table = Table("One step, all ranks", head, tuple(rows), (1, 2, 3, 4))
+    table = ReportTable("One step, all ranks", head, tuple(rows), (1, 2, 3, 4))
     # What exceeds a cache is among the warnings.
     caches = [one.sentence for one in result.write_caches if not one.exceeded]
     requests = [
@@ -63,22 +63,22 @@ def storage(result: TrainingResult) -> Section:
         f"{one.written:,} whole requests of {format_bytes(one.block, binary=True)}"
         for one in result.requests
     ]
-    return Section("Storage", (*caches, *requests), (table,))
+    return ReportSection("Storage", (*caches, *requests), (table,))
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-def _checkpoint(one: Checkpoints) -> Section:
-    told = [f"{format_bytes(one.size)} in {plural(one.files, 'file')} on {printable(one.tier)}"]
+def _checkpoint(one: Checkpoints) -> ReportSection:
+    lines = [f"{format_bytes(one.size)} in {plural(one.files, 'file')} on {printable(one.tier)}"]
     if one.keep > 1:
-        told[0] += f", {one.keep} kept"
+        lines[0] += f", {one.keep} kept"
     if one.written > one.size:
-        told[0] += f"; {format_bytes(one.written)} are written for it"
+        lines[0] += f"; {format_bytes(one.written)} are written for it"
     if one.outlook is not None:
-        told += [*_cost(one, one.outlook), *_failures(one.outlook)]
-    told += [printable(cache.sentence) for cache in one.write_caches]
-    parts = Table(
+        lines += [*_cost(one, one.outlook), *_failures(one.outlook)]
+    lines += [printable(cache.sentence) for cache in one.write_caches]
+    parts = ReportTable(
         "Parts of a checkpoint",
         ("part", "each", "writers", "files", "from"),
         tuple(
@@ -87,7 +87,7 @@ def _checkpoint(one: Checkpoints) -> Section:
         ),
         (1, 2, 3),
     )
-    return Section("Checkpoint", tuple(told), (parts, *_phases(one)))
+    return ReportSection("Checkpoint", tuple(lines), (parts, *_phases(one)))
 
 
 def _cost(one: Checkpoints, outlook: Outlook) -> list[str]:
@@ -105,18 +105,21 @@ def _cost(one: Checkpoints, outlook: Outlook) -> list[str]:
 def _failures(outlook: Outlook) -> list[str]:
     if outlook.mtbf_s is None or outlook.young_s is None or outlook.daly_s is None:
         return []
-    told = (
+    lines = (
         f"with a failure every {format_seconds(outlook.mtbf_s)} the best interval is "
         f"{format_seconds(outlook.young_s)} (Young), {format_seconds(outlook.daly_s)} (Daly)"
     )
     if outlook.best_efficiency is not None:
-        told += f"; {_efficiency(outlook.best_efficiency)} of the time then goes into training"
+        lines += f"; {_efficiency(outlook.best_efficiency)} of the time then goes into training"
     if outlook.efficiency is not None and outlook.interval_s is not None:
-        told += f", {_efficiency(outlook.efficiency)} at {format_seconds(outlook.interval_s)}"
+        lines += f", {_efficiency(outlook.efficiency)} at {format_seconds(outlook.interval_s)}"
     if outlook.lost_work_s is None:
-        return [told]
+        return [lines]
     lost, restart = format_seconds(outlook.lost_work_s), format_seconds(outlook.restart_s)
-    return [told, f"a failure throws away {lost} of training on average, and {restart} pass until it goes on"]
+    return [
+        lines,
+        f"a failure throws away {lost} of training on average, and {restart} pass until it goes on",
+    ]
 
 
 def _efficiency(share: float) -> str:
@@ -124,7 +127,7 @@ def _efficiency(share: float) -> str:
     return f"{share * 100:.2f} %"
 
 
-def _phases(one: Checkpoints) -> tuple[Table, ...]:
+def _phases(one: Checkpoints) -> tuple[ReportTable, ...]:
     if not one.saving:
         return ()
     rows = [
@@ -132,7 +135,7 @@ def _phases(one: Checkpoints) -> tuple[Table, ...]:
         for phase in one.saving
     ]
     rows += [(restored.name, "restore", restored) for restored in one.restoring]
-    table = Table(
+    table = ReportTable(
         "Phases of saving and restoring",
         ("phase", "", "time", "bottleneck"),
         tuple((name, when, seconds(each.time_s), largest(each)) for name, when, each in rows),
@@ -144,21 +147,21 @@ def _phases(one: Checkpoints) -> tuple[Table, ...]:
 # -- data ----------------------------------------------------------------------------------------
 
 
-def _data(dataset: Dataset, reading: Reading) -> Section:
+def _data(dataset: Dataset, data_loading: DataLoading) -> ReportSection:
     size = f"{dataset.samples:,} samples of {format_bytes(dataset.sample_size)}"
-    steps, lasting = f"{reading.steps_per_epoch:,}", format_seconds(reading.cold.duration_s)
-    where = f"{printable(dataset.tier)}, {format_bytes(reading.stored)} there"
-    told = (
+    steps, lasting = f"{data_loading.steps_per_epoch:,}", format_seconds(data_loading.cold.duration_s)
+    where = f"{printable(dataset.tier)}, {format_bytes(data_loading.stored)} there"
+    lines = (
         f"{size} on {where}; an epoch has {steps} steps and takes {lasting}",
-        *(printable(text) for text in reading_sentences(dataset, reading)),
+        *(printable(text) for text in data_loading_sentences(dataset, data_loading)),
     )
-    table = Table(
+    table = ReportTable(
         "Epochs",
         ("epoch", "in page cache", "needed", "reachable", "a batch every", "waiting"),
-        tuple(_epoch(epoch) for epoch in reading.epochs),
+        tuple(_epoch(epoch) for epoch in data_loading.epochs),
         (1, 2, 3, 4, 5),
     )
-    return Section("Data", told, (table,))
+    return ReportSection("Data", lines, (table,))
 
 
 def _epoch(epoch: Epoch) -> tuple[Entry, ...]:
@@ -176,7 +179,7 @@ def _epoch(epoch: Epoch) -> tuple[Entry, ...]:
 # -- wear ----------------------------------------------------------------------------------------
 
 
-def _wear(found: Sequence[TierWear]) -> Section:
+def _lifetimes(found: Sequence[TierLifetime]) -> ReportSection:
     rows: list[tuple[Entry, ...]] = []
     for tier, unit, one in found:
         rated = one.rated_drive_writes_per_day
@@ -193,4 +196,4 @@ def _wear(found: Sequence[TierWear]) -> Section:
             )
         )
     head = ("tier", "drives", "written", "a day", "each a day (drive writes)", "rated", "used up in")
-    return Section("Wear of drives", tables=(Table("", head, tuple(rows), (1, 2, 3, 4, 5, 6)),))
+    return ReportSection("Wear of drives", tables=(ReportTable("", head, tuple(rows), (1, 2, 3, 4, 5, 6)),))

@@ -1,10 +1,11 @@
 """Forward passes of inference under ZeRO-3: what they have in common is replayed and written down once.
 
 The calls that DeepSpeed makes depend on the model and on where its weights are kept (``InferenceLayers``);
-what they move and how long the host takes for it depend on the machine, too (``Programs``). Neither depends
-on the batch nor on the number of tokens: these decide how long kernels take. So a program has numbers in
-place of kernels' durations, and a pass puts them in. Plans for the same model, machine and placement (the
-points of a sweep over batch sizes, say) share their programs, those on other machines their walks.
+what they move and how long the host takes for it depend on the machine, too (``ScheduleTemplates``). Neither
+depends on the batch nor on the number of tokens: these decide how long kernels take. So a template has
+numbers in place of kernels' durations, and a pass puts them in. Plans for the same model, machine and
+placement (the points of a sweep over batch sizes, say) share their templates; plans on other machines share
+their replays.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from simoffload.strategies.replay import Passes, Replay, hook
 from simoffload.strategies.timing import Timing
 from simoffload.strategies.trace import Event, Trace, forward_pass
 
-__all__ = ["GatheredPeak", "InferenceLayers", "Programs", "programs_of"]
+__all__ = ["GatheredPeak", "InferenceLayers", "ScheduleTemplates", "schedule_templates_of"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -122,18 +123,18 @@ class InferenceLayers(LayeredModel):
     def peak(self) -> GatheredPeak:
         """What gathered parameters occupy in a pass whose trace is known; raises what DeepSpeed stops at."""
         for stack in self.stacks():
-            walk = stack.coordinator(self.fetching, self.ranks, CoordinatorSink(), warm=True)
-            happen = partial(hook, coordinator=walk, parameters=stack.parameters)
-            if Passes(stack, walk).go(happen, backward=False, skip=stack.forward):
+            coordinator = stack.coordinator(self.fetching, self.ranks, CoordinatorSink(), warm=True)
+            happen = partial(hook, coordinator=coordinator, parameters=stack.parameters)
+            if Passes(stack, coordinator).go(happen, backward=False, skip=stack.forward):
                 break
-        return GatheredPeak(walk.peak_on_gpu, walk.largest_gather)
+        return GatheredPeak(coordinator.peak_on_gpu, coordinator.largest_gather)
 
-    def walk(self, sink: CoordinatorSink, *, warm: bool = True) -> Iterator[Event]:
+    def replay(self, sink: CoordinatorSink, *, warm: bool = True) -> Iterator[Event]:
         """Yield each event of a pass through all layers before ``sink`` is called for it."""
-        walk = self.whole.coordinator(self.fetching, self.ranks, sink, warm=warm)
+        coordinator = self.whole.coordinator(self.fetching, self.ranks, sink, warm=warm)
         for event in self.whole.trace.forward:
             yield event
-            hook(event, walk, self.whole.parameters)
+            hook(event, coordinator, self.whole.parameters)
 
 
 def _owned(modules: Sequence[Module]) -> tuple[tuple[str, int], ...]:
@@ -142,7 +143,7 @@ def _owned(modules: Sequence[Module]) -> tuple[tuple[str, int], ...]:
     return tuple((one.name, one.numel) for module in hooked for one in module.parameters if not one.tied)
 
 
-class _Numbered(Timing):
+class _DurationSlots(Timing):
     """Stands in for a timing: modules that take time get numbers in place of durations."""
 
     def __init__(
@@ -157,7 +158,7 @@ class _Numbered(Timing):
         return self._numbers[module]
 
 
-class Programs:
+class ScheduleTemplates:
     """The passes of one model on one machine, with its weights in one place."""
 
     def __init__(self, layered: InferenceLayers, machine: Machine) -> None:
@@ -194,7 +195,7 @@ class Programs:
     def _write(self, launched: tuple[bool, ...], *, warm: bool) -> Schedule:
         """Write a pass with number -1 - n for the duration of the kernels of module n."""
         layered = self.layered
-        timing = _Numbered(self.machine, layered.model, self.modules, launched)
+        timing = _DurationSlots(self.machine, layered.model, self.modules, launched)
         for stack in layered.stacks(warm=warm):
             writer = ForwardWriter(name="", placement=layered.placement, timing=timing)
             if Replay(stack, layered.fetching, writer, warm=warm).forward():
@@ -208,16 +209,16 @@ class _Known(threading.local):
 
     def __init__(self) -> None:
         self.layered: OrderedDict[tuple[int, Partitioning], InferenceLayers] = OrderedDict()
-        self.programs: OrderedDict[tuple[int, int], Programs] = OrderedDict()
+        self.templates: OrderedDict[tuple[int, int], ScheduleTemplates] = OrderedDict()
 
 
 _KNOWN = _Known()
 
 
-def programs_of(model: ModelShape, machine: Machine, placement: Partitioning) -> Programs:
+def schedule_templates_of(model: ModelShape, machine: Machine, placement: Partitioning) -> ScheduleTemplates:
     """The programs for a model and a machine (the very same objects) and a placement."""
     layered = _recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
-    return _recent(_KNOWN.programs, (id(layered), id(machine)), lambda: Programs(layered, machine))
+    return _recent(_KNOWN.templates, (id(layered), id(machine)), lambda: ScheduleTemplates(layered, machine))
 
 
 def _recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
-from simoffload.results.course import longer
+from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.schedule import Block, Dependency, Link, Op, Route, Schedule
 from tests.engine.generated import long_schedules, program_schedules, schedules
 
@@ -38,13 +38,13 @@ def check(schedule: Schedule, data: st.DataObject) -> None:
     places = data.draw(st.sets(st.sampled_from(every), min_size=1))
     by = data.draw(st.sampled_from([1, 10, 1000, US]) | st.integers(1, 10**8))
     timeline = execute(schedule)
-    time = longer(timeline, grown(schedule, places, by))
+    time = makespan_for_longer_context(timeline, grown(schedule, places, by))
     if time is None:
         return
     assert time == execute(grown(schedule, places, by)).makespan
     between = data.draw(st.integers(0, by))
     part = grown(schedule, places, between)
-    assert longer(timeline, part) == execute(part).makespan
+    assert makespan_for_longer_context(timeline, part) == execute(part).makespan
 
 
 @settings(max_examples=2 * settings().max_examples, deadline=None)
@@ -89,19 +89,25 @@ def test_on_the_chain_every_layer_adds_as_much() -> None:
     timeline = execute(story(LAYER))
     assert timeline.how.jumps
     longer_by_3 = grown(story(LAYER), [(0, 2)], 3)
-    assert longer(timeline, longer_by_3) == timeline.makespan + 3000 == execute(longer_by_3).makespan
+    assert (
+        makespan_for_longer_context(timeline, longer_by_3)
+        == timeline.makespan + 3000
+        == execute(longer_by_3).makespan
+    )
 
 
 def test_what_is_hidden_adds_nothing_until_it_decides() -> None:
     """The host has 4 ps to spare in each layer; the copy 2 ps."""
     timeline = execute(story(LAYER))
-    assert longer(timeline, grown(story(LAYER), [(0, 1)], 2)) == timeline.makespan + 2, "only the first shows"
-    assert longer(timeline, grown(story(LAYER), [(0, 1)], 3)) is None
+    assert makespan_for_longer_context(timeline, grown(story(LAYER), [(0, 1)], 2)) == timeline.makespan + 2, (
+        "only the first shows"
+    )
+    assert makespan_for_longer_context(timeline, grown(story(LAYER), [(0, 1)], 3)) is None
 
 
 def test_without_growth_nothing_has_to_be_looked_at() -> None:
     timeline = execute(story(LAYER))
-    assert longer(timeline, story(LAYER)) == timeline.makespan
+    assert makespan_for_longer_context(timeline, story(LAYER)) == timeline.makespan
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,7 @@ def test_without_growth_nothing_has_to_be_looked_at() -> None:
     ids=["two durations", "shorter", "another program"],
 )
 def test_only_one_duration_may_differ_and_be_longer(other: Schedule) -> None:
-    assert longer(execute(story(LAYER)), other) is None
+    assert makespan_for_longer_context(execute(story(LAYER)), other) is None
 
 
 def test_transfers_that_overlap_must_be_shifted_together() -> None:
@@ -128,7 +134,7 @@ def test_transfers_that_overlap_must_be_shifted_together() -> None:
     timeline = execute(schedule)
     assert timeline.shared
     assert not timeline.constant_rates
-    assert longer(timeline, grown(schedule, [(0, 1)], 1)) is None
+    assert makespan_for_longer_context(timeline, grown(schedule, [(0, 1)], 1)) is None
 
 
 def test_transfers_that_do_not_overlap_stay_apart() -> None:
@@ -141,7 +147,7 @@ def test_transfers_that_do_not_overlap_stay_apart() -> None:
     schedule = story(Block("b", ops))
     timeline = execute(schedule)
     assert timeline.shared
-    assert longer(timeline, grown(schedule, [(0, 1)], 5)) == timeline.makespan + 5
+    assert makespan_for_longer_context(timeline, grown(schedule, [(0, 1)], 5)) == timeline.makespan + 5
 
 
 def test_one_that_ends_as_another_begins_may_come_to_overlap_it() -> None:
@@ -155,4 +161,4 @@ def test_one_that_ends_as_another_begins_may_come_to_overlap_it() -> None:
     schedule = story(Block("b", ops))
     timeline = execute(schedule)
     assert timeline.makespan == 4 * 10**12
-    assert longer(timeline, grown(schedule, [(0, 0)], 10)) is None
+    assert makespan_for_longer_context(timeline, grown(schedule, [(0, 0)], 10)) is None

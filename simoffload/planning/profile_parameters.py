@@ -15,7 +15,7 @@ from simoffload.hardware.targets import STORAGE_KINDS
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 
-__all__ = ["Number", "deciding_numbers", "edit_of", "numbers", "scaled"]
+__all__ = ["ProfileParameter", "deciding_parameters", "edit_of", "profile_parameters", "scaled"]
 
 _QUANTITY = re.compile(r"([0-9.eE+-]+) *(.*)")
 _DIGITS = 6
@@ -31,7 +31,7 @@ _OF_TRAINING = ("training.", "cpu_optimizer.")
 _LOCAL = {"hbm", "dram", "nvme"}
 
 
-class Number(NamedTuple):
+class ProfileParameter(NamedTuple):
     """One number, or curve, of a profile."""
 
     profile: str
@@ -45,27 +45,29 @@ class Number(NamedTuple):
     """Largest relative difference between the measurements and the fit that gave it, where that is known."""
 
 
-def numbers(machine: Machine) -> Iterator[Number]:
+def profile_parameters(machine: Machine) -> Iterator[ProfileParameter]:
     """Every number of a machine's profiles, without what only tells how it is wired, or yes or no."""
     held = _held(machine)
-    for said in machine.inputs():
-        kind = _kind(machine, said)
-        if kind != "platform" and said.text[:1].isdigit():
-            residual = _residual(held.get((kind, said.profile)), said.key)
-            yield Number(f"{kind}/{said.profile}", said.key, said.text, said.origin, said.source, residual)
+    for given in machine.inputs():
+        kind = _kind(machine, given)
+        if kind != "platform" and given.text[:1].isdigit():
+            residual = _residual(held.get((kind, given.profile)), given.key)
+            yield ProfileParameter(
+                f"{kind}/{given.profile}", given.key, given.text, given.origin, given.source, residual
+            )
 
 
-def _kind(machine: Machine, said: ProfileInput) -> str:
+def _kind(machine: Machine, given: ProfileInput) -> str:
     """Of several profiles of one id the one that has such a key."""
-    kinds = [use.kind for use in machine.profiles if use.id == said.profile]
-    first = re.split(r"[.\[]", said.key)[0]
+    kinds = [use.kind for use in machine.profiles if use.id == given.profile]
+    first = re.split(r"[.\[]", given.key)[0]
     return next((kind for kind in kinds if first in KINDS[kind].model_fields), "platform")
 
 
 def _held(machine: Machine) -> dict[tuple[str, str], Profile]:
     """The profiles that measurements of a machine may have made."""
-    pcie = machine.wiring.gpu_plug.pcie
-    drives = [target.drive for target in machine.wiring.targets.values() if target.drive]
+    pcie = machine.topology.gpu_pcie_link.pcie
+    drives = [target.drive for target in machine.topology.targets.values() if target.drive]
     return {
         ("host", machine.host.id): machine.host,
         ("accelerator", machine.accelerator.id): machine.accelerator,
@@ -77,30 +79,30 @@ def _held(machine: Machine) -> dict[tuple[str, str], Profile]:
 def _residual(profile: Profile | None, key: str) -> float | None:
     if profile is None:
         return None
-    said = reduce(getattr, key.split("."), profile)
-    found: float | None = getattr(said, "residual", None)
+    given = reduce(getattr, key.split("."), profile)
+    found: float | None = getattr(given, "residual", None)
     return found
 
 
-def deciding_numbers(machine: Machine, result: SimulationResult) -> tuple[Number, ...]:
+def deciding_parameters(machine: Machine, result: SimulationResult) -> tuple[ProfileParameter, ...]:
     """Those on which the times of a result may depend: neither capacities, nor storage and adapters that it
     does not use, nor what only training does."""
     left_out = _NO_TIME + (_OF_TRAINING if isinstance(result, InferenceResult) else ())
     tiers = [
-        machine.wiring.targets[use.tier] for use in result.capacity if use.tier in machine.wiring.targets
+        machine.topology.targets[use.tier] for use in result.capacity if use.tier in machine.topology.targets
     ]
     used = {part.id for target in tiers for part in (target, target.drive, target.array) if part}
     network = machine.nodes > 1 or any(target.kind not in _LOCAL for target in tiers)
 
-    def decides(number: Number) -> bool:
+    def decides(number: ProfileParameter) -> bool:
         kind, _, name = number.profile.partition("/")
         there = name in used if kind in STORAGE_KINDS else network or kind != "nic"
         return there and not number.key.startswith(left_out)
 
-    return tuple(filter(decides, numbers(machine)))
+    return tuple(filter(decides, profile_parameters(machine)))
 
 
-def scaled(number: Number, factor: float) -> tuple[Any, float] | None:
+def scaled(number: ProfileParameter, factor: float) -> tuple[Any, float] | None:
     """The number times ``factor`` as ``profiles`` takes it, and by how much it then really differs.
 
     A whole number changes by one, a share ends at 1, and of a curve every rate changes. None where it cannot

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.hardware.parts import Part
+from simoffload.hardware.device_groups import DeviceGroup
 from simoffload.planning.costs import CostList, load_costs
 from tests.planning.costs.conftest import TODAY
 
-L40S = Part("accelerator/l40s", 1)
+L40S = DeviceGroup("accelerator/l40s", 1)
 
 
 def test_an_own_list_replaces_what_it_names_and_no_more(costs: CostList) -> None:
@@ -20,8 +20,8 @@ def test_an_own_list_replaces_what_it_names_and_no_more(costs: CostList) -> None
     assert price is not None
     assert (price[0].value, price[0].origin, price[0].source) == (10000.0, "estimate", "round numbers")
     assert price[0].date == datetime.date(2026, 11, 1)
-    other = costs.price(Part("accelerator/h100-sxm", 1))
-    assert other == load_costs(today=TODAY).price(Part("accelerator/h100-sxm", 1))
+    other = costs.price(DeviceGroup("accelerator/h100-sxm", 1))
+    assert other == load_costs(today=TODAY).price(DeviceGroup("accelerator/h100-sxm", 1))
 
 
 def test_a_power_alone_leaves_the_price_below_it(tmp_path: Path) -> None:
@@ -37,8 +37,8 @@ def test_a_power_alone_leaves_the_price_below_it(tmp_path: Path) -> None:
 
 
 def test_memory_is_paid_by_the_gigabyte_and_drives_without_a_price_by_the_terabyte(costs: CostList) -> None:
-    memory = costs.price(Part("memory", 1, size=64 * 2**30))
-    drive = costs.price(Part("drive/samsung-pm1733-3.84tb", 1, size=3_840 * 10**9))
+    memory = costs.price(DeviceGroup("memory", 1, size=64 * 2**30))
+    drive = costs.price(DeviceGroup("drive/samsung-pm1733-3.84tb", 1, size=3_840 * 10**9))
     assert memory is not None
     assert drive is not None
     assert (memory[0].what, memory[0].value, memory[1]) == ("memory per GB", 10.0, 64.0)
@@ -55,8 +55,8 @@ def test_prices_in_another_currency_stand_alone(tmp_path: Path) -> None:
     path.write_text(text + "electricity: 0.2\ndevices: {accelerator/l40s: {price: 7000}}\n", encoding="utf-8")
     own = load_costs(path, today=TODAY)
     assert own.currency == "EUR"
-    assert own.price(Part("accelerator/h100-sxm", 1)) is None
-    assert own.power(Part("accelerator/h100-sxm", 1)) is not None
+    assert own.price(DeviceGroup("accelerator/h100-sxm", 1)) is None
+    assert own.power(DeviceGroup("accelerator/h100-sxm", 1)) is not None
     assert "nothing is converted" in own.remarks[0]
 
 
@@ -83,12 +83,12 @@ def test_prices_older_than_a_year_are_told(tmp_path: Path) -> None:
     price = after.price(L40S)
     assert price is not None
     assert on_the_day.old([price[0]]) == ()
-    told = "prices older than a year: accelerator/l40s (2025-11-20)"
-    assert after.old([price[0]]) == (f"{told}; lay a list of your own over them with --costs",)
+    rendered = "prices older than a year: accelerator/l40s (2025-11-20)"
+    assert after.old([price[0]]) == (f"{rendered}; lay a list of your own over them with --costs",)
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "rendered"),
     [
         ("devices: {accelerator/l40s: {price: 7000}}", 4, 'a bare value needs the list\'s "date"'),
         ("date: 2026-11-01\ndevices: {l40s: {price: 7000}}", 5, '"l40s" must be kind/id'),
@@ -103,13 +103,13 @@ def test_prices_older_than_a_year_are_told(tmp_path: Path) -> None:
         ("date: 2026-11-01\ndevices: {accelerator/l40s: {prize: 1}}", 5, 'did you mean "price"'),
     ],
 )
-def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, line: int, told: str) -> None:
+def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, line: int, rendered: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"kind: costs\nid: mine\nname: mine\n{text}\n", encoding="utf-8")
     with pytest.raises(InputError) as caught:
         load_costs(path, today=TODAY)
     (problem,) = caught.value.problems
-    assert (problem.line, told in problem.message) == (line, True), problem
+    assert (problem.line, rendered in problem.message) == (line, True), problem
 
 
 def test_a_name_that_no_profile_has_is_told(tmp_path: Path) -> None:

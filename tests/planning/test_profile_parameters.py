@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 
 from simoffload.hardware import load_platform
-from simoffload.planning.numbers import Number, deciding_numbers, edit_of, numbers, scaled
+from simoffload.planning.profile_parameters import (
+    ProfileParameter,
+    deciding_parameters,
+    edit_of,
+    profile_parameters,
+    scaled,
+)
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit
 
 
-def number(text: str) -> Number:
-    return Number("host/box", "key", text, "estimate", "a guess", None)
+def number(text: str) -> ProfileParameter:
+    return ProfileParameter("host/box", "key", text, "estimate", "a guess", None)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,7 @@ def bloom() -> LoadedScenario:
 
 
 def test_every_number_of_every_profile_is_there_and_no_wiring(bloom: LoadedScenario) -> None:
-    found = list(numbers(bloom.machine))
+    found = list(profile_parameters(bloom.machine))
     # The platform says five things about its wiring, and a slot and GPUDirect Storage are no numbers.
     assert len(found) == len(bloom.machine.inputs()) - 7
     assert ("pfs/ddn-ai400x2", "read", "90 GB/s") in {(one.profile, one.key, one.text) for one in found}
@@ -64,7 +70,7 @@ def test_every_number_of_every_profile_is_there_and_no_wiring(bloom: LoadedScena
 
 def test_a_fit_has_its_residual(repository: Path) -> None:
     measured = repository / "simoffload" / "validation" / "measured" / "fit" / "h200-a" / "platform.yaml"
-    found = {one.key: one.residual for one in numbers(load_platform(measured).machine())}
+    found = {one.key: one.residual for one in profile_parameters(load_platform(measured).machine())}
     assert found["deepspeed.hook"] == 0.0589
     assert found["memory_capacity"] is None
 
@@ -73,7 +79,7 @@ def test_storage_that_is_not_used_decides_nothing(bloom: LoadedScenario) -> None
     """Nor do adapters without it, capacities, and training in inference."""
 
     def kinds(scenario: LoadedScenario) -> set[str]:
-        found = deciding_numbers(scenario.machine, fit(scenario))
+        found = deciding_parameters(scenario.machine, fit(scenario))
         assert not any(one.key.startswith(("training.", "capacity", "endurance.")) for one in found)
         return {one.profile.partition("/")[0] for one in found}
 
@@ -82,7 +88,7 @@ def test_storage_that_is_not_used_decides_nothing(bloom: LoadedScenario) -> None
     assert kinds(bloom.on("raid")) == {*always, "raid", "drive"}
     assert kinds(bloom.on("dram")) == always
     training = load_scenario("training/bloom-7b1")
-    used = deciding_numbers(training.machine, fit(training))
+    used = deciding_parameters(training.machine, fit(training))
     assert any(one.key == "training.gradient" for one in used)
 
 
@@ -90,7 +96,7 @@ def test_a_change_is_added_to_those_of_the_scenario() -> None:
     scenario = load_scenario("ddn/bloom-176b", overrides=["profiles.ddn-ai400x2.read=45 GB/s"])
     written = edit_of("pfs/ddn-ai400x2", "write", "30 GB/s")
     other = scenario.edited(written, edit_of("host/dgx-a100-1tib", "deepspeed.hook", "1 ms"))
-    target = other.machine.wiring.targets["ai400x2"]
+    target = other.machine.topology.targets["ai400x2"]
     assert (target.read.rate, target.write.rate) == (45_000_000_000, 30_000_000_000)
     assert other.machine.host.deepspeed.hook.value == 1e-3
     assert other.machine.host.deepspeed.operation == scenario.machine.host.deepspeed.operation

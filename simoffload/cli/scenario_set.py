@@ -13,10 +13,10 @@ from simoffload.errors import InputError, Problem
 if TYPE_CHECKING:
     from simoffload.scenario import LoadedScenario
 
-__all__ = ["cases", "refusal"]
+__all__ = ["refusal", "scenario_set"]
 
 
-def cases(
+def scenario_set(
     sources: Sequence[str],
     targets: Sequence[str] | None,
     *,
@@ -44,8 +44,8 @@ def cases(
         return named
     found: dict[str, LoadedScenario] = {}
     for name, scenario in named.items():
-        moved = move(scenario, targets).items()
-        found |= _once({f"{name} {target}": case for target, case in moved}, console)
+        retargeted = move(scenario, targets).items()
+        found |= _once({f"{name} {target}": case for target, case in retargeted}, console)
     return found
 
 

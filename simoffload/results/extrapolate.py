@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from simoffload.results.timeline import Piece, Repeat, Timeline, Track
 from simoffload.schedule import Schedule
-from simoffload.schedule.ir import Need, Step
+from simoffload.schedule.ir import CompiledOp, Need
 
-__all__ = ["longer"]
+__all__ = ["makespan_for_longer_context"]
 
 _LARGEST = 300_000
 """Operations that are looked at, at most."""
 
 
-def longer(timeline: Timeline, schedule: Schedule) -> int | None:
+def makespan_for_longer_context(timeline: Timeline, schedule: Schedule) -> int | None:
     """The end [ps] of a run of ``schedule``, the program of ``timeline`` but for one fixed duration x, which
     is longer wherever it occurs; None where that takes another run to know.
 
@@ -121,7 +121,7 @@ class _Slopes:
         assert repeat is not None
         return end + copy * repeat.length, k + copy * self._growing(repeat.window)
 
-    def _begins(self, number: int, step: Step, ordinal: int, iteration: int, start: int) -> int | None:
+    def _begins(self, number: int, step: CompiledOp, ordinal: int, iteration: int, start: int) -> int | None:
         """k of an operation's beginning; None if something else would end last of what it waits for."""
         op, simple, by = step.op, self._simple, self._by
         slope = latest = 0
@@ -145,7 +145,7 @@ class _Slopes:
                     latest = end + k * by
         return slope if latest <= start + slope * by else None
 
-    def _of_peers(self, first: int, step: Step) -> Iterator[Need]:
+    def _of_peers(self, first: int, step: CompiledOp) -> Iterator[Need]:
         """What an operation needs of other ranks, each stream by its track's distance from ``first``."""
         own = self._ranks_by_class[self._tracks[first + step.op.stream].rank][0]
         for peers, (stream, per_iteration, offset) in step.peer_needs:
@@ -189,7 +189,7 @@ class _Slopes:
                     return False
         return True
 
-    def _reach(self, number: int, step: Step, ordinal: int, window: int) -> int:
+    def _reach(self, number: int, step: CompiledOp, ordinal: int, window: int) -> int:
         """Periods from the first one, in which something is waited for that came before."""
         op, most = step.op, 0
         iteration = step.iteration(ordinal)
@@ -206,7 +206,7 @@ class _Slopes:
         return most
 
 
-_Row = tuple[int, int, int, int, int, int, Step]
+_Row = tuple[int, int, int, int, int, int, CompiledOp]
 """Block, iteration, position, track, entry, ordinal, step."""
 
 
@@ -220,7 +220,7 @@ def _rows(number: int, track: Track, piece: Piece) -> Iterator[_Row]:
 
 # -- transfers ----------------------------------------------------------------------------------
 
-_Moment = tuple[int, int, int]
+_Instant = tuple[int, int, int]
 """When [ps], k, transfers more."""
 
 
@@ -229,7 +229,7 @@ def _transfers(timeline: Timeline, slopes: _Slopes, by: int) -> bool:
     if not timeline.shared:
         return True
     group, copies = _meeting(timeline.schedule), _copies(timeline)
-    moments: dict[int, list[_Moment]] = {}
+    instants: dict[int, list[_Instant]] = {}
     for number, track in enumerate(timeline.tracks):
         for piece in track.pieces():
             for entry in range(piece.first, piece.last):
@@ -239,8 +239,8 @@ def _transfers(timeline: Timeline, slopes: _Slopes, by: int) -> bool:
                 begin = track.start[entry] - track.end[entry] + op.fixed
                 for copy in _chosen(piece.times, copies):
                     end, k = slopes.at(number, track.ordinal(entry, copy))
-                    moments.setdefault(group[op.route], []).extend([(end + begin, k, 1), (end, k, -1)])
-    return all(_ordered(sorted(found), by, timeline.constant_rates) for found in moments.values())
+                    instants.setdefault(group[op.route], []).extend([(end + begin, k, 1), (end, k, -1)])
+    return all(_ordered(sorted(found), by, timeline.constant_rates) for found in instants.values())
 
 
 def _copies(timeline: Timeline) -> int:
@@ -260,10 +260,10 @@ def _chosen(times: int, copies: int) -> range | list[int]:
     return [*range(copies), *range(times - copies, times)]
 
 
-def _ordered(moments: list[_Moment], by: int, constant: bool) -> bool:
+def _ordered(instants: list[_Instant], by: int, constant: bool) -> bool:
     """Whether moments keep their order, and rates change when they did."""
     going = 0
-    for (time, k, more), (next_time, next_k, _) in pairwise(moments):
+    for (time, k, more), (next_time, next_k, _) in pairwise(instants):
         if next_time + next_k * by < time + k * by or (next_time == time and next_k != k):
             return False
         going += more

@@ -30,13 +30,13 @@ def _first_transfers(scenario: LoadedScenario) -> Iterable[Transfer]:
 
 def _requests(scenario: LoadedScenario, *, written: bool) -> float:
     aio = _plan(scenario).settings.params
-    moved = (one for one in _first_transfers(scenario) if one.written is written)
-    return float(sum(one.full_requests(block=aio.block_size, threads=aio.threads) for one in moved))
+    transferred = (one for one in _first_transfers(scenario) if one.written is written)
+    return float(sum(one.full_requests(block=aio.block_size, threads=aio.threads) for one in transferred))
 
 
-def _moved(scenario: LoadedScenario, *, written: bool) -> float:
-    moved = sum(one.size for one in _first_transfers(scenario) if one.written is written)
-    return moved * scenario.scenario.strategy.ranks / _GIB
+def _bytes_transferred(scenario: LoadedScenario, *, written: bool) -> float:
+    transferred = sum(one.size for one in _first_transfers(scenario) if one.written is written)
+    return transferred * scenario.scenario.strategy.ranks / _GIB
 
 
 def _space(scenario: LoadedScenario) -> float:
@@ -57,8 +57,8 @@ PLANNED: dict[str, Callable[[LoadedScenario], float]] = {
     # up to the end of the first step; requests of a whole aio block each, by one rank
     "requests_read": lambda scenario: _requests(scenario, written=False),
     "requests_written": lambda scenario: _requests(scenario, written=True),
-    "first_read_gib": lambda scenario: _moved(scenario, written=False),
-    "first_written_gib": lambda scenario: _moved(scenario, written=True),
+    "first_read_gib": lambda scenario: _bytes_transferred(scenario, written=False),
+    "first_written_gib": lambda scenario: _bytes_transferred(scenario, written=True),
     "space_gib": _space,
     "checkpoint_gib": lambda scenario: scenario.plan().movable[0] / _GIB,
     # all of the model's parameters on one rank

@@ -14,9 +14,9 @@ from simoffload.results.passes import (
     PassResult,
     Share,
     StreamUse,
-    combined,
+    aggregate,
+    largest_remainder,
     seconds,
-    whole,
 )
 from simoffload.results.result import attributed
 
@@ -46,7 +46,7 @@ UPDATE = passed(
     links=(LinkUse("dram", 280, 5.0, 5.0, 56, 5.0), LinkUse("pcie", 60, 7.0, 0.0, 50, 2.0)),
     host=8.0,
 )
-STEP = combined("step", [(FORWARD, Fraction(3)), (UPDATE, Fraction(1, 2))])
+STEP = aggregate("step", [(FORWARD, Fraction(3)), (UPDATE, Fraction(1, 2))])
 
 
 def test_times_add_up_each_as_often_as_it_happens() -> None:
@@ -67,7 +67,7 @@ def test_a_transfer_was_held_back_by_what_did_so_where_it_took_longest() -> None
     """3 x 2.0 s in forward are more than 7.0 / 2 s in the optimizer; once each they are less."""
     limits = {share.cause: share.limit for share in STEP.shares}
     assert limits["host to GPU"] == "pcie"
-    once = combined("step", [(FORWARD, Fraction(1)), (UPDATE, Fraction(1))])
+    once = aggregate("step", [(FORWARD, Fraction(1)), (UPDATE, Fraction(1))])
     assert {one.cause: one.limit for one in once.shares}["host to GPU"] == "the latency of each transfer"
 
 
@@ -92,18 +92,18 @@ def test_thirds_of_a_picosecond_are_told_in_whole_ones_that_sum_up() -> None:
     seldom = passed(
         "update", Share("CPU Adam", "host", 8, 8, ""), Share("host to GPU", "transfers", 1, 1, "")
     )
-    step = combined("step", [(often, Fraction(1)), (seldom, Fraction(1, 3))])
+    step = aggregate("step", [(often, Fraction(1)), (seldom, Fraction(1, 3))])
     assert step.time_ps == 8
     assert [share.exposed_ps for share in step.shares] == [5, Fraction(8, 3), Fraction(1, 3)]
-    told = attributed(step)
-    assert [cause["exposed_ps"] for cause in told["time_by_cause"]] == [5, 3, 0]
-    assert [group["exposed_ps"] for group in told["time_by_group"]] == [5, 3, 0]
-    assert told["time_ps"] == 8
+    rendered = attributed(step)
+    assert [cause["exposed_ps"] for cause in rendered["time_by_cause"]] == [5, 3, 0]
+    assert [group["exposed_ps"] for group in rendered["time_by_group"]] == [5, 3, 0]
+    assert rendered["time_ps"] == 8
 
 
 @given(st.lists(st.fractions(min_value=0, max_value=10**18, max_denominator=64), max_size=9))
 def test_whole_parts_sum_to_the_rounded_whole_and_are_less_than_one_off(parts: list[Fraction]) -> None:
-    found = whole(parts)
+    found = largest_remainder(parts)
     assert sum(found) == round(sum(parts))
     assert all(abs(mine - part) < 1 for mine, part in zip(found, parts, strict=True))
 
@@ -115,6 +115,6 @@ def test_bounds_and_streams_add_up() -> None:
 
 
 def test_a_pass_by_itself_stays_what_it_is() -> None:
-    alone = combined("forward", [(FORWARD, Fraction(1))])
+    alone = aggregate("forward", [(FORWARD, Fraction(1))])
     assert alone._replace(streams=()) == FORWARD._replace(streams=())
-    assert combined("step", [(alone, Fraction(2))]).time_s == pytest.approx(2 * FORWARD.time_s)
+    assert aggregate("step", [(alone, Fraction(2))]).time_s == pytest.approx(2 * FORWARD.time_s)

@@ -66,10 +66,10 @@ class OutputFolder:
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
         """Look before anything is computed; InputError if the folder cannot be used."""
-        from simoffload.documents import looked_up
+        from simoffload.documents import file_errors
 
         self._path = path
-        with looked_up(path, option="--output-dir", what="cannot be used"):
+        with file_errors(path, option="--output-dir", what="cannot be used"):
             self._check(overwrite=overwrite)
 
     def _check(self, *, overwrite: bool) -> None:
@@ -151,20 +151,20 @@ class OutputFolder:
         existed = self._path.exists()
         place = self._path if existed else self._path.parent
         place.mkdir(parents=True, exist_ok=True)
-        workshop = Path(tempfile.mkdtemp(prefix=".simoffload-", dir=place))
+        work_folder = Path(tempfile.mkdtemp(prefix=".simoffload-", dir=place))
         try:
             for name, writer in files.items():
-                (workshop / name).parent.mkdir(parents=True, exist_ok=True)
-                writer(workshop / name)
+                (work_folder / name).parent.mkdir(parents=True, exist_ok=True)
+                writer(work_folder / name)
             self._path.mkdir(exist_ok=True)
             for stale in {*_OURS, *self._recommended()}.difference(files):
                 (self._path / stale).unlink(missing_ok=True)
             for name in files:
                 (self._path / name).parent.mkdir(parents=True, exist_ok=True)
-                (workshop / name).replace(self._path / name)
+                (work_folder / name).replace(self._path / name)
             _remove_empty(self._path / RECOMMENDED)
         finally:
-            shutil.rmtree(workshop, ignore_errors=True)
+            shutil.rmtree(work_folder, ignore_errors=True)
         return tuple(self._path / name for name in files)
 
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from simoffload.documents import Document
 from simoffload.errors import InputError, Problem
 
-__all__ = ["Place"]
+__all__ = ["DocumentLocation"]
 
 
-class Place(NamedTuple):
+class DocumentLocation(NamedTuple):
     """An entry of a document."""
 
     document: Document

@@ -22,7 +22,7 @@ from simoffload.models import ModelShape, ModelSpec, load_model
 from simoffload.strategies import strategies
 from simoffload.strategies.ds_config import DeepSpeedConfig
 
-__all__ = ["Shelf", "canonical"]
+__all__ = ["ScenarioCache", "canonical"]
 
 T = TypeVar("T")
 _MODELS, _PLATFORMS, _CHANGES = 64, 256, 65_536
@@ -54,7 +54,7 @@ class _Recent(Generic[T]):
         return value
 
 
-class Shelf:
+class ScenarioCache:
     """Keeps what is read and built for the next scenario that asks for the same.
 
     A file is read once: what changes on disk afterwards is not seen. Not for several threads at once.
@@ -130,16 +130,16 @@ class Shelf:
 
         Files that cannot be read count by their names.
         """
-        said = {key: value for key, value in data.items() if key not in {"name", "description"}}
-        platform, model = said.get("platform"), said.get("model")
+        content = {key: value for key, value in data.items() if key not in {"name", "description"}}
+        platform, model = content.get("platform"), content.get("model")
         if isinstance(platform, str):
             document = Document("", data, root)
-            said["platform"] = self._platforms_content(document)
-            if said.get("profiles"):
-                said["profiles"] = self._changes(document)
+            content["platform"] = self._platforms_content(document)
+            if content.get("profiles"):
+                content["profiles"] = self._changes(document)
         if isinstance(model, dict) and "config" in model:
-            said["model"] = self._models_content(model, root)
-        return _digest(canonical(said))
+            content["model"] = self._models_content(model, root)
+        return _digest(canonical(content))
 
     def _platforms_content(self, document: Document) -> Any:
         try:
@@ -152,7 +152,7 @@ class Shelf:
         """The changes to profiles that decide anything; all of them where they cannot be made."""
         data, changes = document.data, document.data["profiles"]
         try:
-            decide = _deciding_changes(data, self.platform(document, changed=False))
+            decide = _cache_key_changes(data, self.platform(document, changed=False))
         except InputError:
             return changes
         if decide == changes:
@@ -192,15 +192,15 @@ class Shelf:
         }
 
     @classmethod
-    def restored(cls, snapshot: dict[str, Any]) -> Shelf:
+    def restored(cls, snapshot: dict[str, Any]) -> ScenarioCache:
         """The shelf of a snapshot."""
-        shelf = cls()
-        shelf._libraries = {
+        cache = cls()
+        cache._libraries = {
             root: Library.restored(library, root) for root, library in snapshot["libraries"].items()
         }
-        shelf._apart = dict(snapshot["apart"])
-        shelf._configs, shelf._shapes = dict(snapshot["configs"]), dict(snapshot["shapes"])
-        return shelf
+        cache._apart = dict(snapshot["apart"])
+        cache._configs, cache._shapes = dict(snapshot["configs"]), dict(snapshot["shapes"])
+        return cache
 
 
 def _digest(text: str) -> str:
@@ -216,7 +216,7 @@ def _read_ds_config(root: Path, name: str) -> Any:
     return read.data
 
 
-def _deciding_changes(data: Mapping[str, Any], platform: Platform) -> Any:
+def _cache_key_changes(data: Mapping[str, Any], platform: Platform) -> Any:
     """The section ``profiles`` of a complete scenario without how fast storage is that is left aside.
 
     Its capacity counts: advice names the smallest tier that would do.

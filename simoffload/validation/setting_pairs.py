@@ -12,7 +12,7 @@ from simoffload.calibration.compare import ComparedRun
 from simoffload.calibration.records import RecordedRun
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
 
-__all__ = ["KNOBS", "KnobPair", "changed", "knob_pairs"]
+__all__ = ["SETTINGS", "SettingPair", "changed", "setting_pairs"]
 
 _ZERO = (
     "stage3_prefetch_bucket_size",
@@ -24,15 +24,15 @@ _ZERO = (
 )
 _OFFLOAD = ("pin_memory", "buffer_count", "buffer_size")
 _AIO = ("block_size", "queue_depth", "intra_op_parallelism", "use_gds")
-KNOBS = (*_ZERO, *_OFFLOAD, *_AIO)
+SETTINGS = (*_ZERO, *_OFFLOAD, *_AIO)
 
 Value = int | str
 
 
-class KnobPair(NamedTuple):
+class SettingPair(NamedTuple):
     """Two runs on one machine that differ in one knob."""
 
-    knob: str
+    setting: str
     before: Value
     after: Value
     base: ComparedRun
@@ -76,23 +76,23 @@ def changed(run: RecordedRun) -> dict[str, Value]:
     return {name: value for name, value in (_of(run) or {}).items() if value != _DEFAULTS[name]}
 
 
-def knob_pairs(runs: Sequence[ComparedRun]) -> Iterator[KnobPair]:
+def setting_pairs(runs: Sequence[ComparedRun]) -> Iterator[SettingPair]:
     """Runs of one machine that are alike but for one knob, each beside the one with the default value.
 
     Where none has the default, beside the first.
     """
-    for knob in KNOBS:
+    for setting in SETTINGS:
         groups: dict[str, dict[Value, ComparedRun]] = {}
         for compared in runs:
             values = _of(compared.run)
             if values is not None:
-                value = values.pop(knob)
+                value = values.pop(setting)
                 groups.setdefault(_key(compared.run, values), {}).setdefault(value, compared)
-        for alike in groups.values():
-            base = _DEFAULTS[knob] if _DEFAULTS[knob] in alike else next(iter(alike))
-            for value, other in alike.items():
+        for rows_of_group in groups.values():
+            base = _DEFAULTS[setting] if _DEFAULTS[setting] in rows_of_group else next(iter(rows_of_group))
+            for value, other in rows_of_group.items():
                 if value != base:
-                    yield KnobPair(knob, base, value, alike[base], other)
+                    yield SettingPair(setting, base, value, rows_of_group[base], other)
 
 
 def _key(run: RecordedRun, values: dict[str, Value]) -> str:

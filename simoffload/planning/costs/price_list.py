@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import suggest
 from simoffload.hardware.costs import Costs, DeviceCosts, Power
+from simoffload.hardware.device_groups import MEMORY, DeviceGroup
 from simoffload.hardware.library import Entry, Library
-from simoffload.hardware.parts import MEMORY, Part
-from simoffload.hardware.place import Place
+from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.quantities import Sourced
 
 __all__ = ["CostList", "Figure", "load_costs"]
@@ -56,7 +56,7 @@ class CostList:
         """Printed beside amounts."""
         return self.costs.currency or ""
 
-    def price(self, part: Part) -> tuple[Figure, float] | None:
+    def price(self, part: DeviceGroup) -> tuple[Figure, float] | None:
         """A price, and how many times it is paid for one device; None where the list does not know it.
 
         Host memory is paid by the GB, and so, by the TB, are drives without a price of their own.
@@ -85,7 +85,7 @@ class CostList:
         """Whether a device can be bought by itself."""
         return self._device(key).sold is not False
 
-    def power(self, part: Part) -> tuple[Power, float] | None:
+    def power(self, part: DeviceGroup) -> tuple[Power, float] | None:
         """Of one device, and how many such devices one of the part is; None where the list does not know it.
 
         Host memory counts as many modules as its size takes.
@@ -114,8 +114,8 @@ class CostList:
         aged = sorted({f for f in figures if (self.today - f.date).days > _OLD}, key=lambda one: one.what)
         if not aged:
             return ()
-        told = ", ".join(f"{figure.what} ({figure.date})" for figure in aged)
-        return (f"prices older than a year: {told}; lay a list of your own over them with --costs",)
+        names = ", ".join(f"{figure.what} ({figure.date})" for figure in aged)
+        return (f"prices older than a year: {names}; lay a list of your own over them with --costs",)
 
     def _device(self, key: str) -> DeviceCosts:
         return self.costs.devices.get(key, DeviceCosts())
@@ -147,7 +147,7 @@ def load_costs(path: str | Path | None = None, *, today: datetime.date | None = 
         base = _without_money(base)
         remarks = (f"prices in {mine.currency} come from {file.name} alone: nothing is converted",)
         _check_complete(own)
-    merged = _laid_over(mine, base)
+    merged = _merged_costs(mine, base)
     return CostList(merged, (*sources, (own.use.path, own.use.sha256)), now, remarks, _unknown(mine))
 
 
@@ -168,10 +168,10 @@ def _check_complete(own: Entry) -> None:
     assert isinstance(own.profile, Costs)
     if own.profile.electricity is None:
         text = f"give the price of a kWh in {own.profile.currency}, too"
-        raise Place(own.document, ("currency",)).error(f"electricity is missing: {text}")
+        raise DocumentLocation(own.document, ("currency",)).error(f"electricity is missing: {text}")
 
 
-def _laid_over(mine: Costs, base: Costs) -> Costs:
+def _merged_costs(mine: Costs, base: Costs) -> Costs:
     """What ``mine`` says, and what it leaves open as ``base`` has it, down to single figures."""
     devices = {key: _overlaid(base.devices.get(key, DeviceCosts()), one) for key, one in mine.devices.items()}
     both = {"devices": base.devices | devices, "memory": _overlaid(base.memory, mine.memory)}

@@ -44,7 +44,7 @@ def enough(evaluator: Evaluator, step: Move) -> Iterator[Change]:
     """The change, if everything fits with it."""
     uses = evaluator.needs(*step.edits)
     if uses is not None and all(use.fits for use in uses):
-        yield Change(step.kind, step.words, step.edits, uses)
+        yield Change(step.kind, step.description, step.edits, uses)
 
 
 def _lacking(evaluator: Evaluator) -> list[TierUse]:
@@ -57,18 +57,18 @@ def _lacking(evaluator: Evaluator) -> list[TierUse]:
 def tiers(evaluator: Evaluator) -> Iterator[Change]:
     """Every other tier that is large enough, the smallest first."""
     for steps in evaluator.strategy.moves(evaluator.plan):
-        yield from _first(evaluator, steps, *(step.words for step in steps if step.kind == "tier"))
+        yield from _first(evaluator, steps, *(step.description for step in steps if step.kind == "tier"))
 
 
 def stages(evaluator: Evaluator) -> Iterator[Change]:
     """States divided among more ranks."""
     steps = tuple(evaluator.strategy.stages(evaluator.plan))
-    yield from _first(evaluator, steps, *(step.words for step in steps))
+    yield from _first(evaluator, steps, *(step.description for step in steps))
 
 
-def _first(evaluator: Evaluator, steps: Iterable[Move], *words: str) -> Iterator[Change]:
-    """The first that is enough; ``words`` are what is tried."""
-    evaluator.trying(*words)
+def _first(evaluator: Evaluator, steps: Iterable[Move], *description: str) -> Iterator[Change]:
+    """The first that is enough; ``description`` are what is tried."""
+    evaluator.trying(*description)
     yield from islice((change for step in steps for change in enough(evaluator, step)), 1)
 
 
@@ -89,10 +89,10 @@ def settings(evaluator: Evaluator) -> Iterator[Change]:
 
 def _other_values(tunable: Tunable) -> Iterator[Move]:
     for value in tunable.values(tunable.now):
-        words = f"{tunable.word} {tunable.now:,} → {value:,}"
+        description = f"{tunable.word} {tunable.now:,} → {value:,}"
         if isinstance(value, bool):
-            words = f"{tunable.word} {'set' if value else 'unset'}"
-        yield Move("setting", words, (Edit(tunable.path, value),))
+            description = f"{tunable.word} {'set' if value else 'unset'}"
+        yield Move("setting", description, (Edit(tunable.path, value),))
 
 
 def _of_work(evaluator: Evaluator) -> Iterator[Tunable]:
@@ -132,12 +132,12 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
         part = max(count for count in range(1, found + 1) if now % count == 0)
         before = workload.gradient_accumulation_steps
         times = before * now // part
-        words = f"batch {now} → {part}{_each(evaluator)}, {before} → {times} micro-steps in a step"
+        description = f"batch {now} → {part}{_each(evaluator)}, {before} → {times} micro-steps in a step"
         key = "gradient_accumulation_steps"
         more = Edit(("workload", key), times)
-        freed = evaluator.strategy.release_fixed_batch("batch_size", key)
-        same = (Edit(("workload", "batch_size"), part), more, *freed)
-        yield from enough(evaluator, Move("batch", words, same))
+        release = evaluator.strategy.release_fixed_batch("batch_size", key)
+        same = (Edit(("workload", "batch_size"), part), more, *release)
+        yield from enough(evaluator, Move("batch", description, same))
 
 
 def context(evaluator: Evaluator) -> Iterator[Change]:
@@ -165,7 +165,7 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
 def precision(evaluator: Evaluator) -> Iterator[Change]:
     """16 instead of 32 bit; frozen weights in 4 bit where adapters are trained."""
     for step in (*_halved(evaluator), *evaluator.strategy.precisions()):
-        yield from _first(evaluator, [step], step.words)
+        yield from _first(evaluator, [step], step.description)
 
 
 def _halved(evaluator: Evaluator) -> Iterator[Move]:
@@ -176,7 +176,7 @@ def _halved(evaluator: Evaluator) -> Iterator[Move]:
 def adapters(evaluator: Evaluator) -> Iterator[Change]:
     """LoRA in place of all weights, which trains something else; then with frozen weights in 4 bit."""
     steps = tuple(adapters_of(evaluator))
-    yield from _first(evaluator, steps, *(step.words for step in steps))
+    yield from _first(evaluator, steps, *(step.description for step in steps))
 
 
 def adapters_of(evaluator: Evaluator) -> Iterator[Move]:
@@ -213,13 +213,13 @@ def machines(evaluator: Evaluator) -> Iterator[Change]:
     evaluator.trying("more machines")
     found = evaluator.smallest(steps, start=now, most=min(MOST_NODES, MOST_RANKS // each))
     if found is not None and found > now:
-        words = f"{now} → {found:,} machines, {used} → {found * each:,} GPUs"
-        yield from enough(evaluator, Move("machines", words, steps(found)))
+        description = f"{now} → {found:,} machines, {used} → {found * each:,} GPUs"
+        yield from enough(evaluator, Move("machines", description, steps(found)))
 
 
 def capacity(evaluator: Evaluator) -> Iterator[Change]:
     """More host memory, more drives, larger storage: everything that lacks at once."""
-    words: list[str] = []
+    description: list[str] = []
     edits: list[Edit] = []
     for use in _lacking(evaluator):
         if use.kind == "hbm":
@@ -227,10 +227,10 @@ def capacity(evaluator: Evaluator) -> Iterator[Change]:
         step = _memory(evaluator, use) if use.kind == "dram" else _storage(evaluator, use)
         if step is None:
             return
-        words.append(step[0])
+        description.append(step[0])
         edits.append(step[1])
-    evaluator.trying(*words)
-    yield from enough(evaluator, Move("capacity", " and ".join(words), tuple(edits)))
+    evaluator.trying(*description)
+    yield from enough(evaluator, Move("capacity", " and ".join(description), tuple(edits)))
 
 
 def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
@@ -238,23 +238,23 @@ def _memory(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     host = evaluator.scenario.machine.host
     size = -(-use.needed // _MODULE) * _MODULE
     has, needed = (format_bytes(each, binary=True) for each in (use.capacity, use.needed))
-    told = f"it needs {needed}"
+    need = f"it needs {needed}"
     if host.memory_maximum is None:
-        told += f"; whether its board takes that, host/{host.id} does not say: memory_maximum"
+        need += f"; whether its board takes that, host/{host.id} does not say: memory_maximum"
     elif use.needed > host.memory_maximum.value:
         most = format_bytes(host.memory_maximum.value, binary=True)
-        evaluator.bar(f"more host memory is not enough: {told}, and host/{host.id} takes no more than {most}")
+        evaluator.bar(f"more host memory is not enough: {need}, and host/{host.id} takes no more than {most}")
         return None
     else:
         size = min(size, host.memory_maximum.value)
-    words = f"DRAM of each machine {has} → {size >> 30:,} GiB ({told})"
+    description = f"DRAM of each machine {has} → {size >> 30:,} GiB ({need})"
     place = ("profiles", evaluator.named(f"host/{host.id}"), "memory_capacity")
-    return words, Edit(place, f"{size >> 30} GiB")
+    return description, Edit(place, f"{size >> 30} GiB")
 
 
 def _storage(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     machine = evaluator.scenario.machine
-    target = machine.wiring.targets[use.tier]
+    target = machine.topology.targets[use.tier]
     if target.array is not None:
         return _drives(evaluator, use, target)
     copies = machine.nodes if target.drives else 1
@@ -262,8 +262,8 @@ def _storage(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     kind = "drive" if target.drive is not None else target.kind
     profile = target.drive.id if target.drive is not None else target.id
     has, needed = format_bytes(target.capacity), format_bytes(use.needed // copies)
-    words = f"capacity of {use.tier} {has} → {size:,} TB (it needs {needed})"
-    return words, Edit(("profiles", evaluator.named(f"{kind}/{profile}"), "capacity"), f"{size} TB")
+    description = f"capacity of {use.tier} {has} → {size:,} TB (it needs {needed})"
+    return description, Edit(("profiles", evaluator.named(f"{kind}/{profile}"), "capacity"), f"{size} TB")
 
 
 def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Edit] | None:
@@ -303,7 +303,7 @@ def first_steps(evaluator: Evaluator) -> Iterator[Move]:
     last = list(strategy.stages(evaluator.plan))[-1:]
     yield from last
     every = chain.from_iterable(strategy.moves(evaluator.plan))
-    moves = [step for step in every if not last or last[0].words in step.words]
+    moves = [step for step in every if not last or last[0].description in step.description]
     yield from sorted(moves, key=lambda step: len(step.edits))
     if not isinstance(workload, Checkpointing) and workload.batch_size > 1:
         yield Move("batch", f"batch {workload.batch_size} → 1{_each(evaluator)}", evaluator.batch(1))

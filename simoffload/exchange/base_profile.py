@@ -16,7 +16,7 @@ from simoffload.hardware.quantities import RateCurve
 from simoffload.hardware.storage import Drive
 from simoffload.units import format_rate
 
-__all__ = ["Kept", "kept_numbers"]
+__all__ = ["BaseProfile", "base_profile"]
 
 _HEAD = frozenset({"kind", "id", "name", "notes"})
 _REQUEST = 4096
@@ -34,7 +34,7 @@ _MOST = 1.5
 directions of PCIe differ by less than a fifth."""
 
 
-class Kept(NamedTuple):
+class BaseProfile(NamedTuple):
     """The numbers beside the measured ones."""
 
     data: dict[str, Any]
@@ -45,17 +45,17 @@ class Kept(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def kept_numbers(
+def base_profile(
     base: Entry, measured: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Profile]
-) -> Kept:
+) -> BaseProfile:
     """All of ``base`` that was not ``measured``, as far as it is plausible beside that.
 
     ``read`` makes a profile of keys and statements.
     """
     # A curve of the old drive would overrule the new rate.
-    whole = base.document.data
+    document = base.document.data
     own = {
-        key: value for key, value in whole.items() if key not in {*_HEAD, *measured, "read_by_outstanding"}
+        key: value for key, value in document.items() if key not in {*_HEAD, *measured, "read_by_outstanding"}
     }
     cache = own.pop("write_cache", None)  # without it the new rate of writing may be any
     data: dict[str, Any] = _of(base.profile.id, own)
@@ -66,11 +66,11 @@ def kept_numbers(
         data |= _of(base.profile.id, {"write_cache": cache})
     refused = dict(_refused(base, data, beside))
     data = {key: value for key, value in data.items() if key not in refused}
-    told = [*(one.warning for one in lowered), *refused.values()]
+    warnings = [*(one.warning for one in lowered), *refused.values()]
     estimated = tuple(one.key for one in lowered)
     if kept := ", ".join(_numbers(base, {key for key in data if key not in estimated})):
-        told.append(f"not measured, kept from {base.profile.id}: {kept}")
-    return Kept(data, estimated, tuple(refused), tuple(told))
+        warnings.append(f"not measured, kept from {base.profile.id}: {kept}")
+    return BaseProfile(data, estimated, tuple(refused), tuple(warnings))
 
 
 class _Lowered(NamedTuple):
@@ -129,8 +129,8 @@ def _numbers(base: Entry, keys: Set[str]) -> Iterator[str]:
 
 def _top(profile: Profile, key: str) -> float:
     """[B/s] of a rate, or of the fastest point of a curve."""
-    said = getattr(profile, key)
-    return float(said.top if isinstance(said, RateCurve) else said.value)
+    value = getattr(profile, key)
+    return float(value.top if isinstance(value, RateCurve) else value.value)
 
 
 def _of(identifier: str, node: Any) -> Any:
@@ -146,16 +146,16 @@ def _of(identifier: str, node: Any) -> Any:
 
 def _scaled(base: Entry, key: str, beside: str, share: float) -> dict[str, Any]:
     """The rates of a key times ``share``."""
-    node, said = base.document.data[key], getattr(base.profile, key)
+    node, value = base.document.data[key], getattr(base.profile, key)
     source = f"not measured here; {key} of {base.profile.id} times {share:.3g}, as {beside} was measured"
     provenance = {"origin": "estimate", "source": source, "date": node["date"]}
-    if isinstance(said, RateCurve):
+    if isinstance(value, RateCurve):
         points = [
             [size, _rate(rate * share)]
-            for (size, _), (_, rate) in zip(node["points"], said.points, strict=True)
+            for (size, _), (_, rate) in zip(node["points"], value.points, strict=True)
         ]
         return {"points": points} | provenance
-    return {"value": _rate(said.value * share)} | provenance
+    return {"value": _rate(value.value * share)} | provenance
 
 
 def _rate(rate: float) -> str:
