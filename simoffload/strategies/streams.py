@@ -18,8 +18,8 @@ HOST = 0
 RankRoute = tuple[Path, tuple[Hops, ...]]
 """The path of the first rank, which sets what a single transfer reaches, and the hops of all."""
 Routes = dict[tuple[object, ...], RankRoute]
-"""Routes that are known; writers for the same ranks of a machine may share them, as finding them anew for each
-of a thousand ranks costs most of the time."""
+"""The routes found so far. Writers for the same ranks of a machine may share them, because finding them again
+for each of a thousand ranks costs most of the time."""
 
 
 class StreamWriter:
