@@ -15,8 +15,8 @@ from simoffload.schedule import Dependency, Op, Schedule
 from simoffload.schedule.builder import ScheduleBuilder
 from simoffload.strategies.base import Move, Plan, Strategy, Tunable
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.ds_config.export import stages
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.ds_config.tuning import stages
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import ForwardPass, InferencePlan
@@ -43,7 +43,7 @@ class Resident(Strategy):
     kind: Literal["resident"] = "resident"
 
     def places(self, _machine: Machine) -> Placement:
-        """HBM, for everything."""
+        """Return HBM, where everything is."""
         return Placement("hbm", "hbm")
 
     def placements(self, _machine: Machine) -> tuple[Placement, ...]:
@@ -58,7 +58,7 @@ class Resident(Strategy):
         return ()
 
     def resident(self) -> tuple[Edit, ...]:
-        """No edit."""
+        """Return no edit: it is resident."""
         return ()
 
     def moves(self, plan: Plan) -> Iterator[tuple[Move, ...]]:
@@ -77,7 +77,7 @@ class Resident(Strategy):
                 yield stage._replace(edits=(*_ZERO_TRAINING, *stage.edits))
 
     def adapters(self, model: ModelShape) -> Iterator[Move]:
-        """LoRA under ZeRO."""
+        """Yield LoRA under ZeRO, which offloads."""
         return lora_moves(model, before=_ZERO_TRAINING)
 
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:
@@ -94,7 +94,7 @@ class _WholeCopiesTrained(ZeroTrainingPlan):
     """Plain data parallelism: ZeRO that divides nothing, and whose settings make nothing smaller."""
 
     def tunables(self) -> Iterator[Tunable]:
-        """None."""
+        """Yield nothing: it has no settings."""
         return iter(())
 
     @cached_property
