@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simoffload.engine import execute
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import CoordinatorSink, Tensor
 from simoffload.strategies.timing import operations
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
@@ -123,8 +123,9 @@ def traced(run: Mapping[str, Any], plan: ZeroInferencePlan, *, copy_latency: flo
 
 def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) -> Iterator[CallTimes]:
     trace = run["traces"]["decode 1"]["modules"]
-    if len(trace["module"]) != len(plan.visits):
-        raise ValueError(f"{len(trace['module'])} modules were called, the model has {len(plan.visits)}")
+    visits = plan.layered.visits
+    if len(trace["module"]) != len(visits):
+        raise ValueError(f"{len(trace['module'])} modules were called, the model has {len(visits)}")
     begin, fetched, launched, released = (
         np.array(trace[key]) * 1e-6 for key in ("fetch", "fetched", "launched", "released")
     )
@@ -132,8 +133,8 @@ def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) 
     overhead = _overhead(run)
     offloaded = plan.placement.settings.device != "none"
     direct = plan.placement.settings.copies_directly(plan.placement.ranks)
-    for index, (visit, seen) in enumerate(zip(plan.visits, _events(plan), strict=True)):
-        events: dict[str, float] = {"hook": 1, "hook_input": visit.module.touched}
+    for index, (visit, seen) in enumerate(zip(visits, _events(plan), strict=True)):
+        events: dict[str, float] = {"hook": 1, "hook_input": visit[0].touched}
         events |= {key: float(count) for key, count in seen.items()}
         copies = 0.0
         if offloaded and direct:
@@ -142,7 +143,7 @@ def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) 
         own = float(launched[index] - fetched[index] - inside[index])
         before = float(fetched[index] - begin[index]) - overhead / 2
         after = float(released[index] - launched[index]) - overhead / 2
-        for module in (visit.module, *visit.unhooked):
+        for module in visit:
             for key, count in _launch_events(plan, module).items():
                 events[key] = events.get(key, 0.0) + count
         yield CallTimes(own, before, after, events, copies)
@@ -268,32 +269,19 @@ def _launch_events(plan: ZeroInferencePlan, module: Any) -> dict[str, float]:
     return {"module_call": call, "operation": operations(plan.model, module)}
 
 
-class _Counter:
-    """Actions that count, module by module."""
+class _Counter(CoordinatorSink):
+    """Counts the coordinator's calls, module by module."""
 
     def __init__(self) -> None:
         self.rows: list[Counter[str]] = []
-
-    def enter(self, _step: int, /) -> None:
-        self.rows.append(Counter())
-
-    def read(self, _tensors: Sequence[Tensor], /) -> None: ...
-
-    def wait_reads(self) -> None: ...
 
     def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
         self.rows[-1]["prefetch_call" if prefetch else "fetch_call"] += 1
         self.rows[-1]["gathered_parameter"] += len(tensors)
         return len(self.rows)
 
-    def wait(self, _handle: int, /) -> None: ...
-
-    def throttle(self, _event: int, /) -> None: ...
-
     def fetch_event(self) -> None:
         self.rows[-1]["fetch_wait"] = 1
-
-    def compute(self, _step: int, /) -> None: ...
 
     def release(self, count: int, /) -> None:
         self.rows[-1]["released_parameter"] += count
@@ -301,5 +289,7 @@ class _Counter:
 
 def _events(plan: ZeroInferencePlan) -> list[Counter[str]]:
     counter = _Counter()
-    plan.replay(counter)
+    for event in plan.layered.replay(counter):
+        if event.kind == "fetch":
+            counter.rows.append(Counter())
     return counter.rows

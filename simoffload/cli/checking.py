@@ -117,7 +117,8 @@ def _check_profile(document: Document) -> Warnings:
 def _check_ds_config(document: Document) -> Warnings:
     from simoffload.documents import validate
     from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings
-    from simoffload.strategies.ds_config.training import resolve_training, trains
+    from simoffload.strategies.ds_config.keys import trains
+    from simoffload.strategies.ds_config.settings import resolve_training
 
     config = validate(document, DeepSpeedConfig)
     try:

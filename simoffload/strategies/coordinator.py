@@ -1,36 +1,128 @@
-"""DeepSpeed's parameter coordinator, replayed: which tensor is fetched, awaited, prefetched, released when.
+"""DeepSpeed's parameter coordinator, replayed: which tensor is fetched, awaited and released when.
 
 The decisions of ``PartitionedParameterCoordinator`` (deepspeed/runtime/zero/partitioned_param_coordinator.py,
 read at 0.9.1 and 0.19.6) and of ``AsyncPartitionedParameterSwapper`` (runtime/swap_tensor/
 partitioned_param_swapper.py) depend on the order of modules and on the knobs, not on the clock. So one
-walk over the modules yields the same sequence of calls that DeepSpeed makes; the caller turns each call
-into operations.
+walk over the modules yields the same sequence of calls that DeepSpeed makes; a :class:`CoordinatorSink` turns
+each call into operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.strategies.coordinator_sink import CoordinatorSink, Layers, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 
-__all__ = ["RECENT_EVENTS", "Coordinator"]
+__all__ = [
+    "RECENT_EVENTS",
+    "Coordinator",
+    "CoordinatorSink",
+    "Layers",
+    "State",
+    "Tensor",
+    "cut_tensors",
+]
+
+State = tuple[object, ...]
+"""Everything that decides what follows."""
+
 
 _ABSENT, _IN_FLIGHT, _AVAILABLE = range(3)
 _MAX_FETCH_EVENTS = 2  # __max_ongoing_fetch_events, hard-coded in DeepSpeed
 RECENT_EVENTS = 1 + _MAX_FETCH_EVENTS
-"""Fetch events that the next ones may wait for."""
+"""Number of the latest fetch events that the next ones may wait for."""
+
+
+class Tensor(NamedTuple):
+    """One parameter tensor of the model and where its slices live."""
+
+    name: str
+    numel: int
+    slice_numel: int
+    """[elements] of one rank's partition, padded to a whole number."""
+    on_nvme: bool
+    persistent: bool
+
+
+def cut_tensors(
+    numels: Iterable[tuple[str, int]], settings: OffloadSettings, *, ranks: int, dtype_bytes: int
+) -> Iterator[Tensor]:
+    """Tensors by name and size [elements], in the model's order, as ZeRO-3 cuts them among ``ranks``."""
+    persistent = 0
+    for name, numel in numels:
+        slice_numel = -(-numel // ranks)
+        stays = (
+            numel <= settings.param_persistence_threshold
+            and persistent + numel <= settings.model_persistence_threshold
+        )
+        persistent += numel if stays else 0
+        on_nvme = settings.device == "nvme" and slice_numel * dtype_bytes >= settings.min_swap_bytes
+        yield Tensor(name, numel, slice_numel, on_nvme, stays)
+
+
+class Layers(NamedTuple):
+    """The homogeneous layers among the tensors of a walk, and how many of them the walk leaves out."""
+
+    first_tensor: int
+    """Index of the first tensor of the first layer."""
+    tensors: tuple[Tensor, ...]
+    """Tensors that one layer owns."""
+    walked: int
+    """Layers that are walked through."""
+    left_out: int = 0
+    """Layers that the model has beyond those."""
+    last_hook: int = -1
+    """Number of the last hook in a layer of a forward pass, behind which distances count what is left out; -1
+    where backward comes to the layers once more, so that distances must not reach past them."""
+
+    @property
+    def tail_tensor(self) -> int:
+        """Index of the first tensor after the layers."""
+        return self.first_tensor + self.walked * len(self.tensors)
+
+    def left_out_numel(self, *, persistent: bool = False) -> int:
+        """[elements] of the layers that are left out, or of their ``persistent`` tensors alone."""
+        counted = (tensor.numel for tensor in self.tensors if tensor.persistent or not persistent)
+        return self.left_out * sum(counted)
+
+
+class CoordinatorSink:
+    """The calls of the coordinator, in the order of DeepSpeed's host thread; here nothing happens."""
+
+    def read(self, tensors: Sequence[Tensor], /) -> None:
+        """Submit asynchronous reads from storage into swap buffers."""
+
+    def wait_reads(self) -> None:
+        """Let the host wait for every read of its handle."""
+
+    def gather(self, _tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:  # noqa: ARG002
+        """Bring partitions to the GPU and all-gather them; return a handle."""
+        return 0
+
+    def wait(self, handle: int, /) -> None:
+        """Wait for a gather; only the first wait on a handle is asked for."""
+
+    def throttle(self, event: int, /) -> None:
+        """Let the host wait for the ``event``-th fetch event of this pass."""
+
+    def fetch_event(self) -> None:
+        """Record a fetch event on the all-gather stream."""
+
+    def release(self, count: int, /) -> None:
+        """Note that the hook after a module has let ``count`` parameters go."""
 
 
 class Coordinator:
-    """State of one rank's coordinator in one forward pass, or forward and backward.
+    """One rank's coordinator during a forward pass, or a forward and a backward pass.
 
-    ``uses`` holds for every module, in the order of the hooks before forward and backward, the indices into
-    ``tensors`` of the parameters that it owns. ``warm`` = after the passes in which the trace was
-    recorded and the persistent parameters came to the GPU for good; otherwise the first pass after loading.
-    ``layers`` says which modules are layers, of which some may be left out: memory and distances count them.
+    ``uses`` holds, for every hook before a module in the order in which the hooks fire, the indices into
+    ``tensors`` of the parameters that the module owns. ``warm`` means that the trace is recorded and the
+    persistent parameters are on the GPU for good; otherwise it is the first pass after loading. ``layers``
+    names the homogeneous layers, of which some may be left out: memory and distances count them all the same.
+    Whoever drives it calls :meth:`fetch` and :meth:`release` for the hooks in their order.
     """
 
     def __init__(
@@ -63,17 +155,15 @@ class Coordinator:
                 self._free_buffers -= layers.left_out * kept
         self._queue = [(index, step) for step, used in enumerate(uses) for index in sorted(used)]
         numels = [sum(tensors[i].numel for i in used) for used in uses]
-        if layers is not None and layers.left_out and not layers.again:
-            numels[layers.tail_step - 1] += layers.left_out * sum(tensor.numel for tensor in layers.tensors)
+        if layers is not None and layers.last_hook >= 0:
+            numels[layers.last_hook] += layers.left_out_numel()
         self._before = [0, *accumulate(numels)]
         self._entries = [0, *accumulate(map(len, uses))]
         self._last_use = dict(self._queue)
-        self._layers = layers
         self._looked = 0  # entries of the queue that have mattered, its end included
         self.on_gpu = sum(tensor.numel for tensor in tensors if warm and tensor.persistent)
         if layers is not None and warm:
-            kept = sum(tensor.numel for tensor in layers.tensors if tensor.persistent)
-            self.on_gpu += layers.left_out * kept
+            self.on_gpu += layers.left_out_numel(persistent=True)
         """[elements] that gathered parameters occupy now."""
         self.peak_on_gpu = self.on_gpu
         """[elements] most that gathered parameters occupied at once."""
@@ -89,58 +179,21 @@ class Coordinator:
         self._n_available = 0
         self._step = 0
 
-    def run(self) -> None:
-        """Walk a forward pass; InputError where DeepSpeed would stop with "Not enough buffers"."""
-        while self._step < len(self._uses):
-            self.go_on()
-
-    def go_on(self) -> None:
-        """Walk through the next module; raises what :meth:`run` raises."""
-        step = self._step
-        self._sink.enter(step)
-        self.fetch()
-        self._sink.compute(step)
-        self.release(self._uses[step])
-
-    def go_to_layer(self, layer: int) -> None:
-        """Walk until ``layer``, or what follows the last, is about to begin; raises what ``run`` raises."""
-        assert self._layers is not None
-        while self._step < self._layers.first_step + layer * self._layers.steps:
-            self.go_on()
-
-    @property
-    def reach(self) -> int:
-        """Layers, from the first one, of which anything has mattered; more than there are after a look
-        behind them."""
-        layers, first, each = self._queued()
-        if self._looked > first + layers.walked * each:
-            return layers.walked + 1
-        return -(-(self._looked - first) // each) if each else 0
-
     def handles(self) -> list[int]:
-        """Gathers that are yet to be waited for."""
+        """Return the gathers that are yet to be waited for."""
         return sorted(set(self._registry.values()))
 
-    def state(self, layer: int) -> tuple[object, ...]:
-        """Everything that decides what follows once ``layer`` is about to begin, told relative to it.
-
-        It holds as long as nothing behind the layers has mattered (see ``reach``).
-        """
-        layers, _, _ = self._queued()
-        begin = layers.first_tensor + layer * len(layers.tensors)
-        return self.seen(lambda index: (0, index) if index < layers.first_tensor else (1, index - begin))
-
     def looked_past(self, step: int) -> bool:
-        """Whether anything from ``step`` on, or that nothing comes there, has mattered."""
+        """Tell whether anything from ``step`` on, or that nothing comes there, has mattered so far."""
         return self._looked > self._entries[step]
 
     @property
     def ahead(self) -> int:
-        """Entries of the queue from the next step on that have mattered."""
+        """Entries of the queue, from the next step on, that have mattered so far."""
         return self._looked - self._entries[self._step]
 
     def seen(self, place: Callable[[int], tuple[int, int]]) -> tuple[object, ...]:
-        """Everything that decides what follows, told relative to the next step, tensors by ``place``."""
+        """Return all that decides what follows, relative to the next step; ``place`` numbers tensors."""
         step = self._step
         handles = {handle: number for number, handle in enumerate(self.handles())}
         gathers = [
@@ -162,15 +215,11 @@ class Coordinator:
             tuple(sorted((place(i), use - step) for i, use in self._fetched_for.items() if use >= step)),
         )
 
-    def _queued(self) -> tuple[Layers, int, int]:
-        """The layers, and the entries of the queue before them and of each."""
-        layers, entries = self._layers, self._entries
-        assert layers is not None
-        before = entries[layers.first_step]
-        return layers, before, entries[layers.first_step + layers.steps] - before
-
     def fetch(self) -> None:
-        """The hook before the next module, forward or backward; raises what :meth:`run` raises."""
+        """Do what the hook before the next module does, in forward or backward.
+
+        Raises InputError where DeepSpeed would stop with "Not enough buffers".
+        """
         step, used = self._step, self._uses[self._step]
         self._fetch(used)
         if self._warm:
@@ -179,10 +228,6 @@ class Coordinator:
                 self._prefetch_gathers()
                 self._prefetch_reads()
         self._step += 1
-
-    def release(self, used: Sequence[int]) -> None:
-        """The hook after a module that owns ``used``."""
-        self._release(self._step, used)
 
     def _fetch(self, used: Sequence[int]) -> None:
         missing = [index for index in used if self._status[index] == _ABSENT]
@@ -293,8 +338,9 @@ class Coordinator:
         """Note that an entry of the queue, or its end, has mattered."""
         self._looked = max(self._looked, position + 1)
 
-    def _release(self, next_step: int, used: Sequence[int]) -> None:
-        released = 0
+    def release(self, used: Sequence[int]) -> None:
+        """Do what the hook after a module that owns the tensors ``used`` does."""
+        released, next_step = 0, self._step
         for index in used:
             if self._status[index] != _AVAILABLE or (self._warm and self._keeps(index, next_step)):
                 continue

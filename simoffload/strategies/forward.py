@@ -1,4 +1,4 @@
-"""Writing operations down as DeepSpeed's host thread issues them, and one forward pass under ZeRO-3.
+"""Writing a forward pass of inference under ZeRO-3 down as DeepSpeed's host thread issues it.
 
 The coordinator's calls become streams of a rank: ``host`` (DeepSpeed's Python thread), ``copy`` (the
 all-gather stream, on which partitions are copied to the GPU and full tensors put together), ``comm`` (NCCL),
@@ -8,138 +8,16 @@ blocks what is said at each method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from fractions import Fraction
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from simoffload.hardware import Path
 from simoffload.models import Module
-from simoffload.schedule import Dependency, Op, Schedule
-from simoffload.schedule.builder import ScheduleBuilder
-from simoffload.strategies.coordinator import RECENT_EVENTS
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import RECENT_EVENTS, CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.timing import Timing, copy_name, effective_rate, picoseconds, shares
+from simoffload.strategies.streams import HOST, Routes, StreamWriter
+from simoffload.strategies.timing import Timing, picoseconds
 
-__all__ = ["HOST", "STREAMS", "ForwardWriter", "Partitioning", "Routes", "StreamWriter", "Visit"]
-
-HOST = 0
-
-Routes = dict[tuple[object, ...], tuple[Path, tuple[tuple[tuple[int, Fraction], ...], ...]]]
-"""What is known of routes of a machine's ranks; writers for the same ones may share it."""
-
-
-class StreamWriter:
-    """Streams of a rank, the first of which is the host thread, written when something depends on it."""
-
-    def __init__(
-        self, *, name: str, ranks: int, streams: Sequence[str], timing: Timing, routes: Routes | None = None
-    ) -> None:
-        self.timing = timing
-        self.costs = timing.machine.host.deepspeed
-        self.builder = ScheduleBuilder(name=name, ranks=ranks, streams=streams)
-        self.label = name
-        self.ranks = ranks
-        self._pending = 0
-        self._awaited: list[tuple[int, int]] = []
-        self._known: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._routes: Routes = {} if routes is None else routes
-
-    def build(self) -> Schedule:
-        """Close the schedule over the machine's resources."""
-        self.flush()
-        resources = self.timing.machine.resources
-        return self.builder.build([(resource.name, resource.capacity) for resource in resources])
-
-    def way(
-        self, key: tuple[object, ...], path: Callable[[int], Path]
-    ) -> tuple[Path, tuple[tuple[tuple[int, Fraction], ...], ...]]:
-        """The first rank's path, and all ranks' hops; ``path`` gives each rank's, the same for a key."""
-        if key not in self._routes:
-            paths = [path(rank) for rank in range(self.ranks)]
-            self._routes[key] = paths[0], shares(paths)
-        return self._routes[key]
-
-    def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
-        """Route and latency [ps] of transfers one after the other, each at the rate of its own size.
-
-        ``path`` gives each rank's; all that are called ``name`` have the same.
-        """
-        key = name, tuple(sizes)
-        if key not in self._known:
-            first, hops = self.way((name,), path)
-            route = self.builder.route(name=name, hops=hops, cap=effective_rate(first, sizes))
-            self._known[key] = route, picoseconds(first.latency * len(sizes))
-        return self._known[key]
-
-    def copies(self, sizes: Sequence[int], *, to_device: bool, pinned: bool) -> tuple[int, int]:
-        """Route and latency [ps] of copies between the GPU and host memory, one after the other."""
-        machine = self.timing.machine
-        path = machine.host_to_device if to_device else machine.device_to_host
-        name = copy_name(to_device=to_device, pinned=pinned)
-        return self.transfers(name, partial(path, pinned=pinned), sizes)
-
-    def received(self, name: str, size: int) -> tuple[int, int]:
-        """Route and latency [ps] of ``size`` [B] that every rank receives from the others' GPUs."""
-        return self.transfers(name, partial(self.timing.machine.gather, ranks=self.ranks), [size])
-
-    def cpu_work(self, name: str, rate: int) -> int:
-        """Route of work on host memory at ``rate`` [B/s]."""
-        _, hops = self.way((name, rate), lambda rank: self.timing.machine.cpu_work(rank, rate))
-        return self.builder.route(name=name, hops=hops, cap=rate)
-
-    def spend(self, seconds: float) -> None:
-        """The thread works for [s]."""
-        self._pending += picoseconds(seconds)
-
-    def cool(self, seconds: float) -> None:
-        """What the thread does after a transfer of ``seconds`` that held it up takes longer."""
-        self.spend(min(self.costs.cold_limit.value, self.costs.cold_share.value * seconds))
-
-    def transfer_s(self, route: int, fixed: int, size: int) -> float:
-        """[s] of a transfer alone."""
-        return fixed * 1e-12 + size / self.builder.cap(route)
-
-    def host_waits(self, stream: int, ordinal: int | None = None) -> None:
-        """The host's next work starts only when an operation (the last one by default) is done."""
-        if self._pending:
-            self.flush()
-        last = self.builder.written[stream] - 1 if ordinal is None else ordinal
-        if last >= 0 and (stream, last) not in self._awaited:
-            self._awaited.append((stream, last))
-
-    def flush(self) -> None:
-        """Write down what the thread has done so far, so that others can depend on it."""
-        if self._pending or self._awaited:
-            after = tuple(self.builder.after(stream, ordinal) for stream, ordinal in self._awaited)
-            fixed, self._pending = self._pending, 0
-            self._awaited = []
-            self.add("hook", HOST, fixed=fixed, after=after)
-
-    def add(
-        self,
-        kind: str,
-        stream: int,
-        *,
-        fixed: int = 0,
-        size: int = 0,
-        route: int = -1,
-        label: str | None = None,
-        after: tuple[Dependency, ...] = (),
-        collective: bool = False,
-    ) -> int:
-        """Append an operation; returns its ordinal on its stream."""
-        return self.builder.add(Op(kind, label or self.label, stream, fixed, size, route, after, collective))
-
-    def so_far(self, stream: int) -> tuple[Dependency, ...]:
-        """The dependency on all that was written on a stream so far."""
-        return (Dependency(stream),) if self.builder.written[stream] else ()
-
-    def host_so_far(self) -> tuple[Dependency, ...]:
-        """The dependency on what the thread has done so far."""
-        return self.so_far(HOST)
-
+__all__ = ["STREAMS", "ForwardWriter", "Partitioning"]
 
 STREAMS = ("host", "copy", "comm", "compute", "io")
 _, COPY, COMM, COMPUTE, IO = range(5)
@@ -155,16 +33,6 @@ class Partitioning(NamedTuple):
     settings: OffloadSettings
 
 
-class Visit(NamedTuple):
-    """A module of the forward pass whose hooks fire."""
-
-    segment: str
-    """Part of the schedule that begins here (a layer); "" when none does."""
-    module: Module
-    unhooked: tuple[Module, ...] = ()
-    """Work that follows the module without hooks of its own."""
-
-
 class _Gather(NamedTuple):
     ordinal: int
     """Of the all-gather on ``comm`` (several ranks)."""
@@ -173,8 +41,8 @@ class _Gather(NamedTuple):
     tensors: int
 
 
-class ForwardWriter(StreamWriter):
-    """Implements the coordinator's ``Actions`` for one pass."""
+class ForwardWriter(StreamWriter, CoordinatorSink):
+    """Writes a forward pass of inference: the coordinator's calls, and the kernels of the modules."""
 
     def __init__(
         self,
@@ -182,13 +50,14 @@ class ForwardWriter(StreamWriter):
         name: str,
         placement: Partitioning,
         timing: Timing,
-        visits: Sequence[Visit],
         streams: Sequence[str] = STREAMS,
         routes: Routes | None = None,
     ) -> None:
-        super().__init__(name=name, ranks=placement.ranks, streams=streams, timing=timing, routes=routes)
+        super().__init__(
+            name=name, gpus=range(placement.ranks), streams=streams, machine=timing.machine, routes=routes
+        )
+        self.timing = timing
         self._place = placement
-        self._visits = visits
         self._copies = COPY if placement.settings.overlap_comm else COMPUTE
         self._direct = placement.settings.copies_directly(placement.ranks)
         self._gathers: list[_Gather] = []
@@ -196,6 +65,7 @@ class ForwardWriter(StreamWriter):
         self._fetched_until: int | None = None
         self._waited = False
         self._pending_reads = 0.0
+        self._began = False
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
         """Everything that decides how what follows is written down, told relative to what is written.
@@ -215,25 +85,55 @@ class ForwardWriter(StreamWriter):
             ),
         )
 
-    def finish(self) -> Schedule:
-        """Close the pass: the host waits for the last kernel, then picks the next token."""
-        self.host_waits(COMPUTE)
-        return self.build()
+    # -- modules --------------------------------------------------------------------------------
 
-    # -- what the coordinator calls -------------------------------------------------------------
+    def part(self, segment: str) -> None:
+        """Begin a new segment, if ``segment`` names one; what a pass costs around its modules comes first."""
+        if segment:
+            self.builder.segment(segment)
+        if not self._began:
+            self._began = True
+            self.spend(self.costs.pass_overhead.value)
 
-    def enter(self, step: int) -> None:
-        """The hook begins, and with the first module of a layer a new segment."""
-        visit = self._visits[step]
-        if visit.segment:
-            self.builder.segment(visit.segment)
-        self.label = visit.module.name
+    def begin(self, module: Module, *, segment: str, backward: bool) -> None:
+        """Begin the hook before a module, and with the first one of a layer a new segment."""
+        self.part(segment)
+        self.label = module.name
         self._fetched_until = None
         self._waited = False
-        if not step:
-            self.spend(self.costs.pass_overhead.value)
-        before = self.costs.hook.value / 2
-        self.spend(before + self.costs.hook_input.value * visit.module.touched)
+        if not backward:
+            self._spend_on_hook(module)
+
+    def _spend_on_hook(self, module: Module) -> None:
+        """Let the host work for the hook before a forward pass; the hook behind it takes the other half."""
+        self.spend(self.costs.hook.value / 2 + self.costs.hook_input.value * module.touched)
+
+    def launch_forward(self, module: Module) -> None:
+        """Launch the kernels of a module and, if it has hooks, begin the hook behind it."""
+        self.spend(self.timing.launch_s(module))
+        self._kernels(module, self.timing.compute(module))
+        if module.hooked:
+            self.spend(self.costs.hook.value / 2)
+
+    def _kernels(self, module: Module, duration: int) -> None:
+        """Let kernels run behind what was on the copy stream when the module had been fetched.
+
+        They do not wait for later prefetches (``current_stream().wait_stream(allgather_stream)``).
+        """
+        if not duration:
+            return
+        self.flush()
+        after = list(self.so_far(HOST))
+        fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
+        if fetched and self._copies != COMPUTE:
+            after.append(self.builder.after(self._copies, fetched - 1))
+        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
+
+    def end_forward(self) -> None:
+        """Let the host wait for the last kernel: it needs the next token, or the loss."""
+        self.host_waits(COMPUTE)
+
+    # -- what the coordinator calls -------------------------------------------------------------
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Reads are queued at once and served one tensor after the other: an aio thread finishes a
@@ -244,7 +144,7 @@ class ForwardWriter(StreamWriter):
             route, fixed = self.storage(self._place.tier, size, gds=self._place.settings.use_gds)
             self._pending_reads += self.transfer_s(route, fixed, size)
             self.add(
-                "read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self.host_so_far()
+                "read", IO, fixed=fixed, size=size, route=route, label=tensor.name, after=self.so_far(HOST)
             )
 
     def wait_reads(self) -> None:
@@ -277,18 +177,13 @@ class ForwardWriter(StreamWriter):
             return len(self._gathers) - 1
         self.flush()
         if len(tensors) > 1:
-            self.add(
-                "concat", self._copies, fixed=self.timing.hbm_copy(sum(slices)), after=self.host_so_far()
-            )
-        after = (*self.host_so_far(), *self.so_far(self._copies))
+            self.add("concat", self._copies, fixed=self.timing.hbm_copy(sum(slices)), after=self.so_far(HOST))
         if self._place.ranks == 1:
+            after = self.so_far(HOST, self._copies)
             ordinal = self.add("concat", COMM, fixed=self.timing.hbm_copy(sum(slices)), after=after)
         else:
             size = sum(slices) * (self._place.ranks - 1)
-            route, fixed = self.received("all-gather", size)
-            ordinal = self.add(
-                "gather", COMM, fixed=fixed, size=size, route=route, after=after, collective=True
-            )
+            ordinal = self.exchange("gather", "all-gather", COMM, size, behind=(self._copies,))
         self._gathers.append(_Gather(ordinal, sum(slices) * self._place.ranks, len(tensors)))
         return len(self._gathers) - 1
 
@@ -301,7 +196,7 @@ class ForwardWriter(StreamWriter):
         gather = self._gathers[handle]
         self.flush()
         apart = self.timing.hbm_copy(gather.size) if gather.tensors > 1 else 0
-        after = (*self.host_so_far(), self.builder.after(COMM, gather.ordinal))
+        after = (*self.so_far(HOST), self.builder.after(COMM, gather.ordinal))
         self.add("concat", self._copies, fixed=apart, after=after)
 
     def fetch_event(self) -> None:
@@ -315,30 +210,9 @@ class ForwardWriter(StreamWriter):
         """The host waits until the copy stream has passed an older event."""
         self.host_waits(self._copies, self._fetch_events[event])
 
-    def compute(self, step: int) -> None:
-        """Kernels run behind what was on the copy stream when the module had been fetched
-        (``current_stream().wait_stream(allgather_stream)``), not behind later prefetches."""
-        visit = self._visits[step]
-        fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
-        self._launch(visit.module, fetched)
-        self.spend(self.costs.hook.value / 2)
-        for module in visit.unhooked:
-            self._launch(module, fetched)
-
     def release(self, count: int) -> None:
         """Parameters go back to their partitions at the host's expense only."""
         self.spend(self.costs.released_parameter.value * count)
-
-    def _launch(self, module: Module, fetched: int) -> None:
-        self.spend(self.timing.launch_s(module))
-        duration = self.timing.compute(module)
-        if not duration:
-            return
-        self.flush()
-        after = list(self.host_so_far())
-        if fetched:
-            after.append(self.builder.after(self._copies, fetched - 1))
-        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
 
     def _by_memory(self, tensors: Sequence[Tensor], slices: Sequence[int]) -> list[tuple[bool, list[int]]]:
         """Split a batch into pinned and pageable source memory.
@@ -358,7 +232,7 @@ class ForwardWriter(StreamWriter):
     def _copy(self, sizes: list[int], *, pinned: bool, blocking: bool) -> None:
         self.flush()
         route, latency = self.copies(sizes, to_device=True, pinned=pinned)
-        self.add("copy", self._copies, fixed=latency, size=sum(sizes), route=route, after=self.host_so_far())
+        self.add("copy", self._copies, fixed=latency, size=sum(sizes), route=route, after=self.so_far(HOST))
         if blocking:
             self.host_waits(self._copies)
             if not self._direct:
@@ -380,7 +254,7 @@ class ForwardWriter(StreamWriter):
         """
         key = (tier, size, written, gds)
         if key not in self._known:
-            machine, settings = self.timing.machine, self._place.settings
+            machine, settings = self.machine, self._place.settings
             way = machine.storage_write if written else machine.storage_read
             path, hops = self.way((tier, written, gds), lambda rank: way(tier, rank, gds=gds))
             block = min(settings.block_size, size)

@@ -11,7 +11,7 @@ __all__ = ["Placement", "gds_warnings", "refused"]
 
 
 class Placement(NamedTuple):
-    """Tiers of a machine."""
+    """Tiers of a machine that hold weights and optimizer."""
 
     weights: str
     """Of the weights, or of a scenario of checkpoints alone what takes them."""

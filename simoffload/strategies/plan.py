@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.cost import training_backward_flops, training_forward_flops
@@ -14,9 +14,6 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.base import Earlier, Facts, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.timing import PassTimings
 from simoffload.workload import Inference, Training
-
-if TYPE_CHECKING:
-    from simoffload.strategies.training.trace import MicroStep
 
 __all__ = ["ForwardPass", "InferencePlan", "StepPart", "StepWork"]
 
@@ -38,7 +35,7 @@ class StepPart(NamedTuple):
     title: str
     """Its name in reports, unique within the step."""
     times: Fraction = Fraction(1)
-    """Times in one step."""
+    """How often it happens in one step."""
     micro_step: int = 0
     """0 = gradients are stored, later ones are added to what is there."""
     boundary: bool = False
@@ -75,7 +72,7 @@ class InferencePlan(Plan):
 
     @cached_property
     def timings(self) -> PassTimings:
-        """Durations of the modules."""
+        """Durations of the modules, pass by pass."""
         return PassTimings(machine=self.machine, model=self.model, modules=self.modules)
 
     def step(self, batch: Sequence[Sequences], *, name: str = "step") -> Phase:
@@ -157,20 +154,12 @@ class StepWork(Plan):
 
     @property
     def facts(self) -> Facts:
-        """FLOP."""
+        """FLOP of one step, forward, backward and recomputed."""
         return Facts(
             forward_flops=self.forward_flops,
             backward_flops=self.backward_flops,
             recomputed_flops=self.recomputed_flops,
         )
-
-    @cached_property
-    def trace(self) -> MicroStep:
-        """Every hook, kernel and gradient of a micro-step."""
-        from simoffload.strategies.training.trace import micro_step
-
-        work = self.workload
-        return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 
     @property
     def forward_flops(self) -> float:

@@ -37,7 +37,7 @@ class Resident(Strategy):
     kind: Literal["resident"] = "resident"
 
     def places(self, _machine: Machine) -> Placement:
-        """HBM, for everything."""
+        """Return HBM, where everything is."""
         return Placement("hbm", "hbm")
 
     def placements(self, _machine: Machine) -> tuple[Placement, ...]:
@@ -52,7 +52,7 @@ class Resident(Strategy):
         return ()
 
     def resident(self) -> tuple[Edit, ...]:
-        """No edit."""
+        """Return no edit: it is resident."""
         return ()
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
@@ -73,7 +73,7 @@ class Resident(Strategy):
         return stages_of_zero(plan)
 
     def adapters(self, model: ModelShape) -> Iterator[Change]:
-        """LoRA under ZeRO."""
+        """Yield LoRA under ZeRO, which offloads."""
         return lora_moves(model, before=_ZERO_TRAINING)
 
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:

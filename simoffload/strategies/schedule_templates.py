@@ -1,36 +1,146 @@
-"""What all forward passes of a model under ZeRO-3 have in common, written down once.
+"""Forward passes of inference under ZeRO-3: what they have in common is replayed and written down once.
 
-The calls that DeepSpeed makes depend on the model and on where its weights are kept (``LayeredModel``); what
-they move and how long the host takes for it on the machine, too (``ScheduleTemplates``). Neither depends on
-the batch nor on how many tokens there are: these decide how long kernels take. So a template has numbers in
-place of kernels' durations, and a pass puts them in. Plans for the same model, machine and placement (the
-points of a sweep over batch sizes, say) share their templates, those on other machines their replays.
+The calls that DeepSpeed makes depend on the model and on where its weights are kept (``InferenceLayers``);
+what they move and how long the host takes for it depend on the machine, too (``ScheduleTemplates``). Neither
+depends on the batch nor on the number of tokens: these decide how long kernels take. So a template has
+numbers in place of kernels' durations, and a pass puts them in. Plans for the same model, machine and
+placement (the points of a sweep over batch sizes, say) share their templates; plans on other machines share
+their replays.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple, TypeVar
 
 from simoffload.hardware import Machine
+from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.schedule import Schedule
-from simoffload.strategies.coordinator import Coordinator
-from simoffload.strategies.coordinator_sink import Layers
+from simoffload.strategies.coordinator import CoordinatorSink, Tensor, cut_tensors
+from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.forward import ForwardWriter, Partitioning
-from simoffload.strategies.layer_stack import LayeredModel, LayerStack
+from simoffload.strategies.layer_period import LayeredModel
+from simoffload.strategies.replay import Passes, Replay, hook
 from simoffload.strategies.timing import Timing
+from simoffload.strategies.trace import Event, Trace, forward_pass
 
-__all__ = ["ScheduleTemplates", "schedule_templates_of"]
+__all__ = ["GatheredPeak", "InferenceLayers", "ScheduleTemplates", "schedule_templates_of"]
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 _REMEMBERED = 16
 """Programs that are kept for other plans; a pair of them takes some 300 kB."""
+
+
+class GatheredPeak(NamedTuple):
+    """The most that gathered parameters occupy [elements]."""
+
+    on_gpu: int
+    """[elements] at once."""
+    gather: int
+    """[elements] in one batch."""
+
+
+@dataclass(frozen=True)
+class InferenceLayers(LayeredModel):
+    """The hooks and tensors of a model's forward pass, as ZeRO-3 cuts them."""
+
+    model: ModelShape
+    placement: Partitioning
+
+    @property
+    def fetching(self) -> OffloadSettings:
+        """DeepSpeed's knobs, which decide what is fetched when."""
+        return self.placement.settings
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that share the weights."""
+        return self.placement.ranks
+
+    @cached_property
+    def homogeneous(self) -> bool:
+        """Whether all layers' tensors are kept in the same places."""
+        settings, model = self.fetching, self.model
+        if any(parameter.tied for module in model.layer for parameter in module.parameters):
+            return False
+        parts = ((model.modules_before, 1), (model.layer, self.count), (model.modules_after, 1))
+        small = sum(
+            times * numel
+            for modules, times in parts
+            for _, numel in _owned(modules)
+            if numel <= settings.param_persistence_threshold
+        )
+        return small <= settings.model_persistence_threshold
+
+    def trace_of(self, count: int) -> Trace:
+        """Lay out a forward pass through ``count`` layers."""
+        return forward_pass(self.model, count)
+
+    def of_layers(self, count: int) -> tuple[Tensor, ...]:
+        """Cut and place all tensors of ``count`` layers, each its own object."""
+        model, place = self.model, self.placement
+        layers = _owned(model.layer) * count
+        owned = (*_owned(model.modules_before), *layers, *_owned(model.modules_after))
+        return tuple(cut_tensors(owned, place.settings, ranks=place.ranks, dtype_bytes=place.dtype_bytes))
+
+    @property
+    def visits(self) -> tuple[tuple[Module, ...], ...]:
+        """Every hooked module in the order of its hook, each with the work without hooks that follows it."""
+        visits: list[tuple[Module, ...]] = []
+        for event in forward_pass(self.model, self.count).forward:
+            if event.kind == "fetch":
+                visits.append(())
+            if event.kind == "launch":
+                visits[-1] += (event.instance.module,)
+        return tuple(visits)
+
+    @cached_property
+    def counted(self) -> tuple[tuple[Tensor, int], ...]:
+        """Tensors in the model's order and how many of each; homogeneous layers stand there once."""
+        if not self.homogeneous:
+            return tuple((tensor, 1) for tensor in self.of_layers(self.count))
+        first, last = self.layers.first_tensor, self.layers.tail_tensor
+        return tuple(
+            (tensor, self.count if first <= index < last else 1)
+            for index, tensor in enumerate(self.of_layers(1))
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every parameter tensor with its partition."""
+        if self.homogeneous:
+            count_elements(len(self.layers.tensors) * self.count)
+        return self.of_layers(self.count)
+
+    @cached_property
+    def peak(self) -> GatheredPeak:
+        """What gathered parameters occupy in a pass whose trace is known; raises what DeepSpeed stops at."""
+        for stack in self.stacks():
+            coordinator = stack.coordinator(self.fetching, self.ranks, CoordinatorSink(), warm=True)
+            happen = partial(hook, coordinator=coordinator, parameters=stack.parameters)
+            if Passes(stack, coordinator).go(happen, backward=False, skip=stack.forward):
+                break
+        return GatheredPeak(coordinator.peak_on_gpu, coordinator.largest_gather)
+
+    def replay(self, sink: CoordinatorSink, *, warm: bool = True) -> Iterator[Event]:
+        """Yield each event of a pass through all layers before ``sink`` is called for it."""
+        coordinator = self.whole.coordinator(self.fetching, self.ranks, sink, warm=warm)
+        for event in self.whole.trace.forward:
+            yield event
+            hook(event, coordinator, self.whole.parameters)
+
+
+def _owned(modules: Sequence[Module]) -> tuple[tuple[str, int], ...]:
+    """Return name and size [elements] of the tensors of hooked modules, a tied one once."""
+    hooked = (module for module in modules if module.hooked)
+    return tuple((one.name, one.numel) for module in hooked for one in module.parameters if not one.tied)
 
 
 class _DurationSlots(Timing):
@@ -44,22 +154,22 @@ class _DurationSlots(Timing):
         self._numbers = {module: -1 - number if takes else 0 for number, (module, takes) in numbered}
 
     def compute(self, module: Module) -> int:
-        """The number of ``module``; 0 if it takes no time."""
+        """Return the number of ``module``; 0 if it takes no time."""
         return self._numbers[module]
 
 
 class ScheduleTemplates:
     """The passes of one model on one machine, with its weights in one place."""
 
-    def __init__(self, layered: LayeredModel, machine: Machine) -> None:
+    def __init__(self, layered: InferenceLayers, machine: Machine) -> None:
         self.layered, self.machine = layered, machine
         self._written: dict[tuple[bool, tuple[bool, ...]], Schedule] = {}
 
     @cached_property
     def modules(self) -> tuple[Module, ...]:
         """Every module that may launch kernels, once."""
-        visits = (visit for part in self.layered.parts for visit in part)
-        return tuple(dict.fromkeys(module for one in visits for module in (one.module, *one.unhooked)))
+        model = self.layered.model
+        return tuple(dict.fromkeys((*model.modules_before, *model.layer, *model.modules_after)))
 
     def schedule(self, durations: Sequence[int], *, name: str, warm: bool) -> Schedule:
         """A pass in which modules keep the GPU busy for ``durations`` [ps]."""
@@ -83,40 +193,14 @@ class ScheduleTemplates:
         return program._replace(name=name, blocks=blocks)
 
     def _write(self, launched: tuple[bool, ...], *, warm: bool) -> Schedule:
-        """A pass with number -1 - n for the duration of the kernels of module n."""
-        period = self.layered.period(warm=warm)
-        if period is not None:
-            coordinator, writer, model = self._writing(period.walked, launched, warm=warm)
-            if _repeats(coordinator, writer, model.layers, period.layers):
-                coordinator.run()
-                return writer.finish()
-        coordinator, writer, _ = self._writing(self.layered.model.num_hidden_layers, launched, warm=warm)
-        coordinator.run()
-        return writer.finish()
-
-    def _writing(
-        self, layers: int, launched: tuple[bool, ...], *, warm: bool
-    ) -> tuple[Coordinator, ForwardWriter, LayerStack]:
+        """Write a pass with number -1 - n for the duration of the kernels of module n."""
         layered = self.layered
-        model = layered.layer_stack(layers)
         timing = _DurationSlots(self.machine, layered.model, self.modules, launched)
-        writer = ForwardWriter(name="", placement=layered.placement, timing=timing, visits=model.visits)
-        return layered.coordinator(writer, model, warm=warm), writer, model
-
-
-def _repeats(coordinator: Coordinator, writer: ForwardWriter, layers: Layers, period: int) -> bool:
-    """Walk until a state comes again, and let what was written since then stand for what is left out."""
-    met: dict[tuple[object, ...], tuple[int, int]] = {}
-    for layer in range(layers.walked):
-        coordinator.go_to_layer(layer)
-        if coordinator.reach > layers.walked:
-            return False
-        state = coordinator.state(layer), writer.state(coordinator.handles())
-        if state in met and met[state][0] == layer - period:
-            writer.builder.repeat(met[state][1], layers.left_out // period)
-            return True
-        met[state] = layer, writer.builder.segments
-    return False
+        for stack in layered.stacks(warm=warm):
+            writer = ForwardWriter(name="", placement=layered.placement, timing=timing)
+            if Replay(stack, layered.fetching, writer, warm=warm).forward():
+                break
+        return writer.build()
 
 
 class _Known(threading.local):
@@ -124,7 +208,7 @@ class _Known(threading.local):
     period and writing add to it."""
 
     def __init__(self) -> None:
-        self.layered: OrderedDict[tuple[int, Partitioning], LayeredModel] = OrderedDict()
+        self.layered: OrderedDict[tuple[int, Partitioning], InferenceLayers] = OrderedDict()
         self.templates: OrderedDict[tuple[int, int], ScheduleTemplates] = OrderedDict()
 
 
@@ -133,7 +217,7 @@ _KNOWN = _Known()
 
 def schedule_templates_of(model: ModelShape, machine: Machine, placement: Partitioning) -> ScheduleTemplates:
     """The programs for a model and a machine (the very same objects) and a placement."""
-    layered = _recent(_KNOWN.layered, (id(model), placement), lambda: LayeredModel(model, placement))
+    layered = _recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
     return _recent(_KNOWN.templates, (id(layered), id(machine)), lambda: ScheduleTemplates(layered, machine))
 
 

@@ -19,7 +19,7 @@ from simoffload.hardware.profiles import DeepSpeedCosts, Host
 from simoffload.models import ModelShape, Module, ModuleCost, Sequences, batch_cost, module_cost
 from simoffload.models.cost import backward_cost, backward_products, training_cost
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.units import format_bytes, format_flops
 from simoffload.workload import Inference
@@ -83,15 +83,18 @@ class Timing:
         known = self._seen.get(module)
         if known is not None:
             return known
-        cost = self.cost(module)
-        gpu = self.machine.accelerator
-        seconds = 0.0
-        if cost.flops or cost.bytes:
-            arithmetic = cost.flops / gpu.matmul_rate(cost.flops, self._model.dtype) if cost.flops else 0.0
-            kernels = min(1 + operations(self._model, module), _MOST_KERNELS)
-            seconds = max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s
-        self._seen[module] = picoseconds(seconds)
+        self._seen[module] = self._roofline(module, self.cost(module))
         return self._seen[module]
+
+    def _roofline(self, module: Module, cost: ModuleCost, *, products: int = 1, kernels_each: int = 1) -> int:
+        """Return the time [ps] of ``cost`` in so many ``products``, ``kernels_each`` operation."""
+        gpu = self.machine.accelerator
+        if not (cost.flops or cost.bytes):
+            return 0
+        single = cost.flops / products
+        arithmetic = cost.flops / gpu.matmul_rate(single, self._model.dtype) if cost.flops else 0.0
+        kernels = kernels_each * min(1 + operations(self._model, module), _MOST_KERNELS)
+        return picoseconds(max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s)
 
     def launch_s(self, module: Module, *, zero: bool = True) -> float:
         """[s] of the host thread for calling ``module`` and launching its kernels, with ZeRO-3 or without."""
@@ -134,7 +137,7 @@ class PassTimings:
         self._known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
-        """Durations in one pass."""
+        """Return the durations in one pass."""
         return Timing(machine=self._machine, model=self._model, batch=batch)
 
     def durations(self, batch: tuple[Sequences, ...]) -> tuple[int, ...]:
@@ -229,17 +232,10 @@ class TrainingTiming(Timing):
         if module not in self._back:
             cost = backward_cost(self._model, module, batch=self._sequences, length=self._length)
             products = backward_products(module) if module.kind in ("linear", "router") else 1
-            self._back[module] = self._duration(module, cost, products=products)
+            self._back[module] = self._roofline(
+                module, cost, products=products, kernels_each=_BACKWARD_KERNELS
+            )
         return self._back[module]
-
-    def _duration(self, module: Module, cost: ModuleCost, *, products: int) -> int:
-        gpu = self.machine.accelerator
-        if not (cost.flops or cost.bytes):
-            return 0
-        single = cost.flops / products
-        arithmetic = cost.flops / gpu.matmul_rate(single, self._model.dtype) if cost.flops else 0.0
-        kernels = _BACKWARD_KERNELS * min(1 + operations(self._model, module), _MOST_KERNELS)
-        return picoseconds(max(arithmetic, cost.bytes / gpu.hbm_rate) + kernels * gpu.kernel_latency_s)
 
     def operations(self, module: Module) -> int:
         """PyTorch operations of one call of ``module``, the call itself included."""

@@ -19,11 +19,11 @@ from simoffload.hardware import Machine, Tier
 from simoffload.models import ModelShape
 from simoffload.results.capacity import Change
 from simoffload.strategies.base import Plan, Strategy
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
-from simoffload.strategies.ds_config.parameters import fetch_settings
+from simoffload.strategies.ds_config.export import allowing, faster_settings, released
 from simoffload.strategies.ds_config.sections import OffloadOptimizerSection, OffloadParamSection
-from simoffload.strategies.ds_config.tuning import allowing, faster_settings, released
+from simoffload.strategies.ds_config.settings import fetch_settings
 from simoffload.strategies.placement import Placement, gds_warnings, refused
 
 __all__ = [

@@ -18,19 +18,15 @@ from simoffload.models import ModelShape, Module
 from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Plan, Tunable
-from simoffload.strategies.coordinator_sink import CoordinatorSink, Tensor
-from simoffload.strategies.ds_config import (
-    resolve_settings,
-)
-from simoffload.strategies.ds_config.export import FILE, Work, inference_config
+from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.ds_config import resolve_settings
+from simoffload.strategies.ds_config.export import FILE, Work, inference_config, tunables
 from simoffload.strategies.ds_config.sections import OffloadParamSection
-from simoffload.strategies.ds_config.tuning import tunables
-from simoffload.strategies.forward import Partitioning, Visit
-from simoffload.strategies.layer_stack import LayeredModel
+from simoffload.strategies.forward import Partitioning
 from simoffload.strategies.memory import pinned_rounding, working_memory
 from simoffload.strategies.plan import ForwardPass, InferencePlan
 from simoffload.strategies.resident import ResidentPlan, spread_bound
-from simoffload.strategies.schedule_templates import ScheduleTemplates, schedule_templates_of
+from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
 from simoffload.strategies.timing import arithmetic_beyond, ranks_beyond, transfers_beyond
 from simoffload.strategies.zero import (
     ZeroStrategy,
@@ -85,7 +81,7 @@ class ZeroInference(ZeroStrategy):
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Weights on every tier."""
+        """Yield the weights on every tier."""
         assert isinstance(plan, ZeroInferencePlan)
         size = plan.placement.settings.buffer_size
         return inference_moves(plan, ranks=self.ranks, buffer_size=size)
@@ -125,7 +121,7 @@ class ZeroInferencePlan(InferencePlan):
         return self.placement.tier
 
     def tunables(self) -> Iterator[Tunable]:
-        """Those of fetching parameters."""
+        """Yield the knobs of fetching parameters."""
         return tunables(self.placement.settings)
 
     @property
@@ -153,18 +149,13 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def modules(self) -> Sequence[Module]:
-        """Those that launch kernels."""
+        """Modules that launch kernels, each once."""
         return self.templates.modules
 
     @property
-    def layered(self) -> LayeredModel:
+    def layered(self) -> InferenceLayers:
         """The model as the coordinator walks through it."""
         return self.templates.layered
-
-    @property
-    def visits(self) -> tuple[Visit, ...]:
-        """Every hooked module in the order of its pre-forward hook."""
-        return self.layered.visits
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -211,11 +202,6 @@ class ZeroInferencePlan(InferencePlan):
     def schedule(self, forward: ForwardPass) -> Schedule:
         """The operations of one pass."""
         return self.templates.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
-
-    def replay(self, sink: CoordinatorSink) -> None:
-        """Call ``sink`` as DeepSpeed would in a pass whose trace is known."""
-        full_stack = self.layered.layer_stack(self.model.num_hidden_layers)
-        self.layered.coordinator(sink, full_stack, warm=True).run()
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import Document
 from simoffload.scenario import resolve
-from simoffload.strategies.coordinator import Coordinator
-from simoffload.strategies.coordinator_sink import NullSink, Tensor
+from simoffload.strategies.coordinator import CoordinatorSink, Tensor
+from simoffload.strategies.replay import hook
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 LAYER = re.compile(r"^(?:model\.decoder|model|transformer)\.(?:layers|h)\.(\d+)(?:\.|$)")
@@ -42,29 +42,27 @@ def plan_of(run: Mapping[str, Any], *, version: str) -> ZeroInferencePlan:
 
 def module_names(plan: ZeroInferencePlan) -> list[str]:
     """Every module in the order of its hook; "" is the layer itself."""
-    return ["" if visit.segment == "layer" else visit.module.name for visit in plan.visits]
+    return ["" if one is plan.model.layer[0] else one.name for one, *_ in plan.layered.visits]
 
 
 def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
     """All reads of one rank in order, and where its host thread waits for them."""
     sizes = _sizes(plan, first=first)
-    model = plan.layered.layer_stack(plan.model.num_hidden_layers)
-    layers = _layers(model.tensors)
+    whole = plan.layered.whole
+    layers = _layers(whole.parameters.tensors)
     rows: list[Row] = []
 
-    class Storage(NullSink):
-        coordinator: Coordinator
-
+    class Storage(CoordinatorSink):
         def read(self, tensors: Sequence[Tensor], /) -> None:
-            free = self.coordinator._free_buffers
+            free = coordinator._free_buffers
             rows.extend(Row("read", layers[id(one)], one.name, next(sizes), free) for one in tensors)
 
         def wait_reads(self) -> None:
-            rows.append(Row("wait read", 0, "", 0, self.coordinator._free_buffers))
+            rows.append(Row("wait read", 0, "", 0, coordinator._free_buffers))
 
-    actions = Storage()
-    actions.coordinator = plan.layered.coordinator(actions, model, warm=not first)
-    actions.coordinator.run()
+    coordinator = whole.coordinator(plan.layered.fetching, plan.layered.ranks, Storage(), warm=not first)
+    for event in whole.trace.forward:
+        hook(event, coordinator, whole.parameters)
     assert next(sizes, None) is None
     return _in_one_order(rows)
 

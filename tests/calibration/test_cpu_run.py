@@ -67,7 +67,7 @@ def plan(run: dict[str, Any], record: dict[str, Any]) -> ZeroInferencePlan:
 @pytest.fixture
 def tied(plan: ZeroInferencePlan) -> str:
     """Name of the tensor that ``lm_head`` shares; "" where it has its own."""
-    weight = plan.visits[-1].module.parameters[0]
+    weight = plan.layered.visits[-1][0].parameters[0]
     return weight.name if weight.tied else ""
 
 
@@ -105,7 +105,7 @@ def test_the_first_pass_moves_the_bytes_of_all_slices_that_are_swapped(
     run: dict[str, Any], plan: ZeroInferencePlan
 ) -> None:
     ranks, size = run["ranks"], plan.model.dtype_bytes
-    parameters = [parameter for visit in plan.visits for parameter in visit.module.parameters]
+    parameters = [parameter for module, *_ in plan.layered.visits for parameter in module.parameters]
     slices = [-(-parameter.numel // ranks) * size for parameter in parameters]
     expected = sum(one for one in slices if one >= SMALLEST_SWAPPED)
     assert sum(row[2] for row in run["passes"][0]["storage"]) == expected

@@ -11,44 +11,33 @@ from collections.abc import Sequence
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.strategies.coordinator import Coordinator
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import Coordinator, CoordinatorSink, Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
 
 
-class Log:
+class Log(CoordinatorSink):
     """Records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.handles = 0
 
-    def enter(self, step: int) -> None:
-        self.calls.append(f"[{step}")
-
-    def read(self, tensors: Sequence[Tensor]) -> None:
+    def read(self, tensors: Sequence[Tensor], /) -> None:
         self.calls.append("R" + "+".join(tensor.name for tensor in tensors))
 
     def wait_reads(self) -> None:
         self.calls.append("W")
 
-    def gather(self, tensors: Sequence[Tensor], *, prefetch: bool) -> int:
+    def gather(self, tensors: Sequence[Tensor], /, *, prefetch: bool) -> int:
         self.calls.append(("P" if prefetch else "F") + "+".join(tensor.name for tensor in tensors))
         self.handles += 1
         return self.handles - 1
 
-    def wait(self, handle: int) -> None:
+    def wait(self, handle: int, /) -> None:
         self.calls.append(f"w{handle}")
 
-    def throttle(self, event: int) -> None:
+    def throttle(self, event: int, /) -> None:
         self.calls.append(f"T{event}")
-
-    def fetch_event(self) -> None: ...
-
-    def compute(self, _step: int) -> None:
-        self.calls.append("]")
-
-    def release(self, _count: int) -> None: ...
 
     def __str__(self) -> str:
         return " ".join(self.calls)
@@ -72,7 +61,11 @@ def walk(
 ) -> tuple[str, Coordinator]:
     log = Log()
     coordinator = Coordinator(tensors=tensors, uses=uses, settings=knobs, ranks=ranks, warm=warm, sink=log)
-    coordinator.run()
+    for step, used in enumerate(uses):
+        log.calls.append(f"[{step}")
+        coordinator.fetch()
+        log.calls.append("]")
+        coordinator.release(used)
     return str(log), coordinator
 
 

@@ -11,8 +11,8 @@ import pytest
 import simoffload
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings, sections
-from simoffload.strategies.ds_config.training import resolve_training, trains
-from simoffload.strategies.ds_config.unsupported_keys import REFUSED, UNSUPPORTED, WITHOUT_EFFECT
+from simoffload.strategies.ds_config.keys import NOT_SIMULATED, trains
+from simoffload.strategies.ds_config.settings import resolve_training
 
 SECTIONS = [
     one
@@ -42,10 +42,10 @@ def readers() -> str:
     """The source of everything that reads settings."""
     package = Path(simoffload.__file__).parent
     rooms = [package / "strategies", package / "cli"]
-    declared = {"sections.py", "unread.py"}
-    return "\n".join(
-        path.read_text() for room in rooms for path in room.rglob("*.py") if path.name not in declared
-    )
+    declared = {"sections.py", "keys.py"}
+    texts = [path.read_text() for room in rooms for path in room.rglob("*.py") if path.name not in declared]
+    keys = (package / "strategies" / "ds_config" / "keys.py").read_text()
+    return "\n".join([*texts, keys.partition("# -- combinations of values")[2]])
 
 
 def test_every_declared_key_is_read_or_accounted_for() -> None:
@@ -54,22 +54,17 @@ def test_every_declared_key_is_read_or_accounted_for() -> None:
     left = {
         f"{section.__name__}.{field}"
         for section, field in FIELDS
-        if not re.search(rf"""[."']{field}\b""", source)
-        and field not in UNSUPPORTED.get(section, {})
-        and field not in WITHOUT_EFFECT.get(section, ())
+        if not re.search(rf"""[."']{field}\b""", source) and field not in NOT_SIMULATED.get(section, {})
     }
     assert left == set()
 
 
-def test_a_key_is_accounted_for_once() -> None:
-    for section in SECTIONS:
-        groups = [set(table.get(section, ())) for table in (UNSUPPORTED, WITHOUT_EFFECT, REFUSED)]
-        assert sum(map(len, groups)) == len(set().union(*groups)), section
-
-
 def test_what_is_told_of_a_declared_key_is_told_of_all_but_its_default() -> None:
     declared = [
-        (section, key) for section, keys in UNSUPPORTED.items() for key in keys if key in section.model_fields
+        (section, key)
+        for section, keys in NOT_SIMULATED.items()
+        for key, one in keys.items()
+        if key in section.model_fields and one.stages and not one.refused
     ]
     assert {key for _, key in declared} == {
         "contiguous_gradients",
@@ -78,7 +73,7 @@ def test_what_is_told_of_a_declared_key_is_told_of_all_but_its_default() -> None
         "auto_ratio",
     }
     for section, key in declared:
-        assert UNSUPPORTED[section][key].simulated == section.model_fields[key].default
+        assert NOT_SIMULATED[section][key].simulated == section.model_fields[key].default
 
 
 # -- what is told ----------------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import Sequences, load_model
 from simoffload.schedule import Op, Route, Schedule
-from simoffload.strategies.layer_stack import LayeredModel
 from simoffload.strategies.plan import ForwardPass
-from simoffload.strategies.schedule_templates import ScheduleTemplates, schedule_templates_of
+from simoffload.strategies.schedule_templates import InferenceLayers, ScheduleTemplates, schedule_templates_of
 from simoffload.strategies.zero_inference import ZeroInference, ZeroInferencePlan
 from tests.examples import some
 from tests.simulation.test_properties import WORK, plans, shapes
@@ -40,8 +39,8 @@ def in_full(plan: ZeroInferencePlan, forward: ForwardPass) -> Schedule:
 
 def walking_all(plan: ZeroInferencePlan) -> ZeroInferencePlan:
     """The plan with programs of its own, that leave no layer out."""
-    layered = LayeredModel(plan.model, plan.placement)
-    layered.periods.update({True: None, False: None})
+    layered = InferenceLayers(plan.model, plan.placement)
+    vars(layered)["homogeneous"] = False
     other = replace(plan)
     other.__dict__["programs"] = ScheduleTemplates(layered, plan.machine)
     return other
@@ -93,10 +92,11 @@ def test_memory_as_walking_through_every_layer(
 
 def test_thousands_of_layers_are_a_few(shipped_plan: ZeroInferencePlan) -> None:
     """BLOOM-mod-2: a period of two layers, of which one is read while the other is at work."""
-    period = shipped_plan.layered.period(warm=True)
-    assert period is not None
-    assert period.layers == 2
-    assert period.walked < 12
+    stack = shipped_plan.layered.shortest()
+    assert stack is not None
+    assert stack.forward is not None
+    assert stack.forward.layers == 2
+    assert stack.trace.layers < 16
     blocks = shipped_plan.schedule(PASSES[2]).blocks
     assert [(block.name, block.repeat) for block in blocks if block.repeat > 1] == [("layer", 2399)]
 
@@ -124,7 +124,7 @@ def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
     )
     assert other.programs is one.programs
     fresh = replace(other)
-    fresh.__dict__["programs"] = ScheduleTemplates(LayeredModel(model, other.placement), machine)
+    fresh.__dict__["programs"] = ScheduleTemplates(InferenceLayers(model, other.placement), machine)
     for forward in PASSES:
         one.schedule(forward)
         (homogeneous,) = forward.batch

@@ -20,7 +20,7 @@ from simoffload.hardware import Machine
 from simoffload.models import load_model
 from simoffload.models.shape import SINGLE
 from simoffload.strategies.timing import TrainingTiming
-from simoffload.strategies.training.trace import Event, micro_step
+from simoffload.strategies.trace import Event, micro_step
 from simoffload.workload import Training
 
 __all__ = ["fit_fsdp"]

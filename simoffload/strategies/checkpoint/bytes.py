@@ -105,9 +105,9 @@ class CheckpointPart(NamedTuple):
     size: int
     """[B] of each writer."""
     writers: tuple[int, ...]
-    """Ranks."""
+    """Ranks that write at the same time."""
     device: Device
-    """Where the bytes lie."""
+    """Memory in which the bytes lie."""
     fresh: float
     """Fraction of the bytes that lie in tensors above 32 MiB, for which the host maps new memory."""
     largest: int
@@ -122,9 +122,9 @@ class File(NamedTuple):
     """One file of a checkpoint."""
 
     name: str
-    """Below the checkpoint's folder."""
+    """Path of the file below the checkpoint's folder."""
     rank: int
-    """That writes it."""
+    """Rank that writes the file."""
     size: int
     """[B]"""
 

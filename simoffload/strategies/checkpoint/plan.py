@@ -42,7 +42,7 @@ class CheckpointPlan(Plan):
     machine: Machine
     ranks: int
     tier: str
-    """Where checkpoints go."""
+    """Tier that takes the checkpoints."""
     swap: str = ""
     """Tier of the optimizer's swap files with ``offload_optimizer: nvme``."""
     extrapolations: tuple[str, ...] = ()
@@ -54,12 +54,12 @@ class CheckpointPlan(Plan):
 
     @property
     def movable(self) -> tuple[int, str]:
-        """One checkpoint."""
+        """What may be elsewhere is one checkpoint."""
         return self.size, "checkpoint"
 
     @property
     def saved(self) -> CheckpointPlan:
-        """Itself."""
+        """The plan is its own checkpoint plan."""
         return self
 
     @property
@@ -69,7 +69,7 @@ class CheckpointPlan(Plan):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Saving, then restoring."""
+        """Phases of saving, then those of restoring."""
         return (*self.save(), *self.restore())
 
     def after(self, *, step_time: float, update_time: float) -> CheckpointPlan:
@@ -79,12 +79,12 @@ class CheckpointPlan(Plan):
 
     @property
     def nodes(self) -> int:
-        """Hosts that take part."""
+        """Number of hosts that take part."""
         return self.machine.nodes_of(self.ranks)
 
     @property
     def group(self) -> RankGroup:
-        """All ranks."""
+        """The group of all ranks and where their bytes go."""
         return RankGroup(self.machine, tuple(range(self.ranks)), self.tier, self.swap, self.workload.jobs)
 
     @cached_property

@@ -7,11 +7,12 @@ the sum is a little too long: the other ranks' optimizer states could already be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
-from simoffload.models import ModelShape
+from simoffload.models import ModelShape, Module
 from simoffload.schedule import Dependency, Schedule
 from simoffload.strategies.base import Phase, PhaseKind
 from simoffload.strategies.checkpoint.bytes import (
@@ -29,13 +30,13 @@ from simoffload.strategies.checkpoint.bytes import (
 from simoffload.strategies.checkpoint.schedule_writer import (
     COMM,
     COPY,
-    HOST,
     IO,
     READ,
     PhaseWriter,
     RankGroup,
     blocks,
 )
+from simoffload.strategies.streams import HOST
 from simoffload.workload.training import Checkpointing, Writer
 
 __all__ = ["restore_phases", "save_phases"]
@@ -51,11 +52,33 @@ _SENT_AT_ONCE = 0, 2
 """[blocks] dirty when a Lustre client begins to send and when its writers wait."""
 
 
+_T = TypeVar("_T")
+
+
 def _phase(
-    name: str, write: Callable[..., Schedule], *work: Any, kind: PhaseKind = "save", background: bool = False
+    name: str,
+    group: RankGroup,
+    blocks: Iterable[_T],
+    write: Callable[[PhaseWriter, _T], None],
+    *,
+    kind: PhaseKind = "save",
+    background: bool = False,
 ) -> Phase:
-    """A phase whose schedule ``write`` makes when it is asked for, and which hangs on nothing earlier."""
-    return Phase(name, kind, lambda _: write(name, *work), background=background)
+    """Make a phase of which ``write`` writes block after block once its schedule is asked for."""
+
+    def schedule(_earlier: object) -> Schedule:
+        out = PhaseWriter(name, group)
+        for block in blocks:
+            out.builder.segment(name)
+            write(out, block)
+        return out.build()
+
+    return Phase(name, kind, schedule, background=background)
+
+
+def _tensors(part: CheckpointPart) -> list[int]:
+    """Cut what a part has of tensors and files into blocks [B], where the writer has no buffer."""
+    return blocks(part.size, _BLOCK, most=_MOST_BLOCKS)
 
 
 def save_phases(
@@ -64,9 +87,12 @@ def save_phases(
     """Everything from the call of save until the checkpoint is stored, in order; ``group`` are all ranks."""
     before: list[Phase] = []
     if workload.contents == "consolidated" and workload.stage == 3:
-        before.append(_phase("gather weights", _gathered, model, group))
+        before.append(_phase("gather weights", group, _modules(model), partial(_gathered, model.dtype_bytes)))
     if workload.mode == "snapshot":
-        before += [_phase(f"snapshot of {part.name}", _snapshot, part, workload, group) for part in parts]
+        before += [
+            _phase(f"snapshot of {part.name}", group, _tensors(part), partial(_snapshot, part, workload))
+            for part in parts
+        ]
         parts = tuple(part._replace(device="dram") for part in parts)
         workload = workload.model_copy(update={"fsync": True})  # FileSystemWriter's sync_files
     writing = [
@@ -79,57 +105,45 @@ def save_phases(
 
 def _part_phases(part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> list[Phase]:
     name = f"save {part.name}"
-    if part.device == "nvme":
+    if part.device == "nvme" or workload.writer.type != "fast":
         return _buffered_phases(name, part, workload, group)
-    if workload.writer.is_direct:
-        return [_phase(name, _direct, part, workload, group)]
-    if workload.writer.type == "fast":
-        return [_phase(name, _through_python, part, workload, group)]
-    return _buffered_phases(name, part, workload, group)
+    write = _direct if workload.writer.is_direct else _through_python
+    portions = blocks(part.size, workload.writer.portion, most=_MOST_PORTIONS)
+    return [_phase(name, group, portions, partial(write, part, workload))]
 
 
 # -- FastPersist ---------------------------------------------------------------------------------
 
 
-def _direct(name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> Schedule:
+def _direct(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
     """Fill one half of the buffer while the other is written (FastFileWriter, Double_IO_Buffer).
 
     A half is filled again once it is written, and written once it is full and the other one is through: the
     copy waits for the write two halves back, with a single buffer for the one just before.
     """
-    writer, costs = workload.writer, group.machine.host.deepspeed
-    back = 1 if writer.io_buffer_double else 0
-    phase = PhaseWriter(name, group)
-    for size in blocks(part.size, writer.portion, most=_MOST_PORTIONS):
-        phase.segment()
-        free = phase.earlier(IO, back)
-        call = costs.blocking_copy_call.value
-        if writer.use_gds:
-            filled = 2 * size / group.machine.accelerator.hbm_rate
-            phase.work(-(-size // writer.portion) * call + filled, label="fill", after=free)
-        elif part.device == "hbm":
-            phase.from_gpu(size, pinned=True, each=writer.portion, call_s=call, after=free)
-        else:
-            phase.in_host("into the I/O buffer", size, after=free)
-        _from_buffer(phase, writer, size, after=phase.so_far(HOST, COPY))
-    return phase.finish()
+    writer, call = workload.writer, phase.costs.blocking_copy_call.value
+    free = phase.earlier(IO, 1 if writer.io_buffer_double else 0)
+    if writer.use_gds:
+        filled = 2 * size / phase.machine.accelerator.hbm_rate
+        phase.work(-(-size // writer.portion) * call + filled, label="fill", after=free)
+    elif part.device == "hbm":
+        phase.from_gpu(size, pinned=True, each=writer.portion, call_s=call, after=free)
+    else:
+        phase.in_host("into the I/O buffer", size, after=free)
+    _from_buffer(phase, writer, size, after=phase.so_far(HOST, COPY))
 
 
-def _through_python(name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> Schedule:
+def _through_python(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
     """The fast writer under PyTorch as it is: every tensor is copied into a NumPy array and from there into
     the buffer (FastFileWriter.write, bytes_to_tensor), the thread doing one after the other."""
     writer = workload.writer
     back = 1 if writer.io_buffer_double else 0
-    phase = PhaseWriter(name, group)
-    for size in blocks(part.size, writer.portion, most=_MOST_PORTIONS):
-        phase.segment()
-        _to_host(phase, part, size)
-        _checksum(phase, workload, size)
-        phase.work(size * FRESH_COPY_S, label="new pages", after=phase.so_far(COPY))
-        phase.in_host("into a NumPy array", size)
-        phase.in_host("into the I/O buffer", size, after=phase.earlier(IO, back))
-        _from_buffer(phase, writer, size, after=phase.so_far(HOST))
-    return phase.finish()
+    _to_host(phase, part, size)
+    _checksum(phase, workload, size)
+    phase.work(size * FRESH_COPY_S, label="new pages", after=phase.so_far(COPY))
+    phase.in_host("into a NumPy array", size)
+    phase.in_host("into the I/O buffer", size, after=phase.earlier(IO, back))
+    _from_buffer(phase, writer, size, after=phase.so_far(HOST))
 
 
 def _from_buffer(phase: PhaseWriter, writer: Writer, size: int, *, after: tuple[Dependency, ...]) -> None:
@@ -157,23 +171,18 @@ def _buffered_phases(
     though fast drives will have written some of it.
     """
     kind = group.machine.tiers[group.tier].kind
-    sizes = blocks(part.size, _BLOCK, most=_MOST_BLOCKS)
+    sizes = _tensors(part)
     begin, limit = _SENT_AT_ONCE if kind == "pfs" else _dirty_lags(group, sizes[0])
     through = workload.fsync or kind in _FLUSHED_AT_CLOSE
     flushed = len(sizes) if through else max(0, len(sizes) - limit)
-    phases = [_phase(name, _buffered, part, workload, group, sizes, (begin, limit, flushed))]
-    if left := sizes[flushed:]:
-        phases.append(_phase(f"write back {part.name}", _written_back, left, group, background=True))
+    steps = range(max(len(sizes), begin + flushed))
+    write = partial(_buffered, part, workload, sizes, (begin, limit, flushed))
+    phases = [_phase(name, group, steps, write)]
+    if left := sizes[flushed:]:  # the kernel writes what is dirty
+        phases.append(
+            _phase(f"write back {part.name}", group, left, lambda out, size: out.write(size), background=True)
+        )
     return phases
-
-
-def _written_back(name: str, sizes: list[int], group: RankGroup) -> Schedule:
-    """The kernel writes what is dirty."""
-    phase = PhaseWriter(name, group)
-    for size in sizes:
-        phase.segment()
-        phase.write(size)
-    return phase.finish()
 
 
 def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
@@ -185,25 +194,24 @@ def _dirty_lags(group: RankGroup, block: int) -> tuple[int, int]:
 
 
 def _buffered(
-    name: str,
     part: CheckpointPart,
     workload: Checkpointing,
-    group: RankGroup,
     sizes: list[int],
     lags: tuple[int, int, int],
-) -> Schedule:
-    """One thread takes block after block into the page cache; the kernel writes them to storage behind it.
+    phase: PhaseWriter,
+    index: int,
+) -> None:
+    """Take block after block into the page cache; the kernel writes them to storage behind it.
 
-    ``lags`` [blocks]: it begins when so many are dirty; the thread waits when so many are; so many are
-    written in this phase.
+    ``lags`` [blocks]: the kernel begins when so many are dirty; the thread waits when so many are; so many
+    are written in this phase.
     """
     begin, limit, flushed = lags
-    phase = PhaseWriter(name, group)
-    for index, size in enumerate(sizes):
-        phase.segment()
+    if index < len(sizes):
+        size = sizes[index]
         wait = phase.earlier(IO, limit - 1 - begin) if index >= limit else ()
         if part.device == "nvme":
-            phase.read(size, tier=group.swap)
+            phase.read(size, tier=phase.group.swap)
             phase.work(size * FILE_COPY_S, label="page cache", after=(*wait, *phase.so_far(READ)))
             phase.in_host("from file to file", size)
         else:
@@ -211,12 +219,8 @@ def _buffered(
             _checksum(phase, workload, size)
             phase.work(size * PAGE_CACHE_S, label="page cache", after=(*wait, *phase.so_far(COPY)))
             phase.in_host("into the page cache", size)
-        if begin <= index < begin + flushed:
-            phase.write(sizes[index - begin], after=phase.so_far(HOST))
-    for size in sizes[max(0, len(sizes) - begin) : flushed]:
-        phase.segment()
-        phase.write(size, after=phase.so_far(HOST))
-    return phase.finish()
+    if begin <= index < begin + flushed:
+        phase.write(sizes[index - begin], after=phase.so_far(HOST))
 
 
 def _to_host(phase: PhaseWriter, part: CheckpointPart, size: int) -> None:
@@ -234,47 +238,39 @@ def _checksum(phase: PhaseWriter, workload: Checkpointing, size: int) -> None:
 # -- before anything is written ------------------------------------------------------------------
 
 
-def _snapshot(name: str, part: CheckpointPart, workload: Checkpointing, group: RankGroup) -> Schedule:
+def _snapshot(part: CheckpointPart, workload: Checkpointing, phase: PhaseWriter, size: int) -> None:
     """Copy everything into host memory while training stands still (``async_save``, BlockingAsyncStager)."""
-    phase = PhaseWriter(name, group)
-    for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
-        phase.segment()
-        if part.device == "hbm":
-            if not workload.pin_memory:
-                phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages", after=phase.so_far(COPY))
-            phase.from_gpu(size, pinned=workload.pin_memory, after=phase.so_far(HOST))
-        else:
-            if not workload.pin_memory:
-                phase.work(size * part.fresh * FRESH_READ_S, label="new pages")
-            phase.in_host("into the snapshot", size)
-    return phase.finish()
+    if part.device == "hbm":
+        if not workload.pin_memory:
+            phase.work(size * part.fresh * FRESH_FROM_GPU_S, label="new pages", after=phase.so_far(COPY))
+        phase.from_gpu(size, pinned=workload.pin_memory, after=phase.so_far(HOST))
+    else:
+        if not workload.pin_memory:
+            phase.work(size * part.fresh * FRESH_READ_S, label="new pages")
+        phase.in_host("into the snapshot", size)
 
 
-def _gathered(name: str, model: ModelShape, group: RankGroup) -> Schedule:
-    """Module by module: gather from all ranks, copy on rank 0, broadcast back (GatheredParameters with
-    ``modifier_rank=0``, ``_zero3_consolidated_16bit_state_dict``). Here all modules of a layer at once."""
-    ranks, costs = len(group.ranks), group.machine.host.deepspeed
-    phase = PhaseWriter(name, group)
-    groups = ((model.modules_before, 1), (model.layer, model.num_hidden_layers), (model.modules_after, 1))
-    for modules, repeat in groups:
-        tensors = [
-            one.numel * model.dtype_bytes for module in modules for one in module.parameters if not one.tied
-        ]
-        size, calls = sum(tensors), sum(bool(module.parameters) for module in modules)
-        if not size:
-            continue
+def _modules(model: ModelShape) -> list[Sequence[Module]]:
+    """List the modules that are gathered at once: those before the layers, of each layer, and after them."""
+    groups = (model.modules_before, *[model.layer] * model.num_hidden_layers, model.modules_after)
+    return [modules for modules in groups if any(not one.tied for each in modules for one in each.parameters)]
+
+
+def _gathered(dtype_bytes: int, phase: PhaseWriter, modules: Sequence[Module]) -> None:
+    """Gather from all ranks, copy on rank 0, broadcast back (GatheredParameters with ``modifier_rank=0``,
+    ``_zero3_consolidated_16bit_state_dict``). DeepSpeed goes module by module."""
+    ranks, costs = phase.ranks, phase.costs
+    tensors = [one.numel * dtype_bytes for module in modules for one in module.parameters if not one.tied]
+    size, calls = sum(tensors), sum(bool(module.parameters) for module in modules)
+    if ranks > 1:
+        received = -(-size * (ranks - 1) // ranks)
         call = calls * (costs.fetch_call.value + costs.collective_call.value)
-        new_pages = size * fresh_share(tensors) * FRESH_FROM_GPU_S
-        for _ in range(repeat):
-            phase.segment()
-            if ranks > 1:
-                received = -(-size * (ranks - 1) // ranks)
-                phase.collective("all-gather", received, call_s=call, after=phase.so_far(COPY))
-            phase.work(new_pages, label="new pages", after=phase.so_far(COPY, COMM))
-            phase.from_first_gpu(size, after=phase.so_far(HOST, COMM))
-            if ranks > 1:
-                phase.collective("broadcast", size, after=phase.so_far(COPY))
-    return phase.finish()
+        phase.collective("all-gather", received, call_s=call, after=phase.so_far(COPY))
+    new_pages = size * fresh_share(tensors) * FRESH_FROM_GPU_S
+    phase.work(new_pages, label="new pages", after=phase.so_far(COPY, COMM))
+    phase.from_first_gpu(size, after=phase.so_far(HOST, COMM))
+    if ranks > 1:
+        phase.collective("broadcast", size, after=phase.so_far(COPY))
 
 
 # -- restoring -----------------------------------------------------------------------------------
@@ -302,8 +298,9 @@ def restore_phases(
         consolidated = workload.contents == "consolidated"
         full_part = part._replace(size=size, device="hbm" if consolidated else part.device)
         sharers = 1 if sharded else group.per_node
-        phases.append(_phase(f"read {part.name}", _loaded, full_part, group, sharers, kind="restore"))
-        phases.append(_phase(f"place {part.name}", _placed, full_part, group, kind="restore"))
+        sizes, load = _tensors(full_part), partial(_loaded, full_part, sharers)
+        phases.append(_phase(f"read {part.name}", group, sizes, load, kind="restore"))
+        phases.append(_phase(f"place {part.name}", group, sizes, partial(_placed, full_part), kind="restore"))
     return tuple(phases)
 
 
@@ -312,24 +309,16 @@ def _split(workload: Checkpointing) -> bool:
     return workload.contents == "zero" and workload.stage == 0
 
 
-def _loaded(name: str, part: CheckpointPart, group: RankGroup, sharers: int) -> Schedule:
+def _loaded(part: CheckpointPart, sharers: int, phase: PhaseWriter, size: int) -> None:
     """Storage to page cache to fresh memory; ``sharers`` ranks of a node read a file together."""
-    phase = PhaseWriter(name, group)
-    for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
-        phase.segment()
-        phase.read(-(-size // sharers), tier=group.tier)
-        phase.work(size * part.fresh * FRESH_READ_S, label="new pages", after=phase.so_far(READ))
-        phase.in_host("from the page cache", size)
-    return phase.finish()
+    phase.read(-(-size // sharers), tier=phase.group.tier)
+    phase.work(size * part.fresh * FRESH_READ_S, label="new pages", after=phase.so_far(READ))
+    phase.in_host("from the page cache", size)
 
 
-def _placed(name: str, part: CheckpointPart, group: RankGroup) -> Schedule:
-    """Pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
-    phase = PhaseWriter(name, group)
-    for size in blocks(part.size, _BLOCK, most=_MOST_BLOCKS):
-        phase.segment()
-        if part.device == "hbm":
-            phase.to_gpu(size, pinned=False, after=phase.so_far(HOST, COPY))
-        else:
-            phase.in_host("into the optimizer", size)
-    return phase.finish()
+def _placed(part: CheckpointPart, phase: PhaseWriter, size: int) -> None:
+    """Copy from pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
+    if part.device == "hbm":
+        phase.to_gpu(size, pinned=False, after=phase.so_far(HOST, COPY))
+    else:
+        phase.in_host("into the optimizer", size)

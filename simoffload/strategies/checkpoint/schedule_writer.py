@@ -1,23 +1,24 @@
-"""Writing a phase of a checkpoint down: streams of a rank, blocks, and the routes that its bytes take."""
+"""Writing a phase of a checkpoint down: its streams, and the routes that its bytes take."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.hardware import Machine, Path
+from simoffload.hardware.paths import Resource
 from simoffload.hardware.quantities import Curve
-from simoffload.schedule import Dependency, Op, Schedule
-from simoffload.schedule.builder import Hops, ScheduleBuilder
+from simoffload.schedule import Dependency
+from simoffload.schedule.builder import Hops
+from simoffload.strategies.streams import HOST, RankRoute, StreamWriter
 from simoffload.strategies.timing import copy_name, picoseconds
 from simoffload.workload.dataset import READ_AHEAD
 
-__all__ = ["COMM", "COPY", "HOST", "IO", "READ", "STREAMS", "PhaseWriter", "RankGroup", "blocks"]
+__all__ = ["COMM", "COPY", "IO", "READ", "PhaseWriter", "RankGroup", "blocks"]
 
 STREAMS = ("host", "copy", "comm", "io", "read")
-HOST, COPY, COMM, IO, READ = range(5)
+_, COPY, COMM, IO, READ = range(5)
 
 _KINDS = ("stage", "stage", "gather", "write", "read")  # of transfers, by stream
 _WORK = {"new pages": "pages", "page cache": "cached", "crc32": "checksum"}
@@ -54,47 +55,27 @@ def blocks(size: int, block: int, *, most: int) -> list[int]:
     return [block * times] * full_blocks + ([rest] if rest else [])
 
 
-_Way = tuple[Path, tuple[Hops, ...]]
-"""The path of the first rank, which sets what a single transfer reaches, and the hops of all."""
-
-
-class PhaseWriter:
-    """Operations of one phase; the same for every rank of the group."""
+class PhaseWriter(StreamWriter):
+    """Writes the operations of one phase, the same for every rank of the group."""
 
     def __init__(self, name: str, group: RankGroup) -> None:
+        super().__init__(name=name, gpus=group.ranks, streams=STREAMS, machine=group.machine)
         self.group = group
-        self._name = name
-        self._builder = ScheduleBuilder(name=name, ranks=len(group.ranks), streams=STREAMS)
-        self._builder.segment(name)
-        # Every block takes the same ways: with a thousand ranks finding them anew costs most of the time.
-        self._routes: dict[tuple[object, ...], _Way] = {}
 
-    def finish(self) -> Schedule:
-        """Close the phase. Other runs take their share of a filesystem: as much as this one."""
-        jobs = self.group.jobs
-        return self._builder.build(
-            [
-                (one.name, max(1, one.capacity // jobs) if one.kind == "server" else one.capacity)
-                for one in self.group.machine.resources
-            ]
-        )
-
-    def segment(self) -> None:
-        """Begin a part that may turn out to repeat."""
-        self._builder.segment(self._name)
-
-    def so_far(self, *streams: int) -> tuple[Dependency, ...]:
-        """Wait for the last operation of each stream that has one."""
-        return tuple(Dependency(stream) for stream in streams if self._builder.written[stream])
+    def capacity(self, resource: Resource) -> int:
+        """Return what the ranks may take [B/s]: equal runs take as much of a filesystem as this one."""
+        shared = resource.kind == "server"
+        return max(1, resource.capacity // self.group.jobs) if shared else resource.capacity
 
     def earlier(self, stream: int, back: int) -> tuple[Dependency, ...]:
-        """Wait for the operation ``back`` before the last one of a stream, where there is one."""
-        return (Dependency(stream, back),) if self._builder.written[stream] > back else ()
+        """Return the dependency on the operation ``back`` before the last of a stream, if there is one."""
+        return (Dependency(stream, back),) if self.builder.written[stream] > back else ()
 
     def work(self, seconds: float, *, label: str, after: tuple[Dependency, ...] = ()) -> None:
-        """Keep the host thread busy, if it is for any time at all."""
+        """Keep the host thread busy for ``seconds`` [s], if that is any time at all."""
         if seconds or after:
-            self._builder.add(Op(_WORK.get(label, "hook"), label, HOST, picoseconds(seconds), after=after))
+            kind = _WORK.get(label, "hook")
+            self.add(kind, HOST, fixed=picoseconds(seconds), label=label, after=after)
 
     def from_gpu(
         self,
@@ -106,31 +87,30 @@ class PhaseWriter:
         after: tuple[Dependency, ...] = (),
     ) -> None:
         """Copy to host memory, ``each`` [B] at a time with ``call_s`` [s] for every call."""
-        machine = self.group.machine
-        path, hops = self._way("from GPU", lambda rank: machine.device_to_host(rank, pinned=pinned), pinned)
+        path, hops = self.way(
+            ("from GPU", pinned), lambda gpu: self.machine.device_to_host(gpu, pinned=pinned)
+        )
         name = copy_name(to_device=False, pinned=pinned)
         one = min(each or size, size)
         fixed = -(-size // one) * (call_s + path.latency)
         self._transfer(COPY, name, hops, size, path.curve.rate(one), fixed, after)
 
     def to_gpu(self, size: int, *, pinned: bool, after: tuple[Dependency, ...] = ()) -> None:
-        """Copy to the GPU."""
-        machine = self.group.machine
-        path, hops = self._way("to GPU", lambda rank: machine.host_to_device(rank, pinned=pinned), pinned)
+        """Copy ``size`` [B] to the GPU."""
+        path, hops = self.way(("to GPU", pinned), lambda gpu: self.machine.host_to_device(gpu, pinned=pinned))
         name = copy_name(to_device=True, pinned=pinned)
         rate, latency = path.curve.rate(size), path.latency
         self._transfer(COPY, name, hops, size, rate, latency, after, kind="copy")
 
     def in_host(self, name: str, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy within host memory, by one thread."""
-        machine = self.group.machine
-        rate = machine.host.memcpy_rate.value
+        machine, rate = self.machine, self.machine.host.memcpy_rate.value
 
         def way(rank: int) -> Path:
             memory = machine.topology.memories[rank // machine.gpus_per_node]
             return Path("host memory", ((memory, _COPIED),), 0.0, Curve.flat(rate))
 
-        _, hops = self._way("host", way)
+        _, hops = self.way(("host",), way)
         self._transfer(HOST, name, hops, size, rate, 0.0, after)
 
     def write(
@@ -145,8 +125,10 @@ class PhaseWriter:
     ) -> None:
         """Write to the tier, ``each`` [B] at a time, one after the other: with ``outstanding`` [B] in flight
         in requests of ``block`` [B], or with as much as it takes (the kernel's writeback)."""
-        machine, tier = self.group.machine, self.group.tier
-        path, hops = self._way("write", lambda rank: machine.storage_write(tier, rank, gds=gds), tier, gds)
+        tier = self.group.tier
+        path, hops = self.way(
+            ("write", tier, gds), lambda gpu: self.machine.storage_write(tier, gpu, gds=gds)
+        )
         one = min(each or size, size)
         rate = path.curve.rate(one)
         if outstanding is not None:
@@ -160,10 +142,9 @@ class PhaseWriter:
         On an array these are two stripes (disk_update_readahead of Linux), for a Lustre client 64 MiB of a
         file (llite max_read_ahead_per_file_mb; from memory, unverified), else read_ahead_kb.
         """
-        machine = self.group.machine
-        path, hops = self._way("read", lambda rank: machine.storage_read(tier, rank), tier)
+        path, hops = self.way(("read", tier), lambda gpu: self.machine.storage_read(tier, gpu))
         ahead = max(READ_AHEAD, 2 * path.chunk * path.width)
-        if machine.tiers[tier].kind == "pfs":
+        if self.machine.tiers[tier].kind == "pfs":
             ahead = _LUSTRE_READ_AHEAD
         rate = min(path.curve.rate(size), path.outstanding_rate(ahead, block=ahead))
         self._transfer(READ, f"{tier} read", hops, size, rate, path.latency)
@@ -172,27 +153,17 @@ class PhaseWriter:
         self, name: str, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
     ) -> None:
         """Receive ``size`` [B] on every rank, together with all others."""
-        machine, ranks = self.group.machine, len(self.group.ranks)
-        path, hops = self._way("gather", lambda rank: machine.gather(rank, ranks))
+        path, hops = self.way(("gather",), lambda gpu: self.machine.gather(gpu, self.ranks))
         rate, latency = path.curve.rate(size), path.latency
         self._transfer(COMM, name, hops, size, rate, call_s + latency, after, together=True)
 
     def from_first_gpu(self, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
         """Copy from the first rank's GPU to pageable memory, for which all others wait."""
-        path = self.group.machine.device_to_host(self.group.ranks[0], pinned=False)
-        none: Hops = ()
-        way: _Way = path, (path.hops, *(none for _ in self.group.ranks[1:]))
+        path = self.machine.device_to_host(self.gpus[0], pinned=False)
+        way: RankRoute = path, (path.hops, *(() for _ in self.gpus[1:]))
         rate, name = path.curve.rate(size), copy_name(to_device=False, pinned=False)
         _, hops = self._routes.setdefault(("first",), way)
         self._transfer(COPY, name, hops, size, rate, path.latency, after)
-
-    def _way(self, what: str, path: Callable[[int], Path], *how: object) -> _Way:
-        """The ways of all ranks, found once for each ``what`` and ``how``."""
-        key = (what, *how)
-        if key not in self._routes:
-            paths = [path(rank) for rank in self.group.ranks]
-            self._routes[key] = paths[0], tuple(one.hops for one in paths)
-        return self._routes[key]
 
     def _transfer(
         self,
@@ -207,5 +178,13 @@ class PhaseWriter:
         together: bool = False,
         kind: str = "",
     ) -> None:
-        route, after_s = self._builder.route(name=name, hops=hops, cap=rate), picoseconds(fixed_s)
-        self._builder.add(Op(kind or _KINDS[stream], name, stream, after_s, size, route, after, together))
+        self.add(
+            kind or _KINDS[stream],
+            stream,
+            fixed=picoseconds(fixed_s),
+            size=size,
+            route=self.builder.route(name=name, hops=hops, cap=rate),
+            label=name,
+            after=after,
+            collective=together,
+        )

@@ -16,8 +16,8 @@ from simoffload.results.capacity import Change
 from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.checkpoint.plan import CheckpointPlan, plan_checkpoint
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.training import OptimizerKind
-from simoffload.strategies.ds_config.unsupported_keys import section_warnings
+from simoffload.strategies.ds_config.keys import section_warnings
+from simoffload.strategies.ds_config.settings import OptimizerKind
 from simoffload.strategies.placement import Placement, refused
 from simoffload.workload import Checkpointing, TrainingCheckpoints, Writer
 from simoffload.workload.training import Optimizer
@@ -42,11 +42,11 @@ class CheckpointStorage(Strategy):
     drives."""
 
     def places(self, _machine: Machine) -> Placement:
-        """Where the checkpoints go."""
+        """Return the tier that takes the checkpoints."""
         return Placement(self.tier)
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """All tiers of storage."""
+        """Return each tier of storage as a placement."""
         storage = (tier for tier in machine.tiers.values() if tier.kind not in {"hbm", "dram"})
         return tuple(Placement(tier.name) for tier in storage)
 

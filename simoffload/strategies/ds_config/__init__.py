@@ -1,12 +1,12 @@
 """DeepSpeed's own configuration: the sections of ds_config.json, and the knobs that follow from them."""
 
-from simoffload.strategies.ds_config.parameters import (
+from simoffload.strategies.ds_config.sections import DeepSpeedConfig, OffloadParamSection
+from simoffload.strategies.ds_config.settings import (
     LATEST,
     OffloadSettings,
     parse_version,
     resolve_settings,
 )
-from simoffload.strategies.ds_config.sections import DeepSpeedConfig, OffloadParamSection
 
 __all__ = [
     "LATEST",

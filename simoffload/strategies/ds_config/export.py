@@ -1,21 +1,40 @@
-"""A ds_config.json that says all that was simulated, for ``deepspeed.initialize`` and for a scenario.
+"""ds_config as it is written: the one that says all that was simulated, and other values to try.
 
-It is what was written with what was assumed laid over it: tiers as devices and paths, the version's defaults,
-values for Hugging Face's "auto", the workload's batch. Keys that matter nowhere, or that not every version
-knows, stand there only if they were written. Names and defaults are those of deepspeed/runtime/config.py,
-zero/config.py and zero/offload_config.py (0.19.8).
+The first is what was written with what was assumed laid over it: tiers as devices and paths, the version's
+defaults, values for "auto", the batch. Keys that matter nowhere, or that not every version knows, stand there
+only if they were written. Names and defaults: deepspeed/runtime/config.py and zero/ (0.19.8).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from simoffload.strategies.ds_config.parameters import OffloadSettings
+from simoffload.documents import Edit
+from simoffload.models import ModelShape
+from simoffload.results.capacity import Change
+from simoffload.strategies.base import Tunable
 from simoffload.strategies.ds_config.sections import DeepSpeedConfig
-from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.ds_config.settings import (
+    LATEST,
+    OffloadSettings,
+    TrainingSettings,
+    parse_version,
+    threads_key,
+)
 
-__all__ = ["BATCH", "FILE", "Work", "inference_config", "training_config"]
+__all__ = [
+    "BATCH",
+    "FILE",
+    "Work",
+    "allowing",
+    "faster_settings",
+    "inference_config",
+    "released",
+    "stages",
+    "training_config",
+    "tunables",
+]
 
 FILE = "ds_config.json"
 """The name that it has in DeepSpeed's documentation."""
@@ -50,11 +69,11 @@ class Work(NamedTuple):
 
     ranks: int
     batch: int
-    """Sequences on a GPU."""
+    """Sequences that one GPU works on."""
     dtype: str
-    """Of the model."""
+    """Data type of the model."""
     accumulation: int = 1
-    """Micro-steps of a step."""
+    """Micro-steps that make one step."""
     weights_path: str | None = None
     """Folder of weights on storage; None where they are elsewhere."""
     optimizer_path: str | None = None
@@ -64,7 +83,7 @@ class Work(NamedTuple):
 def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: Work) -> Tree:
     """The configuration of ZeRO-Inference: without an optimizer, with which DeepSpeed would train."""
     written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
-    zero = written_.get("zero_optimization", {})
+    zero, path = written_.get("zero_optimization", {}), work.weights_path
     return _overlay(
         {
             **_batch_and_type(written_, work),
@@ -73,9 +92,7 @@ def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: 
             "zero_optimization": {
                 "stage": 3,
                 **_kept(values["zero_optimization"], zero, _STAGE_3),
-                "offload_param": _offloaded(
-                    "offload_param", settings.device, work.weights_path, values, zero
-                ),
+                "offload_param": _offloaded("offload_param", settings.device, path, values, zero),
                 "offload_optimizer": None,
             },
             "aio": _aio(written_, values, stored=settings.device == "nvme"),
@@ -87,11 +104,8 @@ def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: 
 def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: Work) -> Tree:
     """The configuration of training, with AdamW where no optimizer is named."""
     written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
-    zero, weights, optimizer = (
-        written_.get("zero_optimization", {}),
-        settings.params.device,
-        settings.optimizer_device,
-    )
+    zero = written_.get("zero_optimization", {})
+    weights, optimizer = settings.params.device, settings.optimizer_device
     needed = (*_STAGE_3, "sub_group_size") if settings.stage == 3 else ("allgather_bucket_size",)
     sections: Tree = {
         "stage": settings.stage,
@@ -168,3 +182,217 @@ def _aio(written_: Tree, values: Tree, *, stored: bool) -> Tree:
     needed = [key for key in known if key != "use_gds" or known[key]] if stored or "aio" in written_ else []
     ignored = {"thread_count", "intra_op_parallelism"} - known.keys()
     return {**_kept(known, written_.get("aio", ()), needed), **dict.fromkeys(ignored)}
+
+
+# -- other values ----------------------------------------------------------------------------------
+
+_ALL_GPUS, _MICRO_BATCH, _ACCUMULATION = BATCH
+_REPEATED = {"batch_size": _MICRO_BATCH, "gradient_accumulation_steps": _ACCUMULATION}
+"""Keys of ds_config that repeat the workload, by its own."""
+_BUFFERS = (8, 16, 32, 64, 128)
+"""Numbers of swap buffers that are tried where DeepSpeed asks for more."""
+_WITHIN_ZERO = ("offload_param", "offload_optimizer", "zenflow")
+Value = int | bool
+
+
+def _halved(now: Value) -> Iterator[Value]:
+    while now > 1:
+        now //= 2
+        yield now
+    yield 0
+
+
+def _fewer(now: Value) -> Iterator[Value]:
+    yield from range(now - 1, 0, -1)
+
+
+def _off(now: Value) -> Iterator[Value]:
+    if now:
+        yield False
+
+
+def _toggled(now: Value) -> Iterator[Value]:
+    yield not now
+
+
+class _TunedKey(NamedTuple):
+    """A key of ds_config of which other values are tried."""
+
+    section: str
+    key: str
+    less: Callable[[Value], Iterator[Value]] | None = None
+    """Values that may need less memory, the nearest first."""
+    factors: tuple[float, ...] = ()
+    """By which it may be faster."""
+    word: str = ""
+    """What tells settings that may be faster from those of other knobs."""
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Where it stands in a scenario."""
+        return _path(self.section, self.key)
+
+
+_FETCHING = (
+    _TunedKey("zero_optimization", "stage3_prefetch_bucket_size", _halved, (4, 0.25), "prefetch"),
+    _TunedKey("zero_optimization", "stage3_max_live_parameters", _halved, (4, 0.25), "live"),
+    _TunedKey("zero_optimization", "stage3_max_reuse_distance", _halved),
+    _TunedKey("zero_optimization", "stage3_param_persistence_threshold", _halved),
+    _TunedKey("offload_param", "buffer_size", _halved),
+    _TunedKey("offload_param", "buffer_count", _fewer, (2,), "parameter buffers"),
+    _TunedKey("offload_param", "max_in_cpu", _halved),
+    _TunedKey("offload_param", "pin_memory", _off),
+)
+"""Of parameters that are gathered, prefetched and swapped."""
+_READING = (
+    _TunedKey("aio", "block_size", factors=(4,), word="block"),
+    _TunedKey("aio", "queue_depth", factors=(4,), word="depth"),
+)
+_TRAINING = (
+    _TunedKey("zero_optimization", "reduce_bucket_size", _halved, (4, 0.25), "reduce bucket"),
+    _TunedKey("zero_optimization", "sub_group_size", _halved, (4, 0.25), "sub group"),
+    _TunedKey("zero_optimization", "overlap_comm", _off),
+    _TunedKey("offload_optimizer", "buffer_count", _fewer, (2,), "optimizer buffers"),
+    _TunedKey("offload_optimizer", "pin_memory", _off),
+    _TunedKey("activation_checkpointing", "cpu_checkpointing", _toggled),
+    _TunedKey("zenflow", "overlap_step", _off),
+    _TunedKey("zenflow", "offload", _toggled),
+)
+"""Of gradients, sub-groups, the optimizer and checkpoints of activations."""
+_NAMES = {("offload_param", "buffer_size"): "buffer_size", ("offload_param", "pin_memory"): "pin_memory"}
+"""How ``fit`` calls them; else by their keys, those of offloading and ZenFlow with their section."""
+
+
+def _path(section: str, key: str) -> tuple[str, ...]:
+    """Where a key stands in a scenario; "" names the top of ds_config."""
+    above = ("zero_optimization", section) if section in _WITHIN_ZERO else (section,) if section else ()
+    return ("strategy", "ds_config", *above, key)
+
+
+def _edit(section: str, key: str, value: Any) -> Edit:
+    return Edit(_path(section, key), value)
+
+
+def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
+    """Settings that alone may need less memory."""
+    values = settings.config
+    for knob in (*_FETCHING, *_TRAINING):
+        if knob.less is not None and knob.key in values.get(knob.section, {}):
+            spelled = f"{knob.section}.{knob.key}" if knob.section in _WITHIN_ZERO else knob.key
+            name = _NAMES.get((knob.section, knob.key), spelled)
+            yield Tunable(name, knob.path, values[knob.section][knob.key], knob.less)
+
+
+def stages(settings: TrainingSettings) -> Iterator[Change]:
+    """ZeRO stages above that of the settings."""
+    for stage in range(settings.stage + 1, 4):
+        yield Change("stage", f"ZeRO stage {stage}", (_edit("zero_optimization", "stage", stage),))
+
+
+def allowing(
+    config: DeepSpeedConfig, model: ModelShape, tier: str, *, ranks: int, buffer_size: int
+) -> Iterator[tuple[Edit, ...]]:
+    """What must be set so that DeepSpeed takes all states on a tier, divided among so many ranks.
+
+    How many swap buffers it asks for is only known when it asks: more and more of them are other ways.
+    """
+    found = []
+    largest = -(-model.largest_parameter // ranks)
+    if largest > buffer_size:
+        found.append(_edit("offload_param", "buffer_size", largest))
+    zero = config.zero_optimization
+    if zero.stage < 3:
+        found.append(_edit("zero_optimization", "stage", 3))
+    if zero.zenflow is not None and tier == "hbm":
+        found.append(_edit("zero_optimization", "zenflow", None))
+    if zero.offload_optimizer is not None and zero.offload_optimizer.super_offload and tier != "dram":
+        found.append(_edit("offload_optimizer", "super_offload", False))
+    yield tuple(found)
+    for count in _BUFFERS if tier not in {"hbm", "dram"} else ():
+        yield (*found, _edit("offload_param", "buffer_count", count))
+
+
+def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
+    """The batch of all GPUs, and what repeats ``changed`` keys of the workload, left to the workload."""
+    repeated = (_ALL_GPUS, *(_REPEATED[key] for key in changed))
+    return tuple(_edit("", key, "auto") for key in repeated if getattr(config, key) not in (None, "auto"))
+
+
+# -- less time --------------------------------------------------------------------------------------
+
+
+def faster_settings(
+    config: DeepSpeedConfig, model: ModelShape, version: str, *, storage: bool, direct: bool, trains: bool
+) -> Iterator[Change]:
+    """Knobs, switches and the version; those that DeepSpeed would refuse drop out when they are tried.
+
+    ``storage`` and ``direct`` as ``Strategy.settings`` says; ``trains`` = there are an optimizer and stages.
+    """
+    for knob in (*_FETCHING, *(_READING if storage else ()), *(_TRAINING if trains else ())):
+        yield from _turned(config, model, knob)
+    if storage:
+        yield _threads(config, version)
+    if trains:
+        yield from _stages(config)
+    yield from _switches(config, storage=storage, direct=direct)
+    if trains and storage:
+        yield from _pipelines(config)
+    if parse_version(version) < parse_version(LATEST):
+        threads = config.aio.thread_count
+        renamed = () if threads is None else (_edit("aio", "intra_op_parallelism", threads),)
+        edits = (Edit.at("strategy.deepspeed_version", LATEST), *renamed)
+        yield Change("setting", f"DeepSpeed {LATEST} instead of {version}", edits, key=f"deepspeed-{LATEST}")
+
+
+def _turned(config: DeepSpeedConfig, model: ModelShape, knob: _TunedKey) -> Iterator[Change]:
+    section: Any = config
+    for name in knob.path[2:-1]:
+        section = getattr(section, name, None)
+    now = getattr(section, knob.key, None)
+    if now == "auto":
+        now = 0.9 * model.hidden_size**2 if "prefetch" in knob.key else None
+    if not now:
+        return
+    for factor in knob.factors:
+        value = int(now * factor)
+        if value == int(now) or value < 1:
+            continue
+        description = f"{knob.key} {value:,} instead of {int(now):,}"
+        name = f"{knob.word}-{value}".replace(" ", "-")
+        yield Change("setting", description, (Edit(knob.path, value),), key=name)
+
+
+def _stages(config: DeepSpeedConfig) -> Iterator[Change]:
+    """Other stages of ZeRO, which train the same."""
+    now = config.zero_optimization.stage
+    for stage in (1, 2, 3):
+        if stage != now:
+            edits = (_edit("zero_optimization", "stage", stage),)
+            yield Change("setting", f"ZeRO stage {stage} instead of {now}", edits, key=f"stage-{stage}")
+
+
+def _threads(config: DeepSpeedConfig, version: str) -> Change:
+    key = threads_key(parse_version(version))
+    now = getattr(config.aio, key) or 1
+    description = f"{key} {4 * now} instead of {now}"
+    return Change("setting", description, (_edit("aio", key, 4 * now),), key=f"{key}-{4 * now}")
+
+
+def _switches(config: DeepSpeedConfig, *, storage: bool, direct: bool) -> Iterator[Change]:
+    offload = config.zero_optimization.offload_param
+    if offload is not None and not storage:
+        pin = not offload.pin_memory
+        description = "weights in page-locked memory" if pin else "weights in pageable memory"
+        edits = (_edit("offload_param", "pin_memory", pin),)
+        yield Change("setting", f"{description} (pin_memory)", edits, key=f"pin_memory-{str(pin).lower()}")
+    if direct and not config.aio.use_gds:
+        edits = (_edit("aio", "use_gds", True),)
+        yield Change("setting", "reads straight into the GPU (use_gds)", edits, key="use_gds")
+
+
+def _pipelines(config: DeepSpeedConfig) -> Iterator[Change]:
+    section = config.zero_optimization.offload_optimizer
+    if section is None or (section.pipeline_read and section.pipeline_write):
+        return
+    edits = tuple(_edit("offload_optimizer", key, True) for key in ("pipeline_read", "pipeline_write"))
+    yield Change("setting", "swapping while it updates (pipeline_read, _write)", edits, key="pipeline")

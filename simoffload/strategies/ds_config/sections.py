@@ -56,7 +56,7 @@ class ConfigSection(Frozen):
 
 
 class OffloadParamSection(ConfigSection):
-    """``zero_optimization.offload_param``."""
+    """``zero_optimization.offload_param`` says where weights are."""
 
     device: Literal["none", "cpu", "nvme"] | None = None
     """Where the weights are, unless the scenario names a tier."""
@@ -73,7 +73,7 @@ class OffloadParamSection(ConfigSection):
 
 
 class OffloadOptimizerSection(ConfigSection):
-    """``zero_optimization.offload_optimizer``."""
+    """``zero_optimization.offload_optimizer`` says where and how the optimizer runs."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
     """Where the optimizer's states are, unless the scenario names a tier."""
@@ -99,7 +99,7 @@ class OffloadOptimizerSection(ConfigSection):
 
 
 class ZenFlowSection(ConfigSection):
-    """``zero_optimization.zenflow``."""
+    """``zero_optimization.zenflow`` updates important columns at once, the others later."""
 
     topk_ratio: Fraction = 0.1
     """Share of the columns that are updated on the GPU at once."""
@@ -122,7 +122,7 @@ class ZenFlowSection(ConfigSection):
 
 
 class ZeroSection(ConfigSection):
-    """``zero_optimization``."""
+    """``zero_optimization`` says what is partitioned and what is offloaded."""
 
     stage: Literal[0, 1, 2, 3] = 3
     """What is partitioned: nothing, optimizer states, gradients too, weights too."""
@@ -161,7 +161,7 @@ class ZeroSection(ConfigSection):
 
 
 class AioSection(ConfigSection):
-    """``aio``."""
+    """``aio`` says how storage is read and written."""
 
     block_size: Annotated[Positive, Field(multiple_of=512)] = 1 << 20
     """Files are opened with O_DIRECT."""
@@ -170,7 +170,7 @@ class AioSection(ConfigSection):
     intra_op_parallelism: Positive | None = None
     """Threads that share one read or write."""
     thread_count: Positive | None = None
-    """Older name of ``intra_op_parallelism``."""
+    """The older name of ``intra_op_parallelism``, read before DeepSpeed 0.16.4."""
     single_submit: bool = False
     """Requests are submitted one by one."""
     overlap_events: bool = True
@@ -180,7 +180,7 @@ class AioSection(ConfigSection):
 
 
 class OptimizerSection(ConfigSection):
-    """``optimizer``."""
+    """``optimizer`` names the optimizer and its hyperparameters."""
 
     type: Annotated[str, Field(min_length=1)] = "AdamW"
     """AdamW, Adam, SGD, AdamW8bit or Adafactor."""
@@ -189,7 +189,7 @@ class OptimizerSection(ConfigSection):
 
 
 class DataTypesSection(ConfigSection):
-    """``data_types``."""
+    """``data_types`` names the types of what is accumulated."""
 
     grad_accum_dtype: Literal["fp32", "fp16", "bf16"] | None = None
     """In which gradients are accumulated; None: the model's type."""
@@ -225,12 +225,12 @@ class CheckpointWriterSection(ConfigSection):
 
 
 class CheckpointSection(ConfigSection):
-    """``checkpoint``."""
+    """``checkpoint`` says how checkpoints are written."""
 
     checkpoint_serialization: bool = True
     """PyTorch's zip format; else the older one."""
     writer: CheckpointWriterSection | None = None
-    """Without it ``torch.save`` writes."""
+    """DeepSpeed's writer of checkpoints; without it ``torch.save`` writes."""
 
 
 class PrecisionSection(ConfigSection):
@@ -241,7 +241,7 @@ class PrecisionSection(ConfigSection):
 
 
 def _one_precision(value: PrecisionSection, info: ValidationInfo) -> PrecisionSection:
-    """DeepSpeed refuses both (deepspeed/runtime/config.py)."""
+    """Raise ValueError for both, which DeepSpeed refuses (deepspeed/runtime/config.py)."""
     other = info.data.get("fp16")
     if value.enabled is True and other is not None and other.enabled is True:
         raise ValueError("bf16 and fp16 cannot both be enabled; leave one out")
@@ -258,9 +258,9 @@ class DeepSpeedConfig(ConfigSection):
     optimizer: OptimizerSection | None = None
     """Which optimizer; without it AdamW."""
     fp16: PrecisionSection = PrecisionSection()
-    """Half precision."""
+    """Whether DeepSpeed computes in half precision."""
     bf16: Annotated[PrecisionSection, AfterValidator(_one_precision)] = PrecisionSection()
-    """Brain floating point."""
+    """Whether DeepSpeed computes in brain floating point."""
     train_batch_size: AutoPositive | None = None
     """Sequences of one step on all ranks; must agree with the scenario."""
     train_micro_batch_size_per_gpu: AutoPositive | None = None
@@ -274,4 +274,4 @@ class DeepSpeedConfig(ConfigSection):
     activation_checkpointing: ActivationCheckpointingSection = ActivationCheckpointingSection()
     """DeepSpeed's own checkpointing of activations."""
     checkpoint: CheckpointSection | None = None
-    """How checkpoints are written."""
+    """How checkpoints are written; without it by ``torch.save``."""

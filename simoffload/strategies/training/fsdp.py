@@ -28,6 +28,7 @@ from simoffload.strategies.memory import activations_of, pinned_rounding
 from simoffload.strategies.placement import Placement, refused
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.timing import TORCH_ADAM_NEW, TrainingTiming, ranks_beyond
+from simoffload.strategies.trace import Trace, micro_step
 from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, Prefetch
 from simoffload.strategies.training.fsdp_writer import FsdpWriter, Units
 from simoffload.strategies.training.memory.stages import MICRO_STEP, OPTIMIZER_STEP
@@ -93,7 +94,7 @@ class Fsdp(Strategy):
         return (Edit.at("strategy.cpu_offload", weights == "dram"),)
 
     def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Everything in host memory."""
+        """Yield all states in host memory."""
         yield (Change("tier", "states on dram", (Edit.at("strategy.cpu_offload", True),)),)
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
@@ -143,7 +144,7 @@ class FsdpPlan(StepWork):
 
     @cached_property
     def units(self) -> Units:
-        """Flat parameters."""
+        """The flat parameters, cut up among the ranks."""
         layers, each = self.model.num_hidden_layers, self.model.parameters_per_layer
         root = self.model.num_parameters - layers * each
         outside = (*self.model.modules_before, *self.model.modules_after)
@@ -194,6 +195,12 @@ class FsdpPlan(StepWork):
         else:
             out.optimizer(threads=self.threads)
         return out.build()
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Every hook and kernel of a micro-step."""
+        work = self.workload
+        return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 
     def _runtime(self, part: StepPart) -> FsdpRuntime:
         """FSDP's state before a micro-step, steps having gone before."""

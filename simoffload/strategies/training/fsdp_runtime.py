@@ -8,7 +8,7 @@ order of the units and on the knobs, not on the clock.
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 __all__ = ["ROOT", "FsdpOptions", "FsdpRuntime", "FsdpSink", "Prefetch"]
 
@@ -19,7 +19,7 @@ _IN_FLIGHT = 2  # _max_num_inflight_all_gathers, hard-coded in PyTorch
 
 
 class FsdpOptions(NamedTuple):
-    """The resolved knobs."""
+    """FSDP's knobs, resolved for one run."""
 
     cpu_offload: bool
     backward_prefetch: Prefetch
@@ -31,41 +31,31 @@ class FsdpOptions(NamedTuple):
     """[B] of an element of a shard and its gradient."""
 
 
-class FsdpSink(Protocol):
-    """What FSDP asks of the machine, in the order in which the host thread asks it."""
+class FsdpSink:
+    """What FSDP asks of the machine, in the order in which the host thread asks it; here nothing happens."""
 
     def unshard(self, unit: int, /) -> None:
         """Bring the shard to the GPU and cast it."""
 
     def limit(self, event: int, /) -> None:
-        """The host waits until memory is free, by what :meth:`free` returned."""
+        """Let the host wait until memory is free, by what :meth:`free` returned."""
 
     def gather(self, unit: int, /) -> None:
-        """All-gather what was brought."""
+        """All-gather the shards that were brought."""
 
     def need(self, unit: int, /) -> None:
-        """Compute waits for the unit."""
+        """Let compute wait for the unit."""
 
-    def free(self, unit: int, /) -> int:
-        """Memory is freed behind what was launched so far; returns a name of that point."""
-
-    def reduce(self, unit: int, /) -> None:
-        """The unit's gradients are reduced and kept where the optimizer runs."""
-
-
-class _NullSink:
-    def unshard(self, _unit: int, /) -> None: ...
-    def limit(self, _free_events: int, /) -> None: ...
-    def gather(self, _unit: int, /) -> None: ...
-    def need(self, _unit: int, /) -> None: ...
     def free(self, _unit: int, /) -> int:
+        """Free memory behind what was launched so far; return a name of that point."""
         return -1
 
-    def reduce(self, _unit: int, /) -> None: ...
+    def reduce(self, unit: int, /) -> None:
+        """Reduce the unit's gradients and keep them where the optimizer runs."""
 
 
 class FsdpRuntime:
-    """State of one rank; until ``sink`` is set it is only kept up to date."""
+    """FSDP's state of one rank; until ``begin`` names a sink it is only kept up to date."""
 
     def __init__(self, *, layers: int, options: FsdpOptions, sharded: bool) -> None:
         self._layers = layers
@@ -74,7 +64,7 @@ class FsdpRuntime:
         self._unsharded: set[int] = set()
         self._prefetched: set[int] = set()
         self._free_events: deque[int | None] = deque()
-        self._sink: FsdpSink = _NullSink()
+        self._sink = FsdpSink()
 
     def begin(self, sink: FsdpSink) -> None:
         """From now on write down; what was asked before is done."""
@@ -91,7 +81,7 @@ class FsdpRuntime:
         self.post_backward(ROOT, boundary=boundary)
 
     def forward(self) -> None:
-        """All hooks of forward."""
+        """Run all hooks of a forward pass."""
         self.pre_forward(ROOT)
         for layer in range(self._layers):
             self.pre_forward(layer)
@@ -100,7 +90,7 @@ class FsdpRuntime:
     # -- hooks ----------------------------------------------------------------------------------
 
     def pre_forward(self, unit: int) -> None:
-        """Before a unit."""
+        """Run the hook before a unit in forward."""
         self._unshard(unit)
         self._sink.need(unit)
 

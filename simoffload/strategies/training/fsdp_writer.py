@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from simoffload.models import Module
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.forward import HOST, StreamWriter
+from simoffload.strategies.streams import HOST, StreamWriter
 from simoffload.strategies.timing import (
     TORCH_ADAM,
     TORCH_ADAM_NEW,
@@ -25,8 +25,8 @@ from simoffload.strategies.timing import (
     TORCH_WEIGHT_DECAY,
     TrainingTiming,
 )
-from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime
-from simoffload.strategies.training.trace import Event, MicroStep
+from simoffload.strategies.trace import Event, Trace
+from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
 
 __all__ = ["ADAMW", "FsdpWriter", "Units"]
 
@@ -44,9 +44,9 @@ class Units(NamedTuple):
     numels: Mapping[int, int]
     """[elements] by layer, and of ``ROOT``."""
     layer_tensors: int
-    """Parameters of a layer."""
+    """Number of parameters of a layer."""
     root_tensors: int
-    """Parameters of ``ROOT``."""
+    """Number of parameters of ``ROOT``."""
 
     def numel(self, unit: int) -> int:
         """[elements]"""
@@ -62,11 +62,12 @@ class Units(NamedTuple):
         return tuple(self.slice(unit) for unit in self.numels)
 
 
-class FsdpWriter(StreamWriter):
-    """Writes one part of a step; implements the runtime's ``Actions``."""
+class FsdpWriter(StreamWriter, FsdpSink):
+    """Writes one part of a step; does what the runtime asks."""
 
     def __init__(self, *, name: str, units: Units, options: FsdpOptions, timing: TrainingTiming) -> None:
-        super().__init__(name=name, ranks=units.ranks, streams=_STREAMS, timing=timing)
+        super().__init__(name=name, gpus=range(units.ranks), streams=_STREAMS, machine=timing.machine)
+        self.timing = timing
         self._units = units
         self._options = options
         self._time = timing
@@ -82,8 +83,8 @@ class FsdpWriter(StreamWriter):
 
     # -- passes ---------------------------------------------------------------------------------
 
-    def forward(self, trace: MicroStep, runtime: FsdpRuntime) -> None:
-        """The forward pass."""
+    def forward(self, trace: Trace, runtime: FsdpRuntime) -> None:
+        """Write the forward pass of a trace."""
         runtime.begin(self)
         self._begin(trace.forward[0])
         runtime.pre_forward(ROOT)
@@ -102,7 +103,7 @@ class FsdpWriter(StreamWriter):
             self._happen(event)
         self.host_waits(_COMPUTE)
 
-    def backward(self, trace: MicroStep, runtime: FsdpRuntime, *, accumulates: bool, boundary: bool) -> None:
+    def backward(self, trace: Trace, runtime: FsdpRuntime, *, accumulates: bool, boundary: bool) -> None:
         """The backward pass; ``accumulates`` = gradients of earlier micro-steps are there to be added to."""
         self._forward = False
         runtime.begin(self)
@@ -140,7 +141,7 @@ class FsdpWriter(StreamWriter):
         self.spend(self._fsdp.step_call.value)
         element = self._options.shard_element
         per_element = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * element // SINGLE
-        machine = self.timing.machine
+        machine = self.machine
         cpu = machine.host.cpu_optimizer
         share = cpu.limit.value / max(cpu.numa_nodes.value, machine.ranks_per_node(self.ranks))
         new = TORCH_ADAM_NEW * element
@@ -155,7 +156,7 @@ class FsdpWriter(StreamWriter):
             self.flush()
             traffic = (TORCH_FOREACH + TORCH_WEIGHT_DECAY) * element // SINGLE * sum(units.slices)
             fixed = self._time.hbm_traffic(traffic)
-            self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.host_so_far())
+            self.add("update", _COMPUTE, fixed=fixed, label="AdamW", after=self.so_far(HOST))
         self.host_waits(_COMPUTE)
 
     # -- the runtime's actions --------------------------------------------------------------------
@@ -172,7 +173,7 @@ class FsdpWriter(StreamWriter):
         if options.shard_element != options.element:
             fixed = self._time.hbm_traffic(numel * (options.shard_element + options.element))
             self.flush()
-            self._ready[unit] = _COPY, self.add("concat", _COPY, fixed=fixed, after=self.host_so_far())
+            self._ready[unit] = _COPY, self.add("concat", _COPY, fixed=fixed, after=self.so_far(HOST))
 
     def limit(self, event: int) -> None:
         """The host waits for kernels."""
@@ -198,7 +199,7 @@ class FsdpWriter(StreamWriter):
             self._awaited_by_compute.append(self._ready.pop(unit))
 
     def free(self, _unit: int) -> int:
-        """Behind the last kernel."""
+        """Free memory behind the last kernel."""
         self.spend(self._fsdp.reshard.value)
         return self.builder.written[_COMPUTE] - 1
 
@@ -210,7 +211,7 @@ class FsdpWriter(StreamWriter):
         if options.cpu_offload:
             self.spend(self._fsdp.copy_call.value)
         self.flush()
-        after = (*self.host_so_far(), *self.so_far(_COMPUTE))
+        after = self.so_far(HOST, _COMPUTE)
         if self.ranks > 1:
             fixed = self._time.hbm_traffic(2 * self._units.numel(unit) * options.element)
             self.add("reduce", _REDUCE, fixed=fixed, after=after)
@@ -259,7 +260,7 @@ class FsdpWriter(StreamWriter):
         self.flush()
         waits = tuple(self.builder.after(stream, ordinal) for stream, ordinal in self._awaited_by_compute)
         self._awaited_by_compute = []
-        self.add(kind, _COMPUTE, fixed=duration, after=(*self.host_so_far(), *waits))
+        self.add(kind, _COMPUTE, fixed=duration, after=(*self.so_far(HOST), *waits))
 
     # -- transfers --------------------------------------------------------------------------------
 
@@ -267,15 +268,12 @@ class FsdpWriter(StreamWriter):
         """An asynchronous copy between the GPU and page-locked memory."""
         route, fixed = self.copies([size], to_device=to_device, pinned=True)
         self.flush()
-        return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.host_so_far())
+        return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.so_far(HOST))
 
     def _collective(self, name: str, kind: str, numel: int, *, behind: int) -> int:
         """An all-gather or reduce-scatter in which every rank has ``numel`` elements of the result."""
         size = numel * (self.ranks - 1) * self._element
-        route, fixed = self.received(name, size)
-        self.flush()
-        after = (*self.host_so_far(), *self.so_far(behind))
-        return self.add(kind, _COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
+        return self.exchange(kind, name, _COMM, size, behind=(behind,))
 
 
 def _name(unit: int) -> str:

@@ -15,27 +15,29 @@ from simoffload.schedule import Schedule
 from simoffload.strategies.base import Facts, Tunable
 from simoffload.strategies.checkpoint.plan import CheckpointPlan
 from simoffload.strategies.checkpoint.strategy import config_warnings, plan_of_training
-from simoffload.strategies.coordinator_sink import Layers, Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.training import TrainingSettings
-from simoffload.strategies.ds_config.tuning import tunables
-from simoffload.strategies.forward import Routes
+from simoffload.strategies.ds_config.export import tunables
+from simoffload.strategies.ds_config.settings import TrainingSettings
 from simoffload.strategies.plan import StepPart, StepWork
+from simoffload.strategies.replay import LayerStack, Parameters
+from simoffload.strategies.streams import Routes
 from simoffload.strategies.timing import TrainingTiming, ranks_beyond
-from simoffload.strategies.training.layers import ReplayPeaks, TrainedLayers, buckets, gathered_peak
 from simoffload.strategies.training.memory.stages import training_stages
 from simoffload.strategies.training.memory.states import estimates_for
-from simoffload.strategies.training.micro_step_replay import (
+from simoffload.strategies.training.micro_step import (
     ActivationOffload,
     MicroStepReplay,
-    Parameters,
-    ReplayedStep,
+    ReplayPeaks,
+    TrainedLayers,
+    buckets,
+    gathered_peak,
 )
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.strategies.training.step import StepPlan
 from simoffload.strategies.training.storage_io import (
+    GradientSink,
     GradientSwapper,
-    NoSink,
     RankFiles,
     StorageStage,
     by_tier,
@@ -64,7 +66,7 @@ class ZeroTrainingPlan(StepWork):
     config: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     """What its settings come from, and those of its checkpoints."""
     saved: CheckpointPlan | None = None
-    """Its checkpoints."""
+    """Plan of the run's checkpoints."""
 
     @property
     def target(self) -> str:
@@ -88,7 +90,7 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def processes(self) -> int:
-        """Ranks on one host."""
+        """Number of ranks on one host."""
         return self.machine.ranks_per_node(self.places.ranks)
 
     @property
@@ -106,7 +108,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def parameters(self) -> Parameters:
         """All tensors with their partitions, and the modules that need them."""
-        return Parameters.of(self.trace, self.state.tensors)
+        return self.layered.whole.parameters
 
     @cached_property
     def layered(self) -> TrainedLayers:
@@ -122,7 +124,7 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def timing(self) -> TrainingTiming:
-        """Durations on this machine."""
+        """Durations of modules on this machine."""
         return TrainingTiming(
             machine=self.machine,
             model=self.model,
@@ -140,17 +142,15 @@ class ZeroTrainingPlan(StepWork):
             out = self._writer(part, swapper)
             write(out, part)
             return out.build()
-        for step in self._shortest(self._short(part)):
-            out = self._writer(part, GradientSwapper.of(self.state), step.layers)
-            replay = MicroStepReplay(step, self.state, out)
+        for stack in self._stacks(part):
+            out = self._writer(part, GradientSwapper.of(self.state), stack.trace.layers)
+            replay = MicroStepReplay(stack, self.state, out)
             if replay.forward() if part.phase == "forward" else replay.backward():
                 break
         return out.build()
 
-    def _writer(
-        self, part: StepPart, swapper: GradientSwapper | None, layers: Layers | None = None
-    ) -> MicroStepWriter:
-        """What writes a part down; of a micro-step with ``layers`` left out, if that is so."""
+    def _writer(self, part: StepPart, swapper: GradientSwapper | None, layers: int = 0) -> MicroStepWriter:
+        """Return what writes down a part that goes through so many ``layers``."""
         return MicroStepWriter(
             name=part.title,
             state=self.state,
@@ -159,39 +159,27 @@ class ZeroTrainingPlan(StepWork):
             swapper=swapper,
             hooks=self.step.hooks(),
             routes=self._routes,
-            activations=self._activations(self.model.num_hidden_layers if layers is None else layers.walked),
+            activations=self._activations(layers),
         )
-
-    @property
-    def _full(self) -> ReplayedStep:
-        """The micro-step with all its layers."""
-        return ReplayedStep(self.trace, self.parameters)
-
-    def _shortest(self, short: ReplayedStep | None) -> Iterator[ReplayedStep]:
-        """The micro-steps to try: ``short``, if there is one, and that of all layers, made when asked for."""
-        if short is not None:
-            yield short
-        yield self._full
 
     @cached_property
     def _routes(self) -> Routes:
         return {}
 
-    def _short(self, part: StepPart) -> ReplayedStep | None:
-        """A micro-step of fewer layers that stands for the whole one."""
-        if not self.state.homogeneous or part.phase == "forward":
-            return self.layered.without(None)
+    def _stacks(self, part: StepPart) -> Iterator[LayerStack]:
+        """Yield the stacks that may stand for a pass through the model, the shortest first."""
+        if part.phase == "forward":
+            return self.layered.stacks()
         swaps = part.boundary and self.settings.stage == 3 and self.settings.optimizer_device != "none"
-        gradients = self.layered.gradients(GradientSwapper.of(self.state) if swaps else None)
-        return self.layered.without(gradients) if gradients is not None else None
+        return self.layered.stacks_back(GradientSwapper.of(self.state) if swaps else None)
 
     def _fill(self, swapper: GradientSwapper) -> None:
         """Leave in the swap buffers what backward has not filled one with."""
         if self.state.homogeneous:
             self.layered.fill(swapper)
             return
-        for tensors in buckets(self._full, self.settings.reduce_bucket_size):
-            swapper.insert(NoSink(), tensors)
+        for tensors in buckets(self.layered.whole, self.settings.reduce_bucket_size):
+            swapper.insert(GradientSink(), tensors)
 
     def _activations(self, layers: int) -> ActivationOffload | None:
         """Copies of checkpoints, if those go to host memory, of a model of so many ``layers``."""
@@ -211,10 +199,8 @@ class ZeroTrainingPlan(StepWork):
         return self._peak(warm=True)
 
     def _peak(self, *, warm: bool) -> ReplayPeaks:
-        gradients = self.layered.gradients(None) if self.state.homogeneous else None
-        short = self.layered.without(gradients, warm=warm) if gradients is not None else None
-        for step in self._shortest(short):
-            found = gathered_peak(step, self.state, warm=warm)
+        for stack in self.layered.stacks_back(None, warm=warm):
+            found = gathered_peak(stack, self.state, warm=warm)
             if found is not None:
                 return found
         raise AssertionError("nothing is left out of the whole")

@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple
 from simoffload.limits import count_elements
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.coordinator_sink import Tensor, cut_tensors
-from simoffload.strategies.ds_config.training import TrainingSettings
+from simoffload.strategies.coordinator import Tensor, cut_tensors
+from simoffload.strategies.ds_config import OffloadSettings
+from simoffload.strategies.ds_config.settings import TrainingSettings
 
 __all__ = [
     "Partitions",
@@ -119,7 +120,7 @@ class Partitions:
 
     @cached_property
     def trained(self) -> tuple[Weight, ...]:
-        """Tensors that have gradients."""
+        """Tensors of the model that have gradients."""
         return tuple(weight for weight in self.weights if weight.trainable)
 
     @cached_property
@@ -205,6 +206,11 @@ class TrainingState:
         settings = self.settings
         weights = weights_of(self.model)
         return Partitions(weights, settings.stage, self.places.ranks, settings.sub_group_size)
+
+    @property
+    def fetching(self) -> OffloadSettings | None:
+        """How partitioned parameters are fetched; None below stage 3, where every rank has them whole."""
+        return self.settings.params if self.settings.stage == 3 else None
 
     @property
     def weights_on(self) -> Literal["hbm", "dram", "nvme"]:

@@ -16,8 +16,9 @@ from simoffload.errors import InputError
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
 from simoffload.strategies.checkpoint.bytes import FREED_S, FRESH_CAST_S
-from simoffload.strategies.forward import COMM, COMPUTE, COPY, HOST, IO
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO
 from simoffload.strategies.plan import StepPart
+from simoffload.strategies.streams import HOST
 from simoffload.strategies.timing import DEEPSPEED_ADAM, TORCH_ADAM
 from simoffload.strategies.training.state import Update
 from simoffload.strategies.training.writer import PARAMETERS, WRITE, GradientHooks, MicroStepWriter
@@ -162,7 +163,7 @@ class OptimizerStep:
         casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)
         out.flush()
         fixed = casts + self._timing.gpu_adam(numel)
-        out.add("update", COMPUTE, fixed=fixed, label="Adam", after=out.host_so_far())
+        out.add("update", COMPUTE, fixed=fixed, label="Adam", after=out.so_far(HOST))
 
     def _on_cpu(self, update: Update, following: Update | None) -> None:
         numel = update.group.numel
@@ -212,18 +213,8 @@ class OptimizerStep:
             part = min(left, bucket)
             left -= part
             size = part * self._size * (out.ranks - 1)
-            route, latency = out.received("all-gather", size)
             out.spend(out.costs.collective_call.value)
-            out.flush()
-            out.add(
-                "gather",
-                COMM,
-                fixed=latency,
-                size=size,
-                route=route,
-                after=(*out.host_so_far(), *out.so_far(COMPUTE), *out.so_far(COPY)),
-                collective=True,
-            )
+            out.exchange("gather", "all-gather", COMM, size, behind=(COMPUTE, COPY))
         out.host_waits(COMM)
 
     # -- storage --------------------------------------------------------------------------------
@@ -243,7 +234,7 @@ class OptimizerStep:
         size = out.aligned(update.group.numel * SINGLE)
         states = [size] * 3
         out.flush()
-        after: tuple[Dependency, ...] = out.host_so_far()
+        after: tuple[Dependency, ...] = out.so_far(HOST)
         for part in states:
             ordinal = out.read_state(
                 part, tier=self._plan.places.optimizer, label="optimizer states", after=after
@@ -252,7 +243,7 @@ class OptimizerStep:
             # The gradient is asked for only when the states are there.
             out.host_waits(IO)
             out.flush()
-            after = out.host_so_far()
+            after = out.so_far(HOST)
         return out.read_state(
             self._gradients(update, size),
             tier=self._plan.places.optimizer,
@@ -331,5 +322,5 @@ class CpuWork:
         out = self._out
         out.flush()
         route = out.cpu_work(name, rate)
-        after = out.host_so_far() if self._stream != HOST else ()
+        after = out.so_far(HOST) if self._stream != HOST else ()
         out.add("cpu", self._stream, size=traffic, route=route, label=name, after=after)

@@ -10,11 +10,11 @@ gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.zero import check_buffer_size
 
@@ -99,7 +99,7 @@ class RankFiles:
         )
 
     def steady(self, passed: Passed) -> tuple[StorageStage, ...]:
-        """One later step."""
+        """Return the stages of one later step."""
         both = "master weights and moments"
         return (
             _stage("forward and backward", self._pass_through(passed)),
@@ -147,8 +147,8 @@ def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) 
     return sums
 
 
-class GradientSink(Protocol):
-    """What the swapper of gradients asks of the machine."""
+class GradientSink:
+    """What the swapper of gradients asks of the machine; here nothing happens."""
 
     def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
         """Copy gradients from the GPU into a buffer."""
@@ -158,16 +158,6 @@ class GradientSink(Protocol):
 
     def wait_writes(self) -> None:
         """Wait until everything is written."""
-
-
-class NoSink:
-    """A machine on which nothing happens."""
-
-    def to_swap_buffer(self, _sizes: Sequence[int], /) -> None: ...
-
-    def write(self, _size: int, /, *, tier: str, label: str) -> None: ...
-
-    def wait_writes(self) -> None: ...
 
 
 class GradientSwapper:

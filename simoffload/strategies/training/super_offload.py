@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds
 from simoffload.strategies.training.step import (
@@ -93,7 +93,7 @@ class _Arrivals(GradientHooks):
         self._missing = Counter({index: len(one.group.tensors) for index, one in enumerate(updates)})
 
     def stored(self, out: MicroStepWriter, tensors: Sequence[Tensor], *, boundary: bool) -> None:
-        """Queue what is complete."""
+        """Queue the sub-groups that are complete."""
         came = Counter(self._group[id(tensor)] for tensor in tensors)
         self._missing.subtract(came)
         complete = [index for index in came if not self._missing[index]]

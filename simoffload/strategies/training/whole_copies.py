@@ -12,7 +12,7 @@ from simoffload.models import ModelShape
 from simoffload.results.capacity import Change, MemoryStage, MemoryTerm
 from simoffload.strategies.base import Plan, Tunable
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.tuning import stages
+from simoffload.strategies.ds_config.export import stages
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training

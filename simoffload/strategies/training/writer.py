@@ -18,23 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from simoffload.models import Module
 from simoffload.models.shape import SINGLE
 from simoffload.schedule import Dependency
-from simoffload.strategies.coordinator_sink import Tensor
-from simoffload.strategies.forward import (
-    COMM,
-    COMPUTE,
-    COPY,
-    IO,
-    STREAMS,
-    ForwardWriter,
-    Partitioning,
-    Routes,
-)
+from simoffload.strategies.coordinator import Tensor
+from simoffload.strategies.forward import COMM, COMPUTE, COPY, IO, STREAMS, ForwardWriter, Partitioning
+from simoffload.strategies.streams import HOST, Routes
 from simoffload.strategies.timing import TrainingTiming, picoseconds
 from simoffload.strategies.training.state import TrainingState
-from simoffload.strategies.training.storage_io import GradientSwapper
+from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.micro_step_replay import ActivationOffload
+    from simoffload.strategies.training.micro_step import ActivationOffload
 
 __all__ = [
     "ACTIVATIONS",
@@ -85,8 +77,8 @@ class GradientHooks:
         """Its partitions are on their way to where they are accumulated."""
 
 
-class MicroStepWriter(ForwardWriter):
-    """Implements the coordinator's ``Actions`` in training, and writes kernels and gradients."""
+class MicroStepWriter(ForwardWriter, GradientSink):
+    """Writes a micro-step: what a forward pass has, and kernels of backward, gradients and checkpoints."""
 
     def __init__(
         self,
@@ -103,7 +95,7 @@ class MicroStepWriter(ForwardWriter):
         settings, places = state.settings, state.places
         placement = Partitioning(places.weights, places.ranks, state.model.dtype_bytes, settings.params)
         super().__init__(
-            name=name, placement=placement, timing=timing, visits=(), streams=TRAINING_STREAMS, routes=routes
+            name=name, placement=placement, timing=timing, streams=TRAINING_STREAMS, routes=routes
         )
         self._settings = settings
         self._time = timing
@@ -118,7 +110,6 @@ class MicroStepWriter(ForwardWriter):
         """The stream of what happens to gradients."""
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
-        self._began = False
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
         """Everything that decides how what follows is written down, told relative to what is written."""
@@ -128,26 +119,15 @@ class MicroStepWriter(ForwardWriter):
 
     # -- hooks and kernels ----------------------------------------------------------------------
 
-    def begin(self, module: Module, *, segment: str, backward: bool) -> None:
-        """The hook before a module begins, and with the first one of a layer a new segment."""
-        self.part(segment)
-        self.label = module.name
-        self._fetched_until = None
-        self._waited = False
-        if self._settings.stage < 3:
-            return
-        if not backward:
-            self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
-
     def part(self, segment: str) -> None:
-        """Begin a new segment, if ``segment`` names one."""
-        if segment:
-            self.builder.segment(segment)
-        if not self._began:
-            self._began = True
-            self.spend(self.costs.pass_overhead.value)
+        """Begin a new segment, if ``segment`` names one; with the tail forward has left the last layer."""
+        super().part(segment)
         if segment == "tail" and self._activations is not None:
             self._activations.leave(self)
+
+    def _spend_on_hook(self, module: Module) -> None:
+        if self._settings.stage == 3:
+            self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
 
     def checkpoint(self, layer: int, *, again: bool) -> None:
         """A layer's input is kept, or taken up ``again``."""
@@ -166,23 +146,13 @@ class MicroStepWriter(ForwardWriter):
         self._kernels(module, self.timing.compute(module))
 
     def launch_backward(self, module: Module) -> None:
-        """Kernels of backward."""
+        """Launch the kernels of backward."""
         duration = self._time.backward(module)
         if duration and self._settings.stage == 3:
             self.spend(self._more.backward_call.value)
         elif duration:  # no Python in it: a node of autograd for each operation (an estimate)
             self.spend(self.costs.operation.value * max(1, self._time.operations(module)))
         self._kernels(module, duration)
-
-    def _kernels(self, module: Module, duration: int) -> None:
-        if not duration:
-            return
-        self.flush()
-        after = list(self.host_so_far())
-        fetched = self.builder.written[self._copies] if self._fetched_until is None else self._fetched_until
-        if fetched and self._copies != COMPUTE:
-            after.append(self.builder.after(self._copies, fetched - 1))
-        self.add("compute", COMPUTE, fixed=duration, label=module.name, after=tuple(after))
 
     # -- gradients ------------------------------------------------------------------------------
 
@@ -197,7 +167,7 @@ class MicroStepWriter(ForwardWriter):
         self.flush()
         passes = (2 if contiguous else 0) + self._hooks.passes(tensor)
         size = passes * tensor.numel * self._place.dtype_bytes
-        after = (*self.host_so_far(), *self.so_far(COMPUTE))
+        after = self.so_far(HOST, COMPUTE)
         self.add("reduce", self.gradients, fixed=self._time.hbm_traffic(size), label=tensor.name, after=after)
 
     def reduce(self, tensors: Sequence[Tensor]) -> None:
@@ -223,10 +193,6 @@ class MicroStepWriter(ForwardWriter):
         self.host_waits(self.gradients)
         self.host_waits(COMPUTE)
 
-    def end_forward(self) -> None:
-        """The host waits for the loss."""
-        self.host_waits(COMPUTE)
-
     def _scatter(self, tensors: Sequence[Tensor]) -> None:
         """Average over ranks: put in order (2 passes), divided (2 passes), reduced over the ring."""
         size = sum(tensor.numel for tensor in tensors) * self._place.dtype_bytes
@@ -237,20 +203,18 @@ class MicroStepWriter(ForwardWriter):
         shared = size * (self.ranks - 1) // self.ranks
         if self._settings.stage < 3:  # all-reduce (stage 2: use_multi_rank_bucket_allreduce, on by default)
             shared *= 2
-        route, latency = self.received("reduction of gradients", shared)
-        self.collective("reduce", fixed=latency, size=shared, route=route)
+        self.collective("reduce", "reduction of gradients", shared)
 
-    def collective(self, kind: str, *, fixed: int, size: int, route: int) -> None:
-        """Something that all ranks do together, in its place on the gradients' stream."""
-        after = (*self.host_so_far(), *self.so_far(self.gradients))
-        self.add(kind, COMM, fixed=fixed, size=size, route=route, after=after, collective=True)
+    def collective(self, kind: str, name: str, size: int, *, calls: int = 1) -> None:
+        """Let all ranks receive ``size`` [B] together, in its place on the gradients' stream."""
+        self.exchange(kind, name, COMM, size, behind=(self.gradients,), calls=calls)
         self.add(kind, self.gradients, after=self.so_far(COMM))
 
     def on_gpu(self, kind: str, traffic: float, *, stream: int | None = None) -> None:
         """``traffic`` [B] of HBM, on the gradients' stream unless another one is named."""
         self.flush()
         where = self.gradients if stream is None else stream
-        self.add(kind, where, fixed=self._time.hbm_traffic(traffic), after=self.host_so_far())
+        self.add(kind, where, fixed=self._time.hbm_traffic(traffic), after=self.so_far(HOST))
 
     def _accumulate_on_gpu(self, tensors: Sequence[Tensor]) -> None:
         passes = 3 if self._stage.accumulates else 2
@@ -281,7 +245,7 @@ class MicroStepWriter(ForwardWriter):
 
     @cached_property
     def _copy_latency(self) -> float:
-        return self.timing.machine.device_to_host(0, pinned=True).latency
+        return self.machine.device_to_host(0, pinned=True).latency
 
     def _by_tensor(self, count: int, *, to_and_fro: bool) -> None:
         """What gradients take on their stream beyond bytes: small kernels, changes from copies to kernels.
@@ -293,10 +257,10 @@ class MicroStepWriter(ForwardWriter):
         stage = self._stage
         kernels = stage.accumulates + _BOUNDARY_KERNELS * stage.boundary
         changes = (2 if stage.accumulates else int(to_and_fro)) + (2 if stage.boundary else 1)
-        latency = self.timing.machine.accelerator.kernel_latency_s
+        latency = self.machine.accelerator.kernel_latency_s
         seconds = kernels * latency + changes * self._copy_latency
         self.flush()
-        self.add("reduce", self.gradients, fixed=picoseconds(count * seconds), after=self.host_so_far())
+        self.add("reduce", self.gradients, fixed=picoseconds(count * seconds), after=self.so_far(HOST))
 
     def _boundary(self, tensors: Sequence[Tensor]) -> None:
         self._single_precision(tensors)
@@ -330,9 +294,7 @@ class MicroStepWriter(ForwardWriter):
         """A buffer is written by the aio handle of a ``stream`` while the host goes on."""
         self.flush()
         route, latency = self.storage(tier, size, written=True)
-        self.add(
-            "write", stream, fixed=latency, size=size, route=route, label=label, after=self.host_so_far()
-        )
+        self.add("write", stream, fixed=latency, size=size, route=route, label=label, after=self.so_far(HOST))
 
     def wait_writes(self) -> None:
         """The host waits until everything is written."""
@@ -374,7 +336,7 @@ class MicroStepWriter(ForwardWriter):
         self.flush()
         where = self.gradients if stream is None else stream
         route, latency = self.copies(sizes, to_device=to_device, pinned=pinned)
-        after = (*self.host_so_far(), *(self.so_far(behind) if behind is not None else ()))
+        after = (*self.so_far(HOST), *(self.so_far(behind) if behind is not None else ()))
         self.add("copy", where, fixed=latency, size=sum(sizes), route=route, after=after)
         if blocking or not pinned:
             self.host_waits(where)

@@ -26,7 +26,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simoffload.models.shape import SINGLE
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.forward import COMPUTE, COPY
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.timing import DEEPSPEED_ADAM, picoseconds
@@ -243,7 +243,7 @@ class SelectedColumns:
 
     @property
     def matrices(self) -> list[Tensor]:
-        """All trained matrices."""
+        """All matrices that are trained."""
         return [tensor for tensor in self.plan.state.trained if self.of(tensor)]
 
     def of(self, tensor: Tensor) -> int:
@@ -354,6 +354,4 @@ class ColumnWork:
         if not shared:
             return
         out.spend(out.costs.collective_call.value * len(sizes))
-        out.flush()
-        route, latency = out.received("broadcast of selected columns", shared)
-        out.collective("update", fixed=latency * len(sizes), size=shared, route=route)
+        out.collective("update", "broadcast of selected columns", shared, calls=len(sizes))

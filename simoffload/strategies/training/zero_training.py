@@ -22,15 +22,10 @@ from simoffload.models import ModelShape
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results.capacity import Change
 from simoffload.strategies.base import Plan
-from simoffload.strategies.ds_config.export import FILE, Work, training_config
+from simoffload.strategies.ds_config.export import FILE, Work, stages, training_config
+from simoffload.strategies.ds_config.keys import batch_problems
 from simoffload.strategies.ds_config.sections import ZeroSection
-from simoffload.strategies.ds_config.training import (
-    TrainingSettings,
-    ZenFlow,
-    batch_problems,
-    resolve_training,
-)
-from simoffload.strategies.ds_config.tuning import stages
+from simoffload.strategies.ds_config.settings import TrainingSettings, ZenFlow, resolve_training
 from simoffload.strategies.placement import refused
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.state import Places, Update
@@ -54,7 +49,7 @@ class Lora(Frozen):
     """Adapters beside frozen weights, in PEFT's names."""
 
     r: Annotated[int, Field(strict=True, ge=1, le=65_536)]
-    """Rank."""
+    """Rank of the adapters' matrices."""
     target_modules: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
     """Linear layers that get adapters, by the end of their names: q_proj, v_proj, …"""
     quantize: Literal["nf4"] | None = None
@@ -74,7 +69,7 @@ class ZeroTraining(ZeroStrategy):
     """Threads of each rank's CPU optimizer (``OMP_NUM_THREADS``); by default the cores over the ranks."""
 
     lora: Lora | None = None
-    """Train adapters only."""
+    """Adapters that are trained in place of all weights."""
 
     def written(self, key: str) -> Written:
         """What ds_config says; a device of "none" goes with any tier that is named."""
@@ -83,7 +78,7 @@ class ZeroTraining(ZeroStrategy):
 
     @property
     def trains(self) -> str:
-        """Adapters, with LoRA."""
+        """What is trained: adapters with LoRA, else all weights."""
         return "all weights" if self.lora is None else "adapters"
 
     def resident(self) -> tuple[Edit, ...]:
@@ -135,7 +130,7 @@ class ZeroTraining(ZeroStrategy):
         return training_moves(plan, tuple(self.stages(plan)), ranks=self.ranks, buffer_size=size)
 
     def stages(self, plan: Plan) -> Iterator[Change]:
-        """Higher stages of ZeRO."""
+        """Yield the higher stages of ZeRO."""
         assert isinstance(plan, ZeroTrainingPlan)
         return stages(plan.settings)
 

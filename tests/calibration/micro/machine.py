@@ -105,7 +105,7 @@ def hooks(most: int) -> dict[str, Any]:
 
 def _run(case: Any) -> dict[str, Any]:
     plan = plan_of(_written(case, {}, 1.0), base())
-    count = len(plan.visits)
+    count = len(plan.layered.visits)
     still = {key: [0.0] * count for key in ("fetch", "fetched", "launched", "released")}
     blank = traced(
         _written(case, {"module": ["m"] * count, **still}, 1.0), plan, copy_latency=WAIT + (128 << 10) / PCIE

@@ -9,9 +9,9 @@ from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, load_model
 from simoffload.results.capacity import MemoryStage, tier_uses
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig
-from simoffload.strategies.ds_config.training import TrainingSettings, resolve_training
-from simoffload.strategies.training.layers import ReplayPeaks
+from simoffload.strategies.ds_config.settings import TrainingSettings, resolve_training
 from simoffload.strategies.training.memory.stages import training_stages
+from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.workload import Training
 

@@ -22,7 +22,7 @@ from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
 from simoffload.strategies.training.fsdp import Fsdp, FsdpPlan
-from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime
+from simoffload.strategies.training.fsdp_runtime import ROOT, FsdpOptions, FsdpRuntime, FsdpSink
 from simoffload.workload import Training
 from tests.examples import some
 from tests.strategies.training.make_fsdp_traces import CASES, LAYERS, Case
@@ -56,7 +56,7 @@ def plan_of(machine: Machine, *, model: Any = None, **reported: Any) -> FsdpPlan
 # -- the runtime against PyTorch -------------------------------------------------------------------
 
 
-class Log:
+class Log(FsdpSink):
     """The runtime's calls in the words of the recorded runs."""
 
     def __init__(self) -> None:

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from simoffload.errors import InputError
 from simoffload.models import load_model
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.training.layers import buckets, gathered_peak
-from simoffload.strategies.training.micro_step_replay import Bucket, ReplayedStep
+from simoffload.strategies.training.micro_step import Bucket, buckets, gathered_peak
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.training.zero_training import ZeroTraining
 from simoffload.workload import Training
@@ -44,7 +43,7 @@ def plan_of_record(name: str, how: str) -> ZeroTrainingPlan:
 
 
 def found_buckets(plan: ZeroTrainingPlan) -> list[list[str]]:
-    found = buckets(ReplayedStep(plan.trace, plan.parameters), BUCKET)
+    found = buckets(plan.layered.whole, BUCKET)
     return [[tensor.name for tensor in tensors] for tensors in found]
 
 
@@ -176,7 +175,7 @@ def test_both_passes_together_read_what_one_walk_reads(reuse: int, bucket: int) 
         for op in block.ops
         if op.kind == "read"
     ]
-    peak = gathered_peak(ReplayedStep(plan.trace, plan.parameters), plan.state)
+    peak = gathered_peak(plan.layered.whole, plan.state)
     assert written == [tensor.name for tensor in peak.read]
     assert peak.gathered <= plan.model.num_parameters
 
@@ -203,4 +202,4 @@ def test_a_tensor_that_is_needed_twice_in_what_is_read_ahead_stops_deepspeed() -
     }
     plan = plan_of(zero, ranks=2, model=model, sequence_length=16)
     with pytest.raises(InputError, match="already assigned swap buffer"):
-        gathered_peak(ReplayedStep(plan.trace, plan.parameters), plan.state)
+        gathered_peak(plan.layered.whole, plan.state)

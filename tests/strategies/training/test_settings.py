@@ -8,7 +8,8 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.training import TrainingSettings, batch_problems, resolve_training
+from simoffload.strategies.ds_config.keys import batch_problems
+from simoffload.strategies.ds_config.settings import TrainingSettings, resolve_training
 
 
 def resolve(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.strategies.coordinator_sink import Tensor
+from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.training.storage_io import GradientSwapper
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from simoffload.models import ModelShape, load_model
 from simoffload.models.lora import with_lora
-from simoffload.strategies.training.trace import Event, Instance, MicroStep, micro_step
+from simoffload.strategies.trace import Event, Instance, Trace, micro_step
 from tests.strategies.training.make_traces import CHECKPOINTING, MODELS
 
 DATA = Path(__file__).parent / "data"
@@ -66,7 +66,7 @@ def recorded(name: str, how: str) -> tuple[list[str], list[str]]:
     return forward, backward
 
 
-def without_containers(model: ModelShape, written: Sequence[str], trace: MicroStep) -> list[str]:
+def without_containers(model: ModelShape, written: Sequence[str], trace: Trace) -> list[str]:
     """Leave out that forward leaves modules that own nothing but others: nothing is released."""
     containers = {
         full_name(model, event.instance)

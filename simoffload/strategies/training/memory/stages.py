@@ -19,9 +19,9 @@ from simoffload.hardware import Machine
 from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import MemoryStage, MemoryTerm
 from simoffload.strategies.memory import pinned_rounding
-from simoffload.strategies.training.layers import ReplayPeaks
 from simoffload.strategies.training.memory.gpu import gpu_initialisation, gpu_micro_step, gpu_optimizer_step
 from simoffload.strategies.training.memory.states import TrainingMemory, moment_bytes
+from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import TrainingState
 from simoffload.workload import Training
 

@@ -22,13 +22,13 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.models.shape import SINGLE
 from simoffload.results.capacity import Estimate
-from simoffload.strategies.ds_config.training import OptimizerKind, TrainingSettings
+from simoffload.strategies.ds_config.settings import OptimizerKind, TrainingSettings
 from simoffload.strategies.memory import Activations, activations_of
 from simoffload.strategies.training.state import Partitions, SubGroup, TrainingState, Weight
 from simoffload.workload import Training
 
 if TYPE_CHECKING:
-    from simoffload.strategies.training.layers import ReplayPeaks
+    from simoffload.strategies.training.micro_step import ReplayPeaks
 
 __all__ = [
     "Estimate",
@@ -137,7 +137,7 @@ class TrainingMemory:
 
     @property
     def settings(self) -> TrainingSettings:
-        """DeepSpeed's."""
+        """DeepSpeed's settings of the run."""
         return self.state.settings
 
     @property
@@ -147,17 +147,17 @@ class TrainingMemory:
 
     @property
     def stage(self) -> int:
-        """ZeRO's."""
+        """ZeRO's stage, 0 to 3."""
         return self.settings.stage
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Ranks that share the states."""
         return self.state.places.ranks
 
     @property
     def per_host(self) -> int:
-        """Ranks on one host."""
+        """Number of ranks on one host."""
         return self.machine.ranks_per_node(self.ranks)
 
     @property
@@ -167,7 +167,7 @@ class TrainingMemory:
 
     @cached_property
     def activations(self) -> Activations:
-        """Of one micro-step."""
+        """Activations of one micro-step."""
         return activations_of(
             self.state.model, self.workload, cpu_checkpointing=self.settings.cpu_checkpointing
         )
@@ -235,17 +235,15 @@ class TrainingMemory:
         return sum(count * self.aligned(numel * self.size) for numel, count in numels.items())
 
 
+_BUFFER_FACTOR = 1.5
+"""Default of ``additional_buffer_factor`` of both estimators."""
+
+
 def zero2_estimate(
-    total_params: int,
-    *,
-    num_gpus_per_node: int = 1,
-    num_nodes: int = 1,
-    cpu_offload: bool = True,
-    additional_buffer_factor: float = 1.5,
+    total_params: int, *, num_gpus_per_node: int = 1, num_nodes: int = 1, cpu_offload: bool = True
 ) -> Estimate:
     """Reproduce ``estimate_zero2_model_states_mem_needs``, to the byte."""
-    total_gpus = num_nodes * num_gpus_per_node
-    factor = additional_buffer_factor
+    total_gpus, factor = num_nodes * num_gpus_per_node, _BUFFER_FACTOR
     if cpu_offload:
         host = total_params * max(4 * total_gpus, 16) * factor
         gpu = 2 * total_params
@@ -265,30 +263,22 @@ def zero3_estimate(
     num_nodes: int = 1,
     cpu_offload: bool = True,
     cpu_offload_params: bool = True,
-    zero_init: bool = True,
-    additional_buffer_factor: float = 1.5,
 ) -> Estimate:
-    """Reproduce ``estimate_zero3_model_states_mem_needs``, to the byte.
+    """Reproduce ``estimate_zero3_model_states_mem_needs`` under ``zero.Init``, to the byte.
 
     ``largest_layer_params`` are those of the largest module, its children's not counted, as
     ``model_to_params`` finds them (:func:`largest_module_numel`).
     """
-    total_gpus, share = num_nodes * num_gpus_per_node, 1 / num_nodes
-    factor, largest = additional_buffer_factor, 4 * largest_layer_params
+    total_gpus, factor, largest = num_nodes * num_gpus_per_node, _BUFFER_FACTOR, 4 * largest_layer_params
     if not cpu_offload:
         gpu = largest + int(18 * total_params / total_gpus)
-        host = (largest_layer_params if zero_init else total_params) * 4 * num_gpus_per_node * factor
-        formula = f"GPU 4L + 18P/G; host {'4L' if zero_init else '4P'} x g x {factor}"
-        return Estimate(_ZERO_3, int(host), int(gpu), None, formula)
+        host = largest * num_gpus_per_node * factor
+        return Estimate(_ZERO_3, int(host), int(gpu), None, f"GPU 4L + 18P/G; host 4L x g x {factor}")
     states = 18 if cpu_offload_params else 16
     gpu = largest if cpu_offload_params else largest + int(2 * total_params / total_gpus)
-    if zero_init:
-        host = total_params * states * share * factor
-    else:
-        host = total_params * max(4 * num_gpus_per_node, states * share) * factor
+    host = total_params * states * (1 / num_nodes) * factor
     on_gpu = "4L" if cpu_offload_params else "4L + 2P/G"
-    on_host = f"{states}P/n" if zero_init else f"P x max(4g, {states}/n)"
-    return Estimate(_ZERO_3, int(host), int(gpu), None, f"GPU {on_gpu}; host {on_host} x {factor}")
+    return Estimate(_ZERO_3, int(host), int(gpu), None, f"GPU {on_gpu}; host {states}P/n x {factor}")
 
 
 _ZERO_3 = "DeepSpeed's estimate for ZeRO-3"

@@ -1,26 +1,29 @@
-"""The order of a training micro-step: which module's hooks fire, what is computed, which gradients come.
+"""The order in which DeepSpeed's hooks fire: fetches, kernels, gradients of a forward pass or a micro-step.
 
-As in real runs of OPT, BLOOM and Llama under DeepSpeed 0.19.8 and transformers 5.23, with which the tests
-compare. Backward visits modules in reverse; hooks after backward fire only for modules that get a
+Both are as in real runs of OPT, BLOOM and Llama under DeepSpeed 0.19.8 and transformers 5.23, with which the
+tests compare. Backward visits modules in reverse; hooks after backward fire only for modules that get a
 tensor by position. With checkpointing (non-reentrant) a layer is computed again when autograd asks for the
 first tensor that forward saved, and recomputation stops as soon as the last such tensor is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from simoffload.models import ModelShape, Module
 from simoffload.models.cost import loss_module
-from simoffload.strategies.coordinator import Coordinator
-from simoffload.strategies.coordinator_sink import Layers, State
 
-__all__ = ["Event", "Instance", "MicroStep", "Passes", "SkippedLayers", "Span", "micro_step"]
+__all__ = ["Event", "Instance", "Span", "Trace", "forward_pass", "micro_step"]
 
 
-class Instance(NamedTuple):
-    """A module of a certain layer (or outside of the layers)."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Instance:
+    """A module of a certain layer (or outside of the layers), told from others by identity.
+
+    That is a cheap key: events of a trace share the instances of its modules.
+    """
 
     module: Module
     layer: int = -1
@@ -47,20 +50,20 @@ class Span(NamedTuple):
 
     first: int
     each: int
-    """Events of a layer."""
+    """Number of events of a layer."""
 
 
-class MicroStep(NamedTuple):
-    """One forward and one backward pass."""
+class Trace(NamedTuple):
+    """The events of one forward pass and, in training, of the backward pass after it."""
 
     forward: tuple[Event, ...]
-    backward: tuple[Event, ...]
     layers: int
     forward_span: Span
-    backward_span: Span
+    backward: tuple[Event, ...] = ()
+    backward_span: Span = Span(0, 0)
 
     def pieces(self, *, backward: bool) -> Iterator[tuple[int, tuple[Event, ...]]]:
-        """The events of a pass before the layers (numbered -1), of each layer as it is visited, and after."""
+        """Yield the events of a pass before the layers (numbered -1), of each layer as visited, and after."""
         events = self.backward if backward else self.forward
         first, each = self.backward_span if backward else self.forward_span
         yield -1, events[:first]
@@ -69,8 +72,38 @@ class MicroStep(NamedTuple):
         yield self.layers, events[first + self.layers * each :]
 
 
-def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = False) -> MicroStep:
-    """Lay out forward and backward of ``model``; reentrant checkpointing computes a layer again at once."""
+def forward_pass(model: ModelShape, count: int) -> Trace:
+    """Lay out a forward pass of inference through ``count`` of the model's layers.
+
+    Work without hooks, as attention between its projections, belongs to the module that was called before it,
+    whose hook after forward fires behind that work.
+    """
+    head = list(_inference(model.modules_before, "head"))
+    layers = [list(_inference(model.layer, "layer", index)) for index in range(count)]
+    events = [
+        *head,
+        *(event for layer in layers for event in layer),
+        *_inference(model.modules_after, "tail"),
+    ]
+    return Trace(tuple(events), count, Span(len(head), len(layers[0])))
+
+
+def _inference(modules: Sequence[Module], segment: str, layer: int = -1) -> Iterator[Event]:
+    left: Instance | None = None
+    for module in modules:
+        one = Instance(module, layer, module.hooked)
+        if module.hooked:
+            if left is not None:
+                yield Event("release", left)
+            yield Event("fetch", one, segment="" if left is not None else segment)
+            left = one
+        yield Event("launch", one)
+    if left is not None:
+        yield Event("release", left)
+
+
+def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = False) -> Trace:
+    """Lay out forward and backward of training; reentrant checkpointing computes a layer again at once."""
     layers = [_instances(model, index) for index in range(model.num_hidden_layers)]
     before = [Instance(module) for module in model.modules_before]
     after = [Instance(module) for module in model.modules_after]
@@ -96,8 +129,13 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
     events = [event for one in rest for event in _back(one)]
     if events:
         events[0] = events[0]._replace(segment="head backward")
-    spans = Span(first, each), Span(first_back, each_back)
-    return MicroStep(tuple(forward), tuple(backward + events), len(layers), *spans)
+    return Trace(
+        tuple(forward),
+        len(layers),
+        Span(first, each),
+        tuple(backward + events),
+        Span(first_back, each_back),
+    )
 
 
 def _instances(model: ModelShape, layer: int) -> list[Instance]:
@@ -227,91 +265,3 @@ def _recomputation(inner: Sequence[Instance], *, stops_inside: bool) -> list[Eve
         events = [event for index, event in enumerate(events) if index < last or event.kind == "launch"]
     events[0] = events[0]._replace(segment="")
     return [Event("checkpoint", inner[0]), *events]
-
-
-class SkippedLayers(NamedTuple):
-    """What is left out of a pass: ``times`` periods of ``layers``, as one that lies between layers ``after``
-    and ``before``."""
-
-    layers: int
-    after: int
-    before: int
-    times: int
-
-
-class Passes:
-    """Both passes of a micro-step through layers that are alike."""
-
-    def __init__(self, trace: MicroStep, layers: Layers | None, coordinator: Coordinator | None) -> None:
-        self._trace = trace
-        self._layers = layers
-        self._coordinator = coordinator
-        self._ends = tuple(_last_steps(trace))
-
-    def state(self, visit: int, *, backward: bool) -> State | None:
-        """The coordinator's, told relative to the ``visit``-th layer of a pass, which is about to begin; None
-        once what lies behind the layers has mattered."""
-        layers, coordinator = self._layers, self._coordinator
-        assert layers is not None
-        if coordinator is None:
-            return ()
-        if coordinator.looked_past(self._ends[backward]):
-            return None
-        each, first = len(layers.tensors), layers.first_tensor
-        begin = first + each * (layers.walked - 1 - visit if backward else visit)
-        tail = layers.tail_tensor
-
-        def place(index: int) -> tuple[int, int]:
-            if index < first:
-                return 0, index
-            return (2, index - tail) if index >= tail else (1, index - begin)
-
-        return coordinator.seen(place)
-
-    def states(self, happen: Callable[[Event], None], *, backward: bool) -> Iterator[State | None]:
-        """Go through a pass; yields the state each time that a layer is about to begin."""
-        for visit, events in self._trace.pieces(backward=backward):
-            if 0 <= visit < self._trace.layers:
-                yield self.state(visit, backward=backward)
-            for event in events:
-                happen(event)
-
-    def go(
-        self,
-        happen: Callable[[Event], None],
-        *,
-        backward: bool,
-        skip: SkippedLayers | None = None,
-        more: Callable[[], State] = lambda: (),
-        position: Callable[[], int] = lambda: 0,
-        repeat: Callable[[int, int], None] = lambda _first, _times: None,
-    ) -> bool:
-        """Go through a pass; whether what ``skip`` leaves out is as what lies before it.
-
-        ``more`` is what decides besides the coordinator. ``position`` tells how far things are, and
-        ``repeat`` gets the one at which the period began that is to follow itself so many times.
-        """
-        met: dict[int, tuple[State, int]] = {}
-        done = skip is None
-        for visit, events in self._trace.pieces(backward=backward):
-            if skip is not None and not done and skip.after <= visit < skip.before:
-                state = self.state(visit, backward=backward)
-                if state is not None:
-                    met[visit] = (*state, *more()), position()
-                    before = met.get(visit - skip.layers)
-                    if before is not None and before[0] == met[visit][0]:
-                        repeat(before[1], skip.times)
-                        done = True
-            for event in events:
-                happen(event)
-        return done
-
-
-def _last_steps(trace: MicroStep) -> Iterator[int]:
-    """Hooks before what follows the layers, in forward and in backward."""
-    fetches = 0
-    for backward in (False, True):
-        for visit, events in trace.pieces(backward=backward):
-            if visit == trace.layers:
-                yield fetches
-            fetches += sum(event.kind == "fetch" for event in events)

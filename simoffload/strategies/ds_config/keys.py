@@ -1,0 +1,369 @@
+"""Keys of ds_config.json that are not simulated: silent, warned about, refused, or unknown to DeepSpeed.
+
+A key that DeepSpeed reads is a field of its section in ``sections``, which is simulated, or stands in the
+table below. The table says whether no time and no memory of a steady state depends on the key (silent),
+whether a warning tells of every value but the one that is simulated, or whether it is refused because the
+answer would be far off. Read in DeepSpeed 0.19.6, in deepspeed/runtime: config.py, engine.py,
+precision_config.py, zero/config.py, zero/offload_config.py, zenflow/zenflow_config.py. Combinations of values
+that DeepSpeed refuses come last (asserts in engine.py, stage3.py, stage_1_and_2.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from simoffload.documents import suggest
+from simoffload.errors import InputError, Problem, shortened
+from simoffload.strategies.ds_config.sections import (
+    ActivationCheckpointingSection,
+    CheckpointSection,
+    CheckpointWriterSection,
+    ConfigSection,
+    DataTypesSection,
+    DeepSpeedConfig,
+    OffloadOptimizerSection,
+    OffloadParamSection,
+    OptimizerSection,
+    PrecisionSection,
+    ZenFlowSection,
+    ZeroSection,
+)
+
+__all__ = [
+    "NOT_SIMULATED",
+    "Key",
+    "batch_problems",
+    "key_warnings",
+    "refuse_keys",
+    "refuse_selection",
+    "refuse_values",
+    "refused_key",
+    "section_warnings",
+    "trains",
+]
+
+
+class Key(NamedTuple):
+    """A key that is not simulated, and what happens with it."""
+
+    simulated: Any = None
+    """Value that is simulated; a warning tells of others."""
+    instead: str = ""
+    """What is simulated, or what DeepSpeed does, in the words of the warning."""
+    stages: tuple[int, ...] = (0, 1, 2, 3)
+    """Stages of ZeRO that read it."""
+    training: bool = False
+    """Whether nothing of inference depends on it."""
+    matters: Callable[[Any], bool] = lambda _section: True
+    """Whether it is read, as the rest of its section stands."""
+    refused: str = ""
+    """Why a value of true is refused."""
+
+
+def _all(names: str, key: Key) -> dict[str, Key]:
+    return dict.fromkeys(names.split(), key)
+
+
+def _other_type(config: DeepSpeedConfig) -> bool:
+    """Whether gradients travel in another type than the enabled one (``DeepSpeedEngine``)."""
+    enabled = "fp16" if config.fp16.enabled is True else "bfp16" if config.bf16.enabled is True else ""
+    return getattr(config, "communication_data_type", None) != enabled
+
+
+_SILENT = Key(stages=())
+_TRAINING = Key(training=True)
+_STAGE_3 = Key(simulated=False, stages=(3,))
+_OLD_NAME = "is the old name of {0}: {{device: cpu}}; write that"
+NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
+    DeepSpeedConfig: {
+        **_all("weight_quantization tensor_parallel expert_parallel compile", Key()),
+        **_all("sparse_attention compression_training hybrid_engine", Key()),
+        **_all("elasticity autotuning progressive_layer_drop curriculum_learning", _TRAINING),
+        **_all("data_efficiency eigenvalue quantize_training nebula datastates_ckpt amp", _TRAINING),
+        "graph_harvesting": Key(simulated=False),
+        "sparse_gradients": Key(simulated=False, training=True),
+        "comms_logger": Key(
+            instead="DeepSpeed waits for the GPU after each collective to time it, and overlaps less"
+        ),
+        "torch_autocast": Key(instead="the model's dtype decides sizes and times", training=True),
+        "communication_data_type": Key(
+            instead="gradients are reduced in the model's type", training=True, matters=_other_type
+        ),
+        "zero_force_ds_cpu_optimizer": Key(
+            simulated=True, instead="on the CPU it is DeepSpeed's own Adam that runs", training=True
+        ),
+        # Logs, schedules of the learning rate, scaling of gradients in place of another multiplication, and a
+        # profile of one step; "bfloat16" is the old name of bf16. Timers of wall_clock_breakdown read events.
+        **_all("steps_per_print dump_state wall_clock_breakdown memory_breakdown log_level timers", _SILENT),
+        **_all("vocabulary_size flops_profiler tensorboard wandb csv_monitor comet scheduler", _SILENT),
+        **_all("prescale_gradients gradient_predivide_factor gradient_allreduce_op", _SILENT),
+        **_all("zero_allow_untested_optimizer disable_allgather managed_gradient_accumulation", _SILENT),
+        **_all("seq_parallel_communication_data_type dataloader_drop_last pipeline bfloat16", _SILENT),
+        **_all("use_data_before_expert_parallelism", _SILENT),
+    },
+    ZeroSection: {
+        "contiguous_gradients": Key(
+            simulated=True,
+            instead="gradients are copied into a bucket of reduce_bucket_size, as stages 1 and 2 always do "
+            "that offload the optimizer",
+            stages=(1, 2, 3),
+            training=True,
+        ),
+        "reduce_scatter": Key(
+            simulated=True,
+            instead="gradients are reduce-scattered; DeepSpeed would all-reduce them, twice the bytes",
+            stages=(3,),
+            training=True,
+            matters=lambda zero: zero.contiguous_gradients,
+        ),
+        "use_multi_rank_bucket_allreduce": Key(
+            simulated=True,
+            instead="gradients are all-reduced; DeepSpeed would reduce each to the rank that keeps it",
+            stages=(1, 2),
+            training=True,
+            matters=lambda zero: zero.reduce_scatter,
+        ),
+        "cpu_offload_use_pin_memory": Key(instead="DeepSpeed ignores it, too; set pin_memory"),
+        "legacy_stage1": Key(simulated=False, instead="DeepSpeed 0.5.9 and later stop at it"),
+        "stage3_module_granularity_threshold": Key(simulated=0, stages=(3,)),
+        "zero_hpz_partition_size": Key(simulated=1, stages=(3,)),
+        "mics_shard_size": Key(simulated=-1, stages=(3,)),
+        "leaf_module": Key(stages=(3,)),
+        "zeropp_loco_param": Key(stages=(3,), training=True),
+        "zero_quantized_gradients": _STAGE_3._replace(training=True),
+        **_all("stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential", _STAGE_3),
+        **_all("zero_quantized_weights zero_quantized_nontrainable_weights", _STAGE_3),
+        **_all("mics_hierarchical_params_gather pipeline_loading_checkpoint enable_sanity_checks", _STAGE_3),
+        "cpu_offload": Key(refused=_OLD_NAME.format("offload_optimizer"), training=True),
+        **_all("cpu_offload_param cpu_offload_params", Key(refused=_OLD_NAME.format("offload_param"))),
+        # round_robin_gradients spreads the ranks' copies to host memory over the backward pass of stages 1
+        # and 2, which is what is simulated: every rank copies its share of each bucket. Others are about
+        # loading, saving and unused parameters; allgather_partitions is read by nobody (0.9.4 to 0.19.6).
+        **_all("round_robin_gradients allgather_partitions load_from_fp32_weights", _SILENT),
+        **_all("elastic_checkpoint ignore_unused_parameters memory_efficient_linear", _SILENT),
+        **_all("stage3_gather_16bit_weights_on_model_save", _SILENT),
+        **_all("stage3_gather_fp16_weights_on_model_save", _SILENT),
+        **_all("override_module_apply log_trace_cache_warnings save_muon_momentum_buffer_in_memory", _SILENT),
+    },
+    OffloadOptimizerSection: {
+        "fast_init": Key(
+            simulated=False,
+            instead="start-up moves the same bytes in another order; with parameters on storage DeepSpeed "
+            "stops unless offload_param.buffer_size holds the largest sub-group, which is not checked",
+            stages=(3,),
+            training=True,
+        ),
+    },
+    ZenFlowSection: {
+        "auto_ratio": Key(
+            simulated=0.99,
+            instead='the interval that is assumed for update_interval "auto" is that of 0.99',
+            training=True,
+            matters=lambda zenflow: zenflow.update_interval == "auto",
+        ),
+    },
+    ActivationCheckpointingSection: {
+        **_all(
+            "contiguous_memory_optimization synchronize_checkpoint_boundary profile",
+            Key(simulated=False, training=True, matters=lambda section: section.cpu_checkpointing),
+        ),
+        # partition_activations divides checkpoints among tensor-parallel ranks, of which there is one here:
+        # the whole is kept (checkpointing.py, get_partition_size). number_checkpoints is of contiguous ones.
+        **_all("partition_activations number_checkpoints", _SILENT),
+    },
+    # Hyperparameters; moments follow the master weights' type, whatever fp32_optimizer_states says of
+    # 16-bit ones (cpu_adam.py). legacy_fusion is of stage 0, where one kernel updates what several would.
+    OptimizerSection: _all("params legacy_fusion", _SILENT),
+    # param_dtype must be the enabled type; buffers are a few tables of positions.
+    DataTypesSection: _all("param_dtype buffer_dtype", _SILENT),
+    PrecisionSection: {
+        **_all(
+            "fp16_master_weights_and_grads bf16_master_weights_and_grads bf16_optimizer_states",
+            Key(
+                refused="is not modelled: master weights, gradients and moments are counted in single "
+                "precision, up to twice what DeepSpeed would keep; leave it out to see that",
+                training=True,
+            ),
+        ),
+        # Loss scaling changes what gradients are multiplied by; a check for overflow is one more look at a
+        # rank's gradients in HBM.
+        **_all("auto_cast loss_scale initial_scale_power loss_scale_window hysteresis", _SILENT),
+        **_all("consecutive_hysteresis min_loss_scale immediate_grad_update", _SILENT),
+        **_all("check_grad_overflow check_overflow", _SILENT),
+    },
+    CheckpointSection: {
+        "use_node_local_storage": Key(simulated=False),
+        "parallel_write": Key(),
+        **_all("tag_validation load_universal", _SILENT),
+    },
+    CheckpointWriterSection: {"io_multiplier": Key(simulated=1), "show_statistics": _SILENT},
+}
+"""Keys by section; of a field, its other values."""
+
+_STRICT = (ZeroSection, OffloadParamSection, OffloadOptimizerSection, ZenFlowSection, PrecisionSection)
+"""Sections that DeepSpeed reads with ``extra="forbid"`` (config_utils.py)."""
+
+
+def key_warnings(config: DeepSpeedConfig, *, training: bool) -> list[str]:
+    """Warnings about all keys that DeepSpeed does not know or that are not simulated."""
+    found: list[str] = []
+    for where, section in _sections(config, training=training):
+        found += section_warnings(section, where, stage=config.zero_optimization.stage, training=training)
+    if training and config.optimizer is not None and config.optimizer.params.get("torch_adam") is True:
+        found.append(
+            "ds_config optimizer.params.torch_adam: true is not modelled; an optimizer on the CPU is "
+            "DeepSpeed's own Adam, which takes less time than PyTorch's"
+        )
+    return found
+
+
+def section_warnings(
+    section: ConfigSection, where: str, *, stage: int = 3, training: bool = True
+) -> list[str]:
+    """Warnings about keys of one section that DeepSpeed does not know or that are not simulated."""
+    known = NOT_SIMULATED.get(type(section), {})
+    warnings = [
+        f"ds_config {where}{key}: {_shown(getattr(section, key))}not modelled{_because(left.instead)}"
+        for key, left in known.items()
+        if _is_reported(section, key, left, stage=stage, training=training)
+    ]
+    read = {**type(section).model_fields, **known}
+    for key in section.model_extra or {}:
+        if key in known:
+            continue
+        if f"stage3_{key}" in read:
+            warnings.append(f"ds_config {where}{shortened(key)} is not read here; write stage3_{key}")
+            continue
+        does = "at which DeepSpeed stops" if isinstance(section, _STRICT) else "DeepSpeed ignores it"
+        hint = suggest(key, [key for key, one in read.items() if not getattr(one, "refused", "")])
+        warnings.append(f"ds_config {where}{shortened(key)}: unknown key, {does}{hint}")
+    return warnings
+
+
+def refuse_keys(config: DeepSpeedConfig, *, training: bool) -> None:
+    """Raise InputError, with DeepSpeed's keys, for what would make the answer far off."""
+    problems = [
+        Problem("", None, None, f"{where}{key}", one.refused)
+        for where, section in _sections(config, training=training)
+        for key, one in NOT_SIMULATED.get(type(section), {}).items()
+        if one.refused and (training or not one.training) and getattr(section, key, False) is True
+    ]
+    amp = getattr(config, "amp", None)
+    on = isinstance(amp, dict) and amp.get("enabled") is True
+    if training and on and config.zero_optimization.stage > 0:  # engine.py, _do_optimizer_sanity_check
+        text = "amp does not go with ZeRO, and DeepSpeed stops; enable fp16 or bf16"
+        problems.append(Problem("", None, None, "amp.enabled", text))
+    if problems:
+        raise InputError(problems)
+
+
+def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str, ConfigSection]]:
+    """The sections that are read, with what goes before their keys."""
+    zero = config.zero_optimization
+    yield "", config
+    yield "zero_optimization.", zero
+    if zero.offload_param is not None:
+        yield "zero_optimization.offload_param.", zero.offload_param
+    yield "aio.", config.aio
+    if not training:
+        return
+    if zero.offload_optimizer is not None:
+        yield "zero_optimization.offload_optimizer.", zero.offload_optimizer
+    if zero.zenflow is not None:
+        yield "zero_optimization.zenflow.", zero.zenflow
+    if config.optimizer is not None:
+        yield "optimizer.", config.optimizer
+    yield "fp16.", config.fp16
+    yield "bf16.", config.bf16
+    yield "data_types.", config.data_types
+    yield "activation_checkpointing.", config.activation_checkpointing
+
+
+def _is_reported(section: ConfigSection, key: str, left: Key, *, stage: int, training: bool) -> bool:
+    value = getattr(section, key, left.simulated)
+    if left.refused or value in (left.simulated, None, "auto", {}) or (left.training and not training):
+        return False
+    off = isinstance(value, dict) and value.get("enabled") is False
+    return not off and stage in left.stages and left.matters(section)
+
+
+def _shown(value: Any) -> str:
+    return "" if isinstance(value, dict | list) else f"{shortened(json.dumps(value, default=str))} is "
+
+
+def _because(instead: str) -> str:
+    return f"; {instead}" if instead else ""
+
+
+# -- combinations of values ---------------------------------------------------------------------------
+
+
+def refused_key(key: str, message: str) -> InputError:
+    """Return the error for a key of ds_config."""
+    return InputError((Problem("", None, None, key, message),))
+
+
+def refuse_values(config: DeepSpeedConfig) -> None:
+    """Raise InputError, with DeepSpeed's keys, for values that it refuses together in training."""
+    zero, key = config.zero_optimization, "zero_optimization."
+    offload = zero.offload_optimizer or OffloadOptimizerSection()
+    params = zero.offload_param or OffloadParamSection()
+    if zero.stage < 3 and params.device not in (None, "none"):
+        text = f'"{params.device}" needs stage 3, not {zero.stage}: below it parameters are not partitioned'
+        raise refused_key(f"{key}offload_param.device", text)
+    if zero.stage < 1 and offload.device != "none":
+        text = f'"{offload.device}" needs stage 1, 2 or 3, not {zero.stage}'
+        raise refused_key(f"{key}offload_optimizer.device", text)
+    if zero.stage < 3 and offload.device == "nvme":
+        text = f'"nvme" needs stage 3, not {zero.stage}; below it the optimizer goes to "cpu" at most'
+        raise refused_key(f"{key}offload_optimizer.device", text)
+    if params.device == "nvme" and offload.device == "none":
+        text = '"nvme" with the optimizer on the GPU is refused by DeepSpeed; set offload_optimizer.device'
+        raise refused_key(f"{key}offload_param.device", text)
+    if zero.zenflow is not None and zero.stage < 1:
+        raise refused_key(f"{key}zenflow", f"needs stage 1, 2 or 3, not {zero.stage}")
+    if offload.super_offload and zero.stage != 3:
+        raise refused_key(f"{key}offload_optimizer.super_offload", f"needs stage 3, not {zero.stage}")
+    if offload.ratio < 1.0 and zero.stage != 3:
+        raise refused_key(
+            f"{key}offload_optimizer.ratio", f"{offload.ratio:g} needs stage 3, not {zero.stage}"
+        )
+
+
+def refuse_selection(section: ZenFlowSection) -> None:
+    """Raise InputError where ``configure_zenflow`` (runtime/zenflow/engine.py) raises."""
+    key, every = "zero_optimization.zenflow.select_interval", section.select_interval
+    if section.select_strategy == "auto" and every != "auto":
+        text = f'{every} with select_strategy "auto" stops DeepSpeed; leave it out, or set select_strategy'
+        raise refused_key(key, text)
+    if section.select_strategy != "auto" and every == "auto":
+        raise refused_key(key, f'select_strategy "{section.select_strategy}" needs a number')
+    update = 0 if section.update_interval == "auto" else section.update_interval
+    if section.select_strategy == "step" and int(every) < update:
+        raise refused_key(key, f"{every} is less than update_interval {update}, which DeepSpeed refuses")
+
+
+def trains(config: DeepSpeedConfig) -> bool:
+    """Whether a ds_config on its own is for training: it has a word on the optimizer or on gradients."""
+    zero, said = config.zero_optimization, config.model_fields_set
+    of_training = ("optimizer", "gradient_accumulation_steps", "gradient_clipping", "data_types")
+    sections = (zero.offload_optimizer, zero.zenflow)
+    return zero.stage != 3 or not said.isdisjoint(of_training) or any(one is not None for one in sections)
+
+
+def batch_problems(config: DeepSpeedConfig, *, batch: int, accumulation: int, ranks: int) -> list[Problem]:
+    """Where batch sizes contradict the workload's (train_batch_size = micro batch x accumulation x ranks)."""
+    said: dict[str, tuple[Any, int]] = {
+        "train_micro_batch_size_per_gpu": (config.train_micro_batch_size_per_gpu, batch),
+        "gradient_accumulation_steps": (config.gradient_accumulation_steps, accumulation),
+        "train_batch_size": (config.train_batch_size, batch * accumulation * ranks),
+    }
+    return [
+        Problem(
+            "", None, None, key, f"{value} contradicts the workload, which makes it {right}; leave it out"
+        )
+        for key, (value, right) in said.items()
+        if value not in (None, "auto", right)
+    ]

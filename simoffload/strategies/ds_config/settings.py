@@ -1,0 +1,397 @@
+"""The values of ds_config, resolved: the version's defaults and Hugging Face's "auto" applied.
+
+Versions in which a default or a name changed are said where they matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel
+
+from simoffload.documents import quoted
+from simoffload.strategies.ds_config.keys import (
+    key_warnings,
+    refuse_keys,
+    refuse_selection,
+    refuse_values,
+    refused_key,
+)
+from simoffload.strategies.ds_config.sections import (
+    AioSection,
+    DeepSpeedConfig,
+    OffloadOptimizerSection,
+    OffloadParamSection,
+    ZenFlowSection,
+)
+
+__all__ = [
+    "LATEST",
+    "OffloadSettings",
+    "OptimizerKind",
+    "TrainingSettings",
+    "ZenFlow",
+    "fetch_settings",
+    "parse_version",
+    "resolve_settings",
+    "resolve_training",
+    "threads_key",
+]
+
+LATEST = "0.19.8"
+_FIRST_GDS = (0, 15, 0)
+_FIRST_INTRA_OP = (0, 16, 4)
+"""Since then ``aio.thread_count`` is called ``intra_op_parallelism`` (DeepSpeed's commit c9da489)."""
+_PIN_BY_DEFAULT = (0, 19, 5)
+"""Since then ``pin_memory`` is true unless it is given."""
+_STAGE_3 = {
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "model_persistence_threshold": "stage3_model_persistence_threshold",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+}
+"""What ds_config calls the settings of stage 3."""
+_BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size")
+_ALIGNED = 1024
+"""[B] to which each aio thread's part of a file is padded (``AIO_ALIGNED_BYTES``, swap_tensor/utils.py)."""
+
+
+OptimizerKind = Literal["adam", "sgd", "adam8bit", "adafactor"]
+
+_KINDS: dict[str, OptimizerKind] = {
+    "adam": "adam",
+    "adamw": "adam",
+    "torchadam": "adam",
+    "fusedadam": "adam",
+    "deepspeedcpuadam": "adam",
+    "sgd": "sgd",
+    "adamw8bit": "adam8bit",
+    "adam8bit": "adam8bit",
+    "adafactor": "adafactor",
+}
+_DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_ZENFLOW_STEPS_AUTO = 4
+"""Steps between CPU updates where ``update_interval`` is "auto": it depends on the gradients' values (an
+update comes when 99 % of the tensors have gathered enough of the norm). The published runs use 4
+(blogs/deepspeed-zenflow; an estimate)."""
+
+
+class OffloadSettings(NamedTuple):
+    """The resolved knobs of one run."""
+
+    version: tuple[int, ...]
+    device: Literal["none", "cpu", "nvme"] | None
+    """As configured; None = the configuration does not say."""
+    prefetch_bucket_size: int
+    """[elements]"""
+    max_live_parameters: int
+    """[elements]"""
+    max_reuse_distance: int
+    """[elements]"""
+    param_persistence_threshold: int
+    """[elements]"""
+    model_persistence_threshold: int
+    """[elements]"""
+    overlap_comm: bool
+    """False puts copies and gathers on the stream of the kernels."""
+    pin_memory: bool
+    buffer_count: int
+    buffer_size: int
+    """[elements]"""
+    max_in_cpu: int
+    """[elements] of parameters that training keeps in host memory though they belong on storage."""
+    block_size: int
+    """[B]"""
+    queue_depth: int
+    threads: int
+    """Worker threads of one aio handle (``intra_op_parallelism``)."""
+    use_gds: bool
+
+    def copies_directly(self, ranks: int) -> bool:
+        """One rank copies its parameters asynchronously and gathers nothing; before DeepSpeed 0.9.0 even
+        one rank made blocking copies and an all-gather with itself (pull request 2953)."""
+        return ranks == 1 and self.version >= (0, 9, 0)
+
+    @property
+    def swap_buffers_pinned(self) -> bool:
+        """Whether CUDA knows the swap buffers; since DeepSpeed 0.19.4 they are only locked in memory (pull
+        request 8212), and copies from them go at the pace of pageable memory."""
+        return self.version < (0, 19, 4)
+
+    def source(self, on_nvme: bool) -> bool | None:
+        """Whether a partition is copied from pinned memory; None if it is not copied, being read by GPUDirect
+        Storage into the GPU's."""
+        if not on_nvme:
+            return self.pin_memory
+        return None if self.use_gds else self.swap_buffers_pinned
+
+    @property
+    def min_swap_bytes(self) -> int:
+        """[B] slices smaller than this stay in host memory (partitioned_param_swapper.py)."""
+        return max(1 << 20, self.block_size)
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """[B] the most that one rank has in flight to storage."""
+        return self.block_size * self.queue_depth * self.threads
+
+    @property
+    def config(self) -> dict[str, dict[str, Any]]:
+        """What ds_config would say, by the section."""
+        stage_3 = {key: getattr(self, name) for name, key in _STAGE_3.items()}
+        return {
+            "zero_optimization": {"overlap_comm": self.overlap_comm, **stage_3},
+            "offload_param": _values(self, "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
+            "aio": {
+                **_values(self, "block_size", "queue_depth"),
+                threads_key(self.version): self.threads,
+                "use_gds": self.use_gds,
+            },
+        }
+
+    @property
+    def alignment(self) -> int:
+        """[B] of which every file and swap buffer is a multiple."""
+        return _ALIGNED * self.threads
+
+    def aligned(self, size: int) -> int:
+        """[B] that a file or swap buffer of ``size`` takes: whole units of every aio thread."""
+        return -(-size // self.alignment) * self.alignment
+
+
+class ZenFlow(NamedTuple):
+    """Important columns of the gradients are applied on the GPU at once, the others later on the CPU."""
+
+    topk_ratio: float
+    update_interval: int
+    """Steps between two updates on the CPU."""
+    overlap_step: bool
+    """The update on the CPU runs beside the next steps."""
+    offload: bool
+    """Moments of the selected columns are kept in host memory."""
+    full_warm_up_rounds: int
+    reserved_cores: float
+    """Share of the cores that the update's process leaves to PyTorch (``pt_reserved_cores_perc``)."""
+    select_interval: int = 0
+    """Micro-steps between two selections of columns; 0 = once per epoch, which no step shows."""
+
+
+class TrainingSettings(NamedTuple):
+    """The resolved knobs of one training run."""
+
+    stage: int
+    params: OffloadSettings
+    """How parameters are fetched; below stage 3 they stay on the GPU."""
+    optimizer: OptimizerKind
+    optimizer_device: Literal["none", "cpu", "nvme"]
+    pin_memory: bool
+    """Gradients and optimizer states in page-locked memory."""
+    buffer_count: int
+    """Swap buffers of the optimizer, each of the largest sub-group."""
+    pipeline_read: bool
+    pipeline_write: bool
+    ratio: float
+    """Share of the sub-groups whose optimizer runs on the CPU (Twin-Flow)."""
+    super_offload: bool
+    cpuadam_cores: float
+    """Share of the cores that SuperOffload's process uses."""
+    zenflow: ZenFlow | None
+    reduce_bucket_size: int
+    """[elements]"""
+    allgather_bucket_size: int
+    """[elements]"""
+    sub_group_size: int
+    """[elements]"""
+    overlap_comm: bool
+    gradient_bytes: int
+    """[B] of an element in which gradients are accumulated (``data_types.grad_accum_dtype``)."""
+    gradient_clipping: bool
+    cpu_checkpointing: bool
+    """Checkpointed activations are kept in host memory."""
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether DeepSpeed uses its ``PipelinedOptimizerSwapper``."""
+        return self.pipeline_read or self.pipeline_write
+
+    @property
+    def config(self) -> dict[str, dict[str, Any]]:
+        """What ds_config would say, by the section."""
+        fetching = self.params.config
+        zero = fetching["zero_optimization"] | _values(self, "overlap_comm", *_BUCKETS)
+        return fetching | {
+            "zero_optimization": zero,
+            "offload_optimizer": _values(
+                self, "pin_memory", "buffer_count", "pipeline_read", "pipeline_write"
+            ),
+            "activation_checkpointing": _values(self, "cpu_checkpointing"),
+            "zenflow": _values(self.zenflow, "overlap_step", "offload") if self.zenflow else {},
+        }
+
+
+def _values(settings: NamedTuple, *names: str) -> dict[str, Any]:
+    """Those of the settings that ds_config calls by the same names."""
+    return {name: getattr(settings, name) for name in names}
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Turn "0.16.4" into (0, 16, 4); ValueError if it is no such thing."""
+    parts = text.split(".")
+    if not 2 <= len(parts) <= 4 or not all(part.isdigit() and len(part) < 5 for part in parts):
+        raise ValueError(f'{quoted(text)} is not a DeepSpeed version; write e.g. "0.16.4"')
+    return tuple(int(part) for part in parts)
+
+
+def threads_key(version: tuple[int, ...]) -> str:
+    """Return the key of ``aio`` from which a version reads how many threads share one read or write."""
+    return "intra_op_parallelism" if version >= _FIRST_INTRA_OP else "thread_count"
+
+
+def _threads(aio: AioSection, version: tuple[int, ...], warnings: list[str]) -> int:
+    """Return the threads of one aio handle; the key that the version does not know is silently ignored."""
+    key = threads_key(version)
+    (other,) = {"intra_op_parallelism", "thread_count"} - {key}
+    threads, ignored = getattr(aio, key) or 1, getattr(aio, other)
+    if ignored is not None:
+        warnings.append(
+            f"ds_config aio.{other}: {ignored} is ignored by DeepSpeed {'.'.join(map(str, version))}, "
+            f"which reads aio.{key}; it runs {threads} thread(s)"
+        )
+    return int(threads)
+
+
+def resolve_settings(
+    config: DeepSpeedConfig, *, version: str = LATEST, hidden_size: int
+) -> tuple[OffloadSettings, tuple[str, ...]]:
+    """Apply the version's defaults and Hugging Face's "auto" rules; return settings and warnings.
+
+    Raises ValueError for what is no version and InputError, with DeepSpeed's key, for a stage that does not
+    offload parameters and for keys that would make the answer far off.
+    """
+    stage = config.zero_optimization.stage
+    if stage != 3:
+        text = f"{stage} does not offload parameters; ZeRO-Inference needs 3"
+        raise refused_key("zero_optimization.stage", text)
+    refuse_keys(config, training=False)
+    settings, warnings = fetch_settings(config, version=version, hidden_size=hidden_size)
+    return settings, (*key_warnings(config, training=False), *warnings)
+
+
+def fetch_settings(
+    config: DeepSpeedConfig, *, version: str, hidden_size: int
+) -> tuple[OffloadSettings, tuple[str, ...]]:
+    """The knobs of stage 3, which say nothing below it, and warnings about what the version makes of them.
+
+    Raises ValueError for what is no version. "auto" follows transformers' integration: prefetch 0.9 h^2,
+    persistence 10 h; other keys fall back to DeepSpeed's default.
+    """
+    number = parse_version(version)
+    zero, aio = config.zero_optimization, config.aio
+    offload = zero.offload_param or OffloadParamSection()
+    auto = {
+        "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
+        "stage3_param_persistence_threshold": 10 * hidden_size,
+    }
+
+    warnings: list[str] = []
+    if "aio" in config.model_fields_set and (aio.single_submit or not aio.overlap_events):
+        warnings.append("ds_config aio.single_submit / overlap_events: not modelled; a full queue is assumed")
+    if aio.use_gds and number < _FIRST_GDS:
+        warnings.append(f"ds_config aio.use_gds is ignored by DeepSpeed {version}; it came with 0.15.0")
+    if number > parse_version(LATEST):
+        warnings.append(f"DeepSpeed {version} is newer than {LATEST}, the last that was studied")
+    threads = _threads(aio, number, warnings)
+    settings = OffloadSettings(
+        version=number,
+        device=offload.device,
+        **{name: _pick(zero, key, auto) for name, key in _STAGE_3.items()},
+        overlap_comm=zero.overlap_comm is not False,
+        pin_memory=_pinned(offload, number),
+        buffer_count=offload.buffer_count,
+        buffer_size=_pick(offload, "buffer_size"),
+        max_in_cpu=_pick(offload, "max_in_cpu"),
+        block_size=aio.block_size,
+        queue_depth=aio.queue_depth,
+        threads=threads,
+        use_gds=aio.use_gds and number >= _FIRST_GDS,
+    )
+    return settings, tuple(warnings)
+
+
+def _pick(section: BaseModel, key: str, auto: Mapping[str, int] | None = None) -> int:
+    """Return the value of a key; for "auto" that of Hugging Face, else DeepSpeed's default."""
+    value = getattr(section, key)
+    return int((auto or {}).get(key, type(section).model_fields[key].default) if value == "auto" else value)
+
+
+def _pinned(section: OffloadParamSection | OffloadOptimizerSection, version: tuple[int, ...]) -> bool:
+    return section.pin_memory if section.pin_memory is not None else version >= _PIN_BY_DEFAULT
+
+
+def resolve_training(
+    config: DeepSpeedConfig, *, version: str = LATEST, hidden_size: int, dtype_bytes: int
+) -> tuple[TrainingSettings, tuple[str, ...]]:
+    """Apply defaults, "auto" and what DeepSpeed refuses; return settings and warnings.
+
+    Raises InputError, with DeepSpeed's key, for combinations that DeepSpeed refuses or that are not modelled.
+    """
+    zero = config.zero_optimization
+    refuse_keys(config, training=True)
+    params, warnings = fetch_settings(config, version=version, hidden_size=hidden_size)
+    offload = zero.offload_optimizer or OffloadOptimizerSection()
+    refuse_values(config)
+    kind = _kind(config)
+    if offload.device != "none" and kind != "adam":
+        text = f"only Adam is run on the CPU by DeepSpeed; got {config.optimizer and config.optimizer.type}"
+        raise refused_key("optimizer.type", text)
+    auto = {"reduce_bucket_size": hidden_size * hidden_size}
+
+    dtype = config.data_types.grad_accum_dtype
+    settings = TrainingSettings(
+        stage=zero.stage,
+        params=params,
+        optimizer=kind,
+        optimizer_device=offload.device,
+        pin_memory=_pinned(offload, params.version),
+        buffer_count=offload.buffer_count,
+        pipeline_read=offload.pipeline_read,
+        pipeline_write=offload.pipeline_write,
+        ratio=offload.ratio,
+        super_offload=offload.super_offload,
+        cpuadam_cores=offload.cpuadam_cores_perc,
+        zenflow=_zenflow(zero.zenflow),
+        **{key: _pick(zero, key, auto) for key in _BUCKETS},
+        overlap_comm=zero.overlap_comm if zero.overlap_comm is not None else zero.stage == 3,
+        gradient_bytes=_DTYPES[dtype] if dtype else dtype_bytes,
+        gradient_clipping=config.gradient_clipping != 0.0,
+        cpu_checkpointing=config.activation_checkpointing.cpu_checkpointing,
+    )
+    return settings, (*key_warnings(config, training=True), *warnings)
+
+
+def _kind(config: DeepSpeedConfig) -> OptimizerKind:
+    name = config.optimizer.type if config.optimizer else "AdamW"
+    kind = _KINDS.get(name.lower().replace("_", ""))
+    if kind is None:
+        known = "AdamW, Adam, SGD, AdamW8bit, Adafactor"
+        raise refused_key("optimizer.type", f"{quoted(name)} is not modelled; known: {known}")
+    return kind
+
+
+def _zenflow(section: ZenFlowSection | None) -> ZenFlow | None:
+    if section is None:
+        return None
+    interval = section.update_interval
+    refuse_selection(section)
+    by_step = section.select_strategy == "step" and section.select_interval != "auto"
+    return ZenFlow(
+        topk_ratio=section.topk_ratio,
+        update_interval=_ZENFLOW_STEPS_AUTO if interval == "auto" else interval,
+        overlap_step=section.overlap_step,
+        offload=section.offload,
+        full_warm_up_rounds=section.full_warm_up_rounds,
+        reserved_cores=section.pt_reserved_cores_perc,
+        select_interval=int(section.select_interval) if by_step else 0,
+    )

@@ -1,0 +1,149 @@
+"""Operations of a rank as its host thread issues them, which every replay and every checkpoint writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from simoffload.hardware import Machine, Path
+from simoffload.hardware.paths import Resource
+from simoffload.schedule import Dependency, Op, Schedule
+from simoffload.schedule.builder import Hops, ScheduleBuilder
+from simoffload.strategies.timing import copy_name, effective_rate, picoseconds, shares
+
+__all__ = ["HOST", "RankRoute", "Routes", "StreamWriter"]
+
+HOST = 0
+
+RankRoute = tuple[Path, tuple[Hops, ...]]
+"""The path of the first rank, which sets what a single transfer reaches, and the hops of all."""
+Routes = dict[tuple[object, ...], RankRoute]
+"""The routes found so far. Writers for the same ranks of a machine may share them, because finding them again
+for each of a thousand ranks costs most of the time."""
+
+
+class StreamWriter:
+    """Streams of a rank, the first of which is the host thread, written when something depends on it."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        gpus: Sequence[int],
+        streams: Sequence[str],
+        machine: Machine,
+        routes: Routes | None = None,
+    ) -> None:
+        self.machine = machine
+        self.costs = machine.host.deepspeed
+        self.builder = ScheduleBuilder(name=name, ranks=len(gpus), streams=streams)
+        self.label = name
+        self.gpus = gpus
+        self.ranks = len(gpus)
+        self._pending = 0
+        self._awaited: list[tuple[int, int]] = []
+        self._known: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._routes: Routes = {} if routes is None else routes
+
+    def build(self) -> Schedule:
+        """Close the schedule over the machine's resources."""
+        self.flush()
+        return self.builder.build([(one.name, self.capacity(one)) for one in self.machine.resources])
+
+    def capacity(self, resource: Resource) -> int:
+        """Return what the ranks may take of a resource [B/s]."""
+        return resource.capacity
+
+    def way(self, key: tuple[object, ...], path: Callable[[int], Path]) -> RankRoute:
+        """Return the way of all ranks; ``path`` gives that of a GPU and is the same for a key."""
+        if key not in self._routes:
+            paths = [path(gpu) for gpu in self.gpus]
+            self._routes[key] = paths[0], shares(paths)
+        return self._routes[key]
+
+    def transfers(self, name: str, path: Callable[[int], Path], sizes: Sequence[int]) -> tuple[int, int]:
+        """Return route and latency [ps] of transfers one after the other, each at the rate of its own size.
+
+        ``path`` gives each rank's; all that are called ``name`` have the same.
+        """
+        key = name, tuple(sizes)
+        if key not in self._known:
+            first, hops = self.way((name,), path)
+            route = self.builder.route(name=name, hops=hops, cap=effective_rate(first, sizes))
+            self._known[key] = route, picoseconds(first.latency * len(sizes))
+        return self._known[key]
+
+    def copies(self, sizes: Sequence[int], *, to_device: bool, pinned: bool) -> tuple[int, int]:
+        """Return route and latency [ps] of copies between the GPU and host memory, one after the other."""
+        machine = self.machine
+        path = machine.host_to_device if to_device else machine.device_to_host
+        name = copy_name(to_device=to_device, pinned=pinned)
+        return self.transfers(name, partial(path, pinned=pinned), sizes)
+
+    def received(self, name: str, size: int) -> tuple[int, int]:
+        """Return route and latency [ps] of ``size`` [B] that every rank receives from the others' GPUs."""
+        return self.transfers(name, partial(self.machine.gather, ranks=self.ranks), [size])
+
+    def cpu_work(self, name: str, rate: int) -> int:
+        """Return the route of work on host memory at ``rate`` [B/s]."""
+        _, hops = self.way((name, rate), lambda rank: self.machine.cpu_work(rank, rate))
+        return self.builder.route(name=name, hops=hops, cap=rate)
+
+    def spend(self, seconds: float) -> None:
+        """Let the thread work for ``seconds`` [s]."""
+        self._pending += picoseconds(seconds)
+
+    def cool(self, seconds: float) -> None:
+        """Let the thread work longer after a transfer of ``seconds`` [s] that held it up."""
+        self.spend(min(self.costs.cold_limit.value, self.costs.cold_share.value * seconds))
+
+    def transfer_s(self, route: int, fixed: int, size: int) -> float:
+        """Return the time [s] of a transfer alone."""
+        return fixed * 1e-12 + size / self.builder.cap(route)
+
+    def host_waits(self, stream: int, ordinal: int | None = None) -> None:
+        """Let the host's next work start only when an operation (the last one by default) is done."""
+        if self._pending:
+            self.flush()
+        last = self.builder.written[stream] - 1 if ordinal is None else ordinal
+        if last >= 0 and (stream, last) not in self._awaited:
+            self._awaited.append((stream, last))
+
+    def flush(self) -> None:
+        """Write down what the thread has done so far, so that others can depend on it."""
+        if self._pending or self._awaited:
+            after = tuple(self.builder.after(stream, ordinal) for stream, ordinal in self._awaited)
+            fixed, self._pending = self._pending, 0
+            self._awaited = []
+            self.add("hook", HOST, fixed=fixed, after=after)
+
+    def add(
+        self,
+        kind: str,
+        stream: int,
+        *,
+        fixed: int = 0,
+        size: int = 0,
+        route: int = -1,
+        label: str | None = None,
+        after: tuple[Dependency, ...] = (),
+        collective: bool = False,
+    ) -> int:
+        """Append an operation; returns its ordinal on its stream."""
+        return self.builder.add(Op(kind, label or self.label, stream, fixed, size, route, after, collective))
+
+    def exchange(
+        self, kind: str, name: str, stream: int, size: int, *, behind: tuple[int, ...], calls: int = 1
+    ) -> int:
+        """Let every rank receive ``size`` [B] from the others' GPUs in so many ``calls``; return the ordinal.
+
+        It begins once the host and the streams ``behind`` which it is have done what is written so far.
+        """
+        route, latency = self.received(name, size)
+        self.flush()
+        fixed, after = latency * calls, self.so_far(HOST, *behind)
+        return self.add(kind, stream, fixed=fixed, size=size, route=route, after=after, collective=True)
+
+    def so_far(self, *streams: int) -> tuple[Dependency, ...]:
+        """Return the dependencies on all that was written on streams so far."""
+        return tuple(Dependency(stream) for stream in streams if self.builder.written[stream])

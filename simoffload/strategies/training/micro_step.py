@@ -1,0 +1,349 @@
+"""A micro-step of training: its gradients' buckets, its replay, what it gathers and reads, and its layers.
+
+The forward and backward passes of homogeneous layers are walked through with as few of these as stand for all
+(``layer_period``); what waits in a bucket and in swap buffers has a period of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from simoffload.limits import count_elements
+from simoffload.models import ModelShape
+from simoffload.strategies.coordinator import CoordinatorSink, State, Tensor
+from simoffload.strategies.ds_config import OffloadSettings
+from simoffload.strategies.forward import COMPUTE
+from simoffload.strategies.layer_period import LayeredModel, Period, period_of
+from simoffload.strategies.replay import LayerStack, Parameters, Passes, Replay, hook
+from simoffload.strategies.streams import HOST
+from simoffload.strategies.trace import Event, Trace, micro_step
+from simoffload.strategies.training.state import TrainingState
+from simoffload.strategies.training.storage_io import GradientSink, GradientSwapper
+from simoffload.strategies.training.writer import ACTIVATIONS, MicroStepWriter
+from simoffload.workload import Training
+
+__all__ = [
+    "ActivationOffload",
+    "Bucket",
+    "MicroStepReplay",
+    "ReplayPeaks",
+    "TrainedLayers",
+    "buckets",
+    "gathered_peak",
+]
+
+_LONGEST = 1000
+"""Layers of the longest period of gradients that is looked for."""
+
+
+class Bucket:
+    """Gradients that wait until there are ``size`` [elements] of them, which ``reduce`` then gets."""
+
+    def __init__(
+        self,
+        size: int,
+        reduce: Callable[[Sequence[Tensor]], None],
+        *,
+        gradient: Callable[..., None] | None = None,
+    ) -> None:
+        self._size = size
+        self._reduce = reduce
+        self._gradient = gradient
+        self._held: list[Tensor] = []
+        self._numel = 0
+
+    def add(self, tensor: Tensor) -> None:
+        """A gradient is complete (``reduce_independent_p_g_buckets_and_remove_grads``)."""
+        if self._held and self._numel + tensor.numel > self._size:
+            self.flush()
+        if self._gradient is not None:
+            self._gradient(tensor, contiguous=self._numel + tensor.numel <= self._size)
+        self._held.append(tensor)
+        self._numel += tensor.numel
+
+    def add_all(self, tensors: Sequence[Tensor]) -> None:
+        """Several gradients are complete, one after the other."""
+        for tensor in tensors:
+            self.add(tensor)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Gradients that the bucket holds now."""
+        return tuple(self._held)
+
+    def flush(self) -> None:
+        """Reduce the gradients that are held."""
+        if self._held:
+            self._reduce(self._held)
+        self._held, self._numel = [], 0
+
+
+class MicroStepReplay(Replay):
+    """One micro-step under the settings, whose trace is known."""
+
+    _out: MicroStepWriter
+
+    def __init__(self, stack: LayerStack, state: TrainingState, out: MicroStepWriter) -> None:
+        super().__init__(stack, state.fetching, out)
+        self._bucket = Bucket(state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
+        self._backward = False
+
+    def backward(self) -> bool:
+        """Write the backward pass; forward is gone through without writing.
+
+        Return whether the layers that are left out of both are like those before them.
+        """
+        right = True
+        if self._coordinator is not None:
+            right = self._passes.go(self._hook, backward=False, skip=self._stack.forward)
+        self._gate.on = self._backward = True
+        right &= self._write(self._back, backward=True)
+        self._bucket.flush()
+        self._out.end_backward()
+        return right
+
+    def _state(self) -> State:
+        """Return what decides how things are written down, and which gradients are reduced together."""
+        return (*super()._state(), self._bucket.state)
+
+    def _back(self, event: Event) -> None:
+        self._happen(event)
+        if self._out.reduces:
+            self._bucket.add_all(self._stack.parameters.completed(event))
+
+    def _happen(self, event: Event) -> None:
+        super()._happen(event)
+        if event.kind == "back":
+            self._out.launch_backward(event.instance.module)
+        elif event.kind == "checkpoint":
+            self._out.checkpoint(event.instance.layer, again=self._backward)
+
+
+_SIDE_STREAM = (0, 19, 6)
+"""DeepSpeed's version with the side stream (commit 858e91e)."""
+
+
+class ActivationOffload:
+    """Copies of layers' inputs of ``size`` [B] each (``activation_checkpointing.cpu_checkpointing``).
+
+    Sources: deepspeed/runtime/activation_checkpointing/checkpointing.py and, since DeepSpeed 0.19.6,
+    offload_activations.py (``_ActivationOffloadEngine``). There, a side stream copies into page-locked
+    memory and back: a layer's input leaves the GPU once the next layer's forward pass has been launched, the
+    last one not at all, and the one before it is still at hand when backward asks for it. Earlier versions
+    copy to pageable memory before a layer begins, and back before it is computed again, and wait each time.
+    Left out: mask and position ids, and page-locking anew once more than 64 layers have used up the pool.
+    """
+
+    def __init__(self, *, size: int, layers: int, version: tuple[int, ...]) -> None:
+        self._size = size
+        self._layers = layers
+        self._side_stream = version >= _SIDE_STREAM
+
+    def enter(self, out: MicroStepWriter, layer: int) -> None:
+        """Forward comes to a layer."""
+        if not self._side_stream:
+            out.move([self._size], to_device=False, pinned=False, stream=COMPUTE)
+        elif layer >= 2:
+            self._offload(out)
+
+    def leave(self, out: MicroStepWriter) -> None:
+        """Forward has left the last layer."""
+        if self._side_stream and self._layers >= 2:
+            self._offload(out)
+
+    def restore(self, out: MicroStepWriter, layer: int) -> None:
+        """A layer is about to be computed again."""
+        if not self._side_stream:
+            out.move([self._size], to_device=True, pinned=False, stream=COMPUTE)
+        elif layer < self._layers - 2:
+            out.spend(out.costs.copy_call.value)
+            out.move([self._size], to_device=True, pinned=True, stream=ACTIVATIONS)
+            after = out.so_far(HOST, ACTIVATIONS)
+            out.add("compute", COMPUTE, label="checkpoint", after=after)
+
+    def _offload(self, out: MicroStepWriter) -> None:
+        """The copy runs behind all kernels launched so far."""
+        out.spend(out.costs.copy_call.value)
+        out.move([self._size], to_device=False, pinned=True, stream=ACTIVATIONS, behind=COMPUTE)
+
+
+@dataclass(frozen=True)
+class TrainedLayers(LayeredModel):
+    """The hooks and tensors of a micro-step."""
+
+    state: TrainingState
+    workload: Training
+
+    @property
+    def model(self) -> ModelShape:  # type: ignore[override]  # of inference it is a field
+        """The model with all its layers."""
+        return self.state.model
+
+    @property
+    def fetching(self) -> OffloadSettings | None:
+        """How stage 3 fetches parameters; None below it."""
+        return self.state.fetching
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that share the states."""
+        return self.state.places.ranks
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether all layers' tensors are kept in the same places, and no tensor is told from its likes."""
+        return self.state.homogeneous
+
+    def trace_of(self, count: int) -> Trace:
+        """Lay out forward and backward through ``count`` layers."""
+        work, model = self.workload, replace(self.model, num_hidden_layers=count)
+        return micro_step(model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
+
+    def of_layers(self, count: int) -> tuple[Tensor, ...]:
+        """Cut and place all tensors of ``count`` layers."""
+        return self.state.of_layers(count)
+
+    @cached_property
+    def whole(self) -> LayerStack:
+        """The micro-step with all its layers, of which none may be left out."""
+        trace = self.trace_of(self.count)
+        return LayerStack(trace, Parameters.of(trace, self.state.tensors))
+
+    # -- gradients ------------------------------------------------------------------------------
+
+    def stacks_back(self, swapper: GradientSwapper | None, *, warm: bool = True) -> Iterator[LayerStack]:
+        """Yield the stacks that may stand for forward and backward, the shortest first.
+
+        With a ``swapper`` gradients go to storage.
+        """
+        gradients = self._gradients(swapper) if self.homogeneous else None
+        short = None if gradients is None else self.shortest(gradients, warm=warm)
+        if short is not None:
+            yield short
+        yield self.whole
+
+    def _gradients(self, swapper: GradientSwapper | None) -> Period | None:
+        """The period of what waits in the bucket and, if they go there, in swap buffers."""
+
+        def reduce(tensors: Sequence[Tensor]) -> None:
+            if swapper is not None:
+                swapper.insert(GradientSink(), tensors)
+
+        bucket = Bucket(self.state.settings.reduce_bucket_size, reduce)
+        before, layer, _ = self._completed
+        bucket.add_all(before)
+
+        def states() -> Iterator[State]:
+            for _ in range(min(self.count, _LONGEST)):
+                yield bucket.state, swapper.state if swapper is not None else None
+                bucket.add_all(layer)
+
+        return period_of(states())
+
+    @cached_property
+    def _completed(self) -> list[list[Tensor]]:
+        """Gradients that come in backward before the layers, of a layer, and after them."""
+        trace, parameters, *_ = self.stack(1)
+        return [
+            [tensor for event in events for tensor in parameters.completed(event)]
+            for _, events in trace.pieces(backward=True)
+        ]
+
+    def fill(self, swapper: GradientSwapper) -> None:
+        """Leave in the swap buffers what backward has not filled one with."""
+        before, layer, after = self._completed
+        swapper.insert(GradientSink(), before)
+        met: dict[State, int] = {}
+        left = self.count
+        while left:
+            if swapper.state in met:
+                left %= met[swapper.state] - left
+                met = {}
+                if not left:
+                    break
+            met[swapper.state] = left
+            swapper.insert(GradientSink(), layer)
+            left -= 1
+        swapper.insert(GradientSink(), after)
+
+
+class _Reads(CoordinatorSink):
+    """Counts the partitions that are read from storage."""
+
+    def __init__(self) -> None:
+        self.slices: list[Tensor] = []
+        self._repeated: list[tuple[int, int, int]] = []
+
+    def repeat(self, first: int, times: int) -> None:
+        """What has been read from number ``first`` on is read so many times more."""
+        self._repeated.append((first, len(self.slices), times))
+
+    @property
+    def all(self) -> list[Tensor]:
+        """What is read, in order."""
+        found, done = [], 0
+        for first, last, times in self._repeated:
+            count_elements((last - first) * times)
+            found += self.slices[done:last] + self.slices[first:last] * times
+            done = last
+        return found + self.slices[done:]
+
+    def read(self, tensors: Sequence[Tensor], /) -> None:
+        self.slices.extend(tensors)
+
+
+class ReplayPeaks(NamedTuple):
+    """What a walk finds out without a clock."""
+
+    gathered: int
+    """[elements] most that gathered parameters occupied at once."""
+    largest: int
+    """[elements] largest batch that was gathered in one call."""
+    read: tuple[Tensor, ...]
+    """Partitions that were read from storage."""
+    while_reducing: int
+    """[elements] most that gathered parameters occupied while a bucket was reduced."""
+
+
+def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) -> ReplayPeaks | None:
+    """Walk through a micro-step of stage 3 for its peaks and reads; raises what DeepSpeed stops at.
+
+    None if the layers that are left out are not like those before them.
+    """
+    reads, parameters = _Reads(), step.parameters
+    coordinator = step.coordinator(state.settings.params, state.places.ranks, reads, warm=warm)
+    passes, while_reducing = Passes(step, coordinator), [0]
+    bucket = Bucket(state.settings.reduce_bucket_size, lambda _: while_reducing.append(coordinator.on_gpu))
+
+    def happen(event: Event) -> None:
+        hook(event, coordinator, parameters)
+        bucket.add_all(parameters.completed(event))
+
+    for backward, skip in ((False, step.forward), (True, step.backward)):
+        right = passes.go(
+            happen,
+            backward=backward,
+            skip=skip,
+            more=lambda: bucket.state,
+            position=lambda: len(reads.slices),
+            repeat=reads.repeat,
+        )
+        if not right:
+            return None
+    bucket.flush()
+    return ReplayPeaks(
+        coordinator.peak_on_gpu, coordinator.largest_gather, tuple(reads.all), max(while_reducing)
+    )
+
+
+def buckets(step: LayerStack, size: int) -> list[Sequence[Tensor]]:
+    """The tensors of every bucket that a micro-step reduces, in order."""
+    seen: list[Sequence[Tensor]] = []
+    bucket = Bucket(size, seen.append)
+    for event in step.trace.backward:
+        bucket.add_all(step.parameters.completed(event))
+    bucket.flush()
+    return seen
