@@ -47,7 +47,7 @@ _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that an escape sequence can write and no file or path can hold."""
 _TOKEN = re.compile(r'\n|[{}\[\]]|"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+')
 """What matters in JSON whose syntax is right."""
-_WORDS: dict[str, bool | None] = {
+_CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(["", "~", "null", "Null", "NULL"]),
     **dict.fromkeys(["true", "True", "TRUE"], True),
     **dict.fromkeys(["false", "False", "FALSE"], False),
@@ -116,8 +116,8 @@ def _parsed(text: str) -> str | int | float | bool | None:
 
     Raises ValueError for a number that is too long to be meant, or beyond the range of a float.
     """
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if not (match := _NUMBER.fullmatch(text)):
         return text
     if match.lastgroup is None:

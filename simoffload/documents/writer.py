@@ -42,12 +42,12 @@ def yaml_text(tree: Mapping[str, Any], *, flow: bool = False) -> str:
 
 def ds_config_text(config: Any) -> str:
     """A ds_config as JSON; whole numbers that were written as 4e9 stand as DeepSpeed's own would."""
-    return json.dumps(_whole(config), indent=2) + "\n"
+    return json.dumps(_with_integers(config), indent=2) + "\n"
 
 
-def _whole(node: Any) -> Any:
+def _with_integers(node: Any) -> Any:
     if isinstance(node, Mapping):
-        return {key: _whole(value) for key, value in node.items()}
+        return {key: _with_integers(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [_whole(value) for value in node]
+        return [_with_integers(value) for value in node]
     return int(node) if isinstance(node, float) and node.is_integer() and abs(node) >= 1e3 else node

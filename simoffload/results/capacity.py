@@ -95,7 +95,7 @@ class TierUse(NamedTuple):
         sizes = "needed_bytes=needed steady_bytes=steady capacity_bytes=capacity headroom_bytes=headroom"
         return {
             **by_name(self, f"tier kind scope {sizes} fits"),
-            **({"moment": self.moment} if self.moment else {}),
+            **({"stage": self.moment} if self.moment else {}),
             "terms": [by_name(term, "name bytes=size pinned") for term in self.terms],
         }
 

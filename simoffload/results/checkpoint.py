@@ -247,7 +247,7 @@ class CheckpointResult(SimulationResult):
 
     def particulars(self) -> dict[str, Any]:
         """Return parts, phases, outlook, and wear of drives."""
-        return by_name(self, "checkpoint wear")
+        return by_name(self, "checkpoint drive_lifetime")
 
 
 _FEW = 700.0  # exp() of more than this is beyond a float: such a run gets nowhere

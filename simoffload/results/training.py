@@ -225,7 +225,7 @@ class TrainingResult(SimulationResult):
             **by_name(self, "requests_to_first_step=requests memory_estimates=estimates optimizer_target"),
             **by_name(self, "phases forward_flops recomputed_flops storage_per_step=traffic write_caches"),
             "memory": memory,
-            **by_name(self, "checkpoint reading wear"),
+            **by_name(self, "checkpoint data_loading drive_lifetime"),
         }
 
     def to_frame(self) -> pd.DataFrame:

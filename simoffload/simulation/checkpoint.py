@@ -51,7 +51,7 @@ class CheckpointMeasures(Measures[CheckpointResult]):
         """Times of saving and restoring, and the wear that they cause. Raises SimulationError."""
         assert plan.saved is not None
         found, warnings = checkpoint_times(plan.saved, runner)
-        drive_lifetime = _wear(plan.saved, found)
+        drive_lifetime = _tier_lifetimes(plan.saved, found)
         return replace(
             result,
             checkpoint=found,
@@ -109,7 +109,7 @@ def checkpoint_times(
     return done, (*filter(None, [plan.commit_warning(outlook)]), *cache_warnings(caches))
 
 
-def _wear(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierLifetime, ...]:
+def _tier_lifetimes(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierLifetime, ...]:
     """Of the drives, where it is known how often a checkpoint is saved."""
     outlook = found.outlook
     if outlook is None or outlook.interval_s is None:

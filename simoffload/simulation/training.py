@@ -89,8 +89,8 @@ def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> Tra
     if not step or update is None or plan.saved is None:
         return result
     checkpoints = plan.saved.after(step_time=step, update_time=min(update, step))
-    found, told = checkpoint_times(checkpoints, runner, result.write_caches)
-    return replace(result, checkpoint=found, warnings=(*result.warnings, *told))
+    found, warnings = checkpoint_times(checkpoints, runner, result.write_caches)
+    return replace(result, checkpoint=found, warnings=(*result.warnings, *warnings))
 
 
 def _with_data_loading(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:

@@ -91,7 +91,7 @@ class LayeredModel(ABC):
         return self.model.num_hidden_layers
 
     @property
-    def whole(self) -> LayerStack:
+    def full(self) -> LayerStack:
         """The stack of all layers."""
         return self.stack(self.count)
 
@@ -177,7 +177,7 @@ class LayeredModel(ABC):
         short = self.shortest(gradients, warm=warm)
         if short is not None:
             yield short
-        yield self.whole
+        yield self.full
 
     def shortest(self, gradients: Period | None = None, *, warm: bool = True) -> LayerStack | None:
         """Find the shortest stack that may stand for the whole model; None if no shorter one may.
@@ -188,18 +188,18 @@ class LayeredModel(ABC):
         if found is None:
             return None
         forward, backward, ahead = found
-        start, kept, whole = forward.first, 0, forward.layers
-        needed = start + 2 * whole + max(whole, ahead)
+        start, kept, period_lcm = forward.first, 0, forward.layers
+        needed = start + 2 * period_lcm + max(period_lcm, ahead)
         if self.stack(1).trace.backward:
             start = max(2, start)  # the first two layers' checkpoints are apart
             kept = self._reused
-            needed = start + whole + _SETTLING + ahead + kept
+            needed = start + period_lcm + _SETTLING + ahead + kept
         if gradients is not None:
             period = lcm(backward.layers, gradients.layers)
-            whole = lcm(whole, period)
+            period_lcm = lcm(period_lcm, period)
             start_back = max(2, kept, backward.first, gradients.first)
             needed = max(needed, start_back + period + _SETTLING + ahead)
-        walked = needed + (self.count - needed) % whole
+        walked = needed + (self.count - needed) % period_lcm
         if walked >= self.count:
             return None
         left = self.count - walked

@@ -131,10 +131,10 @@ class InferenceLayers(LayeredModel):
 
     def replay(self, sink: CoordinatorSink, *, warm: bool = True) -> Iterator[Event]:
         """Yield each event of a pass through all layers before ``sink`` is called for it."""
-        coordinator = self.whole.coordinator(self.fetching, self.ranks, sink, warm=warm)
-        for event in self.whole.trace.forward:
+        coordinator = self.full.coordinator(self.fetching, self.ranks, sink, warm=warm)
+        for event in self.full.trace.forward:
             yield event
-            hook(event, coordinator, self.whole.parameters)
+            hook(event, coordinator, self.full.parameters)
 
 
 def _owned(modules: Sequence[Module]) -> tuple[tuple[str, int], ...]:

@@ -48,7 +48,7 @@ def module_names(plan: ZeroInferencePlan) -> list[str]:
 def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
     """All reads of one rank in order, and where its host thread waits for them."""
     sizes = _sizes(plan, first=first)
-    whole = plan.layered.whole
+    whole = plan.layered.full
     layers = _layers(whole.parameters.tensors)
     rows: list[Row] = []
 

@@ -67,8 +67,8 @@ def test_what_holds(text: str, holds: bool) -> None:
     [
         ("", "cannot be read"),
         ("ranks <=", "cannot be read"),
-        ("ranks", "is no condition"),
-        ("ranks + 1", "is no condition"),
+        ("ranks", "is not a condition"),
+        ("ranks + 1", "is not a condition"),
         ("ranks = 4", "cannot be read"),
         ("rank < 3", 'there is no "rank"'),
         ("__import__('os').system('true') == 0", "is not possible in a condition"),

@@ -92,11 +92,11 @@ def test_numbers_come_back_as_they_were(number: float) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from simoffload.planning.sweep.journal import Journal, Row, SweepId
+from simoffload.planning.sweep.journal import Journal, JournalRow, SweepId
 
 journal = Journal.created(Path(sys.argv[1]), SweepId(*eval(sys.argv[2])))
 for point in range(9):
-    journal.append([Row(point=point, error="x" * 5000)])
+    journal.append([JournalRow(point=point, error="x" * 5000)])
     print(point, flush=True)
     if point == 5:
         journal._database.execute("BEGIN EXCLUSIVE")

@@ -156,7 +156,7 @@ def test_one_table_a_model(make_result: Make) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_lines_keep_to_the_width(make_result: Make, make_refusal: Make, width: int) -> None:
-    warning = "offloading hurts here, and this is a long warning that goes on and on. " * 3
+    warning = "offloading is slower here, and this is a long warning that goes on and on. " * 3
     results = [make_result(warnings=(warning,)), make_refusal(target="nfs")]
     text = result_text(results[0], width=width)
     assert max(map(len, text.splitlines())) <= max(width, 72), (

@@ -85,9 +85,9 @@ def test_a_run_with_data_and_checkpoints() -> None:
     """9,537 steps an epoch: 2,441,406 samples over 8 ranks, 4 a batch, 8 batches a step."""
     result = simulate(load_scenario("checkpoint/llama-3.1-8b-training"))
     assert isinstance(result, TrainingResult)
-    assert result.reading is not None
-    assert result.reading.steps_per_epoch == -(-2_441_406 // 8 // 4 // 8) == 9537
-    assert result.reading.cold.limit == "gpu"
+    assert result.data_loading is not None
+    assert result.data_loading.steps_per_epoch == -(-2_441_406 // 8 // 4 // 8) == 9537
+    assert result.data_loading.cold.limit == "gpu"
     assert result.checkpoint is not None
     assert result.checkpoint.outlook is not None
     assert result.checkpoint.outlook.share is not None

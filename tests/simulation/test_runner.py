@@ -41,7 +41,7 @@ def test_a_picosecond_is_a_difference(both: tuple[Timeline, Timeline]) -> None:
     *others, last = full.tracks
     last = replace(last, start=last.start[:])
     last.start[0] += 1
-    moved = replace(full, tracks=(*others, last), _whole=None)
+    moved = replace(full, tracks=(*others, last), _expanded=None)
     with pytest.raises(ShortcutError, match=r"\(7, 0, .* with shortcuts and \(7, 0, .* without"):
         verify(moved, full)
 

@@ -194,7 +194,7 @@ def test_interpolated_decode_steps_agree_with_all_of_them() -> None:
 
 
 def test_offloading_what_fits_is_warned_about() -> None:
-    assert any("offloading hurts here" in warning for warning in simulate(scenario()).warnings)
+    assert any("offloading is slower here" in warning for warning in simulate(scenario()).warnings)
     large = scenario(model="llama-3-70b")
     assert not any("hurts" in warning for warning in simulate(large).warnings)
 

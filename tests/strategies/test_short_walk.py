@@ -122,7 +122,7 @@ def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
     one, other = (
         strategy.plan(model, WORK.model_copy(update={"batch_size": size}), machine) for size in (1, 64)
     )
-    assert other.programs is one.programs
+    assert other.templates is one.templates
     fresh = replace(other)
     fresh.__dict__["programs"] = ScheduleTemplates(InferenceLayers(model, other.placement), machine)
     for forward in PASSES:
@@ -136,7 +136,7 @@ def test_plans_that_differ_in_the_batch_share_their_programs() -> None:
 def test_programs_are_not_those_of_an_equal_machine(shipped_plan: ZeroInferencePlan) -> None:
     """What tells them apart is identity: a cheap question, and never wrong."""
     plan = shipped_plan
-    assert schedule_templates_of(plan.model, plan.machine, plan.placement) is plan.programs
+    assert schedule_templates_of(plan.model, plan.machine, plan.placement) is plan.templates
     elsewhere = schedule_templates_of(plan.model, replace(plan.machine), plan.placement)
-    assert elsewhere is not plan.programs
-    assert elsewhere.layered is plan.programs.layered, "what is called does not depend on the machine"
+    assert elsewhere is not plan.templates
+    assert elsewhere.layered is plan.templates.layered, "what is called does not depend on the machine"

@@ -47,7 +47,7 @@ class Tried(Evaluated):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
-            **by_name(self.change, "key words kind changes=edits"),
+            **by_name(self.change, "key description kind changes=edits"),
             **by_name(self, "gain extra_cost=extra gain_per_1000=gain_per_cost"),
             **by_name(self.result, "fits"),
             "metrics": self.result.metrics(),
@@ -86,7 +86,7 @@ class Advice:
             "schema": SCHEMA,
             **by_name(self, "result economics options=tried"),
             "by_cost": [one.change.key for one in self.by_cost],
-            "impossible": [by_name(one, "key words why=barred") for one in self.impossible],
+            "impossible": [by_name(one, "key description why=barred") for one in self.impossible],
         }
 
 

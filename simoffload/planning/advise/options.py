@@ -69,8 +69,11 @@ def _options(scenario: LoadedScenario, result: SimulationResult, costs: CostList
 
 def _direct(scenario: LoadedScenario, tier: str) -> bool:
     """Return whether the GPUs and the storage of the weights are known to have GPUDirect Storage."""
-    said, target = scenario.machine.accelerator.gpudirect_storage, scenario.machine.topology.targets.get(tier)
-    return said is not None and said.value and target is not None and target.has_rdma
+    has_gds, target = (
+        scenario.machine.accelerator.gpudirect_storage,
+        scenario.machine.topology.targets.get(tier),
+    )
+    return has_gds is not None and has_gds.value and target is not None and target.has_rdma
 
 
 def placement_words(scenario: LoadedScenario, placement: Placement, *, ranks: int) -> str:

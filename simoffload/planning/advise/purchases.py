@@ -76,13 +76,13 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     if not equals or not value:
         raise _refusal(text, f"has no limit; {_EXAMPLE}")
     if metric not in (*_TIMES.values(), *_RATES):
-        raise _refusal(text, f"there is no metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
+        raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
     if metric not in result.formulas:
-        raise _refusal(text, f"{name} is no metric of this kind of work; it has {', '.join(mine)}")
+        raise _refusal(text, f"{name} is not a metric of this kind of work; it has {', '.join(mine)}")
     try:
         limit = float(value) if metric in _RATES else parse_seconds(value)
     except ValueError as error:
-        reason = str(error) if metric not in _RATES else f"{quoted(value)} is no number"
+        reason = str(error) if metric not in _RATES else f"{quoted(value)} is not a number"
         raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
     if not 0 < limit < math.inf:
         raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
@@ -133,7 +133,7 @@ class SimulatedPurchase(Evaluated):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
-            **by_name(self, "words changes=edits meets units_per_s=rate"),
+            **by_name(self, "description changes=edits meets units_per_s=rate"),
             **by_name(self.economics, "purchase"),
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
@@ -192,8 +192,13 @@ class Search:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        counted = "combinations simulated too_dear too_large alike refused refusals missing_prices=missing"
-        return {"schema": SCHEMA, **by_name(self, f"objective method currency {counted} best nearest front")}
+        counted = (
+            "combinations simulated over_budget too_large duplicates refused refusals missing_prices=missing"
+        )
+        return {
+            "schema": SCHEMA,
+            **by_name(self, f"objective method currency {counted} missing_prices=missing best nearest front"),
+        }
 
 
 def search_catalogue(

@@ -301,7 +301,7 @@ class CostVerdict(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return by_name(self, "cheapest next ratio margin flips tie")
+        return by_name(self, "cheapest next ratio margin break_even_points tie")
 
 
 def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:

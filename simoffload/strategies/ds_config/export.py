@@ -244,7 +244,7 @@ _FETCHING = (
     _TunedKey("offload_param", "pin_memory", _off),
 )
 """Of parameters that are gathered, prefetched and swapped."""
-_READING = (
+_STORAGE_READS = (
     _TunedKey("aio", "block_size", factors=(4,), word="block"),
     _TunedKey("aio", "queue_depth", factors=(4,), word="depth"),
 )
@@ -276,11 +276,11 @@ def _edit(section: str, key: str, value: Any) -> Edit:
 def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
     """Settings that alone may need less memory."""
     values = settings.config
-    for knob in (*_FETCHING, *_TRAINING):
-        if knob.less is not None and knob.key in values.get(knob.section, {}):
-            spelled = f"{knob.section}.{knob.key}" if knob.section in _WITHIN_ZERO else knob.key
-            name = _NAMES.get((knob.section, knob.key), spelled)
-            yield Tunable(name, knob.path, values[knob.section][knob.key], knob.less)
+    for tuned in (*_FETCHING, *_TRAINING):
+        if tuned.less is not None and tuned.key in values.get(tuned.section, {}):
+            spelled = f"{tuned.section}.{tuned.key}" if tuned.section in _WITHIN_ZERO else tuned.key
+            name = _NAMES.get((tuned.section, tuned.key), spelled)
+            yield Tunable(name, tuned.path, values[tuned.section][tuned.key], tuned.less)
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:
@@ -328,8 +328,8 @@ def faster_settings(
 
     ``storage`` and ``direct`` as ``Strategy.settings`` says; ``trains`` = there are an optimizer and stages.
     """
-    for knob in (*_FETCHING, *(_READING if storage else ()), *(_TRAINING if trains else ())):
-        yield from _turned(config, model, knob)
+    for tuned in (*_FETCHING, *(_STORAGE_READS if storage else ()), *(_TRAINING if trains else ())):
+        yield from _turned(config, model, tuned)
     if storage:
         yield _threads(config, version)
     if trains:
@@ -344,22 +344,22 @@ def faster_settings(
         yield Change("setting", f"DeepSpeed {LATEST} instead of {version}", edits, key=f"deepspeed-{LATEST}")
 
 
-def _turned(config: DeepSpeedConfig, model: ModelShape, knob: _TunedKey) -> Iterator[Change]:
+def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Iterator[Change]:
     section: Any = config
-    for name in knob.path[2:-1]:
+    for name in tuned.path[2:-1]:
         section = getattr(section, name, None)
-    now = getattr(section, knob.key, None)
+    now = getattr(section, tuned.key, None)
     if now == "auto":
-        now = 0.9 * model.hidden_size**2 if "prefetch" in knob.key else None
+        now = 0.9 * model.hidden_size**2 if "prefetch" in tuned.key else None
     if not now:
         return
-    for factor in knob.factors:
+    for factor in tuned.factors:
         value = int(now * factor)
         if value == int(now) or value < 1:
             continue
-        description = f"{knob.key} {value:,} instead of {int(now):,}"
-        name = f"{knob.word}-{value}".replace(" ", "-")
-        yield Change("setting", description, (Edit(knob.path, value),), key=name)
+        description = f"{tuned.key} {value:,} instead of {int(now):,}"
+        name = f"{tuned.word}-{value}".replace(" ", "-")
+        yield Change("setting", description, (Edit(tuned.path, value),), key=name)
 
 
 def _stages(config: DeepSpeedConfig) -> Iterator[Change]:

@@ -347,15 +347,15 @@ def refuse_selection(section: ZenFlowSection) -> None:
 
 def trains(config: DeepSpeedConfig) -> bool:
     """Whether a ds_config on its own is for training: it has a word on the optimizer or on gradients."""
-    zero, said = config.zero_optimization, config.model_fields_set
+    zero, given = config.zero_optimization, config.model_fields_set
     of_training = ("optimizer", "gradient_accumulation_steps", "gradient_clipping", "data_types")
     sections = (zero.offload_optimizer, zero.zenflow)
-    return zero.stage != 3 or not said.isdisjoint(of_training) or any(one is not None for one in sections)
+    return zero.stage != 3 or not given.isdisjoint(of_training) or any(one is not None for one in sections)
 
 
 def batch_problems(config: DeepSpeedConfig, *, batch: int, accumulation: int, ranks: int) -> list[Problem]:
     """Where batch sizes contradict the workload's (train_batch_size = micro batch x accumulation x ranks)."""
-    said: dict[str, tuple[Any, int]] = {
+    values: dict[str, tuple[Any, int]] = {
         "train_micro_batch_size_per_gpu": (config.train_micro_batch_size_per_gpu, batch),
         "gradient_accumulation_steps": (config.gradient_accumulation_steps, accumulation),
         "train_batch_size": (config.train_batch_size, batch * accumulation * ranks),
@@ -364,6 +364,6 @@ def batch_problems(config: DeepSpeedConfig, *, batch: int, accumulation: int, ra
         Problem(
             "", None, None, key, f"{value} contradicts the workload, which makes it {right}; leave it out"
         )
-        for key, (value, right) in said.items()
+        for key, (value, right) in values.items()
         if value not in (None, "auto", right)
     ]

@@ -207,7 +207,7 @@ class TrainedLayers(LayeredModel):
         return self.state.of_layers(count)
 
     @cached_property
-    def whole(self) -> LayerStack:
+    def full(self) -> LayerStack:
         """The micro-step with all its layers, of which none may be left out."""
         trace = self.trace_of(self.count)
         return LayerStack(trace, Parameters.of(trace, self.state.tensors))
@@ -223,7 +223,7 @@ class TrainedLayers(LayeredModel):
         short = None if gradients is None else self.shortest(gradients, warm=warm)
         if short is not None:
             yield short
-        yield self.whole
+        yield self.full
 
     def _gradients(self, swapper: GradientSwapper | None) -> Period | None:
         """The period of what waits in the bucket and, if they go there, in swap buffers."""

@@ -108,7 +108,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def parameters(self) -> Parameters:
         """All tensors with their partitions, and the modules that need them."""
-        return self.layered.whole.parameters
+        return self.layered.full.parameters
 
     @cached_property
     def layered(self) -> TrainedLayers:
@@ -178,7 +178,7 @@ class ZeroTrainingPlan(StepWork):
         if self.state.homogeneous:
             self.layered.fill(swapper)
             return
-        for tensors in buckets(self.layered.whole, self.settings.reduce_bucket_size):
+        for tensors in buckets(self.layered.full, self.settings.reduce_bucket_size):
             swapper.insert(GradientSink(), tensors)
 
     def _activations(self, layers: int) -> ActivationOffload | None:

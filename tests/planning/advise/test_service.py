@@ -42,7 +42,7 @@ def test_good_ones(text: str, kind: str, level: ServiceLevel, shown: str) -> Non
         (
             "step=5s",
             "inference",
-            "no metric of this kind of work; it has ttft, tpot, e2e, tokens_per_s",
+            "not a metric of this kind of work; it has ttft, tpot, e2e, tokens_per_s",
         ),
         ("ttft=5s", "training", "ttft is not a metric of this kind of work; it has step, tokens_per_s"),
         ("tpot=5", "inference", "unit"),

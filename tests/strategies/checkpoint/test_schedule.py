@@ -142,7 +142,7 @@ def test_slow_storage_throttles_beyond_the_dirty_limit() -> None:
     )
     plan = planned(
         squares(20, 10_000),
-        machine=replace(machine, lay=lambda: (slow, machine.topology)),
+        machine=replace(machine, build_topology=lambda: (slow, machine.topology)),
         ranks=1,
         tier="raid4",
         offload_optimizer="cpu",

@@ -93,7 +93,7 @@ def test_lora_leaves_gradients_and_states_of_the_adapters_only() -> None:
     model = with_lora(load_model("llama-2-7b"), r=8, target_modules=["q_proj", "v_proj"])
     partitions = Partitions(weights_of(model), 0, 1)
     found = state_bytes(partitions, kind="adam", dtype_bytes=2, gradient_bytes=2)
-    assert (found.gradients, found.master, found.memory_stages) == (2 * 4194304, 4 * 4194304, 8 * 4194304)
+    assert (found.gradients, found.master, found.moments) == (2 * 4194304, 4 * 4194304, 8 * 4194304)
     assert found.parameters == 2 * (6_738_415_616 + 4_194_304)
 
 

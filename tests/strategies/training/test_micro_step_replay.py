@@ -43,7 +43,7 @@ def plan_of_record(name: str, how: str) -> ZeroTrainingPlan:
 
 
 def found_buckets(plan: ZeroTrainingPlan) -> list[list[str]]:
-    found = buckets(plan.layered.whole, BUCKET)
+    found = buckets(plan.layered.full, BUCKET)
     return [[tensor.name for tensor in tensors] for tensors in found]
 
 
@@ -175,7 +175,7 @@ def test_both_passes_together_read_what_one_walk_reads(reuse: int, bucket: int) 
         for op in block.ops
         if op.kind == "read"
     ]
-    peak = gathered_peak(plan.layered.whole, plan.state)
+    peak = gathered_peak(plan.layered.full, plan.state)
     assert written == [tensor.name for tensor in peak.read]
     assert peak.gathered <= plan.model.num_parameters
 
@@ -202,4 +202,4 @@ def test_a_tensor_that_is_needed_twice_in_what_is_read_ahead_stops_deepspeed() -
     }
     plan = plan_of(zero, ranks=2, model=model, sequence_length=16)
     with pytest.raises(InputError, match="already assigned swap buffer"):
-        gathered_peak(plan.layered.whole, plan.state)
+        gathered_peak(plan.layered.full, plan.state)

@@ -392,4 +392,4 @@ def test_what_is_told() -> None:
     assert "first 3 micro-steps" in warm
     odd = zero(select_strategy="step", select_interval=6)
     (selections,) = plan_of(odd, gradient_accumulation_steps=4).warnings
-    assert "no multiple of update_interval 4" in selections
+    assert "not a multiple of update_interval 4" in selections
