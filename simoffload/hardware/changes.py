@@ -1,4 +1,4 @@
-"""Numbers that a scenario puts in place of those of the profiles."""
+"""Changes that a scenario makes to the numbers of profiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _SOURCE = "set by the scenario; the profile says {}"
 
 
 def spelled(section: Mapping[str, Any], name: str) -> str:
-    """How a section ``profiles`` names a profile ``kind/id``: by its id where it does so already."""
+    """Return the key by which a section ``profiles`` names the profile ``kind/id``: its id where the section
+    uses it."""
     identifier = name.partition("/")[2]
     return identifier if identifier in section else name
 
@@ -25,16 +26,16 @@ class Changes(NamedTuple):
 
     document: Document
     keys: tuple[str, ...]
-    """Where the section is in the document."""
+    """The keys in the document that lead to the section."""
 
     @classmethod
     def of(cls, document: Document) -> Changes | None:
-        """What a scenario says in its section ``profiles``; None if it says nothing."""
+        """Read the section ``profiles`` of a scenario; return None if it has none."""
         return cls(document, ("profiles",)) if document.data.get("profiles") else None
 
     @property
     def by_profile(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the section says."""
+        """The changes to each profile, by its id or ``kind/id``."""
         node = self.document.data
         for key in self.keys:
             node = node[key]
@@ -42,7 +43,8 @@ class Changes(NamedTuple):
         return found
 
     def made_to(self, document: Document, kind: str, identifier: str) -> Document:
-        """The profile's document with the changes that name it; itself where there are none.
+        """Return the profile's document with the changes that name it; the same document where there are
+        none.
 
         Raises InputError for a change of anything but a number.
         """
@@ -58,11 +60,11 @@ class Changes(NamedTuple):
         return document
 
     def concern(self, kind: str, identifier: str) -> bool:
-        """Whether anything of a profile changes."""
+        """Return whether any number of a profile changes."""
         return any(self._names(kind, identifier))
 
     def placed(self, error: InputError, kind: str, identifier: str) -> InputError:
-        """What is wrong with a changed profile, at the change in the scenario."""
+        """Return the problems of a changed profile, located at the change in the scenario."""
         (name, *_) = self._names(kind, identifier)
         return InputError(
             self.document.problem(self._nearest(name, problem.key), problem.message)
@@ -70,7 +72,7 @@ class Changes(NamedTuple):
         )
 
     def check_all_meant(self, used: list[tuple[str, str]]) -> None:
-        """Raise InputError for names that none of the ``used`` (kind, id) has, or several have."""
+        """Raise InputError for names that none of the ``used`` (kind, id) has, or that several have."""
         problems = []
         names = {name for kind, identifier in used for name in (identifier, f"{kind}/{identifier}")}
         for name in self.by_profile:
@@ -94,7 +96,7 @@ class Changes(NamedTuple):
         return (name for name in (identifier, f"{kind}/{identifier}") if name in self.by_profile)
 
     def _unquoted(self, name: str, names: Collection[str]) -> str | None:
-        """The path with quotes, where one without them was taken apart at the dots of a profile's name."""
+        """Return the path with quotes, where one without them was split at the dots of a profile's name."""
         node: Any = self.by_profile[name]
         joined = name
         while isinstance(node, Mapping) and node:
@@ -105,7 +107,7 @@ class Changes(NamedTuple):
         return None
 
     def _nearest(self, name: str, key: str) -> tuple[str | int, ...]:
-        """The change within which ``key`` of the profile lies."""
+        """Return the keys of the innermost change that contains ``key`` of the profile."""
         place: tuple[str | int, ...] = (*self.keys, name)
         node: Any = self.by_profile[name]
         for part in key.split("."):
@@ -136,7 +138,7 @@ class Changes(NamedTuple):
     def _sourced(
         self, node: dict[str, Any], change: Any, place: tuple[str | int, ...], problems: list[Problem]
     ) -> Any:
-        """A number with its origin: the new one is an estimate unless the change says more about itself."""
+        """Return a changed number with its origin: an estimate unless the change states another origin."""
         if not isinstance(change, Mapping):
             if "points" in node:
                 text = "is a curve; write {points: [[1 MiB, 3 GB/s], …]}"

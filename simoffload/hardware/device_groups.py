@@ -1,4 +1,4 @@
-"""What a machine is made of, to be counted, paid for and fed with power."""
+"""Groups of equal devices of which a machine consists, as a bill of materials."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ class DeviceGroup(NamedTuple):
     """Equal devices of a machine."""
 
     key: str
-    """``kind/id`` of their profile."""
+    """``kind/id`` of the profile of these devices."""
     number: int
+    """Number of devices in the group."""
     links: tuple[tuple[str, ...], ...] = ()
-    """For each device, or all together, the links whose use says how busy it is."""
+    """Names of the links whose use says how busy a device is; one entry per device, or one for all
+    together."""
     tier: str = ""
-    """The storage tier to which they belong; "" for the rest of the machine."""
+    """The storage tier to which the devices belong; "" for all other devices."""
     size: int = 0
-    """[B] of each: host memory and drives."""
+    """Capacity [B] of each device, for host memory and drives."""
 
     @property
     def kind(self) -> str:
-        """ "accelerator", "host", "memory", "nic", "drive", "nfs", "pfs" or "nvmeof"."""
+        """The kind of device: "accelerator", "host", "memory", "nic", "drive", "nfs", "pfs" or "nvmeof"."""
         return self.key.partition("/")[0]
 
 
 def device_groups(platform: Platform, prefixes: Iterable[str]) -> tuple[DeviceGroup, ...]:
-    """The parts of equal hosts, whose vertices begin with ``prefixes``, and of the storage they share."""
+    """Return the devices of equal hosts, whose vertices begin with ``prefixes``, and of the storage they
+    share."""
     before = tuple(prefixes)
     return tuple(_device_groups(platform, before))
 

@@ -1,7 +1,7 @@
-"""Where a device is faster than the link that it is behind, so that the link decides.
+"""Warnings where a device is faster than the link behind which it is installed.
 
-A warning, no error: drives are sold for slots to come, and servers grow. But mostly a number is wrong: a port
-that was not counted, a slot of another generation, bits taken for bytes.
+These are warnings and not errors: drives are sold for future slots, and servers grow. But in most cases a
+number is wrong: a port that was not counted, a slot of another generation, bits taken for bytes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["memory_warnings", "overruns", "profile_warnings"]
 
 _TOLERANCE = 1.03
-"""Rate over that of the link from which on it is told: data sheets round by 1 or 2 %; our choice."""
+"""Ratio of a device's rate to that of its link above which a warning is given: data sheets round by 1 or 2 %;
+our choice."""
 _DECIMAL = re.compile(r"([0-9.]+) *([GT])B")
 
 
 def overruns(platform: Platform, tiers: Collection[str], *, nodes: int) -> tuple[str, ...]:
-    """A sentence for every device of the named tiers, and for every adapter in use, that exceeds its link."""
+    """Return a warning for every device of the named tiers, and every adapter in use, that is faster than its
+    link."""
     used = {name: target for name, target in platform.targets.items() if name in tiers}
     wired = {name: platform.profile.tiers[name] for name in used}
     adapters = {nic for tier in wired.values() for nic in tier.through or ()}
@@ -56,8 +58,10 @@ def overruns(platform: Platform, tiers: Collection[str], *, nodes: int) -> tuple
 
 
 def profile_warnings(library: Library, entry: Entry) -> tuple[str, ...]:
-    """The same of one profile by itself, and what is wrong with a host's memory; what it refers to is not
-    looked for where it is not found."""
+    """Return the warnings about a single profile, and about a host's memory.
+
+    References that cannot be found are ignored.
+    """
     profile, warnings_ = entry.profile, list[str]()
     if isinstance(profile, Host):
         warnings_ += memory_warnings(profile, entry.inputs())
@@ -70,7 +74,8 @@ def profile_warnings(library: Library, entry: Entry) -> tuple[str, ...]:
 
 
 def memory_warnings(host: Host, inputs: Iterable[ProfileInput]) -> Iterator[str]:
-    """Host memory that is more than the board takes, or written in units of 10^9 B, which no module has."""
+    """Yield warnings about more memory than the board supports, and sizes in units of 10^9 B, which no module
+    has."""
     has, most = host.memory_capacity.value, host.memory_maximum
     if most is not None and has > most.value:
         size, limit = format_bytes(has, binary=True), format_bytes(most.value, binary=True)
@@ -85,9 +90,9 @@ def memory_warnings(host: Host, inputs: Iterable[ProfileInput]) -> Iterator[str]
 
 
 def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] = ()) -> Iterator[str]:
-    """Drives behind the cables of their slots, or a server behind its ports.
+    """Yield warnings about drives behind the cables of their slots, or a server behind its ports.
 
-    ``slots`` are those of local drives, each with where it is; without them the drives' own side counts.
+    ``slots`` are those of local drives, each with its location; without them the drives' own side counts.
     """
     if target.drive is not None and target.pcie_link is not None:
         drive = target.drive
@@ -107,14 +112,14 @@ def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] =
 
 
 def _adapter(name: str, nic: Nic, slot: PcieLink) -> Iterator[str]:
-    """An adapter behind its slot."""
+    """Yield a warning about an adapter that is faster than its slot."""
     todo = "take a wider or newer slot (pcie), or count on that"
     link = f"its slot ({slot.label})"
     yield from _above(f"{name}: {nic.id}", {"carries": nic.achieved.value}, link, slot.payload_rate, todo)
 
 
 def _slots(platform: Platform, target: Target, at: tuple[str, ...]) -> list[tuple[str, PcieLink]]:
-    """The slowest slots of the drives."""
+    """Return the slowest of the drives' slots."""
     assert target.pcie_link is not None
     found = {vertex: target.pcie_link.within(platform.slots[vertex]) for vertex in at[: target.drives]}
     least = min(one.payload_rate for one in found.values())
@@ -122,7 +127,7 @@ def _slots(platform: Platform, target: Target, at: tuple[str, ...]) -> list[tupl
 
 
 def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str, ...]) -> Iterator[str]:
-    """All drives of a tier behind the cables of switches."""
+    """Yield warnings about drives of a tier that are together faster than the cable of their switch."""
     switches, drives = platform.profile.switches, Counter[str]()
     for index in range(target.drives):
         vertex = at[index % len(at)]
@@ -142,7 +147,8 @@ def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str,
 def _client(
     platform: Platform, name: str, target: Target, through: tuple[str, ...], nodes: int
 ) -> Iterator[str]:
-    """A server behind the adapters of all hosts, and the ports that their mounts use."""
+    """Yield warnings about a server behind the adapters of all hosts, or behind the ports that their mounts
+    use."""
     ports = target.ports
     if ports is None:
         return  # a filesystem is for more hosts than these
@@ -163,7 +169,7 @@ def _client(
 
 
 def _above(device: str, rates: dict[str, int], link: str, carries: int, todo: str) -> Iterator[str]:
-    """The rate that exceeds a link most, if any does."""
+    """Yield a warning about the rate that exceeds the link most, if any does."""
     verb, rate = max(rates.items(), key=lambda one: one[1])
     if rate > _TOLERANCE * carries:
         limit = f"more than the {format_rate(carries)} of {link}, which decides"

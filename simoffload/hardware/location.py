@@ -1,4 +1,4 @@
-"""Where something is written, to say it when it is wrong."""
+"""A position in a document, at which a problem with the value there is reported."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ __all__ = ["DocumentLocation"]
 
 
 class DocumentLocation(NamedTuple):
-    """An entry of a document."""
+    """An entry of a document, given by the keys that lead to it."""
 
     document: Document
     keys: tuple[str | int, ...]
 
     @property
     def folder(self) -> Path:
-        """Where relative paths that are written here start."""
+        """The folder from which relative paths in this document start."""
         root = self.document.root
         return Path(self.document.path).parent if root is None else root
 
     def problem(self, message: str, *, at_key: bool = False) -> Problem:
-        """A problem at this place (at its key if ``at_key``)."""
+        """Return a problem located at this entry (at its key if ``at_key``)."""
         return self.document.problem(self.keys, message, at_key=at_key)
 
     def error(self, message: str) -> InputError:
-        """The same as an exception."""
+        """Return a problem located at this entry, as an exception."""
         return InputError((self.problem(message),))
 
     @contextmanager
     def referring(self) -> Iterator[None]:
-        """Around reading a file to which this place refers: what is wrong with it as a whole is told here."""
+        """Report at this entry whatever is wrong, as a whole, with a file that is read within this
+        context."""
         try:
             yield
         except InputError as error:

@@ -1,4 +1,4 @@
-"""Loading a platform: its file, everything that it refers to, and whether the wiring makes sense."""
+"""Load a platform: its file, all profiles that it refers to, and a check of the wiring."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ T = TypeVar("T")
 
 
 def list_profiles(kind: str | None = None, *, root: FilePath | None = None) -> tuple[ProfileSummary, ...]:
-    """The shipped profiles and those in the folder ``root``, laid out like ``hardware_profiles``.
+    """Return the shipped profiles and those in the folder ``root``, which has the layout of
+    ``hardware_profiles``.
 
-    Raises InputError for an unknown kind or a file with something wrong in it.
+    Raises InputError for an unknown kind or an invalid file.
     """
     return tuple(Library(root).summaries(kind))
 
 
 def load_profile(kind: str, name: str, *, root: FilePath | None = None) -> Profile:
-    """Read one profile by id (or path) and check it, without following its references."""
+    """Read and check one profile by id (or path), without following its references. Raises InputError."""
     return Library(root).find(name, (kind,)).profile
 
 
@@ -53,10 +54,11 @@ def load_platform(
 ) -> Platform:
     """Load a shipped platform by id, or a platform file of your own.
 
-    ``root`` is the user's folder: paths are relative to it and may not leave it, and ids are looked up in
-    it first if it is laid out like ``hardware_profiles``. Without ``root`` it is the folder of the platform
-    file, or the one around it if that is called ``platform``. ``equipment`` comes into it, and ``changes``
-    are made to the profiles it is then built from. Raises InputError with every problem found.
+    ``root`` is the user's folder: paths are relative to it and may not leave it, and ids are looked up in it
+    first if it has the layout of ``hardware_profiles``. Without ``root`` it is the folder of the platform
+    file, or the parent folder if that is called ``platform``. ``equipment`` is installed in the platform, and
+    ``changes`` are applied to the profiles from which it is then built. Raises InputError with every problem
+    found.
     """
     text = str(name_or_path)
     if root is None and (isinstance(name_or_path, FilePath) or is_path(text)):
@@ -75,13 +77,13 @@ def platform_from(
     changes: Changes | None = None,
     equipment: Equipment | None = None,
 ) -> Platform:
-    """The same from a library that keeps what it reads for the next platform."""
+    """Load a platform from a library, which keeps the profiles that it reads for the next platform."""
     view = library.view(changes, equipment and equipment.cables())
     return _Loader(view, view.find(reference, ("platform",)), equipment).load()
 
 
 class _Loader:
-    """Follows a platform's references and collects what is wrong with them."""
+    """Follows the references of a platform and collects all problems."""
 
     def __init__(self, library: Library, entry: Entry, equipment: Equipment | None) -> None:
         assert isinstance(entry.profile, PlatformProfile)
@@ -128,14 +130,14 @@ class _Loader:
         )
 
     def _order(self, problem: Problem) -> tuple[bool, str, int, int]:
-        """First the platform's own file, each file from its top."""
+        """Return the sort key of a problem: first the platform's own file, each file from its top."""
         other = problem.path != self._entry.document.path
         return other, problem.path, problem.line or 0, problem.column or 0
 
     # -- references -----------------------------------------------------------------------------
 
     def _at(self, *keys: str | int) -> DocumentLocation:
-        """Where an entry of the platform is written: in its file, or where equipment is."""
+        """Return where an entry of the platform is written: in its file, or in the scenario's equipment."""
         added = self._equipment.place(keys) if self._equipment else None
         return added or DocumentLocation(self._entry.document, keys)
 
@@ -164,7 +166,7 @@ class _Loader:
         return added.error(f"{text}, which the slots of {self._platform.id} are for; take one that has")
 
     def _slots(self, host: Entry) -> dict[str, Pcie | None]:
-        """The generation of the slots at each vertex; None where it is not known."""
+        """Return the PCIe generation of the slots at each vertex; None where it is not known."""
         assert isinstance(host.profile, Host)
         stated = host.profile.slots
         written = (
@@ -180,7 +182,8 @@ class _Loader:
         return found
 
     def _no_faster(self, slots: Mapping[str, Pcie | None], gpu: PcieLink, name: str) -> Iterator[str]:
-        """Where another generation in the slots by the scenario's equipment leaves the GPUs at their own."""
+        """Yield warnings where the scenario's equipment has faster slots, but the GPUs stay at their own
+        generation."""
         under = [slots[vertex] for vertex in self._platform.gpus]
         for reference, place in self._equipment.cables().values() if self._equipment else ():
             taken = self._library.find(reference, ("pcie",), place).profile
@@ -253,7 +256,7 @@ class _Loader:
             self._problems.append(self._at(*keys).problem(message))
 
     def _check_reachable(self) -> None:
-        """Every switch must lead to the CPU, so that what hangs on it can be reached."""
+        """Check that every switch leads to the CPU, so that the devices behind it can be reached."""
         switches = self._platform.switches
         lost = set()
         for name in switches:

@@ -1,4 +1,4 @@
-"""The released sizes of the known families, by name."""
+"""Released sizes of the known families, by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Size", "find_size", "is_model", "list_models"]
 
 
 class Size(Frozen):
-    """One row of ``sizes.yaml``."""
+    """One row of ``sizes.yaml``: a released model."""
 
     family: str
     source: str
@@ -25,7 +25,7 @@ class Size(Frozen):
     aliases: tuple[str, ...] = ()
     """Other names of the same shape, without their organisation."""
     config: dict[str, Any]
-    """Hugging Face's keys; checked by the family."""
+    """Configuration in Hugging Face's keys; checked by the family."""
 
 
 @cache
@@ -36,22 +36,22 @@ def _sizes() -> dict[str, Size]:
 
 @cache
 def _canonical() -> dict[str, str]:
-    """Every name and alias in small letters, and the name of its row."""
+    """Map every name and alias, in lower case, to the name of its row."""
     return {alias.lower(): known for known, size in _sizes().items() for alias in (known, *size.aliases)}
 
 
 def list_models() -> tuple[str, ...]:
-    """Names that a scenario may use, in the order of ``sizes.yaml``."""
+    """Return the names that a scenario may use, in the order of ``sizes.yaml``."""
     return tuple(_sizes())
 
 
 def is_model(name: str) -> bool:
-    """Whether it is a name or an alias, without an organisation before it."""
+    """Return whether a text is a name or an alias, without an organisation in front."""
     return name.lower() in _canonical()
 
 
 def find_size(name: str) -> tuple[str, Size]:
-    """Look a size up by name or alias, without regard to case or an organisation before the last "/".
+    """Look a size up by name or alias, ignoring case and an organisation before the last "/".
 
     Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one.
     """

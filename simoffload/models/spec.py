@@ -1,4 +1,4 @@
-"""How a scenario names a model, and how it becomes a shape."""
+"""The section ``model`` of a scenario, and how it becomes a shape."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["ModelSpec", "load_model"]
 class ModelSpec(Frozen):
     """A model by ``name``, by the path of a ``config`` (config.json), or by ``family`` and sizes.
 
-    A plain text is a name. Every further key is one of Hugging Face's and replaces that of the named
-    model or config: ``{name: bloom-560m, num_hidden_layers: 960, hidden_size: 10240}``.
+    A plain text is a name. Every further key is one of Hugging Face's and replaces that of the named model or
+    config: ``{name: bloom-560m, num_hidden_layers: 960, hidden_size: 10240}``.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -34,12 +34,13 @@ class ModelSpec(Frozen):
     config: str | None = None
     """Path of a Hugging Face config.json in the scenario's folder."""
     family: str | None = None
-    """Any shape of a family, by Hugging Face's ``model_type``."""
+    """Family of a model of any shape, by Hugging Face's ``model_type``."""
     dtype: Dtype = "float16"
-    """Of weights, activations and cache, whatever type a checkpoint was saved in."""
+    """Data type of weights, activations and cache, whatever type a checkpoint was saved in."""
 
     attention: Attention | None = None
-    """By default what transformers 5 uses: "sdpa", except for BLOOM, Gemma 2 and Falcon-7B ("eager")."""
+    """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2 and
+    Falcon-7B ("eager")."""
 
     @model_validator(mode="before")
     @classmethod
@@ -58,11 +59,11 @@ class ModelSpec(Frozen):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The keys in Hugging Face's names."""
+        """The further keys, in Hugging Face's names."""
         return dict(self.model_extra or {})
 
     def _named(self) -> tuple[str, FamilyConfig]:
-        """The label and configuration of a model that needs no file."""
+        """Return the label and configuration of a model that needs no file."""
         if self.name is not None:
             try:
                 name, size = find_size(self.name)
@@ -81,12 +82,12 @@ class ModelSpec(Frozen):
         return f"{name} ({changes})" if changes else name
 
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
-        """Lay out the model; :func:`load_model` explains the arguments. Raises InputError."""
+        """Return the shape of the model; :func:`load_model` explains the arguments. Raises InputError."""
         name, config = self._resolved(root=root, allow_path=allow_path)
         return config.shape(name=name, dtype=self.dtype, attention=self.attention)
 
     def hf_config(self, *, root: Path | None = None) -> dict[str, Any]:
-        """The sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
+        """Return the sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
         _, config = self._resolved(root=root, allow_path=False)
         fields = type(config).model_fields.items()
         left_out = {field.alias or name for name, field in fields if field.default is None}
@@ -149,7 +150,7 @@ def _configured(
 
 
 def _unknown_keys(overrides: Mapping[str, Any], family: type[FamilyConfig]) -> list[tuple[str, str, Any]]:
-    """(key, message, value) of the keys that the family does not have."""
+    """Return (key, message, value) of the keys that the family does not have."""
     known = sorted({*family.known_keys(), *ModelSpec.model_fields})
     listed = f"; known: {', '.join(known)}"
     return [
@@ -175,7 +176,8 @@ def _family_of(document: Document) -> type[FamilyConfig]:
 
 
 def _as_the_nearest(config: Mapping[str, Any]) -> str:
-    """How to write the sizes of an unknown family as those of the one that knows most of their keys."""
+    """Suggest how to write the sizes of an unknown family as those of the family that knows most of their
+    keys."""
     inner = config.get("text_config")  # of a model that takes more than text
     sizes = inner if isinstance(inner, Mapping) else config
 
@@ -206,5 +208,5 @@ def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:
 
 
 def _label_of(path: Path) -> str:
-    """A checkpoint's folder names it better than "config.json" does."""
+    """Return the name of a checkpoint's folder, which describes it better than "config.json" does."""
     return path.resolve().parent.name if path.name == "config.json" else path.stem

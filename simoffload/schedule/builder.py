@@ -1,4 +1,5 @@
-"""Writing a schedule down: counts per stream, interned routes, equal segments folded into blocks."""
+"""Construction of a schedule: operation counts per stream, interned routes, equal segments merged into
+blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ Hops = tuple[tuple[int, Fraction], ...]
 class _RouteKey(NamedTuple):
     name: str
     way: int
-    """Index of its hops among those of all routes."""
+    """Index of its hops in the list of the hops of all routes."""
     cap: int
 
 
@@ -84,32 +85,32 @@ class ScheduleBuilder:
 
     @property
     def segments(self) -> int:
-        """Segments so far in which there is anything."""
+        """The number of segments so far that contain operations."""
         return len(self._numbers) + bool(self._ops)
 
     def repeat(self, first: int, times: int) -> None:
-        """Let the segments from number ``first`` on, all of them written, follow themselves ``times`` times
-        more; once in a schedule."""
+        """Repeat the segments from number ``first`` on ``times`` times more; allowed once per schedule."""
         self._close()
         self._repeated = first, len(self._numbers), times
 
     def route(self, *, name: str, hops: tuple[Hops, ...], cap: int) -> int:
-        """Index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s]."""
+        """Return the index of the route that crosses ``hops`` (one per rank) at no more than ``cap``
+        [B/s]."""
         known = self._known.get(id(hops))
         if known is None:
             known = self._known[id(hops)] = hops, self._route_hops.setdefault(hops, len(self._route_hops))
         return self._routes.setdefault(_RouteKey(name, known[1], cap), len(self._routes))
 
     def peers(self, ranks: Peers) -> int:
-        """Index of what each rank waits for, for dependencies on other ranks."""
+        """Return the index of the ranks for which each rank waits, for dependencies on other ranks."""
         return self._peers.setdefault(ranks, len(self._peers))
 
     def cap(self, route: int) -> int:
-        """[B/s] at most on a route."""
+        """Return the highest rate [B/s] on a route."""
         return list(self._routes)[route].cap
 
     def add(self, op: Op) -> int:
-        """Append an operation to the segment; returns its ordinal on its stream."""
+        """Append an operation to the segment and return its ordinal on its stream."""
         self._ops.append(op)
         self._count += 1
         self._events += self._ranks[op.stream]
@@ -119,14 +120,15 @@ class ScheduleBuilder:
         return self.written[op.stream] - 1
 
     def after(self, stream: int, ordinal: int, peers: int = -1) -> Dependency:
-        """The dependency on the operation that ``add`` numbered ``ordinal``, the own rank's or its peers'."""
+        """Return the dependency on the operation with the number ``ordinal`` returned by ``add``, of the same
+        rank or of its peers."""
         return Dependency(stream, self.written[stream] - 1 - ordinal, peers)
 
     def build(
         self, resources: Sequence[tuple[str, int]], *, cores: Sequence[tuple[str, int]] = ()
     ) -> Schedule:
-        """Close the schedule over what the hops index: ``resources``, pairs (name, capacity [B/s]), and after
-        them ``cores``, pairs (name of a CPU, cores)."""
+        """Return the finished schedule over the links to which the hops refer: ``resources``, pairs (name,
+        capacity [B/s]), and after them ``cores``, pairs (name of a CPU, number of cores)."""
         units: list[tuple[str, int, LinkUnit]] = [(*one, "B") for one in resources]
         units += [(name, number * _NANO, "core-ns") for name, number in cores]
         scales = [1] * len(units)
@@ -170,10 +172,11 @@ class ScheduleBuilder:
 
 
 def cpu_work(*, size: int, time: int, cores: int) -> tuple[int, Fraction]:
-    """Return what work of ``cores`` cores on ``size`` [B] of memory takes where nothing is in its way.
+    """Return the cap of the route and the share of the cores for work of ``cores`` cores on ``size`` [B] of
+    memory.
 
-    The first is the cap [B/s] of its route, at which it lasts ``time`` [ps]; the second the share of each
-    byte on the cores: their time [ns], rounded down to 10^-18 s.
+    The first is the rate [B/s] at which the work takes ``time`` [ps] without contention; the second the share
+    of each byte on the cores: their time [ns], rounded down to 10^-18 s.
     """
     return size * _PICO // time, Fraction(cores * time * 10**6 // size, _NANO)
 
@@ -203,7 +206,7 @@ def _folded(numbers: Sequence[int], unlike: Sequence[tuple[str, tuple[Op, ...]]]
 
 
 def _groups(numbers: Sequence[int], longest: int) -> list[tuple[int, int, int]]:
-    """(first, length, repeat count) of the groups that cover all segments."""
+    """Return (first, length, repeat count) of the groups that cover all segments."""
     groups = []
     position = 0
     while position < len(numbers):
@@ -214,7 +217,8 @@ def _groups(numbers: Sequence[int], longest: int) -> list[tuple[int, int, int]]:
 
 
 def _best_period(numbers: Sequence[int], start: int, longest: int) -> tuple[int, int]:
-    """The group length and repeat count that cover most segments from ``start`` on; short groups first."""
+    """Return the group length and repeat count that cover most segments from ``start`` on; short groups
+    first."""
     best = (1, 1)
     for period in range(1, longest + 1):
         if 2 * best[0] * best[1] > len(numbers) - start and period > _LONGEST_PERIOD:

@@ -191,9 +191,9 @@ class ZeroInferencePlan(InferencePlan):
             there = sum(size for size, swapped in sizes if swapped) / sum(size for size, _ in sizes)
             if there < _MOSTLY:
                 remarks.append(
-                    f"only {there:.0%} of the weights are stored on {self.target}: slices below the larger of "
-                    f"1 MiB and aio.block_size ({settings.min_swap_bytes} B) stay in host memory, and more ranks "
-                    "make slices smaller"
+                    f"only {there:.0%} of the weights are stored on {self.target}: slices below the larger "
+                    f"of 1 MiB and aio.block_size ({settings.min_swap_bytes} B) stay in host memory, and "
+                    "more ranks make slices smaller"
                 )
         if settings.use_gds and settings.device != "nvme":
             remarks.append(f"ds_config aio.use_gds has no effect with weights: {self.target}")
