@@ -3,8 +3,8 @@ allow.
 
 An operation begins when its stream is free, its dependencies are done and, if it is collective, all ranks of
 its program are ready; it lasts its fixed time and then moves its bytes. Only bytes whose rate depends on
-other transfers need the clock: the end of everything else is known as soon as its begin is, so that a stream
-proceeds through such operations, ahead of the clock, until it reaches one whose begin is not known yet. In a
+other transfers need the clock: the end of everything else is known as soon as its start is, so that a stream
+proceeds through such operations, ahead of the clock, until it reaches one whose start is not known yet. In a
 block that repeats it stops at the end of every iteration until the clock has reached that time, where a
 steady state can be detected.
 """
@@ -149,7 +149,7 @@ class Executor:
                 ready.extend([waiter for needed, waiter in waiters if needed <= done])
 
     def _advance(self, stream_state: StreamState) -> None:
-        """Run operations of an iteration as long as their begin and end are known."""
+        """Run operations of an iteration as long as their start and end are known."""
         awaited, starts, ends, predecessors, completed = (
             stream_state.awaited,
             stream_state.starts,

@@ -22,11 +22,11 @@ class SkippedInterval(NamedTuple):
     """An interval that was run once and then counted ``times`` times more."""
 
     first: tuple[int, ...]
-    """For every stream, operations (of those that were run) that had ended by the begin of the interval."""
+    """For every stream, operations (of those that were run) that had ended by the start of the interval."""
     last: tuple[int, ...]
     """For every stream, operations (of those that were run) that had ended by the end of the interval."""
     begin: int
-    """Begin of the interval [ps], without skipped time."""
+    """Start of the interval [ps], without skipped time."""
     end: int
     """End of the interval [ps], without skipped time."""
     times: int

@@ -106,8 +106,6 @@ class Provenance(Frozen):
     """The source of a statement, and the date on which it was looked up."""
 
     origin: Origin
-    """``spec``: published by the manufacturer, or derived by arithmetic; ``measured``: measured on real
-    hardware; ``estimate``: everything else."""
     source: Text
     """Document, page or command from which the number comes."""
     date: datetime.date

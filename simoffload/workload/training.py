@@ -43,7 +43,7 @@ class Training(Frozen):
     shows one step of the steady state."""
 
     write_caches: Literal["steady", "empty"] = "steady"
-    """State of the drives' write caches at the begin of a step: ``steady``, as the drives had time to empty
+    """State of the drives' write caches at the start of a step: ``steady``, as the drives had time to empty
     them over many steps; ``empty``, as in a run's first step on idle drives."""
 
     @property
@@ -75,8 +75,9 @@ DataParallelWriters = Literal["none", "replica", "socket", "machine"]
 """DeepSpeed's ``data_parallel``: which ranks write parts of the states that all ranks hold."""
 
 Mode = Literal["blocking", "decoupled", "snapshot"]
-"""``decoupled``: DeepSpeed's writer process, which finishes before the next optimizer step. ``snapshot``:
-torch.distributed.checkpoint's ``async_save``, a copy into host memory that a background thread writes."""
+"""``blocking``: training waits until the files are written. ``decoupled``: DeepSpeed's writer process, which
+finishes before the next optimizer step. ``snapshot``: torch.distributed.checkpoint's ``async_save``, a copy
+into host memory that a background thread writes."""
 
 
 class Writer(Frozen):
@@ -141,15 +142,9 @@ class _Options(Frozen):
     """The options of every checkpoint, in a simulated run or not."""
 
     contents: Contents = "zero"
-    """``zero``: what DeepSpeed's ``save_checkpoint`` writes at a ZeRO stage; ``sharded``: weights and
-    optimizer states, an equal part of both by every rank; ``model_only``: only the weights; ``consolidated``:
-    all weights in one file of rank 0."""
     writer: Writer = Writer()
     """The writer of the files, with its settings."""
     mode: Mode = "blocking"
-    """``blocking``: training waits until the files are written; ``decoupled``: DeepSpeed's writer process,
-    which finishes before the next optimizer step; ``snapshot``: torch.distributed.checkpoint's
-    ``async_save``."""
     pin_memory: bool = True
     """Whether the snapshot goes to page-locked memory that is kept for the next one; otherwise to newly
     allocated pageable memory."""
@@ -190,8 +185,6 @@ class Checkpointing(_Options):
     stage: Annotated[int, Field(strict=True, ge=0, le=3)] = 3
     """ZeRO stage; at stage 3 the model states of ``save_checkpoint`` contain no weights."""
     optimizer: Optimizer = "adam"
-    """The optimizer, which determines the states kept in addition to the fp32 master weights: two in fp32
-    (``adam``), one (``momentum``), none (``sgd``), two of one byte (``adam_8bit``)."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
     """``zero_optimization.offload_optimizer.device``: where the optimizer states are stored."""
     sub_group_size: Count = 1_000_000_000
