@@ -39,8 +39,8 @@ class Changes(NamedTuple):
         node = self.document.data
         for key in self.keys:
             node = node[key]
-        found: Mapping[str, Mapping[str, Any]] = node
-        return found
+        section: Mapping[str, Mapping[str, Any]] = node
+        return section
 
     def made_to(self, document: Document, kind: str, identifier: str) -> Document:
         """Return the profile's document with the changes that name it; the same document where there are
@@ -51,7 +51,10 @@ class Changes(NamedTuple):
         for name in self._names(kind, identifier):
             place = (*self.keys, name)
             if kind == "platform":
-                raise self._refusal(place, "is the platform itself, whose file is its wiring; write another")
+                raise self._refusal(
+                    place,
+                    "is the platform itself, whose wiring cannot be changed here; write another platform",
+                )
             problems: list[Problem] = []
             data = self._merged(document.data, self.by_profile[name], place, problems)
             if problems:
@@ -81,11 +84,11 @@ class Changes(NamedTuple):
             if len(meant) == 1 and not twice:
                 continue
             known = [identifier for kind, identifier in used if kind != "platform"]
-            text = f"no profile of that name in this platform{suggest(name, known) or _has(known)}"
+            text = f"this platform uses no profile of that name{suggest(name, known) or _has(known)}"
             if unquoted := self._unquoted(name, names):
-                text = f"the name of a profile with a dot in it needs quotes: {unquoted}"
+                text = f"a profile name that contains a dot needs quotes: {unquoted}"
             elif twice:
-                text = f'the same profile as "{twice[0]}/{name}", which is here, too; put both together'
+                text = f'the same profile as "{twice[0]}/{name}", also in this section; merge both'
             elif meant:
                 text = "several profiles have that name: " + ", ".join(f"{kind}/{name}" for kind in meant)
             problems.append(self.document.problem((*self.keys, name), text, at_key=True))
@@ -127,9 +130,9 @@ class Changes(NamedTuple):
             return {**node, **changed}
         if node is None or (_is_number(node) and _is_number(change)):
             return change
-        text = "is not a number; only numbers can be changed here, other things in a profile of your own"
+        text = "is not a number; only numbers can be changed here, anything else needs a profile of your own"
         if isinstance(node, dict):
-            text = f"holds several numbers; name one of {', '.join(node)}"
+            text = f"contains several numbers; name one of {', '.join(node)}"
         elif _is_number(node):
             text = "must be a number"
         problems.append(self.document.problem(place, text))
@@ -146,8 +149,8 @@ class Changes(NamedTuple):
                 return node
             change = {"value": change}
         old = node.get("value", "a curve")
-        mine = {"origin": "estimate", "source": _SOURCE.format(old), "date": node.get("date")}
-        return {**mine, **change}
+        changed = {"origin": "estimate", "source": _SOURCE.format(old), "date": node.get("date")}
+        return {**changed, **change}
 
     def _refusal(self, place: tuple[str, ...], message: str) -> InputError:
         return InputError((self.document.problem(place, message, at_key=True),))

@@ -277,7 +277,7 @@ class Library:
         for cable, (_, place) in self._cables.items():
             if cable not in self._asked:
                 known = suggest(cable, self._asked) or f" (has: {', '.join(self._asked) or 'none known'})"
-                text = f"no slot of this platform is of that generation of PCIe{known}"
+                text = f"no slot of this platform has that PCIe generation{known}"
                 raise InputError((place.problem(text, at_key=True),))
         if self._changes is not None:
             self._changes.check_all_meant([(entry.use.kind, entry.use.id) for entry in self._read.values()])
@@ -325,7 +325,7 @@ class Library:
         folder = written.folder if written else self.root or Path()
         path, boundary = folder / reference, self.root or folder
         if not resolved(path).is_relative_to(resolved(boundary)):
-            raise _error(f"{quoted(reference)} is outside the folder whose files may be used", written)
+            raise _error(f"{quoted(reference)} is outside the folder from which files may be read", written)
         return path
 
     def _name(self, path: Path) -> str:
@@ -346,7 +346,7 @@ def _either(kinds: tuple[str, ...]) -> str:
 def _unknown_kind(kind: object) -> str:
     known = ", ".join(KINDS)
     if kind is None:
-        return f"missing; a profile says what it describes, one of {known}"
+        return f"missing; a profile must state its kind, one of {known}"
     if not isinstance(kind, str):
         return f"must be text, one of {known}"
     return f"{quoted(kind)} is not a kind of profile{suggest(kind, tuple(KINDS))}; known: {known}"

@@ -80,13 +80,13 @@ def memory_warnings(host: Host, inputs: Iterable[ProfileInput]) -> Iterator[str]
     if most is not None and has > most.value:
         size, limit = format_bytes(has, binary=True), format_bytes(most.value, binary=True)
         message = (
-            f"host/{host.id}: memory_capacity {size} is more than its board takes, memory_maximum {limit}"
+            f"host/{host.id}: memory_capacity {size} is more than its board supports, memory_maximum {limit}"
         )
-        yield f"{message}; lower it, or set memory_maximum of a board that takes it"
+        yield f"{message}; lower it, or raise memory_maximum if the board supports more"
     for line in inputs:
         if line.key == "memory_capacity" and (found := _DECIMAL.fullmatch(line.text)):
-            message = f"host/{line.profile}: memory_capacity {line.text} counts in powers of ten"
-            yield f"{message}; memory modules of so many GB hold GiB: write {found[1]} {found[2]}iB for those"
+            message = f"host/{line.profile}: memory_capacity {line.text} is in powers of ten"
+            yield f"{message}; memory modules sold in GB have GiB: write {found[1]} {found[2]}iB"
 
 
 def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] = ()) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] =
             device = f"{name}: {drive.id}"
             link, todo = f"its slot{where} ({slot.label})", f"check read, write and pcie of drive/{drive.id}"
             if slot.pcie is not target.pcie_link.pcie:
-                todo = f"it needs {target.pcie_link.pcie.name}, which the slot does not have"
+                todo = f"use a slot with {target.pcie_link.pcie.name}, which the drive supports"
             yield from _above(device, rates, link, slot.payload_rate, todo)
     elif target.ports is not None:
         ports = target.ports
@@ -113,7 +113,7 @@ def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] =
 
 def _adapter(name: str, nic: Nic, slot: PcieLink) -> Iterator[str]:
     """Yield a warning about an adapter that is faster than its slot."""
-    todo = "take a wider or newer slot (pcie), or count on that"
+    todo = "use a wider or newer slot (pcie), or expect the rate of the slot"
     link = f"its slot ({slot.label})"
     yield from _above(f"{name}: {nic.id}", {"carries": nic.achieved.value}, link, slot.payload_rate, todo)
 
@@ -137,7 +137,7 @@ def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str,
     for switch, number in drives.items():
         pcie_link = platform.switch(switch)
         read, write = (one.rate * number // target.drives for one in (target.read, target.write))
-        device, todo = f"{name}: what lies behind {switch}", "spread its drives over more vertices (at)"
+        device, todo = f"{name}: the drives behind {switch}", "distribute its drives over more vertices (at)"
         link, lanes = f"the cable of {switch} ({pcie_link.label})", pcie_link.lanes
         warnings_ = [*_above(device, {"reads": read}, link, pcie_link.pcie.up_rate(lanes), todo)]
         warnings_ += _above(device, {"writes": write}, link, pcie_link.pcie.down_rate(lanes), todo)
@@ -156,7 +156,7 @@ def _client(
     slowest = min(adapter_rate(platform.nics[nic][0], platform.nic_pcie_link(nic)) for nic in through)
     adapters, hosts = nodes * len(through) * slowest, f" of {nodes} hosts" if nodes > 1 else ""
     link = f"the adapters to it ({', '.join(through)}{hosts})"
-    todo = "give the tier more of them (through), or faster ones"
+    todo = "give the tier more adapters (through), or faster ones"
     rates = {"reads": target.read.rate, "writes": target.write.rate}
     device = f"{name}: {target.id}"
     yield from _above(device, rates, link, adapters, todo)
@@ -164,7 +164,7 @@ def _client(
     # Where the adapters carry no more, mounts over other ports would not help.
     if 0 < ports.mounts < ports.number and used < adapters and max(rates.values()) > _TOLERANCE * used:
         link = f"the mounts to it ({ports.mounts}{hosts}, each over one of {ports.number} ports)"
-        todo = f"mounts: {ports.number} of {target.kind}/{target.id} would use them all, or take wider ports"
+        todo = f"mounts: {ports.number} of {target.kind}/{target.id} would use all ports; or use faster ports"
         yield from _above(device, rates, link, nodes * (target.client_rate or ports.rate), todo)
 
 
@@ -172,5 +172,5 @@ def _above(device: str, rates: dict[str, int], link: str, carries: int, todo: st
     """Yield a warning about the rate that exceeds the link most, if any does."""
     verb, rate = max(rates.items(), key=lambda one: one[1])
     if rate > _TOLERANCE * carries:
-        limit = f"more than the {format_rate(carries)} of {link}, which decides"
+        limit = f"more than the {format_rate(carries)} of {link}, which limits it"
         yield f"{device} {verb} {format_rate(rate)}, {limit}; {todo}"

@@ -21,7 +21,7 @@ _TAKEN = {CPU, "hbm", "dram"}
 def name_fault(name: str, names: Sequence[str]) -> str | None:
     """Return why ``name`` cannot be one of the ``names`` of a platform's parts, or None if it can."""
     if name in _TAKEN:
-        return f'"{name}" is built in and cannot be the name of something else'
+        return f'"{name}" is reserved and cannot name anything else'
     if names.count(name) > 1:
         return f'"{name}" names two things; names must differ among switches, nics and tiers'
     return None
@@ -30,7 +30,7 @@ def name_fault(name: str, names: Sequence[str]) -> str | None:
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f'names "{twice}" twice; an adapter carries its rate once: name each once')
+        raise ValueError(f'names "{twice}" twice; an adapter counts only once: name each adapter once')
     return names
 
 

@@ -160,10 +160,10 @@ class _Loader:
 
     def _unlinked(self, accelerator: Accelerator) -> InputError:
         added = self._equipment.place(("accelerator",)) if self._equipment else None
-        text = f"{accelerator.id} has no links of its own"
+        text = f"{accelerator.id} has no links to other GPUs"
         if added is None:
-            return self._at("gpu_links").error(f"{text}; write none")
-        return added.error(f"{text}, which the slots of {self._platform.id} are for; take one that has")
+            return self._at("gpu_links").error(f"{text}; write gpu_links: none")
+        return added.error(f"{text}, which {self._platform.id} requires; choose one that has")
 
     def _slots(self, host: Entry) -> dict[str, Pcie | None]:
         """Return the PCIe generation of the slots at each vertex; None where it is not known."""
@@ -190,8 +190,8 @@ class _Loader:
             assert isinstance(taken, Pcie)
             if taken in under and gpu.pcie.protocol == "pcie" and gpu.pcie.is_slower(taken):
                 text = (
-                    f"{name} has {gpu.label} and stays at that in slots of {taken.name}; only the cables of "
-                    "switches, and drives and adapters of that generation, become faster"
+                    f"{name} has {gpu.label} and runs at that generation in slots of {taken.name}; only the "
+                    "cables of switches, and drives and adapters of that generation, become faster"
                 )
                 yield str(place.problem(text))
 
@@ -212,20 +212,20 @@ class _Loader:
         kind = entry.use.kind
         if tier.at is None and kind in LOCAL_KINDS:
             self._problems.append(
-                self._at(*keys, "through").problem(f"a {kind} is local; say `at` which vertices")
+                self._at(*keys, "through").problem(f"a {kind} is local; write `at` with its vertices")
             )
         if tier.through is None and kind not in LOCAL_KINDS:
-            message = f"a target of kind {kind} is remote; say `through` which adapters"
+            message = f"a target of kind {kind} is remote; write `through` with its adapters"
             self._problems.append(self._at(*keys, "at").problem(message))
         link = (tier.link, self._at(*keys, "link")) if tier.link else None
         if link and kind not in LINKED_KINDS:
-            message = f"a {kind} has no adapters of its own in its profile; leave it out"
+            message = f"a {kind} has no network adapters in its profile; leave `link` out"
             self._problems.append(link[1].problem(message))
         target = self._try(lambda: resolve_target(self._library, entry, link=link))
         # An array of fewer drives by the scenario's `profiles` leaves slots empty.
         taken = 1 if self._library.changes(entry) else len(tier.at or ())
         if target and taken > max(1, target.drives):
-            message = f"{taken} vertices for {target.drives} drive(s)"
+            message = f"{taken} vertices for {target.drives} drive(s); name at most one vertex per drive"
             self._problems.append(self._at(*keys, "at").problem(message))
         return target
 
@@ -267,7 +267,7 @@ class _Loader:
                 vertex = switches[vertex].to
             if vertex in seen:
                 lost.add(name)
-                message = f"{name} never leads to {CPU}: its way is a circle"
+                message = f"{name} does not lead to {CPU}: its cables form a cycle"
                 self._problems.append(self._at("switches", name, "to").problem(message))
         for name, tier in self._platform.tiers.items():
             at = tier.at or tuple(
@@ -275,6 +275,6 @@ class _Loader:
             )
             if lost.intersection(at):
                 message = (
-                    f"unreachable from {CPU}: {', '.join(sorted(lost.intersection(at)))} leads in a circle"
+                    f"unreachable from {CPU}: {', '.join(sorted(lost.intersection(at)))} leads into a cycle"
                 )
                 self._problems.append(self._at("tiers", name).problem(message))

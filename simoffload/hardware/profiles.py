@@ -198,7 +198,7 @@ class Accelerator(Profile):
         peak: Sourced[FlopsPerSecond] | None = getattr(self.compute, dtype, None)
         if peak is None:
             has = ", ".join(name for name, rate in self.compute if rate is not None)
-            raise InputError.at("", f"{self.id} has no {dtype}; it has {has}")
+            raise InputError.at("", f"{self.id} does not support {dtype}; it supports {has}")
         return peak.value * self.matmul_efficiency.at(work)
 
 

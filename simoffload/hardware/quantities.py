@@ -124,7 +124,7 @@ class Sourced(Provenance, Generic[T]):
 def _must_increase(sizes: list[float]) -> None:
     for smaller, larger in pairwise(sizes):
         if larger <= smaller:
-            raise ValueError("the points must be in order of their first number, each larger than the last")
+            raise ValueError("the first numbers of the points must increase")
 
 
 class RateCurve(Provenance):

@@ -73,7 +73,7 @@ class Endurance(Frozen):
         if self.tbw is None and self.dwpd is None:
             raise ValueError("give tbw (total bytes written), or dwpd (drive writes per day)")
         if self.tbw is None and self.warranty_years is None:
-            raise ValueError("dwpd holds over the warranty: give warranty_years, too")
+            raise ValueError("dwpd needs warranty_years, the time over which it holds")
         return self
 
     def rated_bytes(self, capacity: int) -> int:

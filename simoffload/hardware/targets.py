@@ -158,7 +158,7 @@ def resolve_target(
         case NvmeOf():
             return _exported(library, entry, profile, link)
         case _:
-            raise AssertionError(f"{entry.use.kind} is no storage")
+            raise AssertionError(f"{entry.use.kind} is not a kind of storage")
 
 
 def _ports(

@@ -29,7 +29,7 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
     rank below 1, a name that matches nothing and one that matches a module without a single matrix.
     """
     if r < 1:
-        raise InputError.at("lora.r", f"{r} is not a rank; give at least 1")
+        raise InputError.at("lora.r", f"{r} is not a valid rank; give at least 1")
     modules = (*shape.modules_before, *shape.layer, *shape.modules_after)
     _check(modules, target_modules)
     return replace(

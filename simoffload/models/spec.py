@@ -193,7 +193,8 @@ def _as_the_nearest(config: Mapping[str, Any]) -> str:
         if field.is_required() or (isinstance(value, int | float) and value != field.default):
             keys[key] = shortened(json.dumps(value) if isinstance(value, bool) else str(value))
     shown = "".join(f", {key}: {value}" for key, value in keys.items())
-    return f"describe it as the nearest of them, here perhaps model: {{family: {family.family}{shown}}}"
+    example = f"{{family: {family.family}{shown}}}"
+    return f"to approximate it by the most similar family, write for example model: {example}"
 
 
 def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:

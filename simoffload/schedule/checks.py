@@ -64,7 +64,7 @@ def _problems(schedule: Schedule) -> Iterator[str]:
         for problem in _route_problems(schedule, route):
             yield f"route {route.name!r}: {problem}"
     if schedule.distinct and len(schedule.distinct) != schedule.ranks:
-        yield f"it tells {len(schedule.distinct)} ranks apart; the schedule has {schedule.ranks}"
+        yield f"its distinct has {len(schedule.distinct)} ranks; the schedule has {schedule.ranks}"
     for number in range(len(schedule.peers)):
         yield from _peers_problems(schedule, number)
     owners, pairs = schedule.owners, _pairs(schedule)
@@ -94,7 +94,7 @@ def _program_problems(schedule: Schedule) -> Iterator[str]:
 def _peers_problems(schedule: Schedule, number: int) -> Iterator[str]:
     peers = schedule.peers[number]
     if len(peers) != schedule.ranks:
-        yield f"peers {number}: it has those of {len(peers)} ranks; the schedule has {schedule.ranks}"
+        yield f"peers {number}: it has {len(peers)} ranks; the schedule has {schedule.ranks}"
     for rank, others in enumerate(peers):
         for other in others:
             for problem in _check_index("rank", other, schedule.ranks):
@@ -222,4 +222,4 @@ def _op_problems(schedule: Schedule, op: Op, owners: Sequence[Program]) -> Itera
                 for wrong in [one for one in schedule.peers[peers][rank] if one not in other.ranks]:
                     yield f"rank {rank} waits for rank {wrong}, which has no stream {label!r}"
         elif own != other:
-            yield f"it depends on stream {label!r} of another program; its peers must say of which ranks"
+            yield f"it depends on stream {label!r} of another program; its peers must name the ranks"

@@ -125,7 +125,7 @@ class Writer(Frozen):
     def check(self) -> None:
         """Raise ValueError for options that contradict each other."""
         if self.type != "fast" and (self.patched_torch or self.use_gds):
-            raise ValueError("patched_torch and use_gds belong to type: fast; set it or leave them out")
+            raise ValueError("patched_torch and use_gds need type: fast; set it or leave them out")
         if self.use_gds and not self.is_direct:
             raise ValueError(
                 "use_gds needs patched_torch: true and checkpoint_serialization: false; otherwise PyTorch "
@@ -229,7 +229,7 @@ class Checkpointing(_Options):
         if self.interval is not None and self.interval_steps is not None:
             yield "give interval or interval_steps, not both"
         if self.interval_steps is not None and self.step_time is None:
-            yield "interval_steps needs step_time, or give interval in its place"
+            yield "interval_steps needs step_time; give it, or interval instead"
         if self.step_time is not None and self.update_time > self.step_time:
             yield f"update_time {self.update_time:g} s is more than step_time {self.step_time:g} s"
 
@@ -237,9 +237,9 @@ class Checkpointing(_Options):
         if self.mode == "decoupled" and self.writer.type == "torch_save":
             yield "mode: decoupled needs a writer section: set writer.type to fast or python"
         if self.mode != "blocking" and self.contents == "consolidated":
-            yield "save_16bit_model waits for its file; set mode: blocking"
+            yield "contents: consolidated needs mode: blocking, as save_16bit_model waits for its file"
         if self.mode == "snapshot" and self.writer.type != "torch_save":
-            yield "mode: snapshot is torch.distributed.checkpoint's, which has its own writer"
+            yield "mode: snapshot uses the writer of torch.distributed.checkpoint; leave the writer out"
 
     def _about_stage(self) -> Iterator[str]:
         device = self.offload_optimizer
@@ -248,8 +248,8 @@ class Checkpointing(_Options):
             yield f"offload_optimizer: {device} needs stage: {least} or above"
         if self.stage in {1, 2} and self.writer.data_parallel != "none":
             yield (
-                "with data_parallel at stages 1 and 2 DeepSpeed writes only a piece of each rank's optimizer "
+                "with data_parallel at stages 1 and 2 DeepSpeed writes only a part of each rank's optimizer "
                 "states (FastFileWriter splits every file); leave it out, or set stage to 0 or 3"
             )
         if device == "nvme" and (self.mode != "blocking" or self.contents == "sharded"):
-            yield "offload_optimizer: nvme is copied file by file: contents: zero, mode: blocking"
+            yield "offload_optimizer: nvme is copied file by file; it needs contents: zero and mode: blocking"

@@ -132,14 +132,14 @@ def test_a_sound_schedule_passes() -> None:
             with_programs(TWO.programs[0], TWO.programs[1]._replace(streams=range(1, 3))),
             "its programs have 3 streams; the schedule has 2",
         ),
-        (TWO._replace(peers=(((0,),),)), "peers 0: it has those of 1 ranks; the schedule has 2"),
+        (TWO._replace(peers=(((0,),),)), "peers 0: it has 1 ranks; the schedule has 2"),
         (
             TWO._replace(peers=(((), (2,)),)),
             "peers 0, of rank 1: rank 2 does not exist; there are 2, numbered from 0",
         ),
         (
             waiting(Dependency(0)),
-            "it depends on stream 'prefill: host' of another program; its peers must say of which ranks",
+            "it depends on stream 'prefill: host' of another program; its peers must name the ranks",
         ),
         (waiting(Dependency(0, 0, 1)), "rank 1 waits for rank 1, which has no stream 'prefill: host'"),
         (waiting(Dependency(0, -1, 0)), "its dependency's count back is -1; it must be at least 0"),

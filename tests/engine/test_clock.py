@@ -76,7 +76,7 @@ def test_events_without_time_are_stopped() -> None:
 
     clock.call_at(7, again, None)
     with pytest.raises(
-        StalledClockError, match="100 events passed and time did not, at 7 ps; running: a loop"
+        StalledClockError, match="simulated time stands still at 7 ps: 100 events passed; running: a loop"
     ):
         clock.run()
 

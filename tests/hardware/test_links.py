@@ -126,7 +126,7 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
             "nfs",
             "nfs/share.yaml",
             [("5 GB/s", "1 GB/s"), ("3 GB/s", "9 GB/s")],
-            "nfs: share reads 9 GB/s, more than the 4 GB/s of 1 port of port of the server, which decides",
+            "nfs: share reads 9 GB/s, more than the 4 GB/s of 1 port of port of the server, which limits it",
         ),
         (
             "far",
@@ -138,7 +138,7 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
             "far",
             "raid/pair.yaml",
             [("count: 2", "count: 12")],
-            "far: far reads 9 GB/s, more than the 4 GB/s of 1 port of port of the server, which decides",
+            "far: far reads 9 GB/s, more than the 4 GB/s of 1 port of port of the server, which limits it",
         ),
         (
             "disk",
@@ -150,7 +150,7 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
             "raid",
             "raid/pair.yaml",
             [("count: 2", "count: 12")],
-            "raid: what lies behind left reads 9 GB/s, more than the 8 GB/s of the cable of left (A cable",
+            "raid: the drives behind left reads 9 GB/s, more than the 8 GB/s of the cable of left (A cable",
         ),
         (
             "pfs",
@@ -216,7 +216,7 @@ def test_a_server_whose_ports_are_not_all_mounted(
     assert one.startswith(f"nfs: share reads 8 GB/s, more than {rendered}")
     if "mounts" in rendered:
         assert rendered.startswith(f"the {rates(machine)['nfs connections in'] // GB} GB/s")
-        assert one.endswith("mounts: 2 of nfs/share would use them all, or take wider ports")
+        assert one.endswith("mounts: 2 of nfs/share would use all ports; or use faster ports")
 
 
 def test_what_shipped_platforms_warn_of() -> None:
@@ -272,7 +272,7 @@ def test_more_memory_than_the_board_takes_is_told(folder: Path) -> None:
     old = "memory_capacity: {value: 100 GB"
     with_maximum = f"memory_maximum: {number('96 GiB')}\nmemory_capacity: {{value: "
     (rendered,) = warned(folder, "host/box.yaml", (old, f"{with_maximum}128 GiB"))
-    assert "memory_capacity 128 GiB is more than its board takes, memory_maximum 96 GiB" in rendered
+    assert "memory_capacity 128 GiB is more than its board supports, memory_maximum 96 GiB" in rendered
     assert warned(folder, "host/box.yaml", ("128 GiB", "96 GiB")) == ()
 
 

@@ -216,7 +216,7 @@ def test_schema_and_messages(program: Program) -> None:
     model = json.loads(program("schema", "scenario"))["$defs"]["ModelSpec"]["properties"]
     assert "toy" in model["family"]["anyOf"][0]["enum"]
     assert model["toy_width"]["description"] == "Hugging Face's key, of toy."
-    with pytest.raises(InputError, match=r"known: .*, toy; describe it"):
+    with pytest.raises(InputError, match=r"known: .*, toy; to approximate it"):
         load_model({"family": "tooy", "toy_width": 5})
 
 
@@ -226,7 +226,7 @@ def test_another_family_of_that_name_is_refused(program: Program) -> None:  # no
         traits: ClassVar[Traits] = TRAITS
 
     assert register(Toy) is Toy
-    with pytest.raises(ValueError, match="toy is known already, as Toy"):
+    with pytest.raises(ValueError, match="toy is already registered, as Toy"):
         register(Another)
 
 

@@ -269,7 +269,11 @@ def test_another_depth_follows_the_familys_pattern(tmp_path: Path) -> None:
         ("qwen3-0.6b", {"max_window_layers": -1}, "at least 0"),
         ("mistral-7b-v0.1", {"sliding_window": 0}, "at least 1"),
         ("phi-4-mini", {"rope_parameters": {"partial_rotary_factor": 2}}, "above 0, at most 1"),
-        ("pythia-70m", {"rope_parameters": {"partial_rotary_factor": 0.01}}, "an even part of each head"),
+        (
+            "pythia-70m",
+            {"rope_parameters": {"partial_rotary_factor": 0.01}},
+            "even number of rotated elements",
+        ),
         ("falcon-7b", {"alibi": True}, "is not modelled for Falcon"),
         ("falcon-7b", {"num_ln_in_parallel_attn": 2}, "2 needs new_decoder_architecture"),
         ("falcon-40b", {"parallel_attn": False}, "new_decoder_architecture needs parallel_attn"),
@@ -305,7 +309,7 @@ def test_a_file_of_transformers_that_was_spoilt(
 )
 def test_an_unknown_family_is_shown_as_the_nearest(config: Any, nearest: str, tmp_path: Path) -> None:
     write(tmp_path, config)
-    with pytest.raises(InputError, match="describe it as the nearest of them") as caught:
+    with pytest.raises(InputError, match="to approximate it by the most similar family") as caught:
         load_model({"config": "config.json"}, root=tmp_path)
     assert nearest in str(caught.value)
 

@@ -73,7 +73,7 @@ def register(family: Family) -> Family:
     """
     known = FAMILIES.get(family.family, family)
     if (known.__module__, known.__qualname__) != (family.__module__, family.__qualname__):
-        raise ValueError(f"the family {family.family} is known already, as {known.__qualname__}")
+        raise ValueError(f"the family {family.family} is already registered, as {known.__qualname__}")
     FAMILIES[family.family] = family
     return family
 

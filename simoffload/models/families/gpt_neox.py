@@ -58,7 +58,7 @@ class GptNeoX(FamilyConfig):
         if self._rotated % 2 or not self._rotated:
             raise invalid(
                 "num_attention_heads",
-                f"rotary positions need an even part of each head, not {self._rotated}",
+                f"rotary positions need an even number of rotated elements per head, not {self._rotated}",
                 self.num_attention_heads,
             )
         return self
