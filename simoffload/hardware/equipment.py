@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from simoffload.documents import Document, validate
+from simoffload.documents import Document, DocumentLocation, validate
 from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.library import ProfileInput
-from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import Attachment, PlatformProfile, StorageTier, name_fault
 from simoffload.hardware.quantities import Identifier, Name, Reference
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from simoffload.documents import (
     SUFFIXES,
     Document,
+    DocumentLocation,
     file_errors,
     quoted,
     read_document,
@@ -23,7 +24,6 @@ from simoffload.documents import (
 from simoffload.errors import InputError
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.costs import Costs
-from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN

@@ -8,7 +8,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
-from simoffload.hardware.device_groups import DeviceGroup
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.paths import Graph, Load, Path, Resource, Tier
 from simoffload.hardware.profiles import Accelerator, Host
@@ -16,7 +15,7 @@ from simoffload.hardware.quantities import Curve
 from simoffload.hardware.storage import Service
 from simoffload.hardware.targets import PcieLink, Target, slowest
 
-__all__ = ["Ingress", "Machine", "StorageAccess", "Topology"]
+__all__ = ["MEMORY", "DeviceGroup", "Ingress", "Machine", "StorageAccess", "Topology"]
 
 _PAGEABLE_TRAFFIC = 3
 """Bytes of host memory traffic per byte copied: the CPU reads and writes a staging buffer, then DMA reads."""
@@ -75,6 +74,31 @@ class Topology(NamedTuple):
     def gpu_pcie_link(self) -> PcieLink:
         """The PCIe link of the GPU in the slowest slot, for which the others wait."""
         return slowest(self.gpu_pcie_links)
+
+
+MEMORY = "memory"
+"""Key of host memory, which has no profile of its own."""
+
+
+class DeviceGroup(NamedTuple):
+    """Equal devices of a machine."""
+
+    key: str
+    """``kind/id`` of the profile of these devices."""
+    number: int
+    """Number of devices in the group."""
+    links: tuple[tuple[str, ...], ...] = ()
+    """Names of the links whose use says how busy a device is; one entry per device, or one for all
+    together."""
+    tier: str = ""
+    """The storage tier to which the devices belong; "" for all other devices."""
+    size: int = 0
+    """Capacity [B] of each device, for host memory and drives."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of device: "accelerator", "host", "memory", "nic", "drive", "nfs", "pfs" or "nvmeof"."""
+        return self.key.partition("/")[0]
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import TypeVar
 
-from simoffload.documents import quoted, suggest
+from simoffload.documents import DocumentLocation, quoted, suggest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
-from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.targets import (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from simoffload.documents import DocumentLocation
 from simoffload.hardware.library import Entry, Library
-from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.profiles import Nic, Pcie, Slot
 from simoffload.hardware.quantities import RateCurve

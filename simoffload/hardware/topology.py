@@ -8,15 +8,14 @@ one resource for reads and writes and for all sockets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from simoffload.errors import InputError
-from simoffload.hardware.device_groups import device_groups
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.links import overruns
-from simoffload.hardware.machine import Ingress, Machine, StorageAccess, Topology
+from simoffload.hardware.machine import MEMORY, DeviceGroup, Ingress, Machine, StorageAccess, Topology
 from simoffload.hardware.paths import Graph, Resource, Resources, Tier
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie
@@ -83,7 +82,7 @@ class Platform:
             accelerator=self.accelerator,
             host=self.host,
             tiers=_tiers(self, nodes),
-            count=lambda: device_groups(self, _prefixes(nodes)),
+            count=lambda: tuple(_device_groups(self, _prefixes(nodes))),
             profiles=self.profiles,
             numbers=self.inputs,
             build_topology=lambda: _build_topology(self, nodes, cached_writes or {}),
@@ -118,6 +117,33 @@ def _build_topology(
 def _prefixes(nodes: int) -> list[str]:
     """Return the prefixes of each host's vertices."""
     return [f"node{node} " if nodes > 1 else "" for node in range(nodes)]
+
+
+def _device_groups(platform: Platform, prefixes: Sequence[str]) -> Iterator[DeviceGroup]:
+    """Yield the devices of equal hosts (``prefixes`` of their vertices), and of their shared storage."""
+    profile, nodes = platform.profile, len(prefixes)
+    yield DeviceGroup(f"host/{platform.host.id}", nodes)
+    memories = tuple((f"{prefix}dram",) for prefix in prefixes)
+    yield DeviceGroup(MEMORY, nodes, memories, size=platform.host.memory_capacity.value)
+    yield DeviceGroup(f"accelerator/{platform.accelerator.id}", nodes * len(profile.gpus))
+    for key in dict.fromkeys(nic.id for nic, _ in platform.nics.values()):
+        ports = [name for name, (nic, _) in platform.nics.items() if nic.id == key]
+        links = tuple((f"{prefix}{name} in", f"{prefix}{name} out") for prefix in prefixes for name in ports)
+        yield DeviceGroup(f"nic/{key}", len(links), links)
+    for tier, target in platform.targets.items():
+        if target.drives:
+            links = tuple((f"{prefix}{tier} read", f"{prefix}{tier} write") for prefix in prefixes)
+            yield _drives(target, tier, nodes * target.drives, links)
+            continue
+        links = ((f"{tier} read", f"{tier} write"),)
+        yield DeviceGroup(f"{target.kind}/{target.id}", target.systems, links, tier)
+        if target.drive is not None:
+            yield _drives(target, tier, target.array.count if target.array else 1, links)
+
+
+def _drives(target: Target, tier: str, count: int, links: tuple[tuple[str, ...], ...]) -> DeviceGroup:
+    assert target.drive is not None
+    return DeviceGroup(f"drive/{target.drive.id}", count, links, tier, target.drive.capacity.value)
 
 
 class _Builder:

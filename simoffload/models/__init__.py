@@ -8,9 +8,8 @@ A family (BLOOM, OPT, Llama, …: ``families.FAMILIES``) turns a configuration i
 from __future__ import annotations
 
 from simoffload.models.cost import ModuleCost, Sequences, batch_cost, forward_cost, module_cost
-from simoffload.models.library import list_models
 from simoffload.models.shape import Dtype, ModelShape, Module, ModuleKind, Parameter
-from simoffload.models.spec import ModelSpec, load_model
+from simoffload.models.spec import ModelSpec, list_models, load_model
 
 __all__ = [
     "Dtype",

@@ -4,20 +4,81 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, TypeAdapter, model_validator
 
-from simoffload.documents import Document, file_errors, quoted, read_document, resolved, suggest, validate
+from simoffload.documents import (
+    Document,
+    file_errors,
+    parse_yaml,
+    quoted,
+    read_document,
+    resolved,
+    suggest,
+    validate,
+)
+from simoffload.documents.choices import listing
 from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
-from simoffload.models.library import find_size
 from simoffload.models.shape import Attention, Dtype, ModelShape
 
-__all__ = ["ModelSpec", "load_model"]
+__all__ = ["ModelSpec", "Size", "find_size", "is_model", "list_models", "load_model"]
+
+
+class Size(Frozen):
+    """One row of ``sizes.yaml``: a released model."""
+
+    family: str
+    source: str
+    """Where the configuration is published."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the same shape, without their organisation."""
+    config: dict[str, Any]
+    """Configuration in Hugging Face's keys; checked by the family."""
+
+
+@cache
+def _sizes() -> dict[str, Size]:
+    text = files("simoffload.models").joinpath("sizes.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Size]).validate_python(parse_yaml(text, name="sizes.yaml").data)
+
+
+@cache
+def _canonical() -> dict[str, str]:
+    """Map every name and alias, in lower case, to the name of its row."""
+    return {alias.lower(): known for known, size in _sizes().items() for alias in (known, *size.aliases)}
+
+
+def list_models() -> tuple[str, ...]:
+    """Return the names that a scenario may use, in the order of ``sizes.yaml``."""
+    return tuple(_sizes())
+
+
+def is_model(name: str) -> bool:
+    """Return whether a text is a name or an alias, without an organisation in front."""
+    return name.lower() in _canonical()
+
+
+def find_size(name: str) -> tuple[str, Size]:
+    """Look a size up by name or alias, ignoring case and an organisation before the last "/".
+
+    Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one.
+    """
+    sizes, canonical = _sizes(), _canonical()
+    wanted = name.strip().rsplit("/", maxsplit=1)[-1].lower()
+    if wanted in canonical:
+        return canonical[wanted], sizes[canonical[wanted]]
+    names = [alias for known, size in sizes.items() for alias in (known, *size.aliases)]
+    hint = suggest(wanted, names) or f"; known: {listing(list(sizes))} (simoffload models list)"
+    if wanted.endswith(".json"):
+        hint = f"; for a file write {{config: {shortened(name)}}}"
+    raise ValueError(f"unknown model {quoted(name)}{hint}")
 
 
 class ModelSpec(Frozen):

@@ -15,8 +15,17 @@ from simoffload.models import load_model
 from simoffload.models.families import FAMILIES, FamilyConfig, register
 from simoffload.models.families.base import Derived, Extent, ModuleLists
 from simoffload.models.families.llama import Llama
-from simoffload.models.shape import activation, attention, container, embedding, layer_norm, linear
-from simoffload.models.traits import Operations, SavedActivations, Traits
+from simoffload.models.shape import (
+    Operations,
+    SavedActivations,
+    Traits,
+    activation,
+    attention,
+    container,
+    embedding,
+    layer_norm,
+    linear,
+)
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
 

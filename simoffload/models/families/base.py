@@ -13,8 +13,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from simoffload.documents.frozen import Frozen
 from simoffload.errors import shortened
-from simoffload.models.shape import Dtype, ModelShape, Module
-from simoffload.models.traits import Attention, Traits
+from simoffload.models.shape import Attention, Dtype, ModelShape, Module, Traits
 
 __all__ = [
     "Count",

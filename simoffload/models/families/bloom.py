@@ -9,6 +9,9 @@ from typing import ClassVar, Self
 
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists
 from simoffload.models.shape import (
+    Operations,
+    SavedActivations,
+    Traits,
     activation,
     attention,
     container,
@@ -17,7 +20,6 @@ from simoffload.models.shape import (
     layer_norm,
     linear,
 )
-from simoffload.models.traits import Operations, SavedActivations, Traits
 
 __all__ = ["Bloom"]
 

@@ -14,7 +14,12 @@ from typing import ClassVar, Literal, Self
 
 from simoffload.models.families.base import Count, Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
 from simoffload.models.shape import (
+    EAGER,
+    Attention,
     Module,
+    Operations,
+    SavedActivations,
+    Traits,
     activation,
     attention,
     container,
@@ -23,7 +28,6 @@ from simoffload.models.shape import (
     linear,
     rotary,
 )
-from simoffload.models.traits import EAGER, Attention, Operations, SavedActivations, Traits
 
 __all__ = ["Falcon"]
 

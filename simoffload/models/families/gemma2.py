@@ -11,8 +11,18 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.rotary import SlidingConfig
-from simoffload.models.shape import Module, container, embedding, linear, rms_norm, rotary
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
+from simoffload.models.shape import (
+    EAGER,
+    Module,
+    Operations,
+    SavedActivations,
+    Traits,
+    container,
+    embedding,
+    linear,
+    rms_norm,
+    rotary,
+)
 
 __all__ = ["Gemma2", "GemmaConfig"]
 

@@ -13,8 +13,7 @@ from typing import ClassVar
 from simoffload.models.families.base import Count, Derived, Extent, ModuleLists
 from simoffload.models.families.gemma2 import GemmaConfig
 from simoffload.models.families.rotary import after
-from simoffload.models.shape import rms_norm
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
+from simoffload.models.shape import EAGER, Operations, SavedActivations, Traits, rms_norm
 
 __all__ = ["Gemma3Text"]
 

@@ -12,7 +12,11 @@ from typing import Any, ClassVar, Self
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
 from simoffload.models.families.rotary import rotary_factor
 from simoffload.models.shape import (
+    EAGER,
     Module,
+    Operations,
+    SavedActivations,
+    Traits,
     activation,
     attention,
     container,
@@ -22,7 +26,6 @@ from simoffload.models.shape import (
     linear,
     rotary,
 )
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
 
 __all__ = ["GptNeoX"]
 

@@ -17,8 +17,17 @@ from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, ModuleLists, invalid
 from simoffload.models.families.rotary import RotaryConfig
-from simoffload.models.shape import Module, Parameter, activation, container, linear
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
+from simoffload.models.shape import (
+    EAGER,
+    Module,
+    Operations,
+    Parameter,
+    SavedActivations,
+    Traits,
+    activation,
+    container,
+    linear,
+)
 
 __all__ = ["Mixtral"]
 

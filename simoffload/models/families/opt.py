@@ -20,7 +20,11 @@ from simoffload.models.families.base import (
     Width,
 )
 from simoffload.models.shape import (
+    EAGER,
     Module,
+    Operations,
+    SavedActivations,
+    Traits,
     activation,
     attention,
     container,
@@ -28,7 +32,6 @@ from simoffload.models.shape import (
     layer_norm,
     linear,
 )
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
 
 __all__ = ["Opt"]
 

@@ -11,8 +11,19 @@ from typing import Any, ClassVar, Self
 
 from simoffload.models.families.base import Extent, ModuleLists
 from simoffload.models.families.rotary import SlidingConfig, rotary_factor
-from simoffload.models.shape import Module, activation, attention, container, dropout, linear, rms_norm
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
+from simoffload.models.shape import (
+    EAGER,
+    Module,
+    Operations,
+    SavedActivations,
+    Traits,
+    activation,
+    attention,
+    container,
+    dropout,
+    linear,
+    rms_norm,
+)
 
 __all__ = ["Phi3"]
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig
-from simoffload.models.traits import Traits
+from simoffload.models.shape import Traits
 
 __all__ = ["Qwen2"]
 

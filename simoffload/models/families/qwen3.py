@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Flag, ModuleLists, Width
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig, after
-from simoffload.models.shape import rms_norm
-from simoffload.models.traits import Traits
+from simoffload.models.shape import Traits, rms_norm
 
 __all__ = ["Qwen3"]
 

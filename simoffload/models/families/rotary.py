@@ -20,7 +20,10 @@ from simoffload.models.families.base import (
     invalid,
 )
 from simoffload.models.shape import (
+    EAGER,
     Module,
+    Operations,
+    SavedActivations,
     activation,
     attention,
     container,
@@ -29,7 +32,6 @@ from simoffload.models.shape import (
     rms_norm,
     rotary,
 )
-from simoffload.models.traits import EAGER, Operations, SavedActivations
 
 __all__ = [
     "LLAMA_OPERATIONS",

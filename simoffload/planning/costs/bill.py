@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from simoffload.documents import without
-from simoffload.hardware.device_groups import MEMORY, DeviceGroup
+from simoffload.hardware.machine import MEMORY, DeviceGroup
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS
 from simoffload.planning.costs.price_list import CostList, Figure
 from simoffload.results.result import SimulationResult

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.hardware.device_groups import DeviceGroup
+from simoffload.hardware.machine import DeviceGroup
 from simoffload.planning.costs.price_list import CostList
 from simoffload.results.attribution import Group
 from simoffload.results.checkpoint import CheckpointResult
