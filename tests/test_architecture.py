@@ -121,7 +121,7 @@ def calls_the_engine(source: Source) -> Iterator[str]:
             yield f"imports {found[0]}"
 
 
-EDITS = "documents/overrides.py"
+EDITS = "documents/edits.py"
 OWN_VALUES = {
     "hardware/equipment.py": "what a platform's slots hold",
     "planning/costs/price_list.py": "lists of prices laid over each other",
