@@ -1,4 +1,4 @@
-"""Write the pages that follow from the code: docs/schema/*.json and docs/reference/*.md (`make reference`)."""
+"""Write the pages derived from the code: docs/schema/*.json and docs/reference/*.md (`make reference`)."""
 
 from __future__ import annotations
 
@@ -171,6 +171,7 @@ _WORDS = {"string": "text", "boolean": "true or false"}
 def _number(one: dict[str, Any]) -> str:
     kind = {"integer": "integer", "number": "number"}[one["type"]]
     low, high = one.get("minimum"), one.get("maximum")
+    high = int(high) if isinstance(high, float) and high.is_integer() else high
     above = one.get("exclusiveMinimum")
     if above is not None:
         kind += f" above {above:,}"

@@ -134,12 +134,12 @@ class _Watch:
         if not self.reached:
             timeout, memory, _ = self.limits
             if timeout is not None and time.monotonic() - self._began > timeout:
-                found = f"engine.timeout (--timeout) after {timeout:g} s"
+                exceeded = f"engine.timeout (--timeout) after {timeout:g} s"
             elif _resident() - self._held_before > memory:
-                found = f"engine.memory (--memory-limit) at {memory / (1 << 30):.3g} GiB"
+                exceeded = f"engine.memory (--memory-limit) at {memory / (1 << 30):.3g} GiB"
             else:
                 return False
-            self.reached = f"stopped by {found} while {self.doing}"
+            self.reached = f"stopped by {exceeded} while {self.doing}"
         return True
 
 

@@ -146,15 +146,15 @@ def _meant(unit: str, quantity: _Quantity, *, exactly: bool) -> list[str]:
     """Return the units of the quantity that a user who wrote ``unit`` may have meant."""
     # Synonyms share a key, and the first spelling of each is the one to recommend.
     spellings = {(_stem(name), scale): name for name, scale in reversed(quantity.units.items())}
-    found = [name for (stem, _), name in spellings.items() if stem == _stem(unit)]
-    if not found and not exactly:
+    matches = [name for (stem, _), name in spellings.items() if stem == _stem(unit)]
+    if not matches and not exactly:
         near = _stem(unit).casefold().replace("i", "")
-        found = [
+        matches = [
             name
             for (stem, _), name in spellings.items()
             if stem.casefold().replace("i", "") in {near, f"{near}b"}
         ]
-    return found[::-1]
+    return matches[::-1]
 
 
 def _wrong_unit(text: str, number: str, unit: str, quantity: _Quantity) -> ValueError:

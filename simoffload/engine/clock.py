@@ -71,7 +71,7 @@ class Clock:
         self.events = 0
         """Number of SimPy events processed so far."""
         self._environment = Environment(initial_time=0)
-        self._ringer = self._ring
+        self._ring_method = self._ring
         self._due: dict[int, list[tuple[Callable[[Any], object], Any]]] = {}
         self._at_end: list[Callable[[], object]] = []
         self._when_over: list[Callable[[], object]] = []
@@ -79,7 +79,7 @@ class Clock:
         self._patience = patience
         self._running = running
         self._events_before_now = 0
-        self._next_look = self._latest_look()  # number of events
+        self._next_check = self._latest_check()  # number of events
 
     def call_at(self, time: int, action: Callable[[T], object], argument: T) -> None:
         """Call ``action(argument)`` at ``time`` [ps].
@@ -95,7 +95,7 @@ class Clock:
         if time < self.now:
             raise ValueError(f"{time} ps has passed: it is {self.now} ps")
         self._due[time] = [(action, argument)]
-        _Due(self._environment, time - self.now, self._ringer)
+        _Due(self._environment, time - self.now, self._ring_method)
 
     def call_at_end_of_instant(self, action: Callable[[], object]) -> None:
         """Call ``action()`` after all other calls due at the current time."""
@@ -131,8 +131,8 @@ class Clock:
             self.now = int(now)
             self._events_before_now = self.events
         self.events += 1
-        if self.events >= self._next_look:
-            self._look()
+        if self.events >= self._next_check:
+            self._check_progress()
         self._ringing = True
         for action, argument in self._due.pop(self.now):
             action(argument)
@@ -156,8 +156,8 @@ class Clock:
         if not self._at_end:
             return  # another call due now has done it
         self.events += 1
-        if self.events >= self._next_look:
-            self._look()
+        if self.events >= self._next_check:
+            self._check_progress()
         actions, self._at_end = self._at_end, []
         for action in actions:
             action()
@@ -167,16 +167,16 @@ class Clock:
         for action in actions:
             action()
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         """Raise StalledClockError after too many events, and set when to check again."""
         if self.events - self._events_before_now > self._patience:
             raise StalledClockError(
                 f"simulated time stands still at {self.now + self.skipped} ps: {self._patience} events "
                 f"passed; running: {self._running()}"
             )
-        self._next_look = self._latest_look()
+        self._next_check = self._latest_check()
 
-    def _latest_look(self) -> int:
+    def _latest_check(self) -> int:
         return self._events_before_now + self._patience + 1
 
 

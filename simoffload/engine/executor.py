@@ -59,8 +59,8 @@ def execute(
         timeline = Executor(schedule, jump=jump).run()
         why = "" if schedule.ranks == 1 else "no two ranks are identical" if fold else "switched off"
     else:
-        one = Executor(folding.schedule, jump=jump, standing_for=folding.classes)
-        timeline = folding.unfold(one.run(), schedule)
+        folded = Executor(folding.schedule, jump=jump, standing_for=folding.classes)
+        timeline = folding.unfold(folded.run(), schedule)
         why = ""
     how = timeline.how if jump else How(not_jumped=("jump is switched off",))
     return replace(timeline, how=how._replace(not_folded=why))

@@ -88,10 +88,10 @@ class Network(Generic[Owner]):
         self._busy = [0] * len(self._links)
         self._saturated = [0] * len(self._links)
         self._solved: dict[tuple[int, ...], _Allocation] = {}  # by the sorted paths of the flows
-        self._remembered = 0
+        self._cached_flows = 0
         self._current = _Allocation({}, (), ())
         self._current_since = 0
-        self._held: list[tuple[_Allocation, int]] = []  # with the time [ps] for which each held, in order
+        self._history: list[tuple[_Allocation, int]] = []  # with the time [ps] for which each held, in order
         self._summed = 0  # how often these were summed up
         self._settling = False
         self._next_end: int | None = None
@@ -120,9 +120,9 @@ class Network(Generic[Owner]):
     def mark(self) -> AllocationMark:
         """Return the current position in the list of allocations, once rates are settled."""
         self._record_allocation(self._clock.now)
-        if len(self._held) > _HELD:
+        if len(self._history) > _HELD:
             self._sum_up()
-        return AllocationMark(len(self._held), self._summed)
+        return AllocationMark(len(self._history), self._summed)
 
     def counts_since(self, mark: AllocationMark) -> bool:
         """Return whether every allocation since ``mark`` is still listed."""
@@ -131,18 +131,18 @@ class Network(Generic[Owner]):
     def repeat(self, mark: AllocationMark, times: int) -> None:
         """Count the allocations since ``mark`` ``times`` times more."""
         self._record_allocation(self._clock.now)
-        for allocation, duration in self._held[mark.held :]:
+        for allocation, duration in self._history[mark.held :]:
             allocation.duration += times * duration
 
     def _record_allocation(self, now: int) -> None:
         """Record for how long the current allocation has held."""
-        self._held.append((self._current, now - self._current_since))
+        self._history.append((self._current, now - self._current_since))
         self._current_since = now
 
     def _sum_up(self) -> None:
-        for allocation, duration in self._held:
+        for allocation, duration in self._history:
             allocation.duration += duration
-        self._held.clear()
+        self._history.clear()
         self._summed += 1
 
     def _settle_later(self) -> None:
@@ -154,7 +154,7 @@ class Network(Generic[Owner]):
         """Compute the rates of the current flows."""
         self._settling = False
         now, active = self._clock.now, self._active
-        self._held.append((self._current, now - self._current_since))
+        self._history.append((self._current, now - self._current_since))
         self._current_since = now
         paths = tuple(sorted([flow.path for flow in active]) if len(active) > 1 else [f.path for f in active])
         self._current = self._solved.get(paths) or self._solve(paths)
@@ -196,11 +196,11 @@ class Network(Generic[Owner]):
         full = tuple(link for link in above if above[link] > self._capacities[link])
         if 0 in rates:
             raise SimulationError(self._too_many(paths, rates, full))
-        if self._remembered > _REMEMBERED:
+        if self._cached_flows > _REMEMBERED:
             self._forget()
         allocation = _Allocation(dict(zip(paths, rates, strict=True)), tuple(above), full)
         self._solved[paths] = allocation
-        self._remembered += len(paths)
+        self._cached_flows += len(paths)
         return allocation
 
     def _too_many(self, paths: Sequence[int], rates: Sequence[int], full: Sequence[int]) -> str:
@@ -225,4 +225,4 @@ class Network(Generic[Owner]):
                 self._saturated[link] += allocation.duration
             allocation.duration = 0
         self._solved.clear()
-        self._remembered = 0
+        self._cached_flows = 0

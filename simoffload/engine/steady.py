@@ -44,7 +44,7 @@ class _Snapshot(NamedTuple):
     time: int
     ended: tuple[int, ...]
     """For every stream, operations (of those that were run) that had ended."""
-    carried: AllocationMark
+    allocation_mark: AllocationMark
 
 
 class SteadyState:
@@ -66,10 +66,10 @@ class SteadyState:
         self._clock = clock
         self._network = network
         self._streams = [{op.stream for op in block.ops} for block in schedule.blocks]
-        self._met: dict[_State, _Snapshot] = {}
+        self._snapshots: dict[_State, _Snapshot] = {}
         self._block = -1
-        self._seen = 0
-        self._look_pending = False
+        self._iterations_seen = 0
+        self._comparison_pending = False
         self.jumps: list[Jump] = []
         self.skips: list[SkippedInterval] = []
         self._compared: dict[int, int] = {}  # states, by block
@@ -77,7 +77,7 @@ class SteadyState:
     def passed(self, stream_state: StreamState) -> None:
         """Note that a watched stream has begun another iteration or another block."""
         segment = stream_state.segment
-        if segment is None or segment.repeat < LEAST or self._look_pending:
+        if segment is None or segment.repeat < LEAST or self._comparison_pending:
             return
         for other in self._watched:
             if (
@@ -87,12 +87,15 @@ class SteadyState:
             ):
                 return  # an iteration ends when its last stream has completed it
         if segment.block != self._block:
-            self._block, self._seen = segment.block, 0
-            self._met.clear()
-        self._seen += 1
-        if self._seen < _PATIENCE or self._seen - (1 << self._seen.bit_length() - 1) < _WINDOW:
-            self._look_pending = True
-            self._clock.call_when_over(self._look)
+            self._block, self._iterations_seen = segment.block, 0
+            self._snapshots.clear()
+        self._iterations_seen += 1
+        if (
+            self._iterations_seen < _PATIENCE
+            or self._iterations_seen - (1 << self._iterations_seen.bit_length() - 1) < _WINDOW
+        ):
+            self._comparison_pending = True
+            self._clock.call_when_over(self._compare_states)
 
     def misses(self) -> tuple[str, ...]:
         """Return why blocks that repeat were run iteration by iteration."""
@@ -109,8 +112,8 @@ class SteadyState:
             return f"other blocks were active whenever one of its {repeat} iterations ended"
         return f"no cycle in {repeat} iterations ({compared} states compared)"
 
-    def _look(self) -> None:
-        self._look_pending = False
+    def _compare_states(self) -> None:
+        self._comparison_pending = False
         block, now = self._block, self._clock.now
         inside = [
             stream_state
@@ -126,11 +129,11 @@ class SteadyState:
         if state is None:
             return
         self._compared[block] = self._compared.get(block, 0) + 1
-        before = self._met.get(state)
-        if before is not None and self._network.counts_since(before.carried):
+        before = self._snapshots.get(state)
+        if before is not None and self._network.counts_since(before.allocation_mark):
             self._jump(inside, before, iteration, ended)
             return
-        self._met[state] = _Snapshot(iteration, now, ended, self._network.mark())
+        self._snapshots[state] = _Snapshot(iteration, now, ended, self._network.mark())
 
     def _state(self, block: int, iteration: int, ended: Sequence[int]) -> _State | None:
         """Return everything that decides what happens next, relative to now; None if it cannot recur."""
@@ -215,7 +218,7 @@ class SteadyState:
             for i in range(ended[stream_state.number], len(stream_state.predecessors)):
                 stream_state.predecessors[i] = self._later(stream_state.predecessors[i], ahead)
         length = clock.now - before.time
-        self._network.repeat(before.carried, times)
+        self._network.repeat(before.allocation_mark, times)
         clock.skip(times * length)
         self.skips.append(SkippedInterval(before.ended, ended, before.time, clock.now, times))
         self.jumps.append(
@@ -228,7 +231,7 @@ class SteadyState:
                 times=times,
             )
         )
-        self._met.clear()
+        self._snapshots.clear()
 
 
 def _is_in(stream_state: StreamState, block: int) -> bool:

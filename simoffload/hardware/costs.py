@@ -40,8 +40,7 @@ _Factor = Annotated[float, Field(strict=True, ge=1, le=10, allow_inf_nan=False)]
 _Years = Annotated[float, Field(strict=True, gt=0, le=100, allow_inf_nan=False)]
 Money = Annotated[Sourced[_Amount], _Bare]
 """An amount in the currency of the list."""
-Draw = Annotated[Sourced[Annotated[Watts, Field(ge=0)]], _Bare]
-"""Electrical power [W] with its origin."""
+Draw = Annotated[Sourced[Annotated[Watts, Field(ge=0)]], _Bare]  # [W]
 
 
 class Power(Frozen):

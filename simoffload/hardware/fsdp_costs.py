@@ -105,14 +105,14 @@ def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float)
     Times of the Python thread are proportional to the time of a PyTorch operation in inference; loops over
     tensors run at the host's own rates, and new pages come as fast as on the measured host.
     """
-    slower = operation_s / _OPERATION_S
-    times = {key: f"{value * slower * 1e6:.4f} us" for key, value in _REFERENCE.items()}
+    slowdown = operation_s / _OPERATION_S
+    times = {key: f"{value * slowdown * 1e6:.4f} us" for key, value in _REFERENCE.items()}
     rates = {"adam_thread": loops_thread, "adam_limit": loops_limit, **_REFERENCE_PAGES}
     values: dict[str, str | int] = {"ranks": _REFERENCE_RANKS, **times}
     values |= {key: f"{value / 1e9:.4f} GB/s" for key, value in rates.items()}
-    about = {
+    provenance = {
         "origin": "estimate",
         "source": "PyTorch 2.11 on a host with two H200 GPUs (docs/measurements/fsdp.md), scaled",
         "date": datetime.date(2026, 11, 22),
     }
-    return FsdpCosts.model_validate({key: {"value": value, **about} for key, value in values.items()})
+    return FsdpCosts.model_validate({key: {"value": value, **provenance} for key, value in values.items()})

@@ -121,9 +121,9 @@ def _adapter(name: str, nic: Nic, slot: PcieLink) -> Iterator[str]:
 def _slots(platform: Platform, target: Target, at: tuple[str, ...]) -> list[tuple[str, PcieLink]]:
     """Return the slowest of the drives' slots."""
     assert target.pcie_link is not None
-    found = {vertex: target.pcie_link.within(platform.slots[vertex]) for vertex in at[: target.drives]}
-    least = min(one.payload_rate for one in found.values())
-    return next([(f" at {vertex}", one)] for vertex, one in found.items() if one.payload_rate == least)
+    links = {vertex: target.pcie_link.within(platform.slots[vertex]) for vertex in at[: target.drives]}
+    least = min(one.payload_rate for one in links.values())
+    return next([(f" at {vertex}", one)] for vertex, one in links.items() if one.payload_rate == least)
 
 
 def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str, ...]) -> Iterator[str]:

@@ -45,7 +45,7 @@ class Profile(Frozen):
     id: Identifier
     """The id by which other files refer to the profile; for a shipped profile also the name of its file."""
     name: Text
-    """The name that people use for the device."""
+    """A descriptive name, shown in tables and reports."""
     notes: str = ""
     """What a user of the profile must know."""
 

@@ -43,8 +43,8 @@ class Service(NamedTuple):
         The times of both parts add up: 1 / rate = share / rate of this + (1 - share) / rate of the other.
         """
         rate, streams = (
-            int(1 / (share / mine + (1 - share) / its))
-            for mine, its in ((self.rate, other.rate), (self.request_rate, other.request_rate))
+            int(1 / (share / own_rate + (1 - share) / other_rate))
+            for own_rate, other_rate in ((self.rate, other.rate), (self.request_rate, other.request_rate))
         )
         return self._replace(rate=rate, request_rate=streams)
 

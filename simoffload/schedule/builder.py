@@ -36,7 +36,7 @@ Hops = tuple[tuple[int, Fraction], ...]
 
 class _RouteKey(NamedTuple):
     name: str
-    way: int
+    hops_of_ranks: int
     """Index of its hops in the list of the hops of all routes."""
     cap: int
 
@@ -60,12 +60,12 @@ class ScheduleBuilder:
         self._peers: dict[Peers, int] = {}
         self._routes: dict[_RouteKey, int] = {}
         self._route_hops: dict[tuple[Hops, ...], int] = {}
-        self._known: dict[int, tuple[tuple[Hops, ...], int]] = {}  # by identity: fractions take long to hash
-        self._name_now = ""
+        self._known_hops: dict[int, tuple[tuple[Hops, ...], int]] = {}  # by id(): fractions hash slowly
+        self._segment_name = ""
         self._ops: list[Op] = []
         self._count = 0
         self._events = 0
-        self._unlike: dict[tuple[str, tuple[Op, ...]], int] = {}  # segments, each once
+        self._distinct: dict[tuple[str, tuple[Op, ...]], int] = {}  # segments, each once
         self._numbers: list[int] = []  # of those that are closed
         self._repeated: tuple[int, int, int] | None = None
         self.written = [0] * len(streams)
@@ -74,12 +74,12 @@ class ScheduleBuilder:
     def segment(self, name: str) -> None:
         """Begin a new segment (a layer, the head, the tail)."""
         self._close()
-        self._name_now = name
+        self._segment_name = name
 
     def _close(self) -> None:
         if self._ops:
             self._numbers.append(
-                self._unlike.setdefault((self._name_now, tuple(self._ops)), len(self._unlike))
+                self._distinct.setdefault((self._segment_name, tuple(self._ops)), len(self._distinct))
             )
             self._ops = []
 
@@ -96,9 +96,12 @@ class ScheduleBuilder:
     def route(self, *, name: str, hops: tuple[Hops, ...], cap: int) -> int:
         """Return the index of the route that crosses ``hops`` (one per rank) at no more than ``cap``
         [B/s]."""
-        known = self._known.get(id(hops))
+        known = self._known_hops.get(id(hops))
         if known is None:
-            known = self._known[id(hops)] = hops, self._route_hops.setdefault(hops, len(self._route_hops))
+            known = self._known_hops[id(hops)] = (
+                hops,
+                self._route_hops.setdefault(hops, len(self._route_hops)),
+            )
         return self._routes.setdefault(_RouteKey(name, known[1], cap), len(self._routes))
 
     def peers(self, ranks: Peers) -> int:
@@ -132,8 +135,8 @@ class ScheduleBuilder:
         units: list[tuple[str, int, LinkUnit]] = [(*one, "B") for one in resources]
         units += [(name, number * _NANO, "core-ns") for name, number in cores]
         scales = [1] * len(units)
-        for way in self._route_hops:
-            for hops in way:
+        for hops_of_ranks in self._route_hops:
+            for hops in hops_of_ranks:
                 for link, share in hops:
                     scales[link] = lcm(scales[link], share.denominator)
         links = tuple(
@@ -143,30 +146,30 @@ class ScheduleBuilder:
         route_hops = [
             tuple(
                 tuple((link, share.numerator * (scales[link] // share.denominator)) for link, share in hops)
-                for hops in way
+                for hops in hops_of_ranks
             )
-            for way in self._route_hops
+            for hops_of_ranks in self._route_hops
         ]
-        routes = tuple(Route(key.name, route_hops[key.way], key.cap) for key in self._routes)
+        routes = tuple(Route(key.name, route_hops[key.hops_of_ranks], key.cap) for key in self._routes)
         return self._empty._replace(
             links=links, routes=routes, blocks=self._blocks(), peers=tuple(self._peers)
         )
 
     def _blocks(self) -> tuple[Block, ...]:
         self._close()
-        numbers, unlike = self._numbers, list(self._unlike)
+        numbers, distinct = self._numbers, list(self._distinct)
         if self._repeated is None:
-            return _folded(numbers, unlike)
+            return _folded(numbers, distinct)
         first, last, times = self._repeated
         before, period, after = numbers[:first], numbers[first:last], numbers[last:]
         # As many periods as it takes to find the shortest group, the rest is counted.
-        few = min(times, 2 * _LONGEST_PERIOD)
-        blocks = list(_folded(before + period * (1 + few) + after, unlike))
+        explicit = min(times, 2 * _LONGEST_PERIOD)
+        blocks = list(_folded(before + period * (1 + explicit) + after, distinct))
         longest = max(range(len(blocks)), key=lambda index: blocks[index].repeat)
-        block, size = blocks[longest], sum(len(unlike[number][1]) for number in period)
-        more, rest = divmod((times - few) * size, len(block.ops))
-        if rest or block.repeat * len(block.ops) < few * size:
-            return _folded(before + period * (1 + times) + after, unlike)
+        block, size = blocks[longest], sum(len(distinct[number][1]) for number in period)
+        more, rest = divmod((times - explicit) * size, len(block.ops))
+        if rest or block.repeat * len(block.ops) < explicit * size:
+            return _folded(before + period * (1 + times) + after, distinct)
         blocks[longest] = block._replace(repeat=block.repeat + more)
         return tuple(blocks)
 
@@ -191,14 +194,14 @@ def fold(segments: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
     return _folded(numbers, list(identity))
 
 
-def _folded(numbers: Sequence[int], unlike: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
+def _folded(numbers: Sequence[int], distinct: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
     groups = _groups(numbers, _LONGEST_PERIOD)
     if len(groups) > _MANY:
         groups = _groups(numbers, _LONGEST_OF_MANY)
     return tuple(
         Block(
-            unlike[numbers[start]][0],
-            tuple(op for number in numbers[start : start + period] for op in unlike[number][1]),
+            distinct[numbers[start]][0],
+            tuple(op for number in numbers[start : start + period] for op in distinct[number][1]),
             repeat,
         )
         for start, period, repeat in groups

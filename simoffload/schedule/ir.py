@@ -280,8 +280,8 @@ def compile_streams(schedule: Schedule) -> tuple[tuple[Segment, ...], ...]:
         streams: dict[int, list[CompiledOp]] = {}
         for step in steps:
             streams.setdefault(step.op.stream, []).append(step)
-        for stream, mine in streams.items():
-            segments[stream].append(Segment(mine[0].block, block.repeat, tuple(mine)))
+        for stream, own_steps in streams.items():
+            segments[stream].append(Segment(own_steps[0].block, block.repeat, tuple(own_steps)))
     return tuple(map(tuple, segments))
 
 

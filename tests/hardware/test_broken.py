@@ -54,7 +54,9 @@ def problems(folder: Path) -> tuple[Problem, ...]:
         ("small.yaml", "host: box", "hots: box", "hots", 'did you mean "host"'),
     ],
 )
-def test_what_is_wrong_in_a_file(folder: Path, name: str, old: str, new: str, key: str, message: str) -> None:
+def test_invalid_files_are_refused(
+    folder: Path, name: str, old: str, new: str, key: str, message: str
+) -> None:
     change(folder, name, old, new)
     found = [problem for problem in problems(folder) if problem.key == key]
     assert found, problems(folder)
@@ -100,7 +102,7 @@ def test_what_is_wrong_in_a_file(folder: Path, name: str, old: str, new: str, ke
         ("  right: {to", "  left: {to", "switches.left", "key given twice"),
     ],
 )
-def test_what_is_wrong_with_the_wiring(folder: Path, old: str, new: str, key: str, message: str) -> None:
+def test_invalid_wiring_is_refused(folder: Path, old: str, new: str, key: str, message: str) -> None:
     change(folder, "small.yaml", old, new)
     found = [problem for problem in problems(folder) if problem.key == key]
     assert found, problems(folder)
@@ -108,7 +110,7 @@ def test_what_is_wrong_with_the_wiring(folder: Path, old: str, new: str, key: st
     assert all(problem.path == str(folder / "small.yaml") and problem.line for problem in found)
 
 
-def test_a_tier_behind_a_circle_is_unreachable(folder: Path) -> None:
+def test_a_tier_behind_a_cycle_is_unreachable(folder: Path) -> None:
     change(folder, "small.yaml", "left: {to: cpu", "left: {to: right")
     change(folder, "small.yaml", "right: {to: cpu", "right: {to: left")
     unreachable = [problem.key for problem in problems(folder) if "unreachable from cpu" in problem.message]
@@ -130,7 +132,7 @@ def test_problems_name_the_line(folder: Path) -> None:
     assert (problem.line, problem.column) == (5, 7)
 
 
-def test_missing_data_type_names_what_there_is(folder: Path) -> None:
+def test_a_missing_data_type_lists_the_supported_ones(folder: Path) -> None:
     machine = load_platform(folder / "small.yaml").machine()
     assert machine.accelerator.matmul_rate(10e9, "float16") == pytest.approx(0.5 * 100e12)
     with pytest.raises(InputError, match="chip does not support bfloat16; it supports float32, float16"):

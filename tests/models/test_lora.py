@@ -72,7 +72,7 @@ def test_a_whole_path_matches_too() -> None:
         (8, ["mlp"], '"mlp" is not a linear layer'),
     ],
 )
-def test_what_cannot_be_is_refused(r: int, targets: list[str], says: str) -> None:
+def test_invalid_adapters_are_refused(r: int, targets: list[str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         with_lora(load_model("llama-2-7b"), r=r, target_modules=targets)
 
