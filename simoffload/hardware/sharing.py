@@ -87,7 +87,7 @@ class _Filling:
         return first, level, steepness
 
     def fill(self, link: int, level: int, steepness: int) -> None:
-        """Hold the flows that still grow on ``link``, which is full at ``level / steepness``."""
+        """Fix the rates of the flows that still grow on ``link``, which is full at ``level / steepness``."""
         del self._left[link]
         for flow in self._flows[link]:
             if self.rates[flow] is None:

@@ -92,8 +92,8 @@ def module_cost(
     full score matrix several times; the fused kernels ("sdpa") keep scores on the chip. Both append to the
     cache with ``torch.cat`` (transformers' DynamicCache), which reads and writes all of it.
 
-    An expert reads its weights only if a token comes to it. With tokens routed evenly and independently
-    that has the probability 1 − (1 − share)^tokens, near 1 for all but the smallest batches.
+    An expert reads its weights only if a token is routed to it. With tokens routed evenly and independently
+    this has the probability 1 − (1 − share)^tokens, near 1 for all but the smallest batches.
     """
     if batch < 1 or new_tokens < 1 or context < new_tokens:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Mixtral: Llama's attention and, in place of its feed-forward network, experts chosen by a router.
+"""Mixtral: Llama's attention and, instead of its feed-forward network, experts chosen by a router.
 
 Modules and their order: transformers/models/mixtral/modeling_mixtral.py. The layout of the experts
 decides what DeepSpeed fetches and when:
