@@ -224,7 +224,7 @@ def test_sweep_in_processes_of_their_own(program: Program, tmp_path: Path) -> No
 def test_schema_and_messages(program: Program) -> None:
     model = json.loads(program("schema", "scenario"))["$defs"]["ModelSpec"]["properties"]
     assert "toy" in model["family"]["anyOf"][0]["enum"]
-    assert model["toy_width"]["description"] == "Hugging Face's key, of toy."
+    assert model["toy_width"]["description"] == "Key of a config.json of toy."
     with pytest.raises(InputError, match=r"known: .*, toy; to approximate it"):
         load_model({"family": "tooy", "toy_width": 5})
 
