@@ -239,7 +239,7 @@ class Checkpointing(_Options):
         if self.mode != "blocking" and self.contents == "consolidated":
             yield "contents: consolidated needs mode: blocking, as save_16bit_model waits for its file"
         if self.mode == "snapshot" and self.writer.type != "torch_save":
-            yield "mode: snapshot uses the writer of torch.distributed.checkpoint; leave the writer out"
+            yield "mode: snapshot writes with torch.distributed.checkpoint; leave out DeepSpeed's writer"
 
     def _about_stage(self) -> Iterator[str]:
         device = self.offload_optimizer

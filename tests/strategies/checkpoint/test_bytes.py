@@ -194,7 +194,7 @@ def test_a_writer_section_below_stage_3_writes_the_weights_from_every_rank() -> 
         ({"step_time": "1 s", "update_time": "2 s"}, "more than step_time"),
         ({"mode": "decoupled"}, "set writer.type"),
         ({"mode": "snapshot", "contents": "consolidated"}, "save_16bit_model waits for its file"),
-        ({"mode": "snapshot", "writer": {"type": "fast"}}, "leave the writer out"),
+        ({"mode": "snapshot", "writer": {"type": "fast"}}, "leave out DeepSpeed's writer"),
         ({"offload_optimizer": "nvme", "stage": 2}, "needs stage: 3"),
         ({"offload_optimizer": "cpu", "stage": 0}, "needs stage: 1"),
         ({"writer": {"type": "fast", "data_parallel": "replica"}, "stage": 0}, "writes all bytes"),
