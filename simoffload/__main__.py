@@ -1,4 +1,4 @@
-"""``python -m simoffload``."""
+"""Entry point of ``python -m simoffload``."""
 
 import sys
 

@@ -1,13 +1,13 @@
-"""What can go wrong, as a tree.
+"""The exceptions of simoffload, as a tree.
 
 SimoffloadError
 ├── InputError              a scenario, profile, model or option is wrong; carries every problem found
-│   └── PlacementError      a tier that the machine has, on which the strategy has no meaning
+│   └── PlacementError      a tier that the machine has, but the strategy cannot use
 └── SimulationError         the engine stopped before the end
-    ├── DeadlockError       operations are left and none can start
+    ├── DeadlockError       operations remain and none can start
     ├── StalledClockError   events pass and simulated time does not
-    ├── ShortcutError       a shortcut that was to be verified gives another answer than the whole run
-    └── WorkLimitError      the run would cost more events, or has taken longer, than allowed
+    ├── ShortcutError       a verified shortcut gives another result than the full run
+    └── WorkLimitError      the run would need more time, memory or events than allowed
 
 An answer such as "does not fit" is a result, not an error.
 
@@ -35,25 +35,26 @@ __all__ = [
 ]
 
 _ECHO, _PLACE, _WORD, _MESSAGE = 60, 200, 160, 2000
-"""[characters] Most of a text that a message repeats, of a path or key, of a word, and of a whole message."""
+"""Longest part [characters] of a user's text, of a path or key, of a word, and of a message that is shown."""
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
 def printable(text: str) -> str:
-    """Escape whatever a terminal would obey instead of show: control, direction and zero-width characters."""
+    """Escape characters that a terminal would interpret instead of show: control, direction and zero-width
+    characters."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def shortened(text: str, most: int = _ECHO) -> str:
-    """Repeat a user's text in a message: safe to print, and its end cut off beyond ``most`` characters."""
+    """Return a user's text for a message: safe to print, and truncated beyond ``most`` characters."""
     shown = printable(text[: most + 1])
     return shown if len(text) <= most and len(shown) <= 2 * most else f"{shown[:most]}…"
 
 
 def _bounded(problem: Problem) -> Problem:
-    """The problem with no part longer than people read, whatever the input was; a path keeps its end."""
+    """Return the problem with every part cut to a readable length; a path keeps its end."""
     path, _, _, key, message = problem
     if len(path) > _PLACE:
         path = f"…{path[-_ECHO:]}"
@@ -66,20 +67,20 @@ def _bounded(problem: Problem) -> Problem:
 
 
 class Problem(NamedTuple):
-    """One thing wrong with the input; its text is one line that is safe to print.
+    """One problem with the input; its text is one line that is safe to print.
 
     >>> print(Problem("a.yaml", 6, 5, "tiers[1].capcity", 'unknown field; did you mean "capacity"?'))
     a.yaml:6:5: tiers[1].capcity: unknown field; did you mean "capacity"?
     """
 
     path: str
-    """The file as the user named it; empty when there is none."""
+    """The file as the user named it; empty where there is none."""
     line: int | None
-    """Counted from 1."""
+    """Line in the file, counted from 1."""
     column: int | None
-    """Counted from 1, in characters."""
+    """Column in characters, counted from 1."""
     key: str
-    """Where in the document, e.g. ``tiers[1].capacity``; empty for the document itself."""
+    """Position in the document, e.g. ``tiers[1].capacity``; empty for the document itself."""
     message: str
 
     def __str__(self) -> str:
@@ -89,11 +90,11 @@ class Problem(NamedTuple):
 
 
 class SimoffloadError(Exception):
-    """Anything that simoffload raises on purpose."""
+    """The base class of all errors that simoffload raises on purpose."""
 
 
 class InputError(SimoffloadError):
-    """The input is wrong; ``problems`` holds everything found, and ``str()`` has one line for each."""
+    """The input is wrong; ``problems`` holds every problem found, and ``str()`` has one line for each."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(map(_bounded, problems))
@@ -101,7 +102,7 @@ class InputError(SimoffloadError):
 
     @classmethod
     def at(cls, key: str, message: str, *, path: str = "") -> Self:
-        """Return an error about one key; ``path`` is its file or option, by default whatever is checked."""
+        """Return an error for one problem at ``key``; ``path`` is its file or option (default: the checked input)."""
         return cls((Problem(path, None, None, key, message),))
 
     def __str__(self) -> str:
@@ -109,7 +110,7 @@ class InputError(SimoffloadError):
 
 
 class PlacementError(InputError):
-    """A strategy has no meaning on a tier that the machine has."""
+    """The strategy cannot use a tier that the machine has."""
 
 
 class SimulationError(SimoffloadError):
@@ -117,7 +118,7 @@ class SimulationError(SimoffloadError):
 
 
 class DeadlockError(SimulationError):
-    """Operations are left and none of them can start."""
+    """Operations remain and none of them can start."""
 
 
 class StalledClockError(SimulationError):
@@ -125,8 +126,8 @@ class StalledClockError(SimulationError):
 
 
 class ShortcutError(SimulationError):
-    """Folding, jumping or interpolating changed a result: a mistake in simoffload."""
+    """Folding, jumping or interpolating changed a result: a bug in simoffload."""
 
 
 class WorkLimitError(SimulationError):
-    """The run would cost more events than allowed."""
+    """The run would need more time, memory or events than allowed."""

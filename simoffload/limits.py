@@ -1,10 +1,10 @@
-"""Limits of time, memory and operations, which hold from reading a scenario to reporting its answer.
+"""Limits of time, memory and operations, which apply from reading a scenario to reporting its answer.
 
-A limit holds while a function with :func:`limited` around it runs; of several inside each other the outermost
-counts. A thread beside it looks at the clock and at the memory of the process every hundredth of a second and
-interrupts the function wherever it is, so that no loop has to ask; only in the midst of one call of C nothing
-can, so that what may build a huge sequence in one asks first (:func:`count_elements`). Operations are counted
-as they are written (``ScheduleBuilder``), since each takes memory and time.
+A limit applies while a function decorated with :func:`limited` runs; of nested ones the outermost counts. A
+thread checks the clock and the memory of the process every hundredth of a second and interrupts the function
+wherever it is, so that no loop has to check. Only a single call of C code cannot be interrupted, so that code
+that may build a huge sequence in one call checks first (:func:`count_elements`). Operations are counted as
+they are written (``ScheduleBuilder``), since each takes memory and time.
 """
 
 from __future__ import annotations
@@ -37,28 +37,30 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DEFAULT_MEMORY = 4 << 30
-"""[B] that answering one question may take: our choice; small machines have several times as much."""
+"""Default limit [B] of the memory for one question: our choice; small machines have several times as much."""
 LEAST_MEMORY = 256 << 20
-"""[B] that a limit must allow: our choice; a shipped scenario took 45 MB in all, with its report 86."""
+"""Smallest limit [B] that may be set: our choice; a shipped scenario took 45 MB in total, 86 MB with its
+report."""
 _INTERVAL = 0.01
-"""[s] between two looks: loops of Python fill at most some tens of megabytes in it."""
+"""Time [s] between two checks, in which loops of Python allocate at most some tens of megabytes."""
 _AGAIN = 0.1
-"""[s] after which a function that did not end is interrupted again: libraries may swallow the first."""
+"""Time [s] after which a function that did not end is interrupted again: libraries may swallow the first
+interruption."""
 
 
 class Limits(NamedTuple):
-    """What answering one question may take."""
+    """The limits of answering one question."""
 
     timeout: float | None = None
-    """[s] from the question to the answer; None: as long as it takes."""
+    """Time [s] from the question to the answer; None: unlimited."""
     memory: int = DEFAULT_MEMORY
-    """[B]"""
+    """Memory that answering may take [B]."""
     max_events: int | None = None
-    """Operations of one pass, on all ranks."""
+    """Operations of one pass, on all ranks; None: unlimited."""
 
 
 _ELEMENT = 16
-"""[B] of memory that an element of a sequence takes while it is built: a pointer, and one in its copy."""
+"""Memory [B] of an element of a sequence while it is built: a pointer, and one in its copy."""
 
 
 class Interrupted(BaseException):
@@ -66,7 +68,8 @@ class Interrupted(BaseException):
 
 
 class _LostInterruptions:
-    """Says nothing of an interruption where Python drops exceptions, as in a destructor: another follows."""
+    """Suppresses reports of interruptions that Python drops, as in a destructor; another interruption
+    follows."""
 
     def __init__(self, otherwise: Callable[[sys.UnraisableHookArgs], object]) -> None:
         self._otherwise = otherwise
@@ -77,13 +80,13 @@ class _LostInterruptions:
 
 
 class _Watch:
-    """What one outermost limited function has taken so far."""
+    """The resources that one outermost limited function has used so far."""
 
     def __init__(self, held_before: int) -> None:
         self.limits = Limits()
         self.doing = "reading the scenario"
         self.reached = ""
-        """The limit that was reached, in words; empty while there is none."""
+        """The limit that was reached, as text; empty while there is none."""
         self._began = time.monotonic()
         self._held_before = held_before
         self._thread = threading.get_ident()
@@ -93,13 +96,13 @@ class _Watch:
         threading.Thread(target=self._look, name="simoffload limits", daemon=True).start()
 
     def close(self) -> None:
-        """End it: from here on its thread is interrupted no more."""
+        """Stop watching: afterwards its thread is not interrupted any more."""
         while True:
             try:
                 with self._lock:
                     self._closed = True
                 for _ in range(2):
-                    pass  # an interruption that has not come up yet does so here
+                    pass  # a pending interruption is raised here
                 _current.watch = None
                 self._over.set()
             except Interrupted:
@@ -108,12 +111,12 @@ class _Watch:
 
     @property
     def memory_left(self) -> int:
-        """[B] until the limit is reached."""
+        """The memory [B] until the limit is reached."""
         return self.limits.memory - (_resident() - self._held_before)
 
     def error(self) -> WorkLimitError:
-        """What to raise when a limit was reached."""
-        return WorkLimitError(f"{self.reached}: allow more, or simulate less")
+        """Return the error to raise when a limit was reached."""
+        return WorkLimitError(f"{self.reached}; raise the limit, or simulate less")
 
     def _look(self) -> None:
         wait = _INTERVAL
@@ -127,16 +130,16 @@ class _Watch:
             wait = _AGAIN
 
     def is_beyond(self) -> bool:
-        """Whether a limit was reached, which ``reached`` then names."""
+        """Return whether a limit was reached, and record it in ``reached``."""
         if not self.reached:
             timeout, memory, _ = self.limits
             if timeout is not None and time.monotonic() - self._began > timeout:
-                found = f"engine.timeout (--timeout) after {timeout:g} s"
+                exceeded = f"engine.timeout (--timeout) after {timeout:g} s"
             elif _resident() - self._held_before > memory:
-                found = f"engine.memory (--memory-limit) at {memory / (1 << 30):.3g} GiB"
+                exceeded = f"engine.memory (--memory-limit) at {memory / (1 << 30):.3g} GiB"
             else:
                 return False
-            self.reached = f"stopped by {found} while {self.doing}"
+            self.reached = f"stopped by {exceeded} while {self.doing}"
         return True
 
 
@@ -146,7 +149,7 @@ class _Current(threading.local):
 
 class _Process:
     ours = False
-    """Whether the process serves nothing but questions to simoffload."""
+    """Whether the process serves only simoffload, as the command line does."""
 
 
 _current = _Current()
@@ -159,7 +162,7 @@ def count_whole_process() -> None:
 
 
 def limited(function: Callable[P, T]) -> Callable[P, T]:
-    """Make limits hold while ``function`` runs: those that :func:`keep` names in it, else the defaults.
+    """Make limits apply while ``function`` runs: those that :func:`keep` sets in it, otherwise the defaults.
 
     The function raises WorkLimitError when it reaches one.
     """
@@ -178,8 +181,8 @@ def limited(function: Callable[P, T]) -> Callable[P, T]:
                 watch.close()
         except Interrupted:
             watch.close()
-            # The interruption stays its context and holds on to all that the function had made: to let go of
-            # gigabytes takes seconds, which whoever catches the error may spend or spare.
+            # The interruption stays its context and keeps all objects of the function alive: freeing
+            # gigabytes takes seconds, which the caller may spend or avoid.
             raise watch.error() from None
         except Exception:
             if watch.reached:  # perhaps what a library made of the interruption
@@ -193,45 +196,45 @@ def limited(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def keep(limits: Limits) -> None:
-    """Name the limits of the question that is being answered."""
+    """Set the limits of the question that is being answered."""
     if _current.watch is not None:
         _current.watch.limits = limits
 
 
 def now_doing(what: str) -> None:
-    """Say what a message about a limit shall name, as "reading the scenario"."""
+    """Set the activity that a message about a limit names, such as "reading the scenario"."""
     if _current.watch is not None:
         _current.watch.doing = what
 
 
 def count_elements(number: int) -> None:
-    """Raise WorkLimitError if a sequence of so many elements goes beyond the memory that is left.
+    """Raise WorkLimitError if a sequence of ``number`` elements would exceed the remaining memory.
 
-    To be asked before one call builds the sequence, in the midst of which nothing can interrupt it.
+    Call it before a single call builds the sequence, which cannot be interrupted.
     """
     watch = _current.watch
     if watch is not None and number * _ELEMENT > watch.memory_left:
         most = watch.limits.memory / (1 << 30)
         raise WorkLimitError(
             f"stopped by engine.memory (--memory-limit) at {most:.3g} GiB while {watch.doing}, before "
-            f"{number:,} tensors were listed: allow more, or simulate less"
+            f"{number:,} tensors were listed; raise the limit, or simulate less"
         )
 
 
 def count_operations(name: str, number: int) -> None:
-    """Raise WorkLimitError if a pass called ``name`` may not have so many operations on all ranks."""
+    """Raise WorkLimitError if a pass called ``name`` may not have ``number`` operations on all ranks."""
     most = None if _current.watch is None else _current.watch.limits.max_events
     if most is not None and number > most:
         raise WorkLimitError(
-            f'the pass "{name}" has {number:,} operations or more; engine.max_events (--max-events) allows '
-            f"{most:,}: raise it, or simulate less"
+            f'the pass "{name}" has at least {number:,} operations; engine.max_events (--max-events) allows '
+            f"{most:,}; raise the limit, or simulate less"
         )
 
 
 def _interrupt(thread: int) -> None:
-    """Let an interruption come up in another thread.
+    """Raise an interruption in another thread.
 
-    It is never taken back: Python 3.11 then goes on looking for it, with a profiler for ever.
+    It is never taken back: Python 3.11 then keeps looking for it, with a profiler forever.
     """
     import ctypes
 
@@ -239,7 +242,7 @@ def _interrupt(thread: int) -> None:
 
 
 def _resident() -> int:
-    """[B] of memory that the process holds; where the system does not say, the most that it has held."""
+    """Return the memory [B] that the process holds; where the system does not report it, the peak so far."""
     try:
         pages = Path("/proc/self/statm").read_bytes().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")

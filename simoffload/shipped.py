@@ -1,4 +1,4 @@
-"""Where the files that come with the package lie: in the wheel, or beside the package in a checkout."""
+"""Folders of files that come with the package: in the wheel, or next to the package in a checkout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["shipped_folder"]
 
 
 def shipped_folder(name: str) -> Path:
-    """Return the folder "hardware_profiles" or "scenarios"."""
+    """Return the path of the folder "hardware_profiles" or "scenarios"."""
     package = Path(str(files("simoffload")))
     packaged = package / "_data" / name
     return packaged if packaged.is_dir() else package.parent / name

@@ -1,7 +1,7 @@
-"""Quantities at the boundary: text with a unit becomes a number in SI units, once.
+"""Quantities with units: text is converted to a number in SI units once, where the input is read.
 
-Units are case-sensitive. kB, MB, GB are powers of 1000 and KiB, MiB, GiB powers of 1024; B is a byte and
-b or bit a bit, which only rates may count. A bare number is refused: it does not say which is meant.
+Units are case-sensitive. kB, MB, GB are powers of 1000 and KiB, MiB, GiB powers of 1024; B is a byte and b or
+bit a bit, which only rates may count. A number without a unit is refused, as it is ambiguous.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 Scales = dict[str, Fraction]
-"""Unit → how many base units it is, largest first."""
+"""Maps a unit to its size in base units, largest first."""
 
 
 def _prefixed(unit: str, prefixes: str, *, base: int = 1000) -> dict[str, Fraction]:
-    """The unit itself and under each of the prefixes (given smallest first)."""
+    """Return the unit itself and with each of the prefixes (given smallest first)."""
     powers = {f"{prefix}{unit}": base**power for power, prefix in enumerate(prefixes.split(), start=1)}
     return {name: Fraction(scale) for name, scale in reversed([(unit, 1), *powers.items()])}
 
@@ -61,23 +61,23 @@ _FLOP = _prefixed("FLOP", "k M G T P E")
 
 
 class _Quantity(NamedTuple):
-    """What a set of units measures, and which values make sense."""
+    """What a set of units measures, and which values are valid."""
 
     name: str
     units: Scales
-    """Largest first; the spelling to recommend comes before its synonyms."""
+    """The units, largest first; the recommended spelling comes before its synonyms."""
     base: str
-    """The unit of the number that parsing gives."""
+    """The unit of the parsed number."""
     limit: int
-    """[base] The largest value accepted: beyond it there is only a slip of the unit."""
+    """The largest value accepted [base]; a larger one is a wrong unit."""
     examples: str
     integer: bool = False
-    """Rounded to a whole number of base units."""
+    """Whether it is rounded to an integer number of base units."""
     positive: bool = False
-    """Zero makes no sense."""
+    """Whether zero is refused, as it is meaningless."""
 
     def advice(self, number: str) -> str:
-        """What to write instead of a bare number."""
+        """Return what to write instead of a number without a unit."""
         return f"write e.g. {self.examples.format(number)}"
 
 
@@ -126,7 +126,7 @@ _NUMBER = re.compile(r"(-?)([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?([0-9]+))?) *([^\W\d_
 _NOT_FINITE = re.compile(r"[+-]?\.?(nan|inf|infinity)\b.*", re.IGNORECASE)
 _PER_SECOND = re.compile(r"/s$|(?<!flo)ps$|(?<=[bp])s$", re.IGNORECASE)
 _LONGEST = 64
-"""[characters] no quantity is longer, and longer numbers would cost time to read."""
+"""Longest text of a quantity [characters]; longer numbers would take time to read."""
 
 
 def _quoted(text: str) -> str:
@@ -138,27 +138,27 @@ def _either(number: str, units: Iterable[str]) -> str:
 
 
 def _stem(unit: str) -> str:
-    """The unit without "per second" in any spelling, to compare GB with GB/s, GBps and GBs."""
+    """Return the unit without "per second" in any spelling, to compare GB with GB/s, GBps and GBs."""
     return _PER_SECOND.sub("", unit.replace("bit", "b"))
 
 
 def _meant(unit: str, quantity: _Quantity, *, exactly: bool) -> list[str]:
-    """Units of the quantity that someone who wrote ``unit`` may have meant."""
+    """Return the units of the quantity that a user who wrote ``unit`` may have meant."""
     # Synonyms share a key, and the first spelling of each is the one to recommend.
     spellings = {(_stem(name), scale): name for name, scale in reversed(quantity.units.items())}
-    found = [name for (stem, _), name in spellings.items() if stem == _stem(unit)]
-    if not found and not exactly:
+    matches = [name for (stem, _), name in spellings.items() if stem == _stem(unit)]
+    if not matches and not exactly:
         near = _stem(unit).casefold().replace("i", "")
-        found = [
+        matches = [
             name
             for (stem, _), name in spellings.items()
             if stem.casefold().replace("i", "") in {near, f"{near}b"}
         ]
-    return found[::-1]
+    return matches[::-1]
 
 
 def _wrong_unit(text: str, number: str, unit: str, quantity: _Quantity) -> ValueError:
-    """Say what the unit measures, if anything, and what was probably meant."""
+    """Return an error that says what the unit measures, if anything, and what was probably meant."""
     if re.fullmatch("[kMGT]?T/s", unit):
         return ValueError(
             f"{_quoted(text)} counts transfers, not bytes; give the PCIe generation and the number of lanes"
@@ -174,9 +174,9 @@ def _wrong_unit(text: str, number: str, unit: str, quantity: _Quantity) -> Value
 
 
 def _parse(text: str, quantity: _Quantity) -> Fraction:
-    """Read a quantity exactly, in its base unit.
+    """Parse a quantity exactly, in its base unit.
 
-    Raises ValueError, saying what is wrong and what to write instead.
+    Raises ValueError with what is wrong and what to write instead.
     """
     text = text.strip(" ")
     if len(text) > _LONGEST:
@@ -207,62 +207,47 @@ def _parse(text: str, quantity: _Quantity) -> Fraction:
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size such as "40 GB" or "16 GiB" [B], rounded to whole bytes.
-
-    Raises ValueError.
-    """
+    """Parse a size such as "40 GB" or "16 GiB" [B], rounded to integer bytes. Raises ValueError."""
     return int(_parse(text, _SIZE))
 
 
 def parse_rate(text: str) -> int:
-    """Read a rate above zero such as "25 GB/s" or "200 Gb/s" [B/s], rounded to whole bytes.
-
-    Raises ValueError.
-    """
+    """Parse a rate above zero such as "25 GB/s" or "200 Gb/s" [B/s], rounded to integer bytes. Raises
+    ValueError."""
     return int(_parse(text, _RATE))
 
 
 def parse_seconds(text: str) -> float:
-    """Read a time such as "90 us" or "2 h" [s].
-
-    Raises ValueError.
-    """
+    """Parse a time such as "90 us" or "2 h" [s]. Raises ValueError."""
     return float(_parse(text, _TIME))
 
 
 def parse_flops(text: str) -> float:
-    """Read a number of floating-point operations such as "21 GFLOP" [FLOP].
-
-    Raises ValueError.
-    """
+    """Parse a number of floating-point operations such as "21 GFLOP" [FLOP]. Raises ValueError."""
     return float(_parse(text, _WORK))
 
 
 def parse_flops_rate(text: str) -> float:
-    """Read a compute rate above zero such as "312 TFLOPS" or "312 TFLOP/s" [FLOP/s].
-
-    Raises ValueError.
-    """
+    """Parse a compute rate above zero such as "312 TFLOPS" or "312 TFLOP/s" [FLOP/s]. Raises ValueError."""
     return float(_parse(text, _SPEED))
 
 
 def parse_watts(text: str) -> float:
-    """Read a power such as "400 W" [W].
-
-    Raises ValueError.
-    """
+    """Parse a power such as "400 W" [W]. Raises ValueError."""
     return float(_parse(text, _POWER))
 
 
 def format_number(value: float, *, digits: int = 3) -> str:
-    """Show a number to people: so many significant digits, or all before the point; never an exponent."""
+    """Format a number for people with ``digits`` significant digits, or all before the point; never an
+    exponent."""
     if abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     return f"{Decimal(f'{value:.{digits}g}'):f}"
 
 
 def _readable(value: float, units: Scales) -> str:
-    """Three significant digits, or all digits before the point, in the largest unit that is not above it."""
+    """Return three significant digits, or all digits before the point, in the largest unit not above the
+    value."""
     fitting = (unit for unit, scale in units.items() if float(f"{abs(value) / float(scale):.3g}") >= 1)
     unit = next(fitting, next(reversed(units)))
     number = value / float(units[unit])
@@ -271,34 +256,34 @@ def _readable(value: float, units: Scales) -> str:
 
 
 def format_bytes(size: float, *, binary: bool = False) -> str:
-    """Show a size [B] to people: "42.9 GB", or "40 GiB" if ``binary``."""
+    """Format a size [B] for people: "42.9 GB", or "40 GiB" if ``binary``."""
     return _readable(size, _IBYTES if binary else _BYTES)
 
 
 def format_rate(rate: float) -> str:
-    """Show a rate [B/s] to people: "25 GB/s"."""
+    """Format a rate [B/s] for people: "25 GB/s"."""
     return _readable(rate, _per_second(_BYTES))
 
 
 def format_seconds(seconds: float) -> str:
-    """Show a time [s] to people: "90 us", "19.3 s", "1.5 h"."""
+    """Format a time [s] for people: "90 us", "19.3 s", "1.5 h"."""
     # Without minutes: 90 s and 300 s stay comparable at a glance.
     shown = {unit: scale for unit, scale in _TIME.units.items() if unit in _TIMES and unit != "min"}
     return _readable(seconds, shown) if seconds else "0 s"
 
 
 def format_flops(work: float) -> str:
-    """Show a number of floating-point operations to people: "21.4 GFLOP"."""
+    """Format a number of floating-point operations for people: "21.4 GFLOP"."""
     return _readable(work, _WORK.units)
 
 
 def format_watts(power: float) -> str:
-    """Show a power [W] to people: "692 W", "1.84 kW"."""
+    """Format a power [W] for people: "692 W", "1.84 kW"."""
     return _readable(power, _POWER.units)
 
 
 def _exact(value: float, quantity: _Quantity) -> str:
-    """The shortest text that reads back as exactly the same number."""
+    """Return the shortest text that parses to exactly the same number."""
     if not value:
         return f"0 {quantity.base}"
     texts = [f"{value!r} {quantity.base}"]
@@ -311,7 +296,8 @@ def _exact(value: float, quantity: _Quantity) -> str:
 
 
 def _described(quantity: _Quantity) -> dict[str, Any]:
-    """The JSON schema of text with a unit: numbers as ``_parse`` reads them, in any unit of the quantity."""
+    """Return the JSON schema of text with a unit: numbers as ``_parse`` reads them, in any unit of the
+    quantity."""
     units = "|".join(map(re.escape, quantity.units))
     return {
         "title": quantity.name,
@@ -322,7 +308,7 @@ def _described(quantity: _Quantity) -> dict[str, Any]:
 
 
 def _boundary(quantity: _Quantity) -> tuple[BeforeValidator, PlainSerializer, WithJsonSchema]:
-    """Accept text with a unit and nothing else; dumped as JSON, give such text again."""
+    """Return validators that accept text with a unit and nothing else, and write such text to JSON."""
 
     def read(value: Any) -> int | float:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -340,16 +326,16 @@ def _boundary(quantity: _Quantity) -> tuple[BeforeValidator, PlainSerializer, Wi
 
 
 Bytes = Annotated[int, *_boundary(_SIZE)]
-"""[B]"""
+"""A size in bytes [B]."""
 PositiveBytes = Annotated[int, *_boundary(_CAPACITY)]
-"""[B] above zero"""
+"""A size in bytes above zero [B]."""
 BytesPerSecond = Annotated[int, *_boundary(_RATE)]
-"""[B/s] above zero"""
+"""A rate above zero [B/s]."""
 Seconds = Annotated[float, *_boundary(_TIME)]
-"""[s]"""
+"""A time in seconds [s]."""
 Flops = Annotated[float, *_boundary(_WORK)]
-"""[FLOP]"""
+"""A number of floating-point operations [FLOP]."""
 FlopsPerSecond = Annotated[float, *_boundary(_SPEED)]
-"""[FLOP/s] above zero"""
+"""A compute rate above zero [FLOP/s]."""
 Watts = Annotated[float, *_boundary(_POWER)]
-"""[W]"""
+"""An electrical power in watts [W]."""

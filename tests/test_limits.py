@@ -29,7 +29,8 @@ def test_a_loop_that_never_asks_is_stopped_and_the_message_says_where() -> None:
     with pytest.raises(WorkLimitError) as caught:
         endless(Limits(timeout=0.05), doing="reporting")
     assert str(caught.value) == (
-        "stopped by engine.timeout (--timeout) after 0.05 s while reporting: allow more, or simulate less"
+        "stopped by engine.timeout (--timeout) after 0.05 s while reporting; raise the limit, or simulate "
+        "less"
     )
 
 
@@ -189,7 +190,7 @@ def test_operations_are_counted_where_a_limit_holds() -> None:
         count_operations("prefill", 10)
         count_operations("prefill", 11)
 
-    with pytest.raises(WorkLimitError, match=r'"prefill" has 11 operations or more; .* allows 10'):
+    with pytest.raises(WorkLimitError, match=r'"prefill" has at least 11 operations; .* allows 10'):
         write()
 
 
@@ -214,7 +215,7 @@ def test_operations_are_refused_while_they_are_written(stage: int, tmp_path: Pat
     path = tmp_path / "scenario.yaml"
     path.write_text(ENDLESS % (stage, "max_events: 100000"))
     scenario = so.load_scenario(path)
-    with pytest.raises(WorkLimitError, match=r'"optimizer" has .* operations or more; .* allows 100,000'):
+    with pytest.raises(WorkLimitError, match=r'"optimizer" has at least .* operations; .* allows 100,000'):
         so.simulate(scenario)
 
 

@@ -110,7 +110,10 @@ def test_a_quantity_is_text_with_a_unit() -> None:
 
 def test_fields_are_described_by_their_docstrings() -> None:
     writer = schema_of("scenario")["$defs"]["Writer"]["properties"]
-    assert writer["io_buffer_double"]["description"] == "One half is filled while the other is written."
+    assert (
+        writer["io_buffer_double"]["description"]
+        == "Whether one half of the buffer is filled while the other half is written."
+    )
     assert writer["io_buffer_size"]["default"] == "64 MiB"
     assert writer["data_parallel"]["description"].startswith("DeepSpeed's `data_parallel`: which ranks"), (
         "its type's"

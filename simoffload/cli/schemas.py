@@ -95,5 +95,5 @@ def _sizes() -> dict[str, Any]:
         having = [name for name in sizes if key in sizes[name]]
         limits = {name: value for name, value in sizes[having[0]][key].items() if name != "default"}
         families = "every family" if len(having) == len(sizes) else ", ".join(having)
-        found[key] = {**limits, "description": f"Hugging Face's key, of {families}."}
+        found[key] = {**limits, "description": f"Key of a config.json of {families}."}
     return found

@@ -104,7 +104,7 @@ def load(
 
 def _is_model(source: str) -> bool:
     """Whether it names a model; a file or a shipped scenario of the name comes first."""
-    from simoffload.models.library import is_model
+    from simoffload.models.spec import is_model
     from simoffload.scenario import find_scenario
 
     return is_model(source) and not Path(source).is_file() and find_scenario(source) is None

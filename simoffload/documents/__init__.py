@@ -7,7 +7,7 @@ length of its numbers. Every problem found names the file, line, column and key.
 from __future__ import annotations
 
 from simoffload.documents.choices import quoted, suggest
-from simoffload.documents.document import Document
+from simoffload.documents.document import Document, DocumentLocation
 from simoffload.documents.edits import Edit, edited, inserted, set_value, without
 from simoffload.documents.files import (
     SUFFIXES,
@@ -24,6 +24,7 @@ from simoffload.documents.writer import ds_config_text, yaml_text
 __all__ = [
     "SUFFIXES",
     "Document",
+    "DocumentLocation",
     "Edit",
     "ds_config_text",
     "edited",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,16 @@ from typing import Any, NamedTuple
 from simoffload.documents.choices import quoted
 from simoffload.errors import InputError, Problem
 
-__all__ = ["MOST_PROBLEMS", "Document", "Location", "Mark", "Position", "input_error", "key_path"]
+__all__ = [
+    "MOST_PROBLEMS",
+    "Document",
+    "DocumentLocation",
+    "Location",
+    "Mark",
+    "Position",
+    "input_error",
+    "key_path",
+]
 
 Location = tuple[str | int, ...]
 """Keys and list indices from the top of a document."""
@@ -105,3 +115,36 @@ class Document:
     def other_files(self) -> frozenset[str]:
         """Files that whole sections come from."""
         return frozenset(mark.file for mark in self.marks.values() if mark.top)
+
+
+class DocumentLocation(NamedTuple):
+    """An entry of a document, given by the keys that lead to it."""
+
+    document: Document
+    keys: tuple[str | int, ...]
+
+    @property
+    def folder(self) -> Path:
+        """The folder from which relative paths in this document start."""
+        root = self.document.root
+        return Path(self.document.path).parent if root is None else root
+
+    def problem(self, message: str, *, at_key: bool = False) -> Problem:
+        """Return a problem located at this entry (at its key if ``at_key``)."""
+        return self.document.problem(self.keys, message, at_key=at_key)
+
+    def error(self, message: str) -> InputError:
+        """Return a problem located at this entry, as an exception."""
+        return InputError((self.problem(message),))
+
+    @contextmanager
+    def referring(self) -> Iterator[None]:
+        """Report at this entry whatever is wrong, as a whole, with a file that is read within this
+        context."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(
+                one if one.line or one.key else self.problem(f"{one.path}: {one.message}")
+                for one in error.problems
+            ) from None

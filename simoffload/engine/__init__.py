@@ -1,4 +1,4 @@
-"""Replays a schedule on shared links: the clock, the fluid network and the executor."""
+"""The engine, which replays a schedule on shared links: clock, fluid network and executor."""
 
 from simoffload.engine.executor import execute
 

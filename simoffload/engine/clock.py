@@ -1,7 +1,7 @@
-"""Simulated time: SimPy's event queue, counting whole picoseconds.
+"""Simulated time: SimPy's event queue, in integer picoseconds.
 
-Time is an integer because a float clock stops distinguishing picoseconds at 2^53 ps (9,007 s) and
-then waits for ever for moments that have already passed.
+Time is an integer because a float clock cannot resolve picoseconds beyond 2^53 ps (9,007 s): it would then
+wait forever for times that have already passed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["Clock"]
 T = TypeVar("T")
 
 _PATIENCE = 1_000_000
-"""Events without time advancing after which a run counts as stuck; a sound run needs about two."""
+"""Events without progress of time after which a run counts as stalled; a valid run needs about two."""
 
 _END = EventPriority(2)
-"""After every ordinary event of the same time stamp (SimPy's NORMAL is 1)."""
+"""Priority after every ordinary event of the same time (SimPy's NORMAL is 1)."""
 
 _OVER = EventPriority(3)
-"""After the end of the instant, when nothing more can happen in it."""
+"""Priority after the end of the instant, when nothing more can happen in it."""
 
 
 class _Due(Event):
-    """SimPy's Timeout for one callback, made in fewer steps."""
+    """SimPy's Timeout for one callback, created in fewer steps."""
 
     def __init__(self, env: Environment, delay: int, callback: Callable[[Event], None]) -> None:
         self.env = env
@@ -40,7 +40,7 @@ class _Due(Event):
 
 
 class _EndOfInstant(Event):
-    """An event that SimPy processes after all ordinary ones of the current time stamp."""
+    """An event that SimPy processes after all ordinary ones of the current time."""
 
     def __init__(
         self, env: Environment, callback: Callable[[Event], None], priority: EventPriority = _END
@@ -53,25 +53,25 @@ class _EndOfInstant(Event):
 
 
 class Clock:
-    """Calls functions at given times, in order of time and then of the call that asked for it.
+    """Calls functions at given times, in order of time and then of the requests.
 
-    What is due at the same time shares one SimPy event: ranks in lockstep cost one event, not one each.
+    All calls due at the same time share one SimPy event: ranks in lockstep cost one event, not one each.
     """
 
     def __init__(
         self,
         *,
         patience: int = _PATIENCE,
-        running: Callable[[], str] = lambda: "nothing that it knows of",
+        running: Callable[[], str] = lambda: "unknown",
     ) -> None:
         self.now = 0
-        """[ps] simulated time, without what was skipped."""
+        """Simulated time [ps], without skipped time."""
         self.skipped = 0
-        """[ps] simulated time that was skipped."""
+        """Skipped simulated time [ps]."""
         self.events = 0
-        """SimPy events processed so far."""
+        """Number of SimPy events processed so far."""
         self._environment = Environment(initial_time=0)
-        self._ringer = self._ring
+        self._ring_method = self._ring
         self._due: dict[int, list[tuple[Callable[[Any], object], Any]]] = {}
         self._at_end: list[Callable[[], object]] = []
         self._when_over: list[Callable[[], object]] = []
@@ -79,7 +79,7 @@ class Clock:
         self._patience = patience
         self._running = running
         self._events_before_now = 0
-        self._next_look = self._latest_look()  # number of events
+        self._next_check = self._latest_check()  # number of events
 
     def call_at(self, time: int, action: Callable[[T], object], argument: T) -> None:
         """Call ``action(argument)`` at ``time`` [ps].
@@ -95,30 +95,31 @@ class Clock:
         if time < self.now:
             raise ValueError(f"{time} ps has passed: it is {self.now} ps")
         self._due[time] = [(action, argument)]
-        _Due(self._environment, time - self.now, self._ringer)
+        _Due(self._environment, time - self.now, self._ring_method)
 
     def call_at_end_of_instant(self, action: Callable[[], object]) -> None:
-        """Call ``action()`` once everything else that is due now has been called."""
+        """Call ``action()`` after all other calls due at the current time."""
         if not self._at_end and not self._ringing:
             _EndOfInstant(self._environment, self._close)
         self._at_end.append(action)
 
     def call_when_over(self, action: Callable[[], object]) -> None:
-        """Call ``action()`` once nothing more happens now; it must ask for nothing that is due now."""
+        """Call ``action()`` once nothing more happens at the current time; it must not request calls at that
+        time."""
         if not self._when_over and not self._ringing:
             _EndOfInstant(self._environment, self._end, _OVER)
         self._when_over.append(action)
 
     def pending(self) -> list[tuple[int, list[tuple[Callable[[Any], object], Any]]]]:
-        """What is due and when [ps], the earliest first."""
+        """Return the pending calls with their times [ps], the earliest first."""
         return sorted(self._due.items(), key=_time)
 
     def skip(self, time: int) -> None:
-        """Count ``time`` [ps] as passed; what is due stays as far ahead as it is."""
+        """Count ``time`` [ps] as passed; pending calls keep their distance from the current time."""
         self.skipped += time
 
     def run(self) -> None:
-        """Let time pass until nothing is due any more.
+        """Advance time until no call is pending.
 
         Raises StalledClockError if events pass and time does not.
         """
@@ -130,16 +131,16 @@ class Clock:
             self.now = int(now)
             self._events_before_now = self.events
         self.events += 1
-        if self.events >= self._next_look:
-            self._look()
+        if self.events >= self._next_check:
+            self._check_progress()
         self._ringing = True
         for action, argument in self._due.pop(self.now):
             action(argument)
         self._ringing = False
         if not self._at_end and not self._when_over:
             return
-        # What is due now shares this event, so that the end of the instant needs none of its own; unless
-        # more has been asked for now.
+        # All calls due now share this event, so that the end of the instant needs no event of its own, unless
+        # further calls have been requested for now.
         if self._at_end and self.now not in self._due:
             self._close(_event)
         if self._at_end:
@@ -153,10 +154,10 @@ class Clock:
 
     def _close(self, _event: Event) -> None:
         if not self._at_end:
-            return  # done by what else was due now
+            return  # another call due now has done it
         self.events += 1
-        if self.events >= self._next_look:
-            self._look()
+        if self.events >= self._next_check:
+            self._check_progress()
         actions, self._at_end = self._at_end, []
         for action in actions:
             action()
@@ -166,16 +167,16 @@ class Clock:
         for action in actions:
             action()
 
-    def _look(self) -> None:
-        """Raise an error if there were too many events, and settle when to look again."""
+    def _check_progress(self) -> None:
+        """Raise StalledClockError after too many events, and set when to check again."""
         if self.events - self._events_before_now > self._patience:
             raise StalledClockError(
-                f"{self._patience} events passed and time did not, at {self.now + self.skipped} ps; "
-                f"running: {self._running()}"
+                f"simulated time stands still at {self.now + self.skipped} ps: {self._patience} events "
+                f"passed; running: {self._running()}"
             )
-        self._next_look = self._latest_look()
+        self._next_check = self._latest_check()
 
-    def _latest_look(self) -> int:
+    def _latest_check(self) -> int:
         return self._events_before_now + self._patience + 1
 
 

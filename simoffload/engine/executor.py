@@ -1,11 +1,12 @@
-"""Runs a schedule: every rank works through its streams in order, as dependencies and links allow.
+"""The executor runs a schedule: every rank works through its streams in order, as dependencies and links
+allow.
 
 An operation begins when its stream is free, its dependencies are done and, if it is collective, all ranks of
 its program are ready; it lasts its fixed time and then moves its bytes. Only bytes whose rate depends on
-other transfers need the clock: the end of everything else is certain as soon as its beginning is, and a lane
-goes on through such operations, ahead of the clock, until it meets one whose beginning is not certain yet.
-In a block that repeats it stops at the end of every iteration until the clock is there, where a steady state
-can be looked for.
+other transfers need the clock: the end of everything else is known as soon as its start is, so that a stream
+proceeds through such operations, ahead of the clock, until it reaches one whose start is not known yet. In a
+block that repeats it stops at the end of every iteration until the clock has reached that time, where a
+steady state can be detected.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from simoffload.schedule.ir import CompiledOp
 __all__ = ["Executor", "execute"]
 
 _AT_ONCE = 1000
-"""Operations after which a lane lets others go on."""
+"""Operations after which a stream lets other streams proceed."""
 
 _NAMED = 8
-"""Operations that an error message names."""
+"""Number of operations that an error message lists."""
 
 
 def execute(
@@ -44,29 +45,29 @@ def execute(
     fold: bool = True,
     jump: bool = True,
 ) -> Timeline:
-    """Replay ``schedule`` and return when everything happened.
+    """Replay ``schedule`` and return its timeline.
 
-    ``fold`` runs ranks that are alike as one, ``jump`` counts what repeats in a steady state instead of
-    running it; neither changes a picosecond. Raises SimulationError if the schedule is not sound or takes
-    longer than the columns of a timeline hold, WorkLimitError if it has more operations, counted ones
-    included, than the limits of the question allow.
+    ``fold`` runs identical ranks as one, ``jump`` counts what repeats in a steady state instead of running
+    it; neither changes a picosecond. Raises SimulationError if the schedule is not valid or takes longer than
+    the columns of a timeline can hold, WorkLimitError if it has more operations, counted ones included, than
+    the limits of the question allow.
     """
     check_schedule(schedule)
     count_operations(schedule.name, schedule.operations)
     folding = fold_ranks(schedule) if fold and schedule.ranks > 1 else None
     if folding is None or len(folding.classes) == schedule.ranks:
         timeline = Executor(schedule, jump=jump).run()
-        why = "" if schedule.ranks == 1 else "no two ranks are alike" if fold else "switched off"
+        why = "" if schedule.ranks == 1 else "no two ranks are identical" if fold else "switched off"
     else:
-        one = Executor(folding.schedule, jump=jump, standing_for=folding.classes)
-        timeline = folding.unfold(one.run(), schedule)
+        folded = Executor(folding.schedule, jump=jump, standing_for=folding.classes)
+        timeline = folding.unfold(folded.run(), schedule)
         why = ""
     how = timeline.how if jump else How(not_jumped=("jump is switched off",))
     return replace(timeline, how=how._replace(not_folded=why))
 
 
 class Executor:
-    """One run of one schedule, which is taken to be sound."""
+    """One run of one schedule, which must be valid."""
 
     def __init__(
         self,
@@ -86,9 +87,9 @@ class Executor:
         self._stream_states = make_stream_states(schedule, self._contention)
         self._tracks = len(self._stream_states)
         self._members = [len(program.ranks) for program in schedule.owners]  # by stream
-        # Lanes take turns through this queue and not through recursion or the clock.
+        # Streams take turns through this queue and not through recursion or the clock.
         self._ready: deque[StreamState] = deque(self._stream_states)
-        # Lanes whose next operation is ready and collective, until those of all ranks of the program are.
+        # Streams whose next operation is collective and ready, until it is ready on all ranks of the program.
         self._gathered: list[list[StreamState]] = [[] for _ in schedule.streams]
         self._steady = (
             SteadyState(
@@ -103,7 +104,7 @@ class Executor:
         )
 
     def run(self) -> Timeline:
-        """Run to the end.
+        """Run to the end and return the timeline.
 
         Raises DeadlockError if operations remain that nothing will ever start, SimulationError if times do
         not fit into the columns.
@@ -128,7 +129,8 @@ class Executor:
         return timeline
 
     def _work(self) -> None:
-        """Let lanes go on until each is through or waits for the clock, for bytes or for another lane."""
+        """Let streams proceed until each is finished or waits for the clock, for bytes or for another
+        stream."""
         ready, go_on = self._ready, self._advance
         while ready:
             stream_state = ready.popleft()
@@ -136,7 +138,7 @@ class Executor:
             waiters = stream_state.waiters
             if not waiters:
                 continue
-            done = stream_state.skipped + len(stream_state.ends)  # look again at those that waited for it
+            done = stream_state.skipped + len(stream_state.ends)  # check again those that waited for it
             if len(waiters) == 1:
                 needed, waiter = waiters[0]
                 if needed <= done:
@@ -147,7 +149,7 @@ class Executor:
                 ready.extend([waiter for needed, waiter in waiters if needed <= done])
 
     def _advance(self, stream_state: StreamState) -> None:
-        """Carry out operations of an iteration as long as it is certain when they begin and end."""
+        """Run operations of an iteration as long as their start and end are known."""
         awaited, starts, ends, predecessors, completed = (
             stream_state.awaited,
             stream_state.starts,
@@ -190,7 +192,8 @@ class Executor:
             self._end_iteration(stream_state, stream_state.segment.repeat, free)
 
     def _end_iteration(self, stream_state: StreamState, repeat: int, end: int) -> None:
-        """Let a lane begin the next one when the clock is there, if a steady state may be seen then."""
+        """Begin the next iteration; where a steady state may be detected, when the clock has reached the end
+        of this one."""
         if self._steady is not None and end > self._clock.now and repeat >= LEAST:
             self._clock.call_at(end, self._advance_later, stream_state)
         else:
@@ -208,7 +211,8 @@ class Executor:
             self._steady.passed(stream_state)
 
     def _gather(self, stream_state: StreamState) -> None:
-        """A lane is ready for a collective operation; with the last one of the program it begins."""
+        """Note that a stream is ready for a collective operation; begin it with the last rank of the
+        program."""
         gathered = self._gathered[stream_state.stream]
         gathered.append(stream_state)
         if len(gathered) < self._members[stream_state.stream]:
@@ -251,7 +255,7 @@ class Executor:
         self._ready.append(stream_state)
 
     def _running(self) -> str:
-        """What goes on now, in words."""
+        """Return the names of the operations that run at the current time."""
         names = []
         for stream_state in self._stream_states:
             number = bisect_right(stream_state.ends, self._clock.now)
@@ -269,7 +273,7 @@ class Executor:
             for one in self._stream_states
             if one.actions
         ]
-        return f"nothing can go on at {self._clock.now + self._clock.skipped} ps: {self._list(waiting)}"
+        return f"deadlock at {self._clock.now + self._clock.skipped} ps: {self._list(waiting)}"
 
     def _name(self, stream_state: StreamState, step: CompiledOp, ordinal: int) -> str:
         rank, stream = self._ranks[stream_state.rank][0], self._schedule.labels[stream_state.stream]
@@ -287,7 +291,7 @@ class Executor:
         other, needed = unmet
         whose = "" if other.rank == stream_state.rank else f" of rank {self._ranks[other.rank][0]}"
         stream = self._schedule.labels[other.stream]
-        return f"operation {needed} of stream {stream!r}{whose}, which has done {other.done}"
+        return f"operation {needed} of stream {stream!r}{whose}, which has completed {other.done}"
 
     @staticmethod
     def _list(names: list[str]) -> str:

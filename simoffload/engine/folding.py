@@ -1,17 +1,17 @@
-"""Folding: ranks that are alike are run as one, with multiplicities on the links that they share.
+"""Folding: identical ranks are run as one, with multiplicities on the links that they share.
 
-Ranks of a program do the same, so what tells them apart are the links that they cross and the ranks that they
-wait for. Colour refinement of the graph of ranks and links (start with one colour for all ranks of a program
-and one for each kind of link; give nodes with different neighbourhoods different colours, until nothing
-changes) finds the coarsest equitable partition:
-every link of a class is crossed by equally many ranks of each class in the same way, and every rank of a
-class crosses equally many links of each class. Max-min fair rates are unique, so on such classes they are
-equal, and one link with the coefficients of all its flows added up stands for its class: n flows of rate x
-and coefficient c load a link, pull at it and round like one flow of coefficient n c.
+Ranks of a program run the same operations, so they differ only in the links that they cross and the ranks for
+which they wait. Colour refinement of the graph of ranks and links (start with one colour for all ranks of a
+program and one for each kind of link; give nodes with different neighbourhoods different colours, until
+nothing changes) finds the coarsest equitable partition: every link of a class is crossed by equally many
+ranks of each class in the same way, and every rank of a class crosses equally many links of each class.
+Max-min fair rates are unique, so on such classes they are equal, and one link with the summed coefficients of
+all its flows represents its class: n flows of rate x and coefficient c load a link, compete for it and round
+like one flow of coefficient n c.
 
-Nothing in the engine looks at a rank's number: no queue is served in the order of ranks, no time is drawn at
-random. A schedule in which something does says so with ``Schedule.distinct``, which colours its ranks to
-begin with, and ranks of different colours are never folded.
+Nothing in the engine depends on a rank's number: no queue is served in the order of ranks, no time is drawn
+at random. A schedule in which something does says so with ``Schedule.distinct``, which gives its ranks their
+initial colours, and ranks of different colours are never folded.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _Hops = tuple[tuple[int, int], ...]
 
 
 class Folding(NamedTuple):
-    """A schedule whose ranks and links stand for classes of them."""
+    """A schedule whose ranks and links represent classes of them."""
 
     schedule: Schedule
     classes: tuple[tuple[int, ...], ...]
-    """The ranks of each class, the lowest first; classes in the order of their lowest."""
+    """The ranks of each class, the lowest first; classes in the order of their lowest rank."""
     links: tuple[int, ...]
     """The class of every link."""
 
     def unfold(self, timeline: Timeline, schedule: Schedule) -> Timeline:
-        """The timeline of the ``schedule`` that was folded."""
+        """Return the timeline of the ``schedule`` that was folded."""
         return replace(
             timeline,
             schedule=schedule,
@@ -51,7 +51,7 @@ class Folding(NamedTuple):
 
 
 def fold_ranks(schedule: Schedule) -> Folding:
-    """Fold ``schedule``, which is taken to be sound, as far as it goes; at worst every rank is a class."""
+    """Fold ``schedule``, which must be valid, as far as possible; in the worst case every rank is a class."""
     shape = tuple(route.hops for route in schedule.routes)
     programs = tuple(program.ranks for program in schedule.parts)
     classes, links, hops, peers = _quotient(
@@ -72,7 +72,7 @@ def fold_ranks(schedule: Schedule) -> Folding:
 
 
 def _folded_programs(schedule: Schedule, classes: Sequence[Sequence[int]]) -> tuple[Program, ...]:
-    """The programs with classes of ranks in place of ranks; both are in one order."""
+    """Return the programs with classes of ranks instead of ranks; both have the same order."""
     ends = [sum(members[0] < program.ranks.stop for members in classes) for program in schedule.programs]
     return tuple(
         program._replace(ranks=range(begin, end))
@@ -88,7 +88,7 @@ def _quotient(
     distinct: tuple[int, ...],
     peers: tuple[Peers, ...],
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[_Hops, ...], ...], tuple[Peers, ...]]:
-    """Classes of ranks, the class of every link, and hops and peers by class of ranks."""
+    """Return classes of ranks, the class of every link, and hops and peers by class of ranks."""
     numbers = [number for number, ranks in enumerate(programs) for _ in ranks]
     own = [tuple(hops[rank] for hops in shape) for rank in range(len(numbers))]
     start = [*zip(numbers, distinct, strict=True)] if distinct else numbers
@@ -103,8 +103,8 @@ def _quotient(
 
 
 def _seen(peers: Peers, rank: int, colours: Sequence[int]) -> tuple[int, ...]:
-    """The colours of the ranks that a rank waits for, in the order in which it looks at them: of what ends at
-    the same time, the first counts as what it waited for."""
+    """Return the colours of the ranks for which a rank waits, in the order in which it checks them: of
+    operations that end at the same time, the first counts as the predecessor."""
     return tuple(dict.fromkeys([colours[other] for other in peers[rank]]))
 
 
@@ -114,7 +114,8 @@ def _refined(
     start: Sequence[Hashable],
     peers: Sequence[Peers],
 ) -> tuple[list[int], list[int]]:
-    """Colours of ranks and of links that no neighbourhood tells further apart, numbered in order."""
+    """Return the final colours of ranks and of links, which no neighbourhood can refine, numbered in
+    order."""
     rank_colours = _numbered(start)
     link_colours = _numbered([(link.capacity, link.scale) for link in links])
     while True:
@@ -146,7 +147,7 @@ def _sorted(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _numbered(keys: Sequence[Hashable]) -> list[int]:
-    """Equal keys get equal numbers, from 0 in the order in which they first come."""
+    """Return equal numbers for equal keys, from 0 in the order of their first occurrence."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
@@ -161,7 +162,7 @@ def _members(colours: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 def _added(
     hops: tuple[_Hops, ...], members: Sequence[int], colours: Sequence[int], first_links: Sequence[int]
 ) -> _Hops:
-    """The coefficients of all members of a class of ranks on the first link of each class of links."""
+    """Return the summed coefficients of a class of ranks on the first link of each class of links."""
     total: dict[int, int] = {}
     for rank in members:
         for link, coefficient in hops[rank]:

@@ -1,8 +1,8 @@
 """The fluid network: flows join, share links max-min fairly, and leave when their bytes have passed.
 
-Rates change only when a flow joins or leaves; all changes of one time stamp are solved together at its
-end. What is left of a flow is counted in 10^-12 B, so that rate [B/s] x time [ps] is exact however
-often the rate changes; a flow ends at the first picosecond at which nothing is left.
+Rates change only when a flow joins or leaves; all changes at one time are solved together at its end. The
+remaining bytes of a flow are counted in 10^-12 B, so that rate [B/s] x time [ps] is exact however often the
+rate changes; a flow ends at the first picosecond at which nothing remains.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HELD = 100_000
 """Changes of rates after which the time of each allocation is summed up."""
 
 _REMEMBERED = 200_000
-"""Flows in the solved sets that are kept (about 100 B each): identical layers meet the same sets again."""
+"""Flows in the cached solutions (about 100 B each): identical layers produce the same sets of flows again."""
 
 
 class _Flow(Generic[Owner]):
@@ -38,11 +38,11 @@ class _Flow(Generic[Owner]):
         self.left = size * _PARTS  # at time `since`
         self.rate = 0  # [B/s] from time `since` on
         self.since = now
-        self.due = -1  # [ps] unknown until the rates of this instant are
+        self.due = -1  # [ps] unknown until the rates of this instant are known
 
 
 class _Allocation:
-    """The solution for one set of flows, and for how long it held."""
+    """The rates of one set of flows, and for how long they held."""
 
     __slots__ = ("busy", "duration", "rates", "saturated")
 
@@ -54,7 +54,7 @@ class _Allocation:
 
 
 class AllocationMark(NamedTuple):
-    """A moment in the list of allocations that held."""
+    """A position in the list of past allocations."""
 
     held: int
     summed: int
@@ -63,9 +63,9 @@ class AllocationMark(NamedTuple):
 class Network(Generic[Owner]):
     """The links of a schedule and the flows on them.
 
-    A path is a route on one rank, numbered ``route * ranks + rank``. ``finished`` is called with the
-    owners of the flows that end at the current time, in the order in which they joined. A flow of a rank
-    stands for as many ``flows`` as there are ranks of its class.
+    A path is a route on one rank, numbered ``route * ranks + rank``. ``finished`` is called with the owners
+    of the flows that end at the current time, in the order in which they joined. A flow of a rank represents
+    as many ``flows`` as there are ranks in its class.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class Network(Generic[Owner]):
         self._busy = [0] * len(self._links)
         self._saturated = [0] * len(self._links)
         self._solved: dict[tuple[int, ...], _Allocation] = {}  # by the sorted paths of the flows
-        self._remembered = 0
+        self._cached_flows = 0
         self._current = _Allocation({}, (), ())
         self._current_since = 0
-        self._held: list[tuple[_Allocation, int]] = []  # and for how long [ps], in order of time
-        self._summed = 0  # times that these were summed up
+        self._history: list[tuple[_Allocation, int]] = []  # with the time [ps] for which each held, in order
+        self._summed = 0  # how often these were summed up
         self._settling = False
         self._next_end: int | None = None
         self.solves = 0
-        """Systems solved, as opposed to remembered."""
+        """Number of systems solved, without cached ones."""
         self.constant_rates = True
-        """Whether every flow has kept the rate with which it began."""
+        """Whether every flow has kept its initial rate."""
 
     def join(self, path: int, size: int, owner: Owner) -> None:
         """Start a flow of ``size`` [B] > 0 over ``path`` now."""
@@ -106,42 +106,43 @@ class Network(Generic[Owner]):
         self._settle_later()
 
     def busy(self) -> tuple[list[int], list[int]]:
-        """For every link the time [ps] with at least one flow, and the time filled to its capacity, within
-        the rounding of the rates to 1 B/s; once all flows have ended."""
+        """Return for every link the time [ps] with at least one flow, and the time at full capacity, within
+        the rounding of the rates to 1 B/s; valid once all flows have ended."""
         self._forget()
         return self._busy, self._saturated
 
     def in_flight(self) -> list[tuple[Owner, int]]:
-        """Who moves bytes, in the order in which they joined, and what is left of each [10^-12 B]."""
+        """Return the owners of all flows, in the order in which they joined, and what remains of each [10^-12
+        B]."""
         now = self._clock.now
         return [(flow.owner, flow.left - flow.rate * (now - flow.since)) for flow in self._active]
 
     def mark(self) -> AllocationMark:
-        """Remember this moment, once rates are settled."""
+        """Return the current position in the list of allocations, once rates are settled."""
         self._record_allocation(self._clock.now)
-        if len(self._held) > _HELD:
+        if len(self._history) > _HELD:
             self._sum_up()
-        return AllocationMark(len(self._held), self._summed)
+        return AllocationMark(len(self._history), self._summed)
 
     def counts_since(self, mark: AllocationMark) -> bool:
-        """Whether everything since ``mark`` is still known in detail."""
+        """Return whether every allocation since ``mark`` is still listed."""
         return mark.summed == self._summed
 
     def repeat(self, mark: AllocationMark, times: int) -> None:
-        """Let what held since ``mark`` hold that many times more."""
+        """Count the allocations since ``mark`` ``times`` times more."""
         self._record_allocation(self._clock.now)
-        for allocation, duration in self._held[mark.held :]:
+        for allocation, duration in self._history[mark.held :]:
             allocation.duration += times * duration
 
     def _record_allocation(self, now: int) -> None:
-        """Note for how long the current allocation has held."""
-        self._held.append((self._current, now - self._current_since))
+        """Record for how long the current allocation has held."""
+        self._history.append((self._current, now - self._current_since))
         self._current_since = now
 
     def _sum_up(self) -> None:
-        for allocation, duration in self._held:
+        for allocation, duration in self._history:
             allocation.duration += duration
-        self._held.clear()
+        self._history.clear()
         self._summed += 1
 
     def _settle_later(self) -> None:
@@ -150,10 +151,10 @@ class Network(Generic[Owner]):
             self._clock.call_at_end_of_instant(self._share_links)
 
     def _share_links(self) -> None:
-        """Share the links anew among the flows that are there now."""
+        """Compute the rates of the current flows."""
         self._settling = False
         now, active = self._clock.now, self._active
-        self._held.append((self._current, now - self._current_since))
+        self._history.append((self._current, now - self._current_since))
         self._current_since = now
         paths = tuple(sorted([flow.path for flow in active]) if len(active) > 1 else [f.path for f in active])
         self._current = self._solved.get(paths) or self._solve(paths)
@@ -177,7 +178,7 @@ class Network(Generic[Owner]):
 
     def _end_flows(self, due: int) -> None:
         if due != self._next_end:
-            return  # rates have changed since this call was asked for
+            return  # rates have changed since this call was requested
         self._next_end = None
         ending, self._active = self._active, []
         if len(ending) > 1:
@@ -195,15 +196,15 @@ class Network(Generic[Owner]):
         full = tuple(link for link in above if above[link] > self._capacities[link])
         if 0 in rates:
             raise SimulationError(self._too_many(paths, rates, full))
-        if self._remembered > _REMEMBERED:
+        if self._cached_flows > _REMEMBERED:
             self._forget()
         allocation = _Allocation(dict(zip(paths, rates, strict=True)), tuple(above), full)
         self._solved[paths] = allocation
-        self._remembered += len(paths)
+        self._cached_flows += len(paths)
         return allocation
 
     def _too_many(self, paths: Sequence[int], rates: Sequence[int], full: Sequence[int]) -> str:
-        """Which link leaves less than 1 B/s for a flow, and how many are on it."""
+        """Return the message for a link that leaves less than 1 B/s for a flow."""
         crossed = [{link for link, _ in self._paths[path].hops} for path in paths]
         starved = set().union(*[own for own, rate in zip(crossed, rates, strict=True) if not rate])
         tight = next(link for link in full if link in starved)
@@ -215,7 +216,7 @@ class Network(Generic[Owner]):
         return f"{count} flows share {self._links[tight].name}, which leaves less than 1 B/s for one of them"
 
     def _forget(self) -> None:
-        """Sum up for how long each allocation held, and drop them."""
+        """Sum up for how long each cached allocation held, and clear the cache."""
         self._sum_up()
         for allocation in self._solved.values():
             for link in allocation.busy:
@@ -224,4 +225,4 @@ class Network(Generic[Owner]):
                 self._saturated[link] += allocation.duration
             allocation.duration = 0
         self._solved.clear()
-        self._remembered = 0
+        self._cached_flows = 0

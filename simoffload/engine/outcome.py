@@ -1,4 +1,4 @@
-"""What a run comes to: its timeline, and what crossed every link."""
+"""The timeline of a finished run, and the traffic of every link."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _Interval = tuple[int, int]
 
 
 class SkippedInterval(NamedTuple):
-    """What was run between two moments and then counted ``times`` times more."""
+    """An interval that was run once and then counted ``times`` times more."""
 
     first: tuple[int, ...]
-    """Operations of every lane, among those that were run, that ended until the first moment."""
+    """For every stream, operations (of those that were run) that had ended by the start of the interval."""
     last: tuple[int, ...]
-    """Operations of every stream that ended until the second moment."""
+    """For every stream, operations (of those that were run) that had ended by the end of the interval."""
     begin: int
-    """[ps] the first moment, without what was skipped."""
+    """Start of the interval [ps], without skipped time."""
     end: int
-    """[ps] the second one."""
+    """End of the interval [ps], without skipped time."""
     times: int
 
 
@@ -39,7 +39,8 @@ def timeline_of(
     network: Network[StreamState],
     skips: Sequence[SkippedInterval],
 ) -> Timeline:
-    """The timeline of a run that is over. Raises OverflowError if its times do not fit into the columns."""
+    """Return the timeline of a finished run. Raises OverflowError if its times do not fit into the
+    columns."""
     tracks = tuple([_track(stream_state, skips) for stream_state in stream_states])
     busy, saturated = _use(schedule, contention, stream_states, network, skips)
     return Timeline(
@@ -89,7 +90,7 @@ def _use(
     network: Network[StreamState],
     skips: Sequence[SkippedInterval],
 ) -> tuple[list[int], list[int]]:
-    """For every link the time [ps] with a transfer, and the time filled to its capacity."""
+    """Return for every link the time [ps] with a transfer, and the time at full capacity."""
     busy, saturated = network.busy()
     owners = [program.ranks for program in schedule.owners]
     # How often which is moved, by route and stream.
@@ -119,7 +120,8 @@ def _use(
 def _wide(
     schedule: Schedule, contention: Contention, stream_states: Sequence[StreamState]
 ) -> dict[int, list[_Interval]]:
-    """For links that several lanes cross and never fill, when bytes moved, without what was skipped."""
+    """Return the transfer intervals, without skipped time, of links that several streams cross and never
+    fill."""
     transferring: dict[int, list[_Interval]] = {link: [] for link in contention.wide}
     crossing = [
         [[transferring[link] for link, _ in hops if link in transferring] for hops in route.hops]
@@ -137,7 +139,7 @@ def _wide(
 
 
 def _time(intervals: Iterable[_Interval], skips: Sequence[SkippedInterval]) -> int:
-    """[ps] in which at least one interval lies, skipped time included."""
+    """Return the time [ps] covered by at least one interval, skipped time included."""
     total = 0
     reached = 0
     for start, end in sorted(intervals):

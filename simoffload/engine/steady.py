@@ -1,14 +1,14 @@
-"""The jump: where a repeating block has reached a steady state, whole periods are counted, not run.
+"""The jump: where a repeating block has reached a steady state, periods are counted instead of run.
 
-The engine's state is what every lane is about to do, whom it waits for, what is due, what is left of every
-flow, and what is known already of what ends later. A run has a cycle if, at the end of some iteration of a
-block, that state is the same as after an earlier iteration, but for the time and the number of the iteration.
-As everything is an integer, "the same" is equality, and all that happens until a lane nears the end of the
-block is a copy of what happened in between.
+The engine's state consists of the next operation of every stream, the streams that wait for it, pending
+calls, what remains of every flow, and times already known of operations that end later. A run has a cycle if,
+at the end of some iteration of a block, that state equals the state after an earlier iteration, except for
+the time and the number of the iteration. As everything is an integer, the comparison is exact, and all that
+happens until a stream approaches the end of the block is a copy of what happened in between.
 
-What makes the state comparable: lanes inside of the block are told by how many iterations they are ahead.
-Lanes elsewhere must stand still, and may not be awaited by the block (a lane before the block that has work
-in it) nor reached by it (a lane behind the block that waits for a count).
+States are comparable because streams inside the block are described by how many iterations they are ahead.
+Streams elsewhere must be idle, and may neither be awaited by the block (a stream before the block that has
+work in it) nor be reached by it (a stream behind the block that waits for a count).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ __all__ = ["LEAST", "SteadyState"]
 LEAST = 3
 """Iterations of a block below which there is nothing to skip."""
 _PATIENCE = 256
-"""The first iterations are all searched for a cycle; later ones in windows of ``_WINDOW``."""
+"""Number of first iterations that are all searched for a cycle; later ones are searched in windows of
+``_WINDOW``."""
 _WINDOW = 64
 """Iterations of each search at 256, 512, 1024, …: the search hardly lengthens a run without a cycle."""
 
@@ -37,17 +38,17 @@ _State = tuple[object, ...]
 
 
 class _Snapshot(NamedTuple):
-    """What had happened when a state was met."""
+    """The progress of a run at the time of a state."""
 
     iteration: int
     time: int
     ended: tuple[int, ...]
-    """Operations of every lane, among those that were run, that had ended."""
-    carried: AllocationMark
+    """For every stream, operations (of those that were run) that had ended."""
+    allocation_mark: AllocationMark
 
 
 class SteadyState:
-    """Watches the lanes of the first rank of each program and jumps when a state comes back."""
+    """Watches the streams of the first rank of each program and jumps when a state recurs."""
 
     def __init__(
         self,
@@ -65,18 +66,18 @@ class SteadyState:
         self._clock = clock
         self._network = network
         self._streams = [{op.stream for op in block.ops} for block in schedule.blocks]
-        self._met: dict[_State, _Snapshot] = {}
+        self._snapshots: dict[_State, _Snapshot] = {}
         self._block = -1
-        self._seen = 0
-        self._asked = False
+        self._iterations_seen = 0
+        self._comparison_pending = False
         self.jumps: list[Jump] = []
         self.skips: list[SkippedInterval] = []
         self._compared: dict[int, int] = {}  # states, by block
 
     def passed(self, stream_state: StreamState) -> None:
-        """Take note that a lane that is watched has begun another iteration or another block."""
+        """Note that a watched stream has begun another iteration or another block."""
         segment = stream_state.segment
-        if segment is None or segment.repeat < LEAST or self._asked:
+        if segment is None or segment.repeat < LEAST or self._comparison_pending:
             return
         for other in self._watched:
             if (
@@ -84,17 +85,20 @@ class SteadyState:
                 and other.segment.block == segment.block
                 and other.iteration < stream_state.iteration
             ):
-                return  # an iteration is over when the last lane is through with it
+                return  # an iteration ends when its last stream has completed it
         if segment.block != self._block:
-            self._block, self._seen = segment.block, 0
-            self._met.clear()
-        self._seen += 1
-        if self._seen < _PATIENCE or self._seen - (1 << self._seen.bit_length() - 1) < _WINDOW:
-            self._asked = True
-            self._clock.call_when_over(self._look)
+            self._block, self._iterations_seen = segment.block, 0
+            self._snapshots.clear()
+        self._iterations_seen += 1
+        if (
+            self._iterations_seen < _PATIENCE
+            or self._iterations_seen - (1 << self._iterations_seen.bit_length() - 1) < _WINDOW
+        ):
+            self._comparison_pending = True
+            self._clock.call_when_over(self._compare_states)
 
     def misses(self) -> tuple[str, ...]:
-        """Why blocks that repeat were run iteration by iteration."""
+        """Return why blocks that repeat were run iteration by iteration."""
         jumped = {jump.block for jump in self.jumps}
         return tuple(
             f"block {block.name!r}: {self._why(index)}"
@@ -105,11 +109,11 @@ class SteadyState:
     def _why(self, block: int) -> str:
         repeat, compared = self._blocks[block].repeat, self._compared.get(block, 0)
         if not compared:
-            return f"at no moment in its {repeat} iterations was it alone under way"
+            return f"other blocks were active whenever one of its {repeat} iterations ended"
         return f"no cycle in {repeat} iterations ({compared} states compared)"
 
-    def _look(self) -> None:
-        self._asked = False
+    def _compare_states(self) -> None:
+        self._comparison_pending = False
         block, now = self._block, self._clock.now
         inside = [
             stream_state
@@ -125,16 +129,16 @@ class SteadyState:
         if state is None:
             return
         self._compared[block] = self._compared.get(block, 0) + 1
-        before = self._met.get(state)
-        if before is not None and self._network.counts_since(before.carried):
+        before = self._snapshots.get(state)
+        if before is not None and self._network.counts_since(before.allocation_mark):
             self._jump(inside, before, iteration, ended)
             return
-        self._met[state] = _Snapshot(iteration, now, ended, self._network.mark())
+        self._snapshots[state] = _Snapshot(iteration, now, ended, self._network.mark())
 
     def _state(self, block: int, iteration: int, ended: Sequence[int]) -> _State | None:
-        """Everything that decides what happens next, relative to now; None if it cannot come back."""
+        """Return everything that decides what happens next, relative to now; None if it cannot recur."""
         now, streams = self._clock.now, self._streams[block]
-        # Who has been ready for longer decides nothing: others come later.
+        # For how long a stream has been ready decides nothing: others come later.
         waiting = {
             stream_state.number
             for stream_states in self._gathered
@@ -184,7 +188,7 @@ class SteadyState:
         return tuple(state)
 
     def _relative(self, after: int) -> tuple[int, int] | None:
-        """A lane, and how many operations it has got further since the one meant."""
+        """Return a stream, and how many operations it has completed since the one meant."""
         if after == NOTHING:
             return None
         ordinal, number = divmod(after, len(self._stream_states))
@@ -209,12 +213,12 @@ class SteadyState:
                 (needed + ahead[stream_state.number] if _is_in(waiter, self._block) else needed, waiter)
                 for needed, waiter in stream_state.waiters
             ]
-            # What is known already, or under way, stands for its last copy now.
+            # Operations whose times are known, or that run, now stand for their last copies.
             stream_state.after = self._later(stream_state.after, ahead)
             for i in range(ended[stream_state.number], len(stream_state.predecessors)):
                 stream_state.predecessors[i] = self._later(stream_state.predecessors[i], ahead)
         length = clock.now - before.time
-        self._network.repeat(before.carried, times)
+        self._network.repeat(before.allocation_mark, times)
         clock.skip(times * length)
         self.skips.append(SkippedInterval(before.ended, ended, before.time, clock.now, times))
         self.jumps.append(
@@ -227,7 +231,7 @@ class SteadyState:
                 times=times,
             )
         )
-        self._met.clear()
+        self._snapshots.clear()
 
 
 def _is_in(stream_state: StreamState, block: int) -> bool:
@@ -235,7 +239,8 @@ def _is_in(stream_state: StreamState, block: int) -> bool:
 
 
 def _periods(stream_state: StreamState, period: int, block: int) -> int:
-    """Periods that ``stream_state`` can go on before it leaves the block or reaches what waits behind it."""
+    """Return for how many periods a stream can continue before it leaves the block or reaches a waiter behind
+    it."""
     assert stream_state.segment is not None
     times = (stream_state.segment.repeat - 1 - stream_state.iteration) // period
     for needed, waiter in stream_state.waiters:

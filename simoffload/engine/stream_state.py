@@ -1,4 +1,5 @@
-"""One stream of one rank: what it has to do, how far it has got, and what it has done."""
+"""The state of one stream of one rank: its operations, its progress, and the times of completed
+operations."""
 
 from __future__ import annotations
 
@@ -13,17 +14,17 @@ from simoffload.schedule.ir import CompiledOp, Need, compile_streams
 __all__ = ["NOTHING", "Action", "StreamSegment", "StreamState", "make_stream_states"]
 
 NOTHING = -1
-"""In place of what an operation began after, where that is the one before it on its stream."""
+"""Marks an operation whose predecessor is the operation before it on its stream."""
 
 
 Action = tuple[int, bool, tuple[Need, ...], CompiledOp]
-"""A step as a lane carries it out: the time [ps] that it lasts before bytes move whose rate depends on
-others, or altogether; whether such bytes follow or other ranks are waited for; what it needs, by place in
-``StreamState.awaited``; the step."""
+"""An operation prepared for one rank: the time [ps] that it lasts before a transfer with a variable rate, or
+in total; whether such a transfer or a wait for other ranks follows; its needs, by position in
+``StreamState.awaited``; the compiled operation."""
 
 
 class StreamSegment(NamedTuple):
-    """A segment as a lane carries it out."""
+    """A segment with its operations prepared for one rank."""
 
     block: int
     repeat: int
@@ -31,10 +32,10 @@ class StreamSegment(NamedTuple):
 
 
 class StreamState:
-    """Works through the stretches of its stream, one operation after the other.
+    """Works through the segments of a stream, one operation after the other.
 
-    Times are [ps] without what was skipped. What has been done is known as soon as it is certain, so ends may
-    lie ahead of the clock.
+    Times are [ps] without skipped time. Times are recorded as soon as they are known, so that ends may be
+    ahead of the clock.
     """
 
     __slots__ = (
@@ -67,48 +68,44 @@ class StreamState:
         segments: tuple[StreamSegment, ...] = (),
         watched: bool = False,
     ) -> None:
-        self.number = number  # among the lanes of all ranks
+        self.number = number  # among the streams of all ranks
         self.rank = rank
         self.stream = stream
         self.segments = iter(segments)
         self.segment = next(self.segments, None)
-        self.actions: tuple[Action, ...] = self.segment.actions if self.segment else ()  # () = through
+        self.actions: tuple[Action, ...] = self.segment.actions if self.segment else ()  # () = finished
         self.iteration = 0
-        self.index = 0  # of the action that is next; beyond the last until the next iteration begins
-        self.start = -1  # [ps] of an operation that moves bytes or is ready for other ranks; -1 = neither
-        self.after = NOTHING  # what that one began after
+        self.index = 0  # of the next action; beyond the last until the next iteration begins
+        self.start = -1  # [ps] of an operation that moves bytes or waits for other ranks; -1 = neither
+        self.after = NOTHING  # predecessor of that operation
         self.skipped = 0  # operations
         self.starts: list[int] = []
         self.ends: list[int] = []
         self.predecessors: list[int] = []  # see Track.after
         self.completed: list[CompiledOp] = []
-        self.awaited: tuple[
-            StreamState, ...
-        ] = ()  # by stream the lanes of this rank, then those of its peers
-        self.waiters: list[
-            tuple[int, StreamState]
-        ] = []  # (operations that have to be done, who waits for it)
-        self.watched = watched  # of the first rank of a program
+        self.awaited: tuple[StreamState, ...] = ()  # by stream those of this rank, then of its peers
+        self.waiters: list[tuple[int, StreamState]] = []  # (operations to be completed, who waits)
+        self.watched = watched  # whether it belongs to the first rank of a program
 
     @property
     def done(self) -> int:
-        """Operations whose end is known, skipped ones included."""
+        """The number of operations whose end is known, skipped ones included."""
         return self.skipped + len(self.ends)
 
     @property
     def step(self) -> CompiledOp:
-        """The operation that is next; of a lane that is not through and not between two iterations."""
+        """The next operation of a stream that is neither finished nor between two iterations."""
         return self.actions[self.index][-1]
 
     def note(self, step: CompiledOp, start: int, end: int, after: int) -> None:
-        """An operation has its times; ``after`` is what it began after."""
+        """Record the times of an operation and its predecessor ``after``."""
         self.starts.append(start)
         self.ends.append(end)
         self.predecessors.append(after)
         self.completed.append(step)
 
     def next_iteration(self) -> None:
-        """Go on to the next iteration, or to what follows the last one."""
+        """Proceed to the next iteration, or to the segment after the last one."""
         segment = self.segment
         assert segment is not None
         self.index = 0
@@ -119,12 +116,13 @@ class StreamState:
             self.actions = segment.actions if segment else ()
 
     def skip(self, iterations: int) -> None:
-        """Be as far as after so many more iterations of the current stretch."""
+        """Advance by ``iterations`` iterations of the current segment."""
         self.iteration += iterations
         self.skipped += iterations * len(self.actions)
 
     def unmet(self) -> tuple[StreamState, int] | None:
-        """A lane that has not got far enough for the next operation, and how far it has to get."""
+        """Return a stream that is not far enough for the next operation, and the operations that it must have
+        completed."""
         for place, per_iteration, offset in self.actions[self.index][2]:
             needed = offset + self.iteration * per_iteration
             other = self.awaited[place]
@@ -134,11 +132,11 @@ class StreamState:
 
 
 def make_stream_states(schedule: Schedule, contention: Contention) -> list[StreamState]:
-    """The lanes of all ranks, rank by rank."""
+    """Return the states of all streams of all ranks, rank by rank."""
     streams = compile_streams(schedule)
     crossed = [sorted({s.op.route for one in own for s in one.steps if s.op.size}) for own in streams]
     places = _places(schedule)
-    made: dict[tuple[int, ...], tuple[StreamSegment, ...]] = {}  # ranks with like rates share them
+    made: dict[tuple[int, ...], tuple[StreamSegment, ...]] = {}  # ranks with equal rates share them
     stream_states: list[StreamState] = []
     for program in schedule.parts:
         several = len(program.ranks) > 1
@@ -171,11 +169,10 @@ def make_stream_states(schedule: Schedule, contention: Contention) -> list[Strea
 
 
 def _places(schedule: Schedule) -> list[range]:
-    """For each of the peers the indices of their stream 0 in ``StreamState.awaited``.
+    """Return for each of the peers the indices of their stream 0 in ``StreamState.awaited``.
 
-    There are as many as any rank has peers.
-
-    Other streams follow each of them, and the own rank's streams come before all.
+    There are as many as any rank has peers. Other streams follow each of them, and the streams of the same
+    rank come before all.
     """
     streams = len(schedule.streams)
     places: list[range] = []
@@ -188,11 +185,11 @@ def _places(schedule: Schedule) -> list[range]:
 
 
 def _connect(schedule: Schedule, stream_states: Sequence[StreamState], places: Sequence[range]) -> None:
-    """Tell all lanes whom they may wait for. Where a rank has fewer peers than others, or has no such stream,
-    there is a lane that has always done enough."""
-    nobody = StreamState(number=-1, rank=-1, stream=-1)
-    nobody.skipped = sys.maxsize
-    none = [nobody] * len(schedule.streams)
+    """Set for all streams the streams for which they may wait. Where a rank has fewer peers than others, or
+    has no such stream, a placeholder stands that has completed everything."""
+    placeholder = StreamState(number=-1, rank=-1, stream=-1)
+    placeholder.skipped = sys.maxsize
+    none = [placeholder] * len(schedule.streams)
     by_rank = [list(none) for _ in range(schedule.ranks)]
     for stream_state in stream_states:
         by_rank[stream_state.rank][stream_state.stream] = stream_state

@@ -1,4 +1,4 @@
-"""Numbers that a scenario puts in place of those of the profiles."""
+"""Changes that a scenario makes to the numbers of profiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _SOURCE = "set by the scenario; the profile says {}"
 
 
 def spelled(section: Mapping[str, Any], name: str) -> str:
-    """How a section ``profiles`` names a profile ``kind/id``: by its id where it does so already."""
+    """Return the key by which a section ``profiles`` names the profile ``kind/id``: its id where the section
+    uses it."""
     identifier = name.partition("/")[2]
     return identifier if identifier in section else name
 
@@ -25,31 +26,35 @@ class Changes(NamedTuple):
 
     document: Document
     keys: tuple[str, ...]
-    """Where the section is in the document."""
+    """The keys in the document that lead to the section."""
 
     @classmethod
     def of(cls, document: Document) -> Changes | None:
-        """What a scenario says in its section ``profiles``; None if it says nothing."""
+        """Read the section ``profiles`` of a scenario; return None if it has none."""
         return cls(document, ("profiles",)) if document.data.get("profiles") else None
 
     @property
     def by_profile(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the section says."""
+        """The changes to each profile, by its id or ``kind/id``."""
         node = self.document.data
         for key in self.keys:
             node = node[key]
-        found: Mapping[str, Mapping[str, Any]] = node
-        return found
+        section: Mapping[str, Mapping[str, Any]] = node
+        return section
 
     def made_to(self, document: Document, kind: str, identifier: str) -> Document:
-        """The profile's document with the changes that name it; itself where there are none.
+        """Return the profile's document with the changes that name it; the same document where there are
+        none.
 
         Raises InputError for a change of anything but a number.
         """
         for name in self._names(kind, identifier):
             place = (*self.keys, name)
             if kind == "platform":
-                raise self._refusal(place, "is the platform itself, whose file is its wiring; write another")
+                raise self._refusal(
+                    place,
+                    "is the platform itself, whose wiring cannot be changed here; write another platform",
+                )
             problems: list[Problem] = []
             data = self._merged(document.data, self.by_profile[name], place, problems)
             if problems:
@@ -58,11 +63,11 @@ class Changes(NamedTuple):
         return document
 
     def concern(self, kind: str, identifier: str) -> bool:
-        """Whether anything of a profile changes."""
+        """Return whether any number of a profile changes."""
         return any(self._names(kind, identifier))
 
     def placed(self, error: InputError, kind: str, identifier: str) -> InputError:
-        """What is wrong with a changed profile, at the change in the scenario."""
+        """Return the problems of a changed profile, located at the change in the scenario."""
         (name, *_) = self._names(kind, identifier)
         return InputError(
             self.document.problem(self._nearest(name, problem.key), problem.message)
@@ -70,7 +75,7 @@ class Changes(NamedTuple):
         )
 
     def check_all_meant(self, used: list[tuple[str, str]]) -> None:
-        """Raise InputError for names that none of the ``used`` (kind, id) has, or several have."""
+        """Raise InputError for names that none of the ``used`` (kind, id) has, or that several have."""
         problems = []
         names = {name for kind, identifier in used for name in (identifier, f"{kind}/{identifier}")}
         for name in self.by_profile:
@@ -79,11 +84,11 @@ class Changes(NamedTuple):
             if len(meant) == 1 and not twice:
                 continue
             known = [identifier for kind, identifier in used if kind != "platform"]
-            text = f"no profile of that name in this platform{suggest(name, known) or _has(known)}"
+            text = f"this platform uses no profile of that name{suggest(name, known) or _has(known)}"
             if unquoted := self._unquoted(name, names):
-                text = f"the name of a profile with a dot in it needs quotes: {unquoted}"
+                text = f"a profile name that contains a dot needs quotes: {unquoted}"
             elif twice:
-                text = f'the same profile as "{twice[0]}/{name}", which is here, too; put both together'
+                text = f'the same profile as "{twice[0]}/{name}", also in this section; merge both'
             elif meant:
                 text = "several profiles have that name: " + ", ".join(f"{kind}/{name}" for kind in meant)
             problems.append(self.document.problem((*self.keys, name), text, at_key=True))
@@ -94,7 +99,7 @@ class Changes(NamedTuple):
         return (name for name in (identifier, f"{kind}/{identifier}") if name in self.by_profile)
 
     def _unquoted(self, name: str, names: Collection[str]) -> str | None:
-        """The path with quotes, where one without them was taken apart at the dots of a profile's name."""
+        """Return the path with quotes, where one without them was split at the dots of a profile's name."""
         node: Any = self.by_profile[name]
         joined = name
         while isinstance(node, Mapping) and node:
@@ -105,7 +110,7 @@ class Changes(NamedTuple):
         return None
 
     def _nearest(self, name: str, key: str) -> tuple[str | int, ...]:
-        """The change within which ``key`` of the profile lies."""
+        """Return the keys of the innermost change that contains ``key`` of the profile."""
         place: tuple[str | int, ...] = (*self.keys, name)
         node: Any = self.by_profile[name]
         for part in key.split("."):
@@ -125,9 +130,9 @@ class Changes(NamedTuple):
             return {**node, **changed}
         if node is None or (_is_number(node) and _is_number(change)):
             return change
-        text = "is not a number; only numbers can be changed here, other things in a profile of your own"
+        text = "is not a number; only numbers can be changed here, anything else needs a profile of your own"
         if isinstance(node, dict):
-            text = f"holds several numbers; name one of {', '.join(node)}"
+            text = f"contains several numbers; name one of {', '.join(node)}"
         elif _is_number(node):
             text = "must be a number"
         problems.append(self.document.problem(place, text))
@@ -136,7 +141,7 @@ class Changes(NamedTuple):
     def _sourced(
         self, node: dict[str, Any], change: Any, place: tuple[str | int, ...], problems: list[Problem]
     ) -> Any:
-        """A number with its origin: the new one is an estimate unless the change says more about itself."""
+        """Return a changed number with its origin: an estimate unless the change states another origin."""
         if not isinstance(change, Mapping):
             if "points" in node:
                 text = "is a curve; write {points: [[1 MiB, 3 GB/s], …]}"
@@ -144,8 +149,8 @@ class Changes(NamedTuple):
                 return node
             change = {"value": change}
         old = node.get("value", "a curve")
-        mine = {"origin": "estimate", "source": _SOURCE.format(old), "date": node.get("date")}
-        return {**mine, **change}
+        changed = {"origin": "estimate", "source": _SOURCE.format(old), "date": node.get("date")}
+        return {**changed, **change}
 
     def _refusal(self, place: tuple[str, ...], message: str) -> InputError:
         return InputError((self.document.problem(place, message, at_key=True),))

@@ -1,7 +1,7 @@
-"""What devices cost and draw: a list of prices and powers, apart from what they do.
+"""Prices and electrical power of devices, kept apart from their performance.
 
-Prices change from month to month and from buyer to buyer, so that they are no part of the profiles of
-devices: a list names devices by ``kind/id`` and may be laid over another one.
+Prices differ from month to month and from buyer to buyer. They are therefore not part of the profiles of
+devices: a list names devices by ``kind/id``, and another list may override it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from simoffload.units import PositiveBytes, Watts
 __all__ = ["DEVICES", "Costs", "DeviceCosts", "MemoryCosts", "Power"]
 
 DEVICES = ("platform", "host", "accelerator", "nic", "drive", "nfs", "pfs", "nvmeof")
-"""Kinds of profiles that have costs; a RAID costs what its drives do."""
+"""Kinds of profiles that have costs; a RAID costs what its drives cost."""
 
 _DETAILED = "{value: 6900, origin: estimate, source: a quote, date: 2026-11-21}"
 _SECTIONS = ("electricity", "pue", "lifetime", "utilization", "memory", "flash_per_tb", "devices")
 
 
 def _not_bare(value: Any) -> Any:
-    """Bare values were filled in by the list before, if it has a date."""
+    """Refuse a bare value; a list with a date has completed them before."""
     if isinstance(value, int | float | str):
         raise ValueError(f'a bare value needs the list\'s "date" at the top; or write {_DETAILED}')
     return value
@@ -39,21 +39,20 @@ _Amount = Annotated[float, Field(strict=True, ge=0, le=1e12, allow_inf_nan=False
 _Factor = Annotated[float, Field(strict=True, ge=1, le=10, allow_inf_nan=False)]
 _Years = Annotated[float, Field(strict=True, gt=0, le=100, allow_inf_nan=False)]
 Money = Annotated[Sourced[_Amount], _Bare]
-"""In the list's currency."""
-Draw = Annotated[Sourced[Annotated[Watts, Field(ge=0)]], _Bare]
-"""[W]"""
+"""An amount in the currency of the list."""
+Draw = Annotated[Sourced[Annotated[Watts, Field(ge=0)]], _Bare]  # [W]
 
 
 class Power(Frozen):
-    """What a device draws; in between in proportion to how busy it is.
+    """Electrical power of a device; between idle and active it is proportional to how busy the device is.
 
     P = idle + (active - idle) x busy (drdobbs.com 215800830).
     """
 
     idle: Draw
-    """Switched on, with nothing to do."""
+    """Power when the device is switched on and idle."""
     active: Draw
-    """Busy all the time."""
+    """Power when the device is busy all the time."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Power:
@@ -62,64 +61,65 @@ class Power(Frozen):
         return self
 
     def at(self, busy: float) -> float:
-        """[W] of a device that is busy for this fraction of the time."""
+        """Return the power [W] of a device that is busy for this fraction of the time."""
         return self.idle.value + (self.active.value - self.idle.value) * min(1.0, busy)
 
 
 class DeviceCosts(Frozen):
-    """One device, server, appliance or whole machine."""
+    """Price, rent and power of one device, server, appliance or whole machine."""
 
     price: Money | None = None
-    """To buy one. That of a platform is for a host with GPUs, memory, adapters and drives as its file has
-    them."""
+    """Purchase price of one. The price of a platform covers a host with GPUs, memory, adapters and drives as
+    in its file."""
     rent: Money | None = None
-    """Per hour for one, electricity included."""
+    """Rent of one per hour, electricity included."""
     power: Power | None = None
-    """What one draws."""
+    """Electrical power of one device."""
     sold: bool | None = None
-    """False for parts of machines that are only rented: they are not proposed, nor others in their place."""
+    """False for parts of machines that can only be rented: neither they nor replacements for them are
+    proposed."""
 
 
 class MemoryCosts(Frozen):
-    """Host memory."""
+    """Price and electrical power of host memory."""
 
     price_per_gb: Money | None = None
-    """Per GB as memory modules are sold, which is 2^30 bytes."""
+    """Price per GB as memory modules are sold, which is 2^30 bytes."""
     module: Annotated[Sourced[PositiveBytes], _Bare] | None = None
-    """Size of the modules whose power is given: one sold as 64 GB holds 64 GiB."""
+    """Size of the module whose power is given: one sold as 64 GB holds 64 GiB."""
     power: Power | None = None
-    """Of one module."""
+    """Electrical power of one module."""
 
 
 class Costs(Profile):
-    """A list of prices and powers, or what a list laid over another one changes.
+    """A list of prices and powers, or the changes that one list makes to another.
 
     Bare numbers (and bare powers such as ``350 W``) take ``origin``, ``source`` and ``date`` of the list.
     """
 
     kind: Literal["costs"]
     currency: Annotated[str, Field(pattern=r"^[A-Za-z]{2,10}$")] | None = None
-    """A word such as EUR, printed beside amounts; nothing is converted."""
+    """Currency such as EUR, printed next to amounts; nothing is converted."""
     date: datetime.date | None = None
-    """When the bare numbers of the list were looked up."""
+    """Date on which the bare numbers of the list were looked up."""
     source: Text | None = None
-    """Who says so; the list's name by default."""
+    """Source of the bare numbers; by default the name of the list."""
     origin: Origin = "estimate"
-    """Of the bare numbers."""
+    """Origin of the bare numbers of the list."""
     electricity: Money | None = None
-    """Per kWh."""
+    """Price of electricity per kWh."""
     pue: Annotated[Sourced[_Factor], _Bare] | None = None
-    """Power usage effectiveness: what the site draws over what its computers draw."""
+    """Power usage effectiveness: power of the site divided by the power of its computers."""
     lifetime: Annotated[Sourced[_Years], _Bare] | None = None
-    """Years over which a purchase is written off, in equal parts."""
+    """Years over which a purchase is depreciated, in equal parts."""
     utilization: Annotated[Sourced[Share], _Bare] | None = None
-    """Fraction of those years in which the machine works on what is asked for here."""
+    """Fraction of those years in which the machine runs this workload."""
     memory: MemoryCosts = MemoryCosts()
-    """Host memory, whose size is the platform's."""
+    """Costs of host memory, whose size is the platform's."""
     flash_per_tb: Money | None = None
-    """Per 10^12 bytes of drives that have no price of their own."""
+    """Price per 10^12 bytes of drives that have no price of their own."""
     devices: dict[str, DeviceCosts] = Field(default_factory=dict)
-    """By ``kind/id`` of their profiles."""
+    """Costs of devices, by ``kind/id`` of their profiles."""
 
     @field_validator("devices", mode="after")
     @classmethod
@@ -146,7 +146,7 @@ class Costs(Profile):
 
 
 def _filled(node: Any, defaults: Mapping[str, Any]) -> Any:
-    """The same tree with origin, source and date at every bare value."""
+    """Return the same tree with origin, source and date added to every bare value."""
     if isinstance(node, Mapping):
         if "value" in node:
             return {**defaults, **node}

@@ -1,4 +1,4 @@
-"""Parts that a scenario adds to its platform, or puts in the place of others."""
+"""Devices that a scenario adds to its platform, or installs instead of others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from simoffload.documents import Document, validate
+from simoffload.documents import Document, DocumentLocation, validate
 from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.library import ProfileInput
-from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import Attachment, PlatformProfile, StorageTier, name_fault
 from simoffload.hardware.quantities import Identifier, Name, Reference
 
@@ -23,36 +22,36 @@ _SINGLE_SECTIONS = ("host", "accelerator")
 
 
 class Parts(Frozen):
-    """The section ``equipment`` of a scenario: keys of a platform file, and another generation of PCIe."""
+    """The section ``equipment`` of a scenario: keys of a platform file, and other PCIe generations."""
 
     host: Reference | None = None
-    """In place of the platform's CPU and memory."""
+    """Host profile used instead of the platform's."""
     accelerator: Reference | None = None
-    """In every slot that has a GPU."""
+    """Accelerator installed in every slot that has a GPU."""
     nics: dict[Name, Attachment] = Field(default_factory=dict)
-    """Added, or in place of the one of that name."""
+    """Network adapters that are added, or that replace the one of the same name."""
     tiers: dict[Name, StorageTier] = Field(default_factory=dict)
-    """Added, or in place of the one of that name."""
+    """Storage tiers that are added, or that replace the one of the same name."""
     pcie: dict[Identifier, Reference] = Field(default_factory=dict)
-    """By the id of a generation, the one of the slots and cables of host and switches instead; what is in a
-    slot stays at its own generation where that is the slower one."""
+    """Generations that replace others, by the id of the one replaced, in the slots and cables of host and
+    switches. A device in such a slot still runs at its own generation where that is the slower one."""
 
 
 class Equipment(NamedTuple):
-    """The parts, and the scenario in which they are written."""
+    """The section ``equipment`` together with the scenario in which it is written."""
 
     document: Document
     parts: Parts
 
     @classmethod
     def of(cls, document: Document) -> Equipment | None:
-        """What a scenario says about equipment; None if it says nothing. Raises InputError."""
+        """Read the section ``equipment`` of a scenario; return None if it has none. Raises InputError."""
         if not document.data.get(_SECTION):
             return None
         return cls(document, validate(document, Parts, at=(_SECTION,)))
 
     def installed_in(self, platform: PlatformProfile) -> PlatformProfile:
-        """The platform with the parts in it; InputError for names that something else has."""
+        """Return the platform with this equipment installed. Raises InputError for names that are taken."""
         parts = self.parts
         changes = {key: {**getattr(platform, key), **getattr(parts, key)} for key in _WIRED}
         changes |= {key: getattr(parts, key) for key in _SINGLE_SECTIONS if getattr(parts, key)}
@@ -63,21 +62,23 @@ class Equipment(NamedTuple):
         return equipped
 
     def place(self, keys: tuple[str | int, ...]) -> DocumentLocation | None:
-        """Where the entry of the platform is written if that is here; None if it is the platform's own."""
+        """Return where the scenario writes this entry of the platform, or None if the platform itself
+        does."""
         section, *inner = keys
         given = getattr(self.parts, str(section), None) or ()
         here = bool(given) if section in _SINGLE_SECTIONS else bool(inner) and inner[0] in given
         return DocumentLocation(self.document, (_SECTION, *keys)) if here else None
 
     def cables(self) -> dict[str, tuple[str, DocumentLocation]]:
-        """By the id of a cable, the one taken instead and where that is written."""
+        """Return for each replaced cable, by id, the reference to the one used instead and where that is
+        written."""
         return {
             cable: (other, DocumentLocation(self.document, (_SECTION, "pcie", cable)))
             for cable, other in self.parts.pcie.items()
         }
 
     def inputs(self, platform: str) -> Iterator[ProfileInput]:
-        """The parts as lines of the inputs of a platform."""
+        """Return the equipment as lines of the inputs of a platform."""
         parts = self.parts
         given = {key: getattr(parts, key) for key in _SINGLE_SECTIONS if getattr(parts, key)}
         given |= {f"nics.{name}": f"{nic.profile} at {nic.at}" for name, nic in parts.nics.items()}

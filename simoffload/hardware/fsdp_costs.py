@@ -1,4 +1,4 @@
-"""What PyTorch's FSDP and AdamW cost on the host, measured on one machine and scaled to others."""
+"""Costs of PyTorch's FSDP and AdamW on the host, measured on one machine and scaled to others."""
 
 from __future__ import annotations
 
@@ -12,54 +12,59 @@ __all__ = ["FsdpCosts", "scaled_costs"]
 
 
 class FsdpCosts(Frozen):
-    """What the Python thread spends under FSDP, per event, and how fast AdamW runs on the CPU.
+    """Time that the Python thread spends under FSDP, per event, and rates of AdamW on the CPU.
 
     ``n`` threads reach 1 / sqrt(1 / (n x thread)^2 + 1 / limit^2), as in ``CpuOptimizer``.
     """
 
     ranks: Sourced[Count]
-    """Most ranks of one host with which these were measured, here or where they are scaled from."""
+    """Largest number of ranks on one host with which the costs were measured, here or on the machine from
+    which they are scaled."""
     operation: Sourced[Seconds]
-    """A PyTorch operation of forward that autograd records; calls of modules take as many times more than in
-    ``deepspeed``."""
+    """Time of a PyTorch operation of the forward pass that autograd records. Calls of modules take longer
+    than in ``deepspeed`` by the ratio of this time to ``deepspeed.operation``."""
     forward_hook: Sourced[Seconds]
-    """A unit in forward: the hooks before and after it, beyond what they call."""
+    """Time of the hooks before and after a unit in the forward pass, without what they call."""
     backward_hook: Sourced[Seconds]
-    """A unit in backward: the hooks before and after it, and its part of the one at the end."""
+    """Time of the hooks before and after a unit in the backward pass, with its share of the final hook."""
     unshard: Sourced[Seconds]
-    """A unit whose shard is brought and cast."""
+    """Time for each unit whose shard is copied and cast."""
     copy_call: Sourced[Seconds]
-    """Added with offloading for every shard or gradient that is copied."""
+    """Time added with offloading for every shard or gradient that is copied."""
     gather: Sourced[Seconds]
-    """Added on several ranks: the call of an all-gather."""
+    """Time added on several ranks for the call of an all-gather."""
     view: Sourced[Seconds]
-    """Added in forward for every parameter of a unit, which becomes a view of what was gathered."""
+    """Time added in the forward pass for every parameter of a unit, which becomes a view of the gathered
+    tensor."""
     reshard: Sourced[Seconds]
-    """A unit that is let go."""
+    """Time for each unit that is released."""
     reduce: Sourced[Seconds]
-    """A unit whose gradients are reduced."""
+    """Time for each unit whose gradients are reduced."""
     backward_call: Sourced[Seconds]
-    """Backward of a module that launches kernels."""
+    """Time of the backward pass of a module that launches kernels."""
     checkpoint: Sourced[Seconds]
-    """A layer that keeps only its input, in forward."""
+    """Time in the forward pass for each layer that keeps only its input."""
     recompute: Sourced[Seconds]
-    """The same layer in backward, beyond the launches of its forward pass."""
+    """Time in the backward pass for each such layer, in addition to the launches of its forward pass."""
     step_call: Sourced[Seconds]
-    """A step of the optimizer."""
+    """Time of a step of the optimizer."""
     adam_thread: Sourced[BytesPerSecond]
-    """Bytes that one thread of AdamW reads and writes in tensors that are there, in the limit of few."""
+    """Bytes that one thread of AdamW reads and writes per second in existing tensors: the limit of the
+    formula for few threads."""
     adam_limit: Sourced[BytesPerSecond]
-    """All threads of one process, in the limit of many."""
+    """Bytes that all threads of one process read and write per second: the limit of the formula for many
+    threads."""
     page_thread: Sourced[BytesPerSecond]
-    """Bytes of AdamW's new tensors whose pages one thread gets from the operating system, which clears each
-    when it is touched; by what that takes beyond writing them."""
+    """Rate at which one thread obtains pages from the operating system for AdamW's new tensors; each page is
+    cleared when it is first touched. Only the time in addition to writing the tensors counts."""
     page_limit: Sourced[BytesPerSecond]
-    """All threads of one process, in the limit of many."""
+    """The same rate for all threads of one process: the limit of the formula for many threads."""
 
     def adamw_rate(self, threads: int, *, traffic: int, new: int, share: float) -> int:
-        """[B/s] at which AdamW moves ``traffic`` bytes of a parameter, ``new`` of them in new tensors.
+        """Return the rate [B/s] at which AdamW moves ``traffic`` bytes of a parameter, ``new`` of them in new
+        tensors.
 
-        ``share`` [B/s] is what the host's memory leaves to each of the processes that run it.
+        ``share`` [B/s] is the part of the host's memory bandwidth that each of the processes has.
         """
         loops = _reached(threads * self.adam_thread.value, min(self.adam_limit.value, share))
         pages = _reached(threads * self.page_thread.value, self.page_limit.value)
@@ -86,28 +91,28 @@ _REFERENCE = {
     "recompute": 1244e-6,
     "step_call": 1136e-6,
 }
-"""[s] on a host with two H200 GPUs (Xeon, 32 cores; PyTorch 2.11, transformers 5.17):
+"""Times [s] per event on a host with two H200 GPUs (Xeon, 32 cores; PyTorch 2.11, transformers 5.17):
 validation/measured/fit/h200-2x-l."""
 _REFERENCE_PAGES = {"page_thread": 1.734e9, "page_limit": 13.16e9}
-"""[B/s] there."""
+"""Rates [B/s] of new pages on that host."""
 _OPERATION_S = 14.25e-6
-"""[s] of a PyTorch operation in inference that stands for that host in its profile."""
+"""Time [s] of a PyTorch operation in inference that the profile of that host states."""
 
 
 def scaled_costs(*, operation_s: float, loops_thread: float, loops_limit: float) -> FsdpCosts:
-    """Costs of a host on which FSDP was not measured.
+    """Return the costs of a host on which FSDP was not measured.
 
-    Times of the Python thread go with its time for an operation of PyTorch in inference; loops over tensors
-    run at the host's own rates, and new pages come as fast as where they were measured.
+    Times of the Python thread are proportional to the time of a PyTorch operation in inference; loops over
+    tensors run at the host's own rates, and new pages come as fast as on the measured host.
     """
-    slower = operation_s / _OPERATION_S
-    times = {key: f"{value * slower * 1e6:.4f} us" for key, value in _REFERENCE.items()}
+    slowdown = operation_s / _OPERATION_S
+    times = {key: f"{value * slowdown * 1e6:.4f} us" for key, value in _REFERENCE.items()}
     rates = {"adam_thread": loops_thread, "adam_limit": loops_limit, **_REFERENCE_PAGES}
     values: dict[str, str | int] = {"ranks": _REFERENCE_RANKS, **times}
     values |= {key: f"{value / 1e9:.4f} GB/s" for key, value in rates.items()}
-    about = {
+    provenance = {
         "origin": "estimate",
         "source": "PyTorch 2.11 on a host with two H200 GPUs (docs/measurements/fsdp.md), scaled",
         "date": datetime.date(2026, 11, 22),
     }
-    return FsdpCosts.model_validate({key: {"value": value, **about} for key, value in values.items()})
+    return FsdpCosts.model_validate({key: {"value": value, **provenance} for key, value in values.items()})

@@ -1,4 +1,4 @@
-"""Finding and reading profile files: the shipped ones and the user's own."""
+"""Profile files: where they are found, how they are read, and the changes that a scenario makes to them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from simoffload.documents import (
     SUFFIXES,
     Document,
+    DocumentLocation,
     file_errors,
     quoted,
     read_document,
@@ -24,7 +25,6 @@ from simoffload.documents import (
 from simoffload.errors import InputError
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.costs import Costs
-from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import PlatformProfile
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
@@ -46,19 +46,19 @@ KINDS: dict[str, type[Profile]] = {
     "platform": PlatformProfile,
     "costs": Costs,
 }
-"""Every kind of profile; the files of a kind lie in the folder of that name."""
+"""Every kind of profile; the files of a kind are in the folder of that name."""
 _ID = re.compile(ID_PATTERN)
 
 P = TypeVar("P", bound=Profile)
 
 
 class ProfileUse(NamedTuple):
-    """A file that a machine was built from."""
+    """A profile file from which a machine was built."""
 
     id: str
     kind: str
     path: str
-    """As the user named it; shipped files begin with ``hardware_profiles/``."""
+    """The path as the user named it; shipped files begin with ``hardware_profiles/``."""
     sha256: str
 
 
@@ -83,14 +83,14 @@ class ProfileSummary(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A profile that was read."""
+    """A profile that was read, with its document."""
 
     profile: Profile
     document: Document
     use: ProfileUse
 
     def inputs(self) -> Iterator[ProfileInput]:
-        """All its numbers, in the order of the file."""
+        """Yield all numbers of the profile, in the order of the file."""
         for key, node in _statements(self.document.data, ""):
             text = str(node["value"]) if "value" in node else str(node.get("about", ""))
             if "points" in node:
@@ -101,7 +101,7 @@ class Entry(NamedTuple):
 
 
 def is_path(reference: str) -> bool:
-    """Whether a reference is the path of a file rather than an id."""
+    """Return whether a reference is the path of a file rather than an id."""
     return "/" in reference or reference.endswith(SUFFIXES)
 
 
@@ -119,21 +119,21 @@ def _statements(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @dataclass
 class _Files:
-    """What was found on disk, so that nothing is looked for or read twice."""
+    """Files that were found and read, so that each is searched for and read only once."""
 
     found: dict[tuple[str, tuple[str, ...], str], Path] = field(default_factory=dict)
-    """(reference, kinds, folder from which it starts) → file."""
+    """Maps (reference, kinds, folder from which it starts) to the file."""
     real: dict[Path, Path] = field(default_factory=dict)
-    """File → the same without links."""
+    """Maps a file to its path without symbolic links."""
     entries: dict[Path, Entry] = field(default_factory=dict)
 
 
 class Library:
-    """The shipped profiles and those in the user's folder, which come first."""
+    """The shipped profiles and those in the user's folder, which take precedence."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
-        """The user's folder: laid out like ``hardware_profiles``, and no path may leave it."""
+        """The user's folder: it has the layout of ``hardware_profiles``, and no path may leave it."""
         self._folders: list[Path] = [*((root,) if root else ()), shipped_folder("hardware_profiles")]
         self._files = _Files()
         self._changes: Changes | None = None
@@ -144,21 +144,23 @@ class Library:
     def view(
         self, changes: Changes | None = None, cables: Mapping[str, tuple[str, DocumentLocation]] | None = None
     ) -> Library:
-        """A library of the same files in which nothing was used yet and ``changes`` are made to what is.
+        """Return a library of the same files without any uses so far, with ``changes`` applied to what it
+        reads.
 
-        ``cables`` has, by the id of a profile of PCIe, the reference to the one that :meth:`slot` takes
-        instead.
+        ``cables`` maps the id of a PCIe profile to the reference that :meth:`slot` uses instead, and where
+        that is written.
         """
         other = Library(self.root)
         other._files, other._changes, other._cables = self._files, changes, cables or {}
         return other
 
     def uses(self) -> Iterator[ProfileUse]:
-        """Everything that was read, here or in another view."""
+        """Yield every profile that was read, here or in another view."""
         return (entry.use for entry in self._files.entries.values())
 
     def snapshot(self) -> dict[str, Any]:
-        """All that was read, as plain values; :meth:`restored` makes a library of it that needs no file."""
+        """Return everything that was read, as plain values; :meth:`restored` makes a library of it that needs
+        no file."""
         return {
             "found": [(*key, str(path)) for key, path in self._files.found.items()],
             "real": {str(path): str(where) for path, where in self._files.real.items()},
@@ -170,7 +172,7 @@ class Library:
 
     @classmethod
     def restored(cls, snapshot: dict[str, Any], root: Path | None) -> Library:
-        """The library of a snapshot; what is not in it is looked for on disk."""
+        """Return the library of a snapshot; profiles that are not in it are read from disk."""
         library = cls(root)
         files = library._files
         files.found = {(name, tuple(kinds), at): Path(path) for name, kinds, at, path in snapshot["found"]}
@@ -181,7 +183,7 @@ class Library:
         return library
 
     def summaries(self, kind: str | None = None) -> Iterator[ProfileSummary]:
-        """What there is of one kind or of all; of equal ids only the one that would be used.
+        """Yield the profiles of one kind or of all; of equal ids only the one that would be used.
 
         Raises InputError for an unknown kind.
         """
@@ -194,21 +196,22 @@ class Library:
                 yield ProfileSummary(each, entry.profile.id, entry.profile.name, entry.use.path)
 
     def names(self) -> set[str]:
-        """``kind/id`` of every profile, by the names of the files."""
+        """Return ``kind/id`` of every profile, by the names of the files."""
         return {f"{kind}/{path.stem}" for kind in KINDS for path in self._files_of(kind)}
 
     def find(self, reference: str, kinds: tuple[str, ...], written: DocumentLocation | None = None) -> Entry:
         """Read the profile that ``reference`` names.
 
-        ``reference`` is an id, or the path of a file: relative to the file in which it is ``written``, else
-        to the user's folder. Raises InputError if there is no such profile, it is of another kind, it lies
-        outside of the user's folder or something in it is wrong.
+        ``reference`` is an id, or the path of a file: relative to the file in which it is ``written``,
+        otherwise to the user's folder. Raises InputError if the profile does not exist, is of another kind,
+        is outside the user's folder or is invalid.
         """
         with written.referring() if written else nullcontext():
             return self.read(self._found(reference, kinds, written), kinds, written)
 
     def slot(self, reference: str, written: DocumentLocation) -> Pcie:
-        """The generation of a slot, or of a cable between switches: the one taken instead if there is one.
+        """Return the PCIe generation of a slot, or of a cable between switches, after replacement by the
+        scenario.
 
         Raises what :meth:`find` raises.
         """
@@ -241,7 +244,7 @@ class Library:
         raise _error(f"there is no {_either(kinds)} {quoted(reference)}{hint}", written)
 
     def read(self, path: Path, kinds: tuple[str, ...], written: DocumentLocation | None = None) -> Entry:
-        """Read and check one file, which must hold a profile of one of ``kinds``."""
+        """Read and check one file, which must be a profile of one of ``kinds``."""
         original = self._entry(path)
         where = self._files.real[path]
         if where not in self._read:
@@ -253,7 +256,7 @@ class Library:
         return entry
 
     def _entry(self, path: Path) -> Entry:
-        """What a file says before any change."""
+        """Return the content of a file before any change."""
         if path not in self._files.real:
             self._files.real[path] = resolved(path)
         where = self._files.real[path]
@@ -262,28 +265,26 @@ class Library:
         return self._files.entries[where]
 
     def entries(self) -> tuple[Entry, ...]:
-        """Everything used so far, in that order."""
+        """Return all profiles used so far, in the order of their first use."""
         return tuple(self._read.values())
 
     def changes(self, entry: Entry) -> bool:
-        """Whether numbers of a profile are changed."""
+        """Return whether numbers of a profile are changed."""
         return self._changes is not None and self._changes.concern(entry.use.kind, entry.use.id)
 
     def check_changes(self) -> None:
-        """Refuse changes to profiles that were not used, or that two of different kinds could mean.
-
-        Raises InputError.
-        """
+        """Raise InputError for changes to profiles that were not used, or to a name that several kinds
+        share."""
         for cable, (_, place) in self._cables.items():
             if cable not in self._asked:
                 known = suggest(cable, self._asked) or f" (has: {', '.join(self._asked) or 'none known'})"
-                text = f"no slot of this platform is of that generation of PCIe{known}"
+                text = f"no slot of this platform has that PCIe generation{known}"
                 raise InputError((place.problem(text, at_key=True),))
         if self._changes is not None:
             self._changes.check_all_meant([(entry.use.kind, entry.use.id) for entry in self._read.values()])
 
     def _changed(self, entry: Entry) -> Entry:
-        """The entry with the changes in it that name it."""
+        """Return the entry with the changes that name it."""
         if self._changes is None:
             return entry
         kind = entry.use.kind
@@ -303,7 +304,7 @@ class Library:
         return _opened(path, self._name(path))
 
     def _files_of(self, kind: str) -> list[Path]:
-        """The files of a kind; of equal names the one that counts comes last."""
+        """Return the files of a kind; of equal names the one that counts comes last."""
         return [
             path
             for folder in reversed(self._folders)
@@ -312,15 +313,15 @@ class Library:
         ]
 
     def _inside(self, path: Path, folder: Path) -> bool:
-        """Whether a file of the user's folder lies there, and not only a link to it."""
+        """Return whether a file is in the folder itself, and not only linked from it."""
         return folder != self.root or resolved(path).is_relative_to(resolved(folder))
 
     def _within(self, reference: str, written: DocumentLocation | None) -> Path:
-        """The file of a relative reference, unless it lies outside of the user's folder."""
+        """Return the file of a relative reference, unless it is outside the user's folder."""
         folder = written.folder if written else self.root or Path()
         path, boundary = folder / reference, self.root or folder
         if not resolved(path).is_relative_to(resolved(boundary)):
-            raise _error(f"{quoted(reference)} is outside the folder whose files may be used", written)
+            raise _error(f"{quoted(reference)} is outside the folder from which files may be read", written)
         return path
 
     def _name(self, path: Path) -> str:
@@ -359,7 +360,7 @@ def _either(kinds: tuple[str, ...]) -> str:
 def _unknown_kind(kind: object) -> str:
     known = ", ".join(KINDS)
     if kind is None:
-        return f"missing; a profile says what it describes, one of {known}"
+        return f"missing; a profile must state its kind, one of {known}"
     if not isinstance(kind, str):
         return f"must be text, one of {known}"
     return f"{quoted(kind)} is not a kind of profile{suggest(kind, tuple(KINDS))}; known: {known}"

@@ -1,7 +1,7 @@
-"""Where a device is faster than the link that it is behind, so that the link decides.
+"""Warnings where a device is faster than the link behind which it is installed.
 
-A warning, no error: drives are sold for slots to come, and servers grow. But mostly a number is wrong: a port
-that was not counted, a slot of another generation, bits taken for bytes.
+These are warnings and not errors: drives are sold for future slots, and servers grow. But in most cases a
+number is wrong: a port that was not counted, a slot of another generation, bits taken for bytes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["memory_warnings", "overruns", "profile_warnings"]
 
 _TOLERANCE = 1.03
-"""Rate over that of the link from which on it is told: data sheets round by 1 or 2 %; our choice."""
+"""Ratio of a device's rate to that of its link above which a warning is given: data sheets round by 1 or 2 %;
+our choice."""
 _DECIMAL = re.compile(r"([0-9.]+) *([GT])B")
 
 
 def overruns(platform: Platform, tiers: Collection[str], *, nodes: int) -> tuple[str, ...]:
-    """A sentence for every device of the named tiers, and for every adapter in use, that exceeds its link."""
+    """Return a warning for every device of the named tiers, and every adapter in use, that is faster than its
+    link."""
     used = {name: target for name, target in platform.targets.items() if name in tiers}
     wired = {name: platform.profile.tiers[name] for name in used}
     adapters = {nic for tier in wired.values() for nic in tier.through or ()}
@@ -56,8 +58,10 @@ def overruns(platform: Platform, tiers: Collection[str], *, nodes: int) -> tuple
 
 
 def profile_warnings(library: Library, entry: Entry) -> tuple[str, ...]:
-    """The same of one profile by itself, and what is wrong with a host's memory; what it refers to is not
-    looked for where it is not found."""
+    """Return the warnings about a single profile, and about a host's memory.
+
+    References that cannot be found are ignored.
+    """
     profile, warnings_ = entry.profile, list[str]()
     if isinstance(profile, Host):
         warnings_ += memory_warnings(profile, entry.inputs())
@@ -70,24 +74,25 @@ def profile_warnings(library: Library, entry: Entry) -> tuple[str, ...]:
 
 
 def memory_warnings(host: Host, inputs: Iterable[ProfileInput]) -> Iterator[str]:
-    """Host memory that is more than the board takes, or written in units of 10^9 B, which no module has."""
+    """Yield warnings about more memory than the board supports, and sizes in units of 10^9 B, which no module
+    has."""
     has, most = host.memory_capacity.value, host.memory_maximum
     if most is not None and has > most.value:
         size, limit = format_bytes(has, binary=True), format_bytes(most.value, binary=True)
         message = (
-            f"host/{host.id}: memory_capacity {size} is more than its board takes, memory_maximum {limit}"
+            f"host/{host.id}: memory_capacity {size} is more than its board supports, memory_maximum {limit}"
         )
-        yield f"{message}; lower it, or set memory_maximum of a board that takes it"
+        yield f"{message}; lower it, or raise memory_maximum if the board supports more"
     for line in inputs:
         if line.key == "memory_capacity" and (found := _DECIMAL.fullmatch(line.text)):
-            message = f"host/{line.profile}: memory_capacity {line.text} counts in powers of ten"
-            yield f"{message}; memory modules of so many GB hold GiB: write {found[1]} {found[2]}iB for those"
+            message = f"host/{line.profile}: memory_capacity {line.text} is in powers of ten"
+            yield f"{message}; memory modules sold in GB have GiB: write {found[1]} {found[2]}iB"
 
 
 def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] = ()) -> Iterator[str]:
-    """Drives behind the cables of their slots, or a server behind its ports.
+    """Yield warnings about drives behind the cables of their slots, or a server behind its ports.
 
-    ``slots`` are those of local drives, each with where it is; without them the drives' own side counts.
+    ``slots`` are those of local drives, each with its location; without them the drives' own side counts.
     """
     if target.drive is not None and target.pcie_link is not None:
         drive = target.drive
@@ -96,7 +101,7 @@ def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] =
             device = f"{name}: {drive.id}"
             link, todo = f"its slot{where} ({slot.label})", f"check read, write and pcie of drive/{drive.id}"
             if slot.pcie is not target.pcie_link.pcie:
-                todo = f"it needs {target.pcie_link.pcie.name}, which the slot does not have"
+                todo = f"use a slot with {target.pcie_link.pcie.name}, which the drive supports"
             yield from _above(device, rates, link, slot.payload_rate, todo)
     elif target.ports is not None:
         ports = target.ports
@@ -107,22 +112,22 @@ def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] =
 
 
 def _adapter(name: str, nic: Nic, slot: PcieLink) -> Iterator[str]:
-    """An adapter behind its slot."""
-    todo = "take a wider or newer slot (pcie), or count on that"
+    """Yield a warning about an adapter that is faster than its slot."""
+    todo = "use a wider or newer slot (pcie), or expect the rate of the slot"
     link = f"its slot ({slot.label})"
     yield from _above(f"{name}: {nic.id}", {"carries": nic.achieved.value}, link, slot.payload_rate, todo)
 
 
 def _slots(platform: Platform, target: Target, at: tuple[str, ...]) -> list[tuple[str, PcieLink]]:
-    """The slowest slots of the drives."""
+    """Return the slowest of the drives' slots."""
     assert target.pcie_link is not None
-    found = {vertex: target.pcie_link.within(platform.slots[vertex]) for vertex in at[: target.drives]}
-    least = min(one.payload_rate for one in found.values())
-    return next([(f" at {vertex}", one)] for vertex, one in found.items() if one.payload_rate == least)
+    links = {vertex: target.pcie_link.within(platform.slots[vertex]) for vertex in at[: target.drives]}
+    least = min(one.payload_rate for one in links.values())
+    return next([(f" at {vertex}", one)] for vertex, one in links.items() if one.payload_rate == least)
 
 
 def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str, ...]) -> Iterator[str]:
-    """All drives of a tier behind the cables of switches."""
+    """Yield warnings about drives of a tier that are together faster than the cable of their switch."""
     switches, drives = platform.profile.switches, Counter[str]()
     for index in range(target.drives):
         vertex = at[index % len(at)]
@@ -132,7 +137,7 @@ def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str,
     for switch, number in drives.items():
         pcie_link = platform.switch(switch)
         read, write = (one.rate * number // target.drives for one in (target.read, target.write))
-        device, todo = f"{name}: what lies behind {switch}", "spread its drives over more vertices (at)"
+        device, todo = f"{name}: the drives behind {switch}", "distribute its drives over more vertices (at)"
         link, lanes = f"the cable of {switch} ({pcie_link.label})", pcie_link.lanes
         warnings_ = [*_above(device, {"reads": read}, link, pcie_link.pcie.up_rate(lanes), todo)]
         warnings_ += _above(device, {"writes": write}, link, pcie_link.pcie.down_rate(lanes), todo)
@@ -142,7 +147,8 @@ def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str,
 def _client(
     platform: Platform, name: str, target: Target, through: tuple[str, ...], nodes: int
 ) -> Iterator[str]:
-    """A server behind the adapters of all hosts, and the ports that their mounts use."""
+    """Yield warnings about a server behind the adapters of all hosts, or behind the ports that their mounts
+    use."""
     ports = target.ports
     if ports is None:
         return  # a filesystem is for more hosts than these
@@ -150,7 +156,7 @@ def _client(
     slowest = min(adapter_rate(platform.nics[nic][0], platform.nic_pcie_link(nic)) for nic in through)
     adapters, hosts = nodes * len(through) * slowest, f" of {nodes} hosts" if nodes > 1 else ""
     link = f"the adapters to it ({', '.join(through)}{hosts})"
-    todo = "give the tier more of them (through), or faster ones"
+    todo = "give the tier more adapters (through), or faster ones"
     rates = {"reads": target.read.rate, "writes": target.write.rate}
     device = f"{name}: {target.id}"
     yield from _above(device, rates, link, adapters, todo)
@@ -158,13 +164,13 @@ def _client(
     # Where the adapters carry no more, mounts over other ports would not help.
     if 0 < ports.mounts < ports.number and used < adapters and max(rates.values()) > _TOLERANCE * used:
         link = f"the mounts to it ({ports.mounts}{hosts}, each over one of {ports.number} ports)"
-        todo = f"mounts: {ports.number} of {target.kind}/{target.id} would use them all, or take wider ports"
+        todo = f"mounts: {ports.number} of {target.kind}/{target.id} would use all ports; or use faster ports"
         yield from _above(device, rates, link, nodes * (target.client_rate or ports.rate), todo)
 
 
 def _above(device: str, rates: dict[str, int], link: str, carries: int, todo: str) -> Iterator[str]:
-    """The rate that exceeds a link most, if any does."""
+    """Yield a warning about the rate that exceeds the link most, if any does."""
     verb, rate = max(rates.items(), key=lambda one: one[1])
     if rate > _TOLERANCE * carries:
-        limit = f"more than the {format_rate(carries)} of {link}, which decides"
+        limit = f"more than the {format_rate(carries)} of {link}, which limits it"
         yield f"{device} {verb} {format_rate(rate)}, {limit}; {todo}"

@@ -1,4 +1,4 @@
-"""A machine: the paths of copies, reads, writes and all-gathers over what its parts share."""
+"""A machine: the paths of copies, reads, writes and all-gathers over its shared resources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
-from simoffload.hardware.device_groups import DeviceGroup
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.paths import Graph, Load, Path, Resource, Tier
 from simoffload.hardware.profiles import Accelerator, Host
@@ -16,7 +15,7 @@ from simoffload.hardware.quantities import Curve
 from simoffload.hardware.storage import Service
 from simoffload.hardware.targets import PcieLink, Target, slowest
 
-__all__ = ["Ingress", "Machine", "StorageAccess", "Topology"]
+__all__ = ["MEMORY", "DeviceGroup", "Ingress", "Machine", "StorageAccess", "Topology"]
 
 _PAGEABLE_TRAFFIC = 3
 """Bytes of host memory traffic per byte copied: the CPU reads and writes a staging buffer, then DMA reads."""
@@ -25,80 +24,107 @@ _STAGED_TRAFFIC = 2
 
 
 class Ingress(NamedTuple):
-    """Where a part of a storage target's bytes come into a host."""
+    """The vertex at which a part of a storage target's bytes enters a host."""
 
     vertex: str
     share: Fraction
     inward: tuple[int, ...]
-    """Resources from the target to the vertex: the cable of a drive, an adapter."""
+    """Resources from the target to the vertex: the cable of a drive, or an adapter."""
     outward: tuple[int, ...]
 
 
 class StorageAccess(NamedTuple):
-    """A storage target as one host sees it."""
+    """The access of one host to a storage target."""
 
     ingresses: tuple[Ingress, ...]
     read_resources: tuple[int, ...]
-    """Resources that every byte read crosses: the array or the server, what a client can have in flight."""
+    """Resources that every byte read crosses: the array or the server, and the limit of requests in
+    flight."""
     write_resources: tuple[int, ...]
     both: tuple[int, ...] = ()
-    """Resource of drives that share their time between reads and writes, in units of bytes read."""
+    """Resource of drives that divide their time between reads and writes, in units of bytes read."""
     write_share: Fraction = Fraction(1)
-    """Bytes that could have been read in the time in which one is written."""
+    """Bytes that could have been read in the time in which one byte is written."""
 
 
 class Topology(NamedTuple):
-    """The built topology."""
+    """Vertices, cables and shared resources of a machine."""
 
     graph: Graph
     cpus: tuple[str, ...]
-    """Vertex of each host."""
+    """The vertex of each host's CPU."""
     memories: tuple[int, ...]
-    """Memory resource of each host."""
+    """The memory resource of each host."""
     gpus: tuple[str, ...]
-    """Vertex of each GPU."""
+    """The vertex of each GPU."""
     ports: tuple[tuple[int, int], ...]
-    """Resources (in, out) of each GPU's own links; empty without them."""
+    """Resources (in, out) of each GPU's own links; empty where GPUs have none."""
     networks: tuple[tuple[tuple[int, int], ...], ...]
     """For each host, resources (in, out) of the adapters between hosts."""
     network_latency: float
-    """[s] one way between hosts."""
+    """One-way latency [s] between hosts."""
     gpu_pcie_links: tuple[PcieLink, ...]
-    """How each GPU of a host works in its slot."""
+    """The PCIe link of each GPU of a host, limited by its slot."""
     targets: dict[str, Target]
-    """For each storage tier, what it is."""
+    """The storage target of each storage tier."""
     access: dict[str, tuple[StorageAccess, ...]]
     """For each storage tier, its access from each host."""
 
     @property
     def gpu_pcie_link(self) -> PcieLink:
-        """That of the GPU in the slowest slot, which others wait for."""
+        """The PCIe link of the GPU in the slowest slot, for which the others wait."""
         return slowest(self.gpu_pcie_links)
+
+
+MEMORY = "memory"
+"""Key of host memory, which has no profile of its own."""
+
+
+class DeviceGroup(NamedTuple):
+    """Equal devices of a machine."""
+
+    key: str
+    """``kind/id`` of the profile of these devices."""
+    number: int
+    """Number of devices in the group."""
+    links: tuple[tuple[str, ...], ...] = ()
+    """Names of the links whose use says how busy a device is; one entry per device, or one for all
+    together."""
+    tier: str = ""
+    """The storage tier to which the devices belong; "" for all other devices."""
+    size: int = 0
+    """Capacity [B] of each device, for host memory and drives."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of device: "accelerator", "host", "memory", "nic", "drive", "nfs", "pfs" or "nvmeof"."""
+        return self.key.partition("/")[0]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Capacities and paths of one or several equal hosts; GPUs are counted through all of them."""
+    """Capacities and paths of one or several equal hosts; GPUs are numbered across all of them."""
 
     platform: str
-    """Id of the platform."""
+    """Id of the platform from which the machine is built."""
     nodes: int
     gpus: int
     accelerator: Accelerator
     host: Host
     tiers: dict[str, Tier]
     profiles: tuple[ProfileUse, ...]
-    """The files that it was built from."""
+    """The profile files from which the machine was built."""
     numbers: tuple[ProfileInput, ...] = field(repr=False)
     build_topology: Callable[[], tuple[tuple[Resource, ...], Topology]] = field(repr=False, compare=False)
-    """Lays the cables, which takes a while with a thousand hosts: what fits is known without them."""
+    """Builds the topology, which takes noticeable time for a thousand hosts and is not needed to check
+    capacities."""
     count: Callable[[], tuple[DeviceGroup, ...]] = field(repr=False, compare=False)
-    """Counts the parts."""
+    """Counts the devices of the machine."""
     overruns: Callable[[Collection[str]], tuple[str, ...]] = field(repr=False, compare=False)
-    """Says which devices, those of some tiers and of none, are faster than the links that they are behind."""
+    """Returns warnings about devices, of the given tiers and in general, that are faster than their links."""
     with_cached_writes: Callable[[Mapping[str, Fraction]], Machine] = field(repr=False, compare=False)
-    """The same machine where of what is written to some tiers only this share finds room in the write caches
-    of their drives."""
+    """Returns the machine in which only these shares of the bytes written to some tiers fit into the write
+    caches of their drives."""
 
     @cached_property
     def _built_topology(self) -> tuple[tuple[Resource, ...], Topology]:
@@ -106,62 +132,63 @@ class Machine:
 
     @cached_property
     def parts(self) -> tuple[DeviceGroup, ...]:
-        """What it is made of, with the storage that its hosts share."""
+        """The groups of equal devices of the machine, including the storage that its hosts share."""
         return self.count()
 
     @property
     def resources(self) -> tuple[Resource, ...]:
-        """What its transfers share."""
+        """The resources that transfers of the machine share."""
         return self._built_topology[0]
 
     @property
     def topology(self) -> Topology:
-        """The built topology."""
+        """The topology, which is built on first use."""
         return self._built_topology[1]
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of one host."""
+        """The number of GPUs of one host."""
         return self.gpus // self.nodes
 
     def ranks_per_node(self, ranks: int) -> int:
-        """How many of ``ranks``, one for each GPU, share a host."""
+        """Return how many of ``ranks``, one for each GPU, share a host."""
         return min(ranks, self.gpus_per_node)
 
     def cores_per_rank(self, ranks: int) -> int:
-        """Cores for each of ``ranks`` that share those of their host, at least one."""
+        """Return the cores for each of ``ranks`` that share those of their host, at least one."""
         return max(1, self.host.cpu_optimizer.cores.value // self.ranks_per_node(ranks))
 
     def nodes_of(self, ranks: int) -> int:
-        """Hosts that ``ranks`` take, one for each GPU."""
+        """Return the number of hosts that ``ranks`` need, one GPU for each."""
         return -(-ranks // self.gpus_per_node)
 
     def inputs(self) -> list[ProfileInput]:
-        """Every number that went in, as it was written, with its origin, source and date."""
+        """Return every number that entered the machine, as it was written, with origin, source and date."""
         return list(self.numbers)
 
     def host_to_device(self, gpu: int, *, pinned: bool) -> Path:
-        """The path of a copy from the memory of the GPU's host."""
+        """Return the path of a copy from the memory of the GPU's host."""
         return self._copy(gpu, to_device=True, pinned=pinned)
 
     def device_to_host(self, gpu: int, *, pinned: bool) -> Path:
-        """The path of a copy to the memory of the GPU's host."""
+        """Return the path of a copy to the memory of the GPU's host."""
         return self._copy(gpu, to_device=False, pinned=pinned)
 
     def cpu_work(self, gpu: int, rate: int) -> Path:
-        """The path of what the CPU reads from and writes to the memory of the GPU's host at ``rate`` [B/s].
+        """Return the path of CPU accesses to the memory of the GPU's host at ``rate`` [B/s].
 
-        The host's memory rate is what transfers of GPUs reach together; where its CPUs were seen to reach
-        more, a byte of theirs takes less of it.
+        The host's memory rate is the rate that transfers of GPUs reach together; where its CPUs were measured
+        to reach more, a byte of theirs takes less of it.
         """
         memory = self.topology.memories[self._node(gpu)]
         share = min(Fraction(1), Fraction(self.host.memory_rate, self.host.cpu_optimizer.limit.value))
         return Path(f"CPU of gpu{gpu}", ((memory, share),), 0.0, Curve.flat(rate))
 
     def storage_read(self, tier: str, gpu: int, *, gds: bool = False) -> Path:
-        """The path of a read into the memory of the GPU's host, or (``gds``) straight into the GPU's.
+        """Return the path of a read into the memory of the GPU's host, or (``gds``) directly into the GPU's
+        memory.
 
-        Raises KeyError if ``tier`` is no storage tier.
+        Raises KeyError if ``tier`` is not a storage tier.
         """
         topology, node = self.topology, self._node(gpu)
         target, access = topology.targets[tier], topology.access[tier][node]
@@ -177,9 +204,10 @@ class Machine:
         return _storage_path(f"{tier} to {end}", load, target.read, target.read_transfer, target)
 
     def storage_write(self, tier: str, gpu: int, *, gds: bool = False) -> Path:
-        """The path of a write from the memory of the GPU's host, or (``gds``) straight from the GPU's.
+        """Return the path of a write from the memory of the GPU's host, or (``gds``) directly from the GPU's
+        memory.
 
-        Raises KeyError if ``tier`` is no storage tier.
+        Raises KeyError if ``tier`` is not a storage tier.
         """
         topology, node = self.topology, self._node(gpu)
         target, access = topology.targets[tier], topology.access[tier][node]
@@ -195,13 +223,13 @@ class Machine:
         return _storage_path(f"{start} to {tier}", load, target.write, target.write_transfer, None)
 
     def gather(self, gpu: int, ranks: int) -> Path:
-        """The path of the bytes that a GPU receives in an all-gather among GPUs 0 to ``ranks`` - 1.
+        """Return the path of the bytes that a GPU receives in an all-gather among GPUs 0 to ``ranks`` - 1.
 
-        A ring: all that a GPU receives comes from the one before it. Between hosts the bytes go over all
-        adapters of ``network`` in equal parts, as NCCL's several rings do, and from adapter to GPU behind
-        the same switch, whose cables are wider. Without own links a ring that crosses the CPU is staged in
-        host memory (NCCL's default beyond a PCIe switch; from memory).
-        Raises ValueError unless ``gpu`` < ``ranks`` and there are at least two ranks.
+        A ring: a GPU receives all bytes from its predecessor. Between hosts the bytes are distributed over
+        all adapters of ``network`` in equal parts, as NCCL's several rings do, and from adapter to GPU behind
+        the same switch, whose cables are wider. Without links between GPUs a ring that crosses the CPU is
+        staged in host memory (NCCL's default beyond a PCIe switch; from memory). Raises ValueError unless
+        ``gpu`` < ``ranks`` and there are at least two ranks.
         """
         if not 0 <= gpu < ranks <= self.gpus or ranks < 2:
             raise ValueError(f"no all-gather to GPU {gpu} among {ranks} of {self.gpus} GPU(s)")
@@ -240,7 +268,7 @@ class Machine:
         return Path(name, load.hops(), pcie_link.pcie.latency.value, curve)
 
     def _memory_traffic(self, *, to_device: bool, pinned: bool) -> Fraction:
-        """Bytes of host memory's rate that a copied byte takes."""
+        """Return the bytes of host memory traffic per copied byte."""
         host = self.host
         if pinned:
             measured = None if to_device else host.from_gpu_traffic

@@ -1,4 +1,4 @@
-"""What strategies plan with: shared capacities, cables that join them, and the paths of bytes over them."""
+"""Shared capacities, the cables that connect them, and the paths of bytes over them."""
 
 from __future__ import annotations
 
@@ -20,51 +20,54 @@ class Resource(NamedTuple):
 
     name: str
     capacity: int
-    """[B/s]"""
+    """Capacity of the resource [B/s]."""
     kind: str
-    """pcie, duplex (both directions of a cable), dram, drive, nic, server or nvlink."""
+    """Kind of the resource: pcie, duplex (both directions of a cable), dram, drive, nic, server or nvlink."""
 
 
 class Tier(NamedTuple):
-    """A place where weights may lie."""
+    """A memory or storage tier in which weights can be stored."""
 
     name: str
     kind: TierKind
     capacity: int
-    """[B] per GPU (hbm), per host (dram), else of the whole target (local drives: of all hosts)."""
+    """Capacity [B] per GPU (hbm), per host (dram), otherwise of the whole target (local drives: of all
+    hosts)."""
     device: str
-    """Id of the profile."""
+    """Id of the device's profile."""
     reserved: int = 0
-    """[B] of the capacity that is not for weights: context and workspace (hbm), operating system (dram)."""
+    """Capacity [B] that is not available for weights: context and workspace (hbm), operating system
+    (dram)."""
 
 
 @dataclass(frozen=True)
 class Path:
-    """How bytes get from one place to another."""
+    """The route of bytes from one place to another, with its latency and rate."""
 
     name: str
     hops: tuple[tuple[int, Fraction], ...]
     """Pairs (index into ``Machine.resources``, bytes on it per byte of payload), by rising index."""
     latency: float
-    """[s] once per transfer."""
+    """Latency [s] of each transfer."""
     curve: Curve
     """Rate [B/s] of one transfer alone, by its size [B]."""
     request_latency: float = 0.0
-    """[s] of one request, unloaded (storage)."""
+    """Latency [s] of one request on an idle target (storage)."""
     request_rate: int = 0
-    """[B/s] at which one request streams (storage)."""
+    """Rate [B/s] at which one request streams (storage)."""
     chunk: int = 0
-    """[B] after which a request goes on to the next device of an array; 0 = never (storage)."""
+    """Size [B] after which a request continues on the next device of an array; 0 = never (storage)."""
     width: int = 1
-    """Devices that one request can stream from (storage)."""
+    """Number of devices from which one request can stream (storage)."""
     by_outstanding: Curve | None = None
-    """Measured rate [B/s] by the bytes in flight, where the drive's profile has it."""
+    """Measured rate [B/s] by the bytes in flight, where the drive's profile states it."""
 
     def outstanding_rate(self, outstanding: int, *, block: int) -> int:
-        """[B/s] that ``outstanding`` [B] in flight in requests of ``block`` [B] reach at most.
+        """Return the highest rate [B/s] that ``outstanding`` [B] in flight in requests of ``block`` [B]
+        reach.
 
-        The measured curve where there is one, else Little's law: outstanding bytes over the time of one
-        request. Only for storage.
+        This is the measured curve where there is one, otherwise Little's law: outstanding bytes over the time
+        of one request. It applies to storage only.
         """
         if self.by_outstanding is not None:
             return self.by_outstanding.rate(outstanding)
@@ -85,17 +88,17 @@ class Resources:
         self._all: list[Resource] = []
 
     def add(self, name: str, capacity: int, kind: str) -> int:
-        """Append a resource; returns its index."""
+        """Append a resource and return its index."""
         self._all.append(Resource(name, capacity, kind))
         return len(self._all) - 1
 
     def finish(self) -> tuple[Resource, ...]:
-        """All of them."""
+        """Return all resources that were added."""
         return tuple(self._all)
 
 
 class Load:
-    """Bytes on each resource per byte of payload, summed up."""
+    """The sum of bytes on each resource per byte of payload."""
 
     def __init__(self) -> None:
         self._on: dict[int, Fraction] = {}
@@ -108,30 +111,32 @@ class Load:
             self._on[index] = share if before is None else before + share
 
     def hops(self) -> Hops:
-        """Pairs (resource, bytes per byte of payload), by rising index."""
+        """Return pairs (resource, bytes per byte of payload), by rising index."""
         return tuple(sorted(self._on.items()))
 
 
 class Graph:
-    """An undirected graph whose cables carry different resources in each direction."""
+    """An undirected graph whose cables use different resources in each direction."""
 
     def __init__(self) -> None:
         self._cables: dict[str, dict[str, tuple[int, ...]]] = {}
 
     def connect(self, a: str, b: str, *, there: tuple[int, ...], back: tuple[int, ...]) -> None:
-        """Lay a cable: ``there`` are the resources crossed from ``a`` to ``b``, ``back`` the other way."""
+        """Connect two vertices by a cable: ``there`` are the resources crossed from ``a`` to ``b``, ``back``
+        the other way."""
         self._cables.setdefault(a, {})[b] = there
         self._cables.setdefault(b, {})[a] = back
 
     def route(self, start: str, end: str) -> tuple[int, ...]:
-        """Resources crossed from ``start`` to ``end``, over the fewest cables; of equals, the first laid.
+        """Return the resources crossed from ``start`` to ``end`` over the fewest cables; of equal routes, the
+        first connected.
 
         Raises KeyError if ``end`` cannot be reached.
         """
         return tuple(index for a, b in self._way(start, end) for index in self._cables[a][b])
 
     def passes(self, vertex: str, *, start: str, end: str) -> bool:
-        """Whether the route crosses ``vertex`` between its ends."""
+        """Return whether the route crosses ``vertex`` between its ends."""
         return any(b == vertex for _, b in self._way(start, end)[:-1])
 
     def _way(self, start: str, end: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The schema of a platform file: what is wired to what, and no device numbers."""
+"""Schema of a platform file: the wiring of devices, without numbers of the devices."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TAKEN = {CPU, "hbm", "dram"}
 
 
 def name_fault(name: str, names: Sequence[str]) -> str | None:
-    """What is wrong with one of the ``names`` of a platform's parts, if anything."""
+    """Return why ``name`` cannot be one of the ``names`` of a platform's parts, or None if it can."""
     if name in _TAKEN:
-        return f'"{name}" is built in and cannot be the name of something else'
+        return f'"{name}" is reserved and cannot name anything else'
     if names.count(name) > 1:
         return f'"{name}" names two things; names must differ among switches, nics and tiers'
     return None
@@ -30,7 +30,7 @@ def name_fault(name: str, names: Sequence[str]) -> str | None:
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f'names "{twice}" twice; an adapter carries its rate once: name each once')
+        raise ValueError(f'names "{twice}" twice; an adapter counts only once: name each adapter once')
     return names
 
 
@@ -38,43 +38,43 @@ _EACH_ONCE = AfterValidator(_each_once)
 
 
 class WiringStatement(Provenance):
-    """Where a part of the wiring is known from."""
+    """A source for a part of the wiring."""
 
     about: Text
-    """Which part."""
+    """The part of the wiring to which the source refers."""
 
 
 class Switch(Frozen):
     """A PCIe switch (or a chipset) and its cable towards the CPU."""
 
     to: Name
-    """``cpu`` or another switch."""
+    """Where the cable leads: ``cpu`` or another switch."""
     pcie: Reference
-    """Generation of the cable, and of the slots at the switch."""
+    """PCIe generation of the cable, and of the slots at the switch."""
     lanes: Count
-    """Of the cable."""
+    """Number of lanes of the cable."""
 
 
 class Attachment(Frozen):
-    """A network adapter and where it is plugged in."""
+    """A network adapter and the vertex at which it is installed."""
 
     profile: Reference
-    """The adapter."""
+    """Profile of the network adapter."""
     at: Name
-    """The vertex, ``cpu`` or a switch."""
+    """The vertex of its slot: ``cpu`` or a switch."""
 
 
 class StorageTier(Frozen):
-    """A place for weights: local drives ``at`` vertices of the host, or a target ``through`` adapters."""
+    """A storage tier: local drives ``at`` vertices of the host, or a remote target ``through`` adapters."""
 
     profile: Reference
-    """A drive, an array, a server or a remote target."""
+    """Profile of a drive, an array, a server or a remote target."""
     at: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256)] | None = None
-    """Vertices of the drives: drive i is plugged in at entry i modulo their number."""
+    """Vertices of local drives: drive i is installed at entry i modulo their number."""
     through: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256), _EACH_ONCE] | None = None
-    """Adapters over which transfers are striped in equal parts."""
+    """Network adapters over which transfers are striped in equal parts."""
     link: Reference | None = None
-    """Adapter of the server (nfs, nvmeof) in place of the one that its profile names."""
+    """Network adapter of the server (nfs, nvmeof), instead of the one in its profile."""
 
     @model_validator(mode="after")
     def _one_way_in(self) -> StorageTier:
@@ -88,27 +88,27 @@ class PlatformProfile(Profile):
 
     kind: Literal["platform"]
     wiring: Annotated[tuple[WiringStatement, ...], Field(min_length=1)]
-    """Where the wiring is known from."""
+    """The sources from which the wiring is known."""
     host: Reference
-    """Profile of the host."""
+    """Profile of the host's CPU and memory."""
     accelerator: Reference
-    """Profile of its GPUs."""
+    """Profile of the host's GPUs."""
     gpus: Annotated[tuple[Name, ...], Field(min_length=1, max_length=256)]
-    """The vertex at which each GPU is plugged in; GPU i is entry i, and rank i runs on it."""
+    """The vertex at which each GPU is installed; GPU i is entry i, and rank i runs on it."""
     gpu_links: Literal["switched", "none"]
-    """``switched``: every GPU reaches every other over its own links (NVSwitch); ``none``: over PCIe."""
+    """``switched``: every GPU reaches every other one over its own links (NVSwitch); ``none``: over PCIe."""
     switches: dict[Name, Switch] = Field(default_factory=dict)
-    """PCIe switches by name."""
+    """PCIe switches of the host, by name."""
     nics: dict[Name, Attachment] = Field(default_factory=dict)
-    """Network adapters by name."""
+    """Network adapters of the host, by name."""
     network: Annotated[tuple[Name, ...], _EACH_ONCE] = ()
-    """Adapters that carry collectives between hosts."""
+    """Network adapters that carry collectives between hosts."""
     tiers: dict[Name, StorageTier] = Field(default_factory=dict)
-    """Places for weights, by the names that scenarios use."""
+    """Storage tiers, by the names that scenarios use."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all its parts."""
+        """The names of all parts of the platform."""
         return (*self.switches, *self.nics, *self.tiers, *(f"gpu{i}" for i in range(len(self.gpus))))
 
     @model_validator(mode="after")

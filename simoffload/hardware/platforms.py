@@ -1,4 +1,4 @@
-"""Loading a platform: its file, everything that it refers to, and whether the wiring makes sense."""
+"""Load a platform: its file, all profiles that it refers to, and a check of the wiring."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import TypeVar
 
-from simoffload.documents import quoted, suggest
+from simoffload.documents import DocumentLocation, quoted, suggest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.changes import Changes
 from simoffload.hardware.equipment import Equipment
 from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
-from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie, Profile
 from simoffload.hardware.targets import (
@@ -32,15 +31,16 @@ T = TypeVar("T")
 
 
 def list_profiles(kind: str | None = None, *, root: FilePath | None = None) -> tuple[ProfileSummary, ...]:
-    """The shipped profiles and those in the folder ``root``, laid out like ``hardware_profiles``.
+    """Return the shipped profiles and those in the folder ``root``, which has the layout of
+    ``hardware_profiles``.
 
-    Raises InputError for an unknown kind or a file with something wrong in it.
+    Raises InputError for an unknown kind or an invalid file.
     """
     return tuple(Library(root).summaries(kind))
 
 
 def load_profile(kind: str, name: str, *, root: FilePath | None = None) -> Profile:
-    """Read one profile by id (or path) and check it, without following its references."""
+    """Read and check one profile by id (or path), without following its references. Raises InputError."""
     return Library(root).find(name, (kind,)).profile
 
 
@@ -53,10 +53,11 @@ def load_platform(
 ) -> Platform:
     """Load a shipped platform by id, or a platform file of your own.
 
-    ``root`` is the user's folder: paths are relative to it and may not leave it, and ids are looked up in
-    it first if it is laid out like ``hardware_profiles``. Without ``root`` it is the folder of the platform
-    file, or the one around it if that is called ``platform``. ``equipment`` comes into it, and ``changes``
-    are made to the profiles it is then built from. Raises InputError with every problem found.
+    ``root`` is the user's folder: paths are relative to it and may not leave it, and ids are looked up in it
+    first if it has the layout of ``hardware_profiles``. Without ``root`` it is the folder of the platform
+    file, or the parent folder if that is called ``platform``. ``equipment`` is installed in the platform, and
+    ``changes`` are applied to the profiles from which it is then built. Raises InputError with every problem
+    found.
     """
     text = str(name_or_path)
     if root is None and (isinstance(name_or_path, FilePath) or is_path(text)):
@@ -75,13 +76,13 @@ def platform_from(
     changes: Changes | None = None,
     equipment: Equipment | None = None,
 ) -> Platform:
-    """The same from a library that keeps what it reads for the next platform."""
+    """Load a platform from a library, which keeps the profiles that it reads for the next platform."""
     view = library.view(changes, equipment and equipment.cables())
     return _Loader(view, view.find(reference, ("platform",)), equipment).load()
 
 
 class _Loader:
-    """Follows a platform's references and collects what is wrong with them."""
+    """Follows the references of a platform and collects all problems."""
 
     def __init__(self, library: Library, entry: Entry, equipment: Equipment | None) -> None:
         assert isinstance(entry.profile, PlatformProfile)
@@ -128,14 +129,14 @@ class _Loader:
         )
 
     def _order(self, problem: Problem) -> tuple[bool, str, int, int]:
-        """First the platform's own file, each file from its top."""
+        """Return the sort key of a problem: first the platform's own file, each file from its top."""
         other = problem.path != self._entry.document.path
         return other, problem.path, problem.line or 0, problem.column or 0
 
     # -- references -----------------------------------------------------------------------------
 
     def _at(self, *keys: str | int) -> DocumentLocation:
-        """Where an entry of the platform is written: in its file, or where equipment is."""
+        """Return where an entry of the platform is written: in its file, or in the scenario's equipment."""
         added = self._equipment.place(keys) if self._equipment else None
         return added or DocumentLocation(self._entry.document, keys)
 
@@ -158,13 +159,13 @@ class _Loader:
 
     def _unlinked(self, accelerator: Accelerator) -> InputError:
         added = self._equipment.place(("accelerator",)) if self._equipment else None
-        text = f"{accelerator.id} has no links of its own"
+        text = f"{accelerator.id} has no links to other GPUs"
         if added is None:
-            return self._at("gpu_links").error(f"{text}; write none")
-        return added.error(f"{text}, which the slots of {self._platform.id} are for; take one that has")
+            return self._at("gpu_links").error(f"{text}; write gpu_links: none")
+        return added.error(f"{text}, which {self._platform.id} requires; choose one that has")
 
     def _slots(self, host: Entry) -> dict[str, Pcie | None]:
-        """The generation of the slots at each vertex; None where it is not known."""
+        """Return the PCIe generation of the slots at each vertex; None where it is not known."""
         assert isinstance(host.profile, Host)
         stated = host.profile.slots
         written = (
@@ -180,15 +181,16 @@ class _Loader:
         return found
 
     def _no_faster(self, slots: Mapping[str, Pcie | None], gpu: PcieLink, name: str) -> Iterator[str]:
-        """Where another generation in the slots by the scenario's equipment leaves the GPUs at their own."""
+        """Yield warnings where the scenario's equipment has faster slots, but the GPUs stay at their own
+        generation."""
         under = [slots[vertex] for vertex in self._platform.gpus]
         for reference, place in self._equipment.cables().values() if self._equipment else ():
             taken = self._library.find(reference, ("pcie",), place).profile
             assert isinstance(taken, Pcie)
             if taken in under and gpu.pcie.protocol == "pcie" and gpu.pcie.is_slower(taken):
                 text = (
-                    f"{name} has {gpu.label} and stays at that in slots of {taken.name}; only the cables of "
-                    "switches, and drives and adapters of that generation, become faster"
+                    f"{name} has {gpu.label} and runs at that generation in slots of {taken.name}; only the "
+                    "cables of switches, and drives and adapters of that generation, become faster"
                 )
                 yield str(place.problem(text))
 
@@ -209,20 +211,20 @@ class _Loader:
         kind = entry.use.kind
         if tier.at is None and kind in LOCAL_KINDS:
             self._problems.append(
-                self._at(*keys, "through").problem(f"a {kind} is local; say `at` which vertices")
+                self._at(*keys, "through").problem(f"a {kind} is local; write `at` with its vertices")
             )
         if tier.through is None and kind not in LOCAL_KINDS:
-            message = f"a target of kind {kind} is remote; say `through` which adapters"
+            message = f"a target of kind {kind} is remote; write `through` with its adapters"
             self._problems.append(self._at(*keys, "at").problem(message))
         link = (tier.link, self._at(*keys, "link")) if tier.link else None
         if link and kind not in LINKED_KINDS:
-            message = f"a {kind} has no adapters of its own in its profile; leave it out"
+            message = f"a {kind} has no network adapters in its profile; leave `link` out"
             self._problems.append(link[1].problem(message))
         target = self._try(lambda: resolve_target(self._library, entry, link=link))
         # An array of fewer drives by the scenario's `profiles` leaves slots empty.
         taken = 1 if self._library.changes(entry) else len(tier.at or ())
         if target and taken > max(1, target.drives):
-            message = f"{taken} vertices for {target.drives} drive(s)"
+            message = f"{taken} vertices for {target.drives} drive(s); name at most one vertex per drive"
             self._problems.append(self._at(*keys, "at").problem(message))
         return target
 
@@ -253,7 +255,7 @@ class _Loader:
             self._problems.append(self._at(*keys).problem(message))
 
     def _check_reachable(self) -> None:
-        """Every switch must lead to the CPU, so that what hangs on it can be reached."""
+        """Check that every switch leads to the CPU, so that the devices behind it can be reached."""
         switches = self._platform.switches
         lost = set()
         for name in switches:
@@ -264,7 +266,7 @@ class _Loader:
                 vertex = switches[vertex].to
             if vertex in seen:
                 lost.add(name)
-                message = f"{name} never leads to {CPU}: its way is a circle"
+                message = f"{name} does not lead to {CPU}: its cables form a cycle"
                 self._problems.append(self._at("switches", name, "to").problem(message))
         for name, tier in self._platform.tiers.items():
             at = tier.at or tuple(
@@ -272,6 +274,6 @@ class _Loader:
             )
             if lost.intersection(at):
                 message = (
-                    f"unreachable from {CPU}: {', '.join(sorted(lost.intersection(at)))} leads in a circle"
+                    f"unreachable from {CPU}: {', '.join(sorted(lost.intersection(at)))} leads into a cycle"
                 )
                 self._problems.append(self._at("tiers", name).problem(message))

@@ -1,4 +1,5 @@
-"""What a host is made of: accelerators, host memory and CPU, PCIe generations, network adapters."""
+"""Schemas of what a host is made of: accelerators, host memory and CPU, PCIe generations, network
+adapters."""
 
 from __future__ import annotations
 
@@ -39,23 +40,24 @@ __all__ = [
 
 
 class Profile(Frozen):
-    """What every profile file begins with."""
+    """The keys with which every profile file begins."""
 
     id: Identifier
-    """By which other files refer to it; of a shipped profile also the name of its file."""
+    """The id by which other files refer to the profile; for a shipped profile also the name of its file."""
     name: Text
-    """What people call it."""
+    """A descriptive name, shown in tables and reports."""
     notes: str = ""
-    """What must be known to use it."""
+    """What a user of the profile must know."""
 
 
 class Slot(Frozen):
-    """A device's own side of its slot: a slower slot of the host or switch slows it down."""
+    """A device's own side of its slot; a slower slot of the host or switch limits the device to that slot's
+    rate."""
 
     profile: Reference
-    """The newest PCIe generation that the device itself has."""
+    """The newest PCIe generation that the device itself supports."""
     lanes: Sourced[Count]
-    """Lanes that are wired."""
+    """Number of lanes that are wired."""
 
 
 class Pcie(Profile):
@@ -63,232 +65,249 @@ class Pcie(Profile):
 
     kind: Literal["pcie"]
     protocol: Literal["pcie", "nvlink"] = "pcie"
-    """``pcie``: a slot and the device in it work at the slower one's generation; ``nvlink``: a cable that is
-    in no slot."""
+    """``pcie``: a slot and the device in it run at the slower generation of the two; ``nvlink``: a cable
+    without a slot."""
     lane_rate: Sourced[BytesPerSecond]
-    """Of one lane in one direction, before encoding."""
+    """Raw rate of one lane in one direction, before encoding."""
     encoding: Sourced[Share]
-    """Payload of the line code, e.g. 128/130."""
+    """Payload share of the line code, e.g. 128/130."""
     packet_efficiency: Sourced[Share]
-    """What drives and adapters get of the encoded rate: packet headers."""
+    """Share of the encoded rate that drives and adapters reach; the rest is packet headers."""
     copy_lanes: Count
-    """Lanes over which the copy rates below were measured."""
+    """Number of lanes over which the copy rates below were measured."""
     host_to_device: RateCurve
-    """Copy from pinned host memory, by size."""
+    """Rate of a copy from pinned host memory, by size."""
     device_to_host: RateCurve
-    """Copy to pinned host memory, by size."""
+    """Rate of a copy to pinned host memory, by size."""
     pageable: RateCurve
-    """Copy from or to pageable host memory, by size: the driver stages it in pinned buffers."""
+    """Rate of a copy from or to pageable host memory, by size; the driver stages it in pinned buffers."""
     both_ways: Sourced[Share]
-    """Copies in both directions at once reach this fraction of the sum of both directions alone."""
+    """Rate of simultaneous copies in both directions, as a fraction of the sum of the rates of each direction
+    alone."""
     latency: Sourced[Seconds]
-    """From the call of one small copy to its end."""
+    """Time of one small copy, from the call to its end."""
 
     def within(self, slot: Pcie | None) -> Pcie:
-        """The generation at which a device of this one works in a slot; its own where that is not known."""
+        """Return the generation at which a device of this generation runs in ``slot``; None means that the
+        slot is unknown, so that the device runs at its own generation."""
         if slot is None or "nvlink" in (self.protocol, slot.protocol):
             return self
         return slot if slot.is_slower(self) else self
 
     def is_slower(self, other: Pcie) -> bool:
-        """Whether it is an older generation: fewer bytes over a lane."""
+        """Return whether this generation moves fewer bytes over a lane than the other one."""
         return self.lane_rate.value * self.encoding.value < other.lane_rate.value * other.encoding.value
 
     def payload_rate(self, lanes: int) -> int:
-        """[B/s] that drives and adapters can move over ``lanes`` in one direction."""
+        """Return the rate [B/s] at which drives and adapters can move data over ``lanes`` in one
+        direction."""
         raw = self.lane_rate.value * lanes
         return int(raw * self.encoding.value * self.packet_efficiency.value)
 
     def down_rate(self, lanes: int) -> int:
-        """[B/s] away from the host over ``lanes``: the best that was measured of copies."""
+        """Return the rate [B/s] away from the host over ``lanes``: the highest measured rate of copies."""
         return self.host_to_device.top * lanes // self.copy_lanes
 
     def up_rate(self, lanes: int) -> int:
-        """[B/s] towards the host over ``lanes``: the best that was measured of copies."""
+        """Return the rate [B/s] towards the host over ``lanes``: the highest measured rate of copies."""
         return self.device_to_host.top * lanes // self.copy_lanes
 
     def copy_curve(self, *, to_device: bool, lanes: int) -> Curve:
-        """Rate of one copy of pinned memory, by size."""
+        """Return the rate [B/s] of one copy of pinned memory, by size."""
         curve = self.host_to_device if to_device else self.device_to_host
         return curve.scaled(lanes, self.copy_lanes)
 
 
 class ComputeRates(Frozen):
-    """Dense peak per data type, with fp32 accumulation; a type that the chip lacks is left out."""
+    """Dense peak rates per data type, with fp32 accumulation; a type that the chip does not support is left
+    out."""
 
     float32: Sourced[FlopsPerSecond]
-    """Without TF32."""
+    """Peak rate in single precision, without TF32."""
     float16: Sourced[FlopsPerSecond] | None = None
+    """Peak rate in half precision (fp16)."""
     bfloat16: Sourced[FlopsPerSecond] | None = None
+    """Peak rate in brain floating point (bf16)."""
     float8: Sourced[FlopsPerSecond] | None = None
+    """Peak rate in 8-bit floating point."""
 
 
 class Interconnect(Frozen):
-    """Links among accelerators that do not use PCIe; absent when there are none."""
+    """Links between accelerators that do not use PCIe; left out when there are none."""
 
     name: Text
-    """As NVLink."""
+    """Name of the links, for example NVLink."""
     per_direction: Sourced[BytesPerSecond]
-    """Of all links of one accelerator together."""
+    """Rate of all links of one accelerator together, in one direction."""
     efficiency: Sourced[Share]
-    """Of that rate in collectives."""
+    """Share of that rate that collectives reach."""
     latency: Sourced[Seconds]
-    """Of one collective operation on little data."""
+    """Time of one collective operation on little data."""
 
     @property
     def rate(self) -> int:
-        """[B/s] that one accelerator receives, or sends, in practice."""
+        """The rate [B/s] at which one accelerator receives, or sends, in practice."""
         return int(self.per_direction.value * self.efficiency.value)
 
 
 class Accelerator(Profile):
-    """A GPU."""
+    """A GPU with its memory, its peak rates and its links."""
 
     kind: Literal["accelerator"]
     hbm_capacity: Sourced[PositiveBytes]
-    """All of it, what is ``reserved`` included."""
+    """Total memory of the GPU, including what is ``reserved``."""
     hbm_bandwidth: Sourced[BytesPerSecond]
-    """Peak."""
+    """Peak bandwidth of that memory."""
     hbm_efficiency: Sourced[Share]
-    """What kernels reach of the peak."""
+    """Share of the peak bandwidth that kernels reach."""
     reserved: Sourced[PositiveBytes]
-    """What the driver, the CUDA context, cuBLAS and NCCL keep of the capacity."""
+    """Memory that the driver, the CUDA context, cuBLAS and NCCL occupy."""
     compute: ComputeRates
-    """Peak rates of arithmetic."""
+    """Peak rates of arithmetic, per data type."""
     matmul_efficiency: EfficiencyCurve
-    """What matrix multiplications reach of the peak."""
+    """Share of the peak rate that matrix multiplications reach."""
     kernel_latency: Sourced[Seconds]
-    """What one kernel costs on the GPU beyond its work."""
+    """Time that each kernel costs on the GPU in addition to its work."""
     pcie: Slot
-    """Its own side of the slot."""
+    """The GPU's own side of its slot."""
     gpudirect_storage: Sourced[Annotated[bool, Field(strict=True)]] | None = None
-    """Whether the card and its driver have GPUDirect Storage; None: not known."""
+    """Whether the card and its driver support GPUDirect Storage; None: not known."""
     interconnect: Interconnect | None = None
-    """Links to other GPUs; None: all traffic goes over PCIe."""
+    """Links to other GPUs; None: all traffic between GPUs goes over PCIe."""
 
     @property
     def hbm_rate(self) -> float:
-        """[B/s] of HBM in practice."""
+        """The bandwidth [B/s] that kernels reach in GPU memory."""
         return self.hbm_bandwidth.value * self.hbm_efficiency.value
 
     @property
     def kernel_latency_s(self) -> float:
-        """[s]"""
+        """The time [s] that each kernel costs in addition to its work."""
         return self.kernel_latency.value
 
     @property
     def reserved_bytes(self) -> int:
-        """[B]"""
+        """The memory [B] that driver and libraries occupy."""
         return self.reserved.value
 
     def matmul_rate(self, work: float, dtype: str) -> float:
-        """[FLOP/s] of a matrix multiplication of ``work`` [FLOP] on ``dtype``.
+        """Return the rate [FLOP/s] of a matrix multiplication of ``work`` [FLOP] on ``dtype``.
 
-        Raises InputError for a data type that the chip lacks.
+        Raises InputError for a data type that the chip does not support.
         """
         peak: Sourced[FlopsPerSecond] | None = getattr(self.compute, dtype, None)
         if peak is None:
             has = ", ".join(name for name, rate in self.compute if rate is not None)
-            raise InputError.at("", f"{self.id} has no {dtype}; it has {has}")
+            raise InputError.at("", f"{self.id} does not support {dtype}; it supports {has}")
         return peak.value * self.matmul_efficiency.at(work)
 
 
 class DeepSpeedCosts(Frozen):
-    """What the Python thread that drives a GPU spends, per event."""
+    """Time that the Python thread that drives a GPU spends under DeepSpeed, per event."""
 
     ranks: Sourced[Count]
-    """Most ranks of one host with which these were measured, here or where they are scaled from."""
+    """Largest number of ranks on one host with which the costs were measured, here or on the machine from
+    which they are scaled."""
     module_call: Sourced[Seconds]
-    """A call of a module that launches one kernel."""
+    """Time of the call of a module that launches one kernel."""
     operation: Sourced[Seconds]
-    """Every further PyTorch operation of a module."""
+    """Time of every further PyTorch operation of a module."""
     linear_call: Sourced[Seconds]
-    """A call of a linear layer under ZeRO-3, which puts an autograd function of its own in its place."""
+    """Time of the call of a linear layer under ZeRO-3, which replaces it by an autograd function of its
+    own."""
     hook: Sourced[Seconds]
-    """ZeRO-3's hooks of a module, before and after it."""
+    """Time of ZeRO-3's hooks before and after a module."""
     hook_input: Sourced[Seconds]
-    """Added for every tensor that a module gets by position: an autograd function is put before it."""
+    """Time added for every tensor that a module receives as a positional argument, because ZeRO-3 applies an
+    autograd function to it."""
     fetch_call: Sourced[Seconds]
-    """A call that gathers what a module needs at once."""
+    """Time of a call that gathers what a module needs immediately."""
     prefetch_call: Sourced[Seconds]
-    """A call that gathers ahead."""
+    """Time of a call that gathers parameters ahead of their use."""
     gathered_parameter: Sourced[Seconds]
-    """Every parameter that is brought to the GPU."""
+    """Time for every parameter that is brought to the GPU."""
     copy_call: Sourced[Seconds]
-    """Added for a parameter that is copied from host memory asynchronously, or from pageable memory."""
+    """Time added for a parameter that is copied from host memory asynchronously, or from pageable memory."""
     blocking_copy_call: Sourced[Seconds]
-    """Added for a parameter whose copy blocks the thread, beyond the copy itself."""
+    """Time added for a parameter whose copy blocks the thread, in addition to the copy itself."""
     collective_call: Sourced[Seconds]
-    """Added on several ranks for every call that gathers."""
+    """Time added on several ranks for every call that gathers."""
     coalesced_call: Sourced[Seconds]
-    """Added on several ranks for a call that gathers several parameters: they are put together and apart."""
+    """Time added on several ranks for a call that gathers several parameters, which are packed and
+    unpacked."""
     collective_parameter: Sourced[Seconds]
-    """Added on several ranks for every parameter that is gathered."""
+    """Time added on several ranks for every parameter that is gathered."""
     fetch_wait: Sourced[Seconds]
-    """A module's wait for parameters in flight, beyond the wait itself."""
+    """Time for handling a module's wait for parameters in flight, in addition to the wait itself."""
     released_parameter: Sourced[Seconds]
-    """Every parameter that is let go."""
+    """Time for every parameter that is released."""
     cold_share: Sourced[Share]
-    """Of a copy that blocks the thread, and of reads that it waits for: so much longer takes what it does
-    next, its caches cold. Not of one rank's asynchronous copies, which mostly end before it asks."""
+    """Slow-down of the thread by cold caches after a blocking copy, or after waiting for reads, as a fraction
+    of the duration of that copy or wait. It does not apply to asynchronous copies of a single rank, most of
+    which end before the thread waits for them."""
     cold_limit: Sourced[Seconds]
-    """Most that one wait adds in this way."""
+    """Longest time that one wait adds in this way."""
     pass_overhead: Sourced[Seconds]
-    """A forward pass, outside of its modules: masks, positions, the choice of the next token."""
+    """Time of a forward pass outside of its modules: masks, positions, choice of the next token."""
 
 
 class TrainingCosts(Frozen):
-    """What the Python thread spends in training beyond what inference does, per event."""
+    """Time that the Python thread spends in training in addition to the costs of inference, per event."""
 
     graph: Sourced[Annotated[float, Field(ge=0, le=10)]]
-    """Launches of forward take this fraction longer when autograd records them."""
+    """Fraction by which the launches of the forward pass take longer when autograd records them."""
     checkpoint: Sourced[Seconds]
-    """A layer that keeps only its input: saving, and later restoring, the state of the random numbers."""
+    """Time for a layer that keeps only its input: saving, and later restoring, the state of the random number
+    generators."""
     backward_call: Sourced[Seconds]
-    """Backward of a module that launches kernels, with ZeRO-3's hooks before and after it."""
+    """Time of the backward pass of a module that launches kernels, with ZeRO-3's hooks before and after
+    it."""
     gradient: Sourced[Seconds]
-    """A gradient that is complete: its hook, the bucket, and its way to where it is accumulated."""
+    """Time for each complete gradient: its hook, its bucket, and its transfer to where it is accumulated."""
     reduce_call: Sourced[Seconds]
-    """A bucket that is reduced."""
+    """Time for each bucket that is reduced."""
     boundary_gradient: Sourced[Seconds]
-    """Added in the last micro-step for every gradient that goes to an offloaded optimizer."""
+    """Time added in the last micro-step for every gradient that goes to an offloaded optimizer."""
     step_call: Sourced[Seconds]
-    """A step of the optimizer."""
+    """Time of a step of the optimizer."""
     sub_group_call: Sourced[Seconds]
-    """Every sub-group in it."""
+    """Time for every sub-group in that step."""
     updated_parameter: Sourced[Seconds]
-    """Every parameter tensor in it."""
+    """Time for every parameter tensor in that step."""
 
 
 class CpuOptimizer(Frozen):
-    """Adam, and element-by-element arithmetic, on the CPU; rates count bytes read and written.
+    """Rates of Adam, and of element-wise arithmetic, on the CPU; they count bytes read and written.
 
-    ``n`` threads reach 1 / sqrt(1 / (n x thread)^2 + 1 / limit^2): proportional to the threads until memory
-    is full, with a soft corner (CPU Adam on a Xeon with 1 to 64 threads, and on an i5-14600K with 1 to 6, lie
-    within 4 % of it: docs/measurements/training.md).
-    PyTorch allocates a process's states from one thread, and Linux puts pages on the NUMA node of the thread
-    that touches them first: a process has the bandwidth of one node, however many threads it runs.
+    ``n`` threads reach 1 / sqrt(1 / (n x thread)^2 + 1 / limit^2): the rate is proportional to the threads
+    until memory bandwidth saturates, with a smooth transition. Measurements of CPU Adam on a Xeon with 1 to
+    64 threads, and on an i5-14600K with 1 to 6, are within 4 % of it (docs/measurements/training.md). PyTorch
+    allocates a process's states from one thread, and Linux places pages on the NUMA node of the thread that
+    first touches them: a process has the bandwidth of one node, however many threads it runs.
     """
 
     cores: Sourced[Count]
-    """All sockets."""
+    """Number of cores of all sockets together."""
     numa_nodes: Sourced[Count]
-    """Nodes with memory of their own."""
+    """Number of NUMA nodes with memory of their own."""
     thread: Sourced[BytesPerSecond]
-    """One thread of Adam by itself, in the limit of few threads."""
+    """Rate of a single thread of Adam: the limit of the formula for few threads."""
     limit: Sourced[BytesPerSecond]
-    """All threads on the memory of all nodes together, in the limit of many."""
+    """Rate of all threads on the memory of all nodes together: the limit of the formula for many threads."""
 
     def rate(self, threads: int, *, processes: int = 1, local: bool = False) -> int:
-        """[B/s] of memory traffic of Adam on ``threads`` threads of one of so many processes on the host.
+        """Return the memory traffic [B/s] of Adam on ``threads`` threads of one of ``processes`` processes on
+        the host.
 
-        ``local`` = its threads lie spread over the memory that they work on, and so have their share of all
-        nodes, not of one (ZenFlow's optimizer process: deepspeed/runtime/zenflow/zenflow_utils.py).
+        ``local`` means that its threads are spread over the memory on which they work, and so have their
+        share of all nodes, not of one (ZenFlow's optimizer process:
+        deepspeed/runtime/zenflow/zenflow_utils.py).
         """
         return self.shared(threads * self.thread.value, processes, local=local)
 
     def shared(self, threads_rate: float, processes: int, *, local: bool = False) -> int:
-        """[B/s] that one of ``processes`` reaches whose threads could make ``threads_rate``."""
+        """Return the memory traffic [B/s] of one of ``processes`` whose threads alone could reach
+        ``threads_rate``."""
         share = self.limit.value / (processes if local else max(self.numa_nodes.value, processes))
         return int((threads_rate**-2 + share**-2) ** -0.5)
 
@@ -298,46 +317,49 @@ class Host(Profile):
 
     kind: Literal["host"]
     cpu: Text
-    """Name of the processors."""
+    """Model name of the processors."""
     memory_capacity: Sourced[PositiveBytes]
-    """All that is installed. A memory module sold as 64 GB holds 64 GiB."""
+    """Installed memory. A memory module sold as 64 GB holds 64 GiB."""
     memory_maximum: Sourced[PositiveBytes] | None = None
-    """The most that its board takes; None: not known. No more is proposed."""
+    """Most memory that the board supports, and so the most that is proposed; None: not known."""
     memory_bandwidth: Sourced[BytesPerSecond]
-    """Peak of all channels."""
+    """Peak bandwidth of all memory channels together."""
     stream_fraction: Sourced[Share]
-    """What the STREAM benchmark, or GPUs copying at once, reach of the peak."""
+    """Share of the peak bandwidth that the STREAM benchmark, or GPUs that copy simultaneously, reach."""
     from_gpu_traffic: Sourced[Multiple] | None = None
-    """Bytes of ``memory_rate`` that a byte from a GPU takes, where GPUs that copy to the host at once were
-    measured; else it is counted: 1."""
+    """Bytes of ``memory_rate`` that each byte copied from a GPU consumes, where it was measured with GPUs
+    that copy to the host simultaneously; otherwise 1 is assumed."""
     pageable_traffic: Sourced[Multiple] | None = None
-    """The same of a byte on its way from pageable memory to a GPU; else 3: the CPU reads and writes a staging
-    buffer, then DMA reads."""
+    """Bytes of ``memory_rate`` that each byte copied from pageable memory to a GPU consumes, where it was
+    measured; otherwise 3 is assumed, as the CPU reads and writes a staging buffer, which DMA then reads."""
     memcpy_rate: Sourced[BytesPerSecond]
-    """Bytes that one thread copies per second (read once and written once)."""
+    """Rate at which one thread copies (each byte is read once and written once)."""
     reserved: Sourced[PositiveBytes]
-    """Memory that the operating system and the processes keep."""
+    """Memory that the operating system and the processes occupy."""
     slots: Sourced[Reference] | None = None
-    """PCIe generation of the slots at its CPUs; None: not known, so that every device works at its own."""
+    """PCIe generation of the slots at the CPUs; None: not known, so that every device runs at its own
+    generation."""
     cpu_optimizer: CpuOptimizer
-    """Arithmetic on the CPU."""
+    """Rates of arithmetic on the CPU."""
     deepspeed: DeepSpeedCosts
     """Costs of the Python thread under DeepSpeed."""
     training: TrainingCosts
-    """Its costs in training beyond those."""
+    """Additional costs of the Python thread in training."""
     fsdp: FsdpCosts | None = None
-    """Its costs under PyTorch's FSDP; None: not measured, so that those of another host are scaled."""
+    """Costs of the Python thread under PyTorch's FSDP; None: not measured, so that those of another host are
+    scaled."""
 
     def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
-        """[B/s] of memory traffic of PyTorch's loops over ``threads`` threads: casts, products, copies.
+        """Return the memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies) on
+        ``threads`` threads.
 
-        One thread moves two bytes for each that it copies; all threads together reach what Adam reaches.
+        One thread moves two bytes for each byte that it copies; all threads together reach the rate of Adam.
         """
         return self.cpu_optimizer.shared(threads * 2 * self.memcpy_rate.value, processes)
 
     @property
     def fsdp_costs(self) -> FsdpCosts:
-        """Its own costs under FSDP, or another host's scaled to it."""
+        """The host's own costs under FSDP, or those of the reference host scaled to it."""
         if self.fsdp is not None:
             return self.fsdp
         cpu = self.cpu_optimizer
@@ -349,24 +371,24 @@ class Host(Profile):
 
     @property
     def memory_rate(self) -> int:
-        """[B/s] of reads and writes together, in practice."""
+        """The rate [B/s] of memory reads and writes together, in practice."""
         return int(self.memory_bandwidth.value * self.stream_fraction.value)
 
     @property
     def reserved_bytes(self) -> int:
-        """[B]"""
+        """The memory [B] that operating system and processes occupy."""
         return self.reserved.value
 
 
 class Nic(Profile):
-    """A port of a network adapter."""
+    """One port of a network adapter."""
 
     kind: Literal["nic"]
     link_rate: Sourced[BytesPerSecond]
-    """On the wire, in one direction."""
+    """Rate on the wire, in one direction."""
     achieved: Sourced[BytesPerSecond]
-    """Payload in one direction."""
+    """Payload rate that is reached in one direction."""
     latency: Sourced[Seconds]
-    """One way, of a small message."""
+    """One-way latency of a small message."""
     pcie: Slot
-    """Its own side of the slot."""
+    """The adapter's own side of its slot."""

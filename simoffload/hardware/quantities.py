@@ -1,4 +1,4 @@
-"""Numbers that say where they come from, the building blocks of every profile, and curves through them."""
+"""Numbers with their origin, from which every profile is built, and curves through them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ __all__ = [
 
 
 class Curve(NamedTuple):
-    """Points (x, y) with x rising; y is linear in log x between them and level beyond both ends."""
+    """A curve through points (x, y) with x rising; y is linear in log x between them and constant beyond both
+    ends."""
 
     points: tuple[tuple[float, float], ...]
 
     @classmethod
     def flat(cls, rate: int) -> Curve:
-        """The same ``rate`` [B/s] for every size."""
+        """Return the curve that has the same ``rate`` [B/s] at every size."""
         return cls(((1, rate),))
 
     def at(self, x: float) -> float:
-        """The value at ``x``."""
+        """Return the value of the curve at ``x``."""
         index = bisect_left(self.points, x, key=lambda point: point[0])
         if index == 0:
             return self.points[0][1]
@@ -56,29 +57,30 @@ class Curve(NamedTuple):
         return low + (high - low) * log(x / left) / log(right / left)
 
     def covers(self, x: float) -> bool:
-        """Whether ``x`` lies between the points, or there is only one point, which says nothing of range."""
+        """Return whether ``x`` is within the points; a curve of one point covers everything."""
         return len(self.points) == 1 or self.points[0][0] <= x <= self.points[-1][0]
 
     def lower(self, other: Curve) -> Curve:
-        """The lower of two curves, at the points of both."""
+        """Return the lower of two curves, at the points of both."""
         sizes = sorted({x for x, _ in (*self.points, *other.points)})
         return Curve(tuple((x, min(self.at(x), other.at(x))) for x in sizes))
 
     def rate(self, size: int) -> int:
-        """[B/s] at ``size`` [B], whole and at least 1."""
+        """Return the rate [B/s] at ``size`` [B], as an integer of at least 1."""
         return max(1, int(self.at(size)))
 
 
 Origin = Literal["spec", "measured", "estimate"]
-"""``spec``: published by the maker, or arithmetic; ``measured``: somebody ran it; ``estimate``: the rest."""
+"""``spec``: published by the manufacturer, or derived by arithmetic; ``measured``: measured on real hardware;
+``estimate``: everything else."""
 
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
-"""A fraction of one."""
+"""A fraction above 0, at most 1."""
 Multiple = Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False)]
-"""One and more."""
+"""A factor of at least 1."""
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 PositiveSeconds = Annotated[Seconds, Field(gt=0)]
-"""[s] above zero"""
+"""A time [s] above zero."""
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 ID_PATTERN = r"^[a-z0-9][a-z0-9.+-]{0,79}$"
 Identifier = Annotated[str, Field(pattern=ID_PATTERN)]
@@ -86,13 +88,13 @@ Identifier = Annotated[str, Field(pattern=ID_PATTERN)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=40)]
 """Name of a vertex or a tier within a platform."""
 Reference = Annotated[str, Field(min_length=1, max_length=400)]
-"""Another profile: its id, or the path of its file relative to the file that refers to it."""
+"""Reference to another profile: its id, or the path of its file relative to the file that refers to it."""
 
 T = TypeVar("T")
 
 
 def id_fault(text: str) -> str | None:
-    """What keeps a text from being the id of a profile, if anything."""
+    """Return why a text cannot be the id of a profile, or None if it can."""
     if re.fullmatch(ID_PATTERN, text):
         return None
     if len(text) > 80:
@@ -101,13 +103,13 @@ def id_fault(text: str) -> str | None:
 
 
 class Provenance(Frozen):
-    """Who says so, and when that was looked up."""
+    """The source of a statement, and the date on which it was looked up."""
 
     origin: Origin
     source: Text
-    """Document, page or command that says so."""
+    """Document, page or command from which the number comes."""
     date: datetime.date
-    """When it was looked up or measured."""
+    """Date on which it was looked up or measured."""
     residual: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
     """Largest relative difference between the measurements and the fit that gave the number."""
 
@@ -122,11 +124,11 @@ class Sourced(Provenance, Generic[T]):
 def _must_increase(sizes: list[float]) -> None:
     for smaller, larger in pairwise(sizes):
         if larger <= smaller:
-            raise ValueError("the points must be in order of their first number, each larger than the last")
+            raise ValueError("the first numbers of the points must increase")
 
 
 class RateCurve(Provenance):
-    """A rate that depends on a size: of the transfer, or of what is in flight."""
+    """A rate by a size: of the transfer, or of the bytes in flight."""
 
     points: Annotated[tuple[tuple[PositiveBytes, BytesPerSecond], ...], Field(min_length=1, max_length=200)]
     """Pairs (size [B], rate [B/s])."""
@@ -138,11 +140,11 @@ class RateCurve(Provenance):
 
     @property
     def top(self) -> int:
-        """[B/s] the highest rate of the curve."""
+        """The highest rate [B/s] of the curve."""
         return max(rate for _, rate in self.points)
 
     def scaled(self, numerator: int, denominator: int) -> Curve:
-        """The curve with every rate multiplied by a ratio (of PCIe lanes)."""
+        """Return the curve with every rate multiplied by a ratio (of PCIe lanes)."""
         return Curve(tuple((size, rate * numerator / denominator) for size, rate in self.points))
 
 
@@ -160,5 +162,5 @@ class EfficiencyCurve(Provenance):
         return self
 
     def at(self, work: float) -> float:
-        """Fraction at ``work`` [FLOP]."""
+        """Return the fraction at ``work`` [FLOP]."""
         return Curve(self.points).at(work)

@@ -22,20 +22,20 @@ __all__ = ["Demand", "fair_rates", "loads"]
 
 
 class Demand(NamedTuple):
-    """What one flow asks of the links."""
+    """The demand of one flow on the links."""
 
     hops: tuple[tuple[int, int], ...]
-    """Pairs (link, coefficient)."""
+    """Pairs (link, coefficient), one for each link that the flow crosses."""
     cap: int
-    """[B/s] the most it can use."""
+    """Highest rate [B/s] that the flow can use."""
     weight: int = 1
 
 
 def fair_rates(demands: Sequence[Demand], capacities: Sequence[int]) -> list[int]:
     """Return the max-min fair rate [B/s] of every demand, rounded down.
 
-    Everything before that rounding is exact, so the order of the demands does not matter and like
-    demands get like rates. ``capacities`` are in [B/s x coefficient].
+    Everything before that rounding is exact, so that the order of the demands does not matter and equal
+    demands get equal rates. ``capacities`` are in [B/s x coefficient].
     """
     filling = _Filling(demands, capacities)
     common = lcm(*{demand.weight for demand in demands})
@@ -56,7 +56,7 @@ def fair_rates(demands: Sequence[Demand], capacities: Sequence[int]) -> list[int
 
 
 class _Filling:
-    """What is held and what is left while the common level rises."""
+    """The rates that are fixed, and the capacity that remains, while the common level rises."""
 
     def __init__(self, demands: Sequence[Demand], capacities: Sequence[int]) -> None:
         self.rates: list[int | None] = [None] * len(demands)  # None: still growing
@@ -87,14 +87,14 @@ class _Filling:
         return first, level, steepness
 
     def fill(self, link: int, level: int, steepness: int) -> None:
-        """Hold the flows that still grow on ``link``, which is full at ``level / steepness``."""
+        """Fix the rates of the flows that still grow on ``link``, which is full at ``level / steepness``."""
         del self._left[link]
         for flow in self._flows[link]:
             if self.rates[flow] is None:
                 self.hold(flow, level * self._demands[flow].weight, steepness)
 
     def hold(self, flow: int, rate: int, unit: int) -> None:
-        """Let ``flow`` go no faster than ``rate / unit``."""
+        """Fix the rate of ``flow`` at ``rate / unit``."""
         self.rates[flow] = rate // unit
         demand = self._demands[flow]
         for link, coefficient in demand.hops:

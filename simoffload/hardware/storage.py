@@ -1,4 +1,4 @@
-"""Where weights may lie outside of the host's memory: drives, arrays, file servers, remote drives."""
+"""Schemas of storage outside of the host's memory: drives, arrays, file servers, remote drives."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ __all__ = ["LEAST_DRIVES", "Drive", "Endurance", "Nfs", "NvmeOf", "Pfs", "Raid",
 
 
 class Service(NamedTuple):
-    """What a target does in one direction, whatever it is made of."""
+    """What a storage target delivers in one direction."""
 
     rate: int
-    """[B/s] for all clients together."""
+    """Rate [B/s] for all clients together."""
     latency: float
-    """[s] of one request, unloaded."""
+    """Latency [s] of one request on an idle target."""
     request_rate: int
-    """[B/s] at which one request streams from one device."""
+    """Rate [B/s] at which one request streams from one device."""
     chunk: int = 0
-    """[B] after which a request goes on to the next device of an array; 0 = never."""
+    """Size [B] after which a request continues on the next device of an array; 0 = never."""
     width: int = 1
-    """Devices that one request can stream from."""
+    """Number of devices from which one request can stream."""
 
     def mixed(self, other: Service, share: Fraction) -> Service:
-        """Mean of two services over bytes of which ``share`` are served by this one, the rest by the other.
+        """Return the mean of two services over bytes of which ``share`` are served by this one, the rest by
+        the other.
 
-        The time of both parts is added: 1 / rate = share / rate of this + (1 - share) / rate of the other.
+        The times of both parts add up: 1 / rate = share / rate of this + (1 - share) / rate of the other.
         """
         rate, streams = (
-            int(1 / (share / mine + (1 - share) / its))
-            for mine, its in ((self.rate, other.rate), (self.request_rate, other.request_rate))
+            int(1 / (share / own_rate + (1 - share) / other_rate))
+            for own_rate, other_rate in ((self.rate, other.rate), (self.request_rate, other.request_rate))
         )
         return self._replace(rate=rate, request_rate=streams)
 
@@ -52,30 +53,32 @@ Positive = Annotated[float, Field(strict=True, gt=0, le=1_000_000, allow_inf_nan
 
 
 class Endurance(Frozen):
-    """How much the maker warrants that a host may write: ``tbw``, or ``dwpd`` over the warranty's years.
+    """How much the manufacturer warrants that a host may write: ``tbw``, or ``dwpd`` over the warranty's
+    years.
 
-    Both count bytes that the host writes, under JEDEC's workloads (JESD219; from memory); what a drive
-    adds in its NAND is in the rating. Large sequential writes wear less: Micron rates the 9550 MAX of
-    3.2 TB at 17 520 TB of random and 37 200 TB of sequential writing (table of StorageReview).
+    Both count bytes that the host writes, under JEDEC's workloads (JESD219; from memory); the drive's own
+    write amplification is included in the rating. Large sequential writes wear less: Micron rates the 9550
+    MAX of 3.2 TB at 17 520 TB of random and 37 200 TB of sequential writing (table of StorageReview).
     """
 
     tbw: Sourced[PositiveBytes] | None = None
-    """Total bytes written."""
+    """Total bytes written over the life of the drive."""
     dwpd: Sourced[Positive] | None = None
-    """Drive writes per day."""
+    """Full drive writes per day during the warranty."""
     warranty_years: Sourced[Positive] | None = None
-    """Over which ``dwpd`` holds."""
+    """Years of the warranty, over which ``dwpd`` holds."""
 
     @model_validator(mode="after")
     def _enough(self) -> Endurance:
         if self.tbw is None and self.dwpd is None:
             raise ValueError("give tbw (total bytes written), or dwpd (drive writes per day)")
         if self.tbw is None and self.warranty_years is None:
-            raise ValueError("dwpd holds over the warranty: give warranty_years, too")
+            raise ValueError("dwpd needs warranty_years, the time over which it holds")
         return self
 
     def rated_bytes(self, capacity: int) -> int:
-        """[B] that a drive of ``capacity`` [B] is rated for: ``tbw``, else dwpd x capacity x 365 x years.
+        """Return the bytes [B] that a drive of ``capacity`` [B] is rated for: ``tbw``, else dwpd x capacity x
+        365 x years.
 
         The 9550 MAX confirms the product: 3 x 3.2 TB x 365 x 5 = 17 520 TB.
         """
@@ -86,7 +89,8 @@ class Endurance(Frozen):
         return int(self.dwpd.value * capacity * 365 * self.warranty_years.value)
 
     def rated_dwpd(self, capacity: int) -> float | None:
-        """Drive writes per day: ``dwpd``, else tbw over capacity x 365 x years; None without a warranty."""
+        """Return the rated drive writes per day: ``dwpd``, else tbw over capacity x 365 x years; None without
+        a warranty."""
         if self.dwpd is not None:
             return self.dwpd.value
         if self.warranty_years is None:
@@ -95,43 +99,43 @@ class Endurance(Frozen):
 
 
 class WriteCache(Frozen):
-    """Part of a drive's flash that is written with one bit in each cell (pseudo-SLC; Samsung's TurboWrite).
+    """Part of a drive's flash that is written with one bit per cell (pseudo-SLC; Samsung's TurboWrite).
 
-    It takes writes faster than the rest, and is emptied into the rest while the drive has nothing else to do.
+    It accepts writes faster than the rest, and is emptied into the rest while the drive is idle.
     """
 
     capacity: Sourced[PositiveBytes]
-    """What it holds when it is empty."""
+    """Size of the cache when it is empty."""
     rate_after: Sourced[BytesPerSecond]
-    """Sequential writing once it is full."""
+    """Sequential write rate once the cache is full."""
 
 
 class Drive(Profile):
-    """An NVMe drive."""
+    """An NVMe drive as its data sheet describes it."""
 
     kind: Literal["drive"]
     capacity: Sourced[PositiveBytes]
-    """For data."""
+    """Capacity that is available for data."""
     read: Sourced[BytesPerSecond]
-    """Sequential, at a queue deep enough."""
+    """Sequential read rate at a sufficient queue depth."""
     write: Sourced[BytesPerSecond]
-    """Sequential; sustained, or into ``write_cache`` where the drive has one."""
+    """Sequential write rate: sustained, or into ``write_cache`` where the drive has one."""
     write_cache: WriteCache | None = None
-    """None where ``write`` is sustained, as data-centre drives have it."""
+    """The drive's write cache; None where ``write`` is sustained, as with data-centre drives."""
     read_latency: Sourced[Seconds]
-    """Of one request on an idle drive."""
+    """Latency of one read request on an idle drive."""
     write_latency: Sourced[Seconds]
-    """Of one request on an idle drive."""
+    """Latency of one write request on an idle drive."""
     random_read: Sourced[Count] | None = None
-    """[requests/s] of 4 KiB."""
+    """Random reads of 4 KiB [requests/s]."""
     random_write: Sourced[Count] | None = None
-    """[requests/s] of 4 KiB."""
+    """Random writes of 4 KiB [requests/s]."""
     read_by_outstanding: RateCurve | None = None
-    """Measured read rate by the bytes in flight, where known; else latency and rate give it."""
+    """Measured read rate by the bytes in flight, where known; otherwise it follows from latency and rate."""
     endurance: Endurance | None = None
-    """None where no rating was found."""
+    """Rated endurance; None where no rating was found."""
     pcie: Slot
-    """Its own side of the slot."""
+    """The drive's own side of its slot."""
 
     @field_validator("write_cache")
     @classmethod
@@ -152,12 +156,12 @@ class Drive(Profile):
 
     @property
     def sustained_write(self) -> int:
-        """[B/s] of writing without end."""
+        """The rate [B/s] of writing without end."""
         return self.write_cache.rate_after.value if self.write_cache else self.write.value
 
 
 LEAST_DRIVES = {0: 1, 5: 3, 6: 4, 10: 4}
-"""By level of an array."""
+"""Smallest number of drives of an array, by RAID level."""
 
 
 class Raid(Profile):
@@ -165,17 +169,18 @@ class Raid(Profile):
 
     kind: Literal["raid"]
     level: Literal[0, 5, 6, 10]
-    """Parity and mirrors: 0 none, 5 and 6 parity of one and two drives, 10 mirrors."""
+    """RAID level: 0 none, 5 and 6 parity of one and two drives, 10 mirrors."""
     drive: Reference
-    """Profile of its drives."""
+    """Drive profile from which the array is built."""
     count: Count
-    """How many drives."""
+    """Number of drives in the array."""
     chunk: Sourced[PositiveBytes]
-    """On one drive before the next one follows."""
+    """Bytes written to one drive before the next one follows."""
     read_efficiency: Sourced[Share]
-    """Of the drives' summed rate."""
+    """Share of the summed read rate of all drives that the array reaches."""
     write_efficiency: Sourced[Share]
-    """Of the summed rate of the drives that hold data (not parity, not mirrors)."""
+    """Share that the array reaches of the summed write rate of the drives that hold data (not parity, not
+    mirrors)."""
 
     @model_validator(mode="after")
     def _enough_drives(self) -> Raid:
@@ -187,20 +192,21 @@ class Raid(Profile):
 
     @property
     def data_drives(self) -> int:
-        """Drives' worth of data: n, n-1 (RAID5), n-2 (RAID6), n/2 (RAID10)."""
+        """The number of drives' worth of data: n, n-1 (RAID5), n-2 (RAID6), n/2 (RAID10)."""
         return {0: self.count, 5: self.count - 1, 6: self.count - 2, 10: self.count // 2}[self.level]
 
     def usable(self, drive: Drive) -> int:
-        """[B] for data."""
+        """Return the capacity [B] for data."""
         return self.data_drives * drive.capacity.value
 
     def read_service(self, drive: Drive) -> Service:
-        """All drives serve reads; a request streams from one of them."""
+        """Return the service of reads, to which all drives contribute; a request streams from one of them."""
         rate = int(self.count * drive.read.value * self.read_efficiency.value)
         return Service(rate, drive.read_latency.value, drive.read.value, self.chunk.value, self.count)
 
     def write_service(self, drive: Drive, *, sustained: bool = False) -> Service:
-        """Whole stripes; what parity and mirrors cost beyond their drives is in the efficiency."""
+        """Return the service of writes of whole stripes; the efficiency includes the cost of parity and
+        mirrors."""
         each = drive.sustained_write if sustained else drive.write.value
         rate = int(self.data_drives * each * self.write_efficiency.value)
         return Service(rate, drive.write_latency.value, each, self.chunk.value, self.data_drives)
@@ -211,31 +217,32 @@ class Nfs(Profile):
 
     kind: Literal["nfs"]
     link: Reference
-    """Adapter of the server."""
+    """Network adapter of the server, as a profile."""
     links: Count = 1
-    """Ports of the server that are used; mounts are spread over them."""
+    """Number of server ports that are used; mounts are distributed over them."""
     mounts: Sourced[Count]
-    """Of one client: each goes over one port of the server."""
+    """Number of mounts of one client, each over one port of the server."""
     nconnect: Sourced[Count]
-    """TCP connections per mount."""
+    """Number of TCP connections per mount."""
     per_connection: Sourced[BytesPerSecond]
-    """What one connection carries."""
+    """Rate that one TCP connection carries."""
     read: Sourced[BytesPerSecond]
-    """Of the server, all clients together."""
+    """Read rate of the server, all clients together."""
     write: Sourced[BytesPerSecond]
-    """Of the server, all clients together."""
+    """Write rate of the server, all clients together."""
     latency: Sourced[Seconds]
-    """Of one request over the network."""
+    """Latency of one request over the network."""
     capacity: Sourced[PositiveBytes]
-    """For data."""
+    """Capacity that is available for data."""
 
     @property
     def client_rate(self) -> int:
-        """[B/s] of all connections of one client, in one direction, whatever the ports carry."""
+        """The rate [B/s] of all connections of one client, in one direction, if its ports do not limit it."""
         return self.mounts.value * self._mount_rate()
 
     def client_rate_over(self, port: int) -> int:
-        """[B/s] of one client whose mounts are spread evenly over ports of so many [B/s]."""
+        """Return the rate [B/s] of one client whose mounts are spread evenly over server ports of ``port``
+        [B/s] each."""
         each, more = divmod(self.mounts.value, self.links)
         shares = [each + 1] * more + [each] * (self.links - more)
         return sum(min(port, mounts * self._mount_rate()) for mounts in shares)
@@ -245,30 +252,32 @@ class Nfs(Profile):
 
 
 class Pfs(Profile):
-    """A parallel filesystem in the way of Lustre, with the settings of its clients.
+    """A parallel filesystem such as Lustre, with the settings of its clients.
 
-    ``read`` and ``write`` are of the servers with their adapters: a filesystem is measured, and sold, so.
+    ``read`` and ``write`` are rates of the servers including their adapters, as such systems are measured and
+    sold.
     """
 
     kind: Literal["pfs"]
     count: Count = 1
-    """Systems like this joined to one filesystem; all numbers but those of clients and RPCs are of one."""
+    """Number of such systems joined to one filesystem; all numbers except those of clients and RPCs are per
+    system."""
     osts: Sourced[Count]
-    """Object storage targets of all servers."""
+    """Number of object storage targets of all servers."""
     stripe_count: Sourced[Count]
-    """Targets over which one file lies."""
+    """Number of targets over which one file is striped."""
     rpc_size: Sourced[PositiveBytes]
-    """Of one request on the wire."""
+    """Size of one request on the wire."""
     rpcs_in_flight: Sourced[Count]
-    """Per client and target."""
+    """Requests in flight per client and target."""
     read: Sourced[BytesPerSecond]
-    """Of the servers, all clients together."""
+    """Read rate of the servers, all clients together."""
     write: Sourced[BytesPerSecond]
-    """Of the servers, all clients together."""
+    """Write rate of the servers, all clients together."""
     latency: Sourced[PositiveSeconds]
-    """Of one RPC over the network."""
+    """Latency of one RPC over the network."""
     capacity: Sourced[PositiveBytes]
-    """For data."""
+    """Capacity that is available for data."""
 
     @model_validator(mode="after")
     def _stripes(self) -> Pfs:
@@ -278,16 +287,17 @@ class Pfs(Profile):
 
     @property
     def client_rate(self) -> int:
-        """[B/s] that one client can have in flight: targets x RPCs x size over latency (Little's law)."""
+        """The rate [B/s] that the requests in flight of one client reach: targets x RPCs x size over latency
+        (Little's law)."""
         return self.targets * self._target_window()
 
     @property
     def targets(self) -> int:
-        """Object storage targets of all systems."""
+        """The number of object storage targets of all systems."""
         return self.count * self.osts.value
 
     def transfer_rate(self, rate: int) -> int:
-        """[B/s] of one file when all targets together reach ``rate``."""
+        """Return the rate [B/s] of one file when all targets together reach ``rate``."""
         per_target = min(rate // self.targets, self._target_window())
         return self.stripe_count.value * per_target
 
@@ -296,24 +306,24 @@ class Pfs(Profile):
 
 
 class NvmeOf(Profile):
-    """Drives of another machine, seen as blocks over the network."""
+    """Drives of another machine, accessed as block devices over the network."""
 
     kind: Literal["nvmeof"]
     protocol: Literal["rdma", "tcp"]
-    """How blocks travel."""
+    """Transport protocol of the blocks."""
     target: Reference
     """The drive or array that is exported."""
     link: Reference
-    """Adapter of the target."""
+    """Network adapter of the target, as a profile."""
     links: Count
-    """Ports of the target that are used."""
+    """Number of ports of the target that are used."""
     transport_latency: Sourced[Seconds]
-    """Added to the drive's own."""
+    """Latency that the transport adds to that of the drive."""
     efficiency: Sourced[Share]
-    """Of the drive's own rate."""
+    """Share of the drive's own rate that is reached."""
 
     def through(self, service: Service, link_rate: int) -> Service:
-        """The target's service as a client sees it."""
+        """Return the target's service as seen by a client."""
         rate = min(int(service.rate * self.efficiency.value), self.links * link_rate)
         latency = service.latency + self.transport_latency.value
         return Service(rate, latency, service.request_rate, service.chunk, service.width)

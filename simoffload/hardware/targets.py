@@ -1,4 +1,4 @@
-"""Storage targets of all kinds, reduced to what the topology needs to know."""
+"""Storage targets of all kinds, reduced to the properties that the topology needs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from simoffload.documents import DocumentLocation
 from simoffload.hardware.library import Entry, Library
-from simoffload.hardware.location import DocumentLocation
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.profiles import Nic, Pcie, Slot
 from simoffload.hardware.quantities import RateCurve
@@ -28,90 +28,94 @@ __all__ = [
 
 LOCAL_KINDS = ("drive", "raid")
 LINKED_KINDS = ("nfs", "nvmeof")
-"""Servers whose adapters their profiles name."""
+"""Kinds of servers whose profiles name their network adapters."""
 STORAGE_KINDS = (*LOCAL_KINDS, "nfs", "pfs", "nvmeof")
 
 
 class PcieLink(NamedTuple):
-    """A cable of a generation and width."""
+    """A PCIe cable of a generation and a width."""
 
     pcie: Pcie
     lanes: int
 
     def within(self, slot: Pcie | None) -> PcieLink:
-        """The same device in a slot, at the slower one's generation."""
+        """Return the same device in ``slot``, at the generation of the slower of the two."""
         return PcieLink(self.pcie.within(slot), self.lanes)
 
     @property
     def payload_rate(self) -> int:
-        """[B/s] that drives and adapters can move in one direction."""
+        """The rate [B/s] at which drives and adapters can move data in one direction."""
         return self.pcie.payload_rate(self.lanes)
 
     @property
     def label(self) -> str:
-        """ "PCI Express 4.0 x4"."""
+        """The generation and width, for example "PCI Express 4.0 x4"."""
         return f"{self.pcie.name} x{self.lanes}"
 
 
 class Ports(NamedTuple):
-    """The server's side of a remote target."""
+    """The network ports of a remote target's server."""
 
     nic: Nic
     number: int
     rate: int
-    """[B/s] of each in one direction, its slot included."""
+    """Rate [B/s] of each port in one direction, limited by its slot."""
     read: int
-    """[B/s] that what is behind them reads."""
+    """Rate [B/s] at which the storage behind the ports reads."""
     write: int
-    """[B/s]"""
+    """Rate [B/s] at which the storage behind the ports writes."""
     mounts: int = 0
-    """Of one client, each over one port; 0 = it uses all ports."""
+    """Mounts of one client, each over one port; 0 = a client uses all ports."""
 
     @property
     def total(self) -> int:
-        """[B/s] of all of them in one direction."""
+        """The rate [B/s] of all ports together in one direction."""
         return self.number * self.rate
 
 
 class Target(NamedTuple):
-    """A storage target."""
+    """A storage target of any kind, with its rates and capacity."""
 
     id: str
     kind: TierKind
     capacity: int
-    """[B]"""
+    """Capacity of the target [B]."""
     read: Service
     write: Service
     read_transfer: int
-    """[B/s] of a single transfer, however much it has in flight."""
+    """Rate [B/s] of a single read transfer, however much it has in flight."""
     write_transfer: int
+    """Rate [B/s] of a single write transfer, however much it has in flight."""
     sustained: Service | None = None
-    """Writing once the write caches of its drives are full; None where they have none."""
+    """Service of writes once the write caches of its drives are full; None where they have none."""
     write_cache: int = 0
-    """[B] that hosts write until all of them are full."""
+    """Bytes [B] that hosts can write until all write caches are full."""
     drives: int = 0
-    """Local drives, each on a cable of its own."""
+    """Number of local drives, each on a cable of its own."""
     pcie_link: PcieLink | None = None
-    """That cable, as the drives know it: a slower slot slows it down."""
+    """The drives' own side of that cable; a slower slot limits it."""
     ports: Ports | None = None
-    """Of a server whose adapters are known."""
+    """Ports of a server whose adapters are known."""
     client_rate: int | None = None
-    """[B/s] that one host can have in flight."""
+    """Rate [B/s] that the requests in flight of one host can reach."""
     client_both_ways: bool = False
-    """Reads and writes share ``client_rate``."""
+    """Whether reads and writes share ``client_rate``."""
     by_outstanding: RateCurve | None = None
+    """Measured read rate by the bytes in flight, where the drive's profile states it."""
     drive: Drive | None = None
-    """Of what it is made, where its profile says so."""
+    """The drives of which it consists, where its profile names them."""
     array: Raid | None = None
-    """How such drives are joined; None for a single one."""
+    """The array that joins such drives; None for a single one."""
     systems: int = 1
-    """Servers or appliances that it consists of."""
+    """Number of servers or appliances of which it consists."""
     has_rdma: bool = True
-    """GPUDirect Storage reaches drives of the host, NVMe-oF over RDMA and parallel filesystems (README of
-    NVIDIA/gds-nvidia-fs), not NFS over TCP connections, and NVMe-oF over TCP not (from memory)."""
+    """Whether GPUDirect Storage can access it. It can for drives of the host, NVMe-oF over RDMA and parallel
+    filesystems (README of NVIDIA/gds-nvidia-fs), but not for NFS over TCP connections, nor NVMe-oF over TCP
+    (from memory)."""
 
     def partly_cached(self, share: Fraction) -> Target:
-        """The same where of all bytes written ``share`` find room in the write caches of its drives."""
+        """Return the target as it is when ``share`` of all bytes written fit into the write caches of its
+        drives."""
         if self.sustained is None or share == 1:
             return self
         write = self.write.mixed(self.sustained, share)
@@ -119,28 +123,29 @@ class Target(NamedTuple):
 
 
 def pcie_link(library: Library, slot: Slot, entry: Entry, *keys: str) -> PcieLink:
-    """A device's own side of its slot; ``keys`` say where that stands in the device's file."""
+    """Return a device's own side of its slot; ``keys`` lead to the slot in the device's file."""
     found = library.find(slot.profile, ("pcie",), DocumentLocation(entry.document, (*keys, "profile")))
     assert isinstance(found.profile, Pcie)
     return PcieLink(found.profile, slot.lanes.value)
 
 
 def slowest(plugs: Sequence[PcieLink]) -> PcieLink:
-    """The one of the oldest generation; of equals the first."""
+    """Return the link of the oldest generation; of equal ones the first."""
     return min(plugs, key=lambda one: one.pcie.lane_rate.value * one.pcie.encoding.value)
 
 
 def adapter_rate(nic: Nic, pcie_link: PcieLink) -> int:
-    """[B/s] of a port and its slot in a row: the slower of both, in each direction."""
+    """Return the rate [B/s] of a port and its slot in series: the slower of both, in each direction."""
     return min(nic.achieved.value, pcie_link.payload_rate)
 
 
 def resolve_target(
     library: Library, entry: Entry, *, link: tuple[str, DocumentLocation] | None = None
 ) -> Target:
-    """Follow a storage profile's references; InputError for one that leads nowhere.
+    """Follow the references of a storage profile. Raises InputError for one that cannot be found.
 
-    ``link`` is the reference to the adapter of a server in place of its profile's, and where that is written.
+    ``link`` is the reference to the server's adapter used instead of its profile's, and where that is
+    written.
     """
     profile = entry.profile
     match profile:
@@ -153,7 +158,7 @@ def resolve_target(
         case NvmeOf():
             return _exported(library, entry, profile, link)
         case _:
-            raise AssertionError(f"{entry.use.kind} is no storage")
+            raise AssertionError(f"{entry.use.kind} is not a kind of storage")
 
 
 def _ports(

@@ -1,22 +1,21 @@
-"""From a platform's wiring to shared resources.
+"""The shared resources of a machine, built from the wiring of its platform.
 
-Every directed cable is a resource; a cable whose two directions disturb each other has one more, which
-carries the sum of both. A cable between CPU, switches and GPUs is as fast as the best copy that was
-measured over one of its generation and width; the cable of a drive or an adapter has the payload rate of
-its lanes. Host memory is one resource for reads and writes and for all sockets.
+Every directed cable is a resource; a cable whose two directions slow each other down has one more, which
+carries the sum of both. A cable between CPU, switches and GPUs has the highest rate measured for copies over
+its generation and width; the cable of a drive or an adapter has the payload rate of its lanes. Host memory is
+one resource for reads and writes and for all sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from simoffload.errors import InputError
-from simoffload.hardware.device_groups import device_groups
 from simoffload.hardware.library import ProfileInput, ProfileUse
 from simoffload.hardware.links import overruns
-from simoffload.hardware.machine import Ingress, Machine, StorageAccess, Topology
+from simoffload.hardware.machine import MEMORY, DeviceGroup, Ingress, Machine, StorageAccess, Topology
 from simoffload.hardware.paths import Graph, Resource, Resources, Tier
 from simoffload.hardware.platform import CPU, PlatformProfile, StorageTier
 from simoffload.hardware.profiles import Accelerator, Host, Nic, Pcie
@@ -27,7 +26,7 @@ __all__ = ["Platform"]
 
 @dataclass(frozen=True)
 class Platform:
-    """A platform file with everything that it refers to."""
+    """A platform file with all profiles that it refers to."""
 
     profile: PlatformProfile
     host: Host
@@ -37,38 +36,38 @@ class Platform:
     slots: dict[str, Pcie | None]
     """PCIe generation of the slots at the CPU and at each switch; None where it is not known."""
     nics: dict[str, tuple[Nic, PcieLink]]
-    """Adapters with their own side of their slots."""
+    """Network adapters with their own side of their slots."""
     targets: dict[str, Target]
     profiles: tuple[ProfileUse, ...]
     inputs: tuple[ProfileInput, ...]
     remarks: tuple[str, ...] = ()
-    """What the scenario's equipment does not bring."""
+    """Warnings about equipment of the scenario that has no effect."""
 
     @property
     def gpu_pcie_links(self) -> tuple[PcieLink, ...]:
-        """How each GPU works in its slot."""
+        """The PCIe link of each GPU, limited by its slot."""
         return tuple(self.gpu.within(self.slots[vertex]) for vertex in self.profile.gpus)
 
     @property
     def gpu_pcie_link(self) -> PcieLink:
-        """That of the GPU in the slowest slot."""
+        """The PCIe link of the GPU in the slowest slot."""
         return slowest(self.gpu_pcie_links)
 
     def switch(self, name: str) -> PcieLink:
-        """The cable of a switch towards the CPU."""
+        """Return the cable of a switch towards the CPU."""
         pcie = self.slots[name]
         assert pcie is not None
         return PcieLink(pcie, self.profile.switches[name].lanes)
 
     def nic_pcie_link(self, name: str) -> PcieLink:
-        """How an adapter works in its slot."""
+        """Return the PCIe link of an adapter, limited by its slot."""
         return self.nics[name][1].within(self.slots[self.profile.nics[name].at])
 
     def machine(self, nodes: int = 1, *, cached_writes: Mapping[str, Fraction] | None = None) -> Machine:
-        """The topology of ``nodes`` equal hosts that share remote storage.
+        """Return the machine of ``nodes`` equal hosts that share remote storage.
 
-        ``cached_writes`` has, by storage tier, the share of all bytes written that finds room in the write
-        caches of its drives; of other tiers all of them do.
+        ``cached_writes`` has, by storage tier, the share of all bytes written that fits into the write caches
+        of its drives; for other tiers everything does.
 
         Raises InputError for several hosts without a network between them.
         """
@@ -83,7 +82,7 @@ class Platform:
             accelerator=self.accelerator,
             host=self.host,
             tiers=_tiers(self, nodes),
-            count=lambda: device_groups(self, _prefixes(nodes)),
+            count=lambda: tuple(_device_groups(self, _prefixes(nodes))),
             profiles=self.profiles,
             numbers=self.inputs,
             build_topology=lambda: _build_topology(self, nodes, cached_writes or {}),
@@ -116,12 +115,39 @@ def _build_topology(
 
 
 def _prefixes(nodes: int) -> list[str]:
-    """With which the names of each host's vertices begin."""
+    """Return the prefixes of each host's vertices."""
     return [f"node{node} " if nodes > 1 else "" for node in range(nodes)]
 
 
+def _device_groups(platform: Platform, prefixes: Sequence[str]) -> Iterator[DeviceGroup]:
+    """Yield the devices of equal hosts (``prefixes`` of their vertices), and of their shared storage."""
+    profile, nodes = platform.profile, len(prefixes)
+    yield DeviceGroup(f"host/{platform.host.id}", nodes)
+    memories = tuple((f"{prefix}dram",) for prefix in prefixes)
+    yield DeviceGroup(MEMORY, nodes, memories, size=platform.host.memory_capacity.value)
+    yield DeviceGroup(f"accelerator/{platform.accelerator.id}", nodes * len(profile.gpus))
+    for key in dict.fromkeys(nic.id for nic, _ in platform.nics.values()):
+        ports = [name for name, (nic, _) in platform.nics.items() if nic.id == key]
+        links = tuple((f"{prefix}{name} in", f"{prefix}{name} out") for prefix in prefixes for name in ports)
+        yield DeviceGroup(f"nic/{key}", len(links), links)
+    for tier, target in platform.targets.items():
+        if target.drives:
+            links = tuple((f"{prefix}{tier} read", f"{prefix}{tier} write") for prefix in prefixes)
+            yield _drives(target, tier, nodes * target.drives, links)
+            continue
+        links = ((f"{tier} read", f"{tier} write"),)
+        yield DeviceGroup(f"{target.kind}/{target.id}", target.systems, links, tier)
+        if target.drive is not None:
+            yield _drives(target, tier, target.array.count if target.array else 1, links)
+
+
+def _drives(target: Target, tier: str, count: int, links: tuple[tuple[str, ...], ...]) -> DeviceGroup:
+    assert target.drive is not None
+    return DeviceGroup(f"drive/{target.drive.id}", count, links, tier, target.drive.capacity.value)
+
+
 class _Builder:
-    """Adds resources host by host."""
+    """Builds the topology host by host."""
 
     def __init__(self, platform: Platform, nodes: int) -> None:
         self._platform, self._nodes = platform, nodes
@@ -129,7 +155,7 @@ class _Builder:
         self.resources = Resources()
 
     def build(self) -> Topology:
-        """Everything."""
+        """Add all hosts, GPUs, adapters and storage tiers, and return the topology."""
         platform, profile = self._platform, self._platform.profile
         prefixes = _prefixes(self._nodes)
         memories = tuple(self._host(prefix, profile) for prefix in prefixes)
@@ -169,7 +195,7 @@ class _Builder:
         return memory
 
     def _cable(self, near: str, far: str, pcie_link: PcieLink) -> None:
-        """A cable whose ``near`` end is towards the CPU."""
+        """Add a cable whose ``near`` end is towards the CPU."""
         down, up = pcie_link.pcie.down_rate(pcie_link.lanes), pcie_link.pcie.up_rate(pcie_link.lanes)
         away = [self.resources.add(f"{near} -> {far}", down, "pcie")]
         back = [self.resources.add(f"{far} -> {near}", up, "pcie")]
@@ -181,7 +207,7 @@ class _Builder:
         self._graph.connect(near, far, there=tuple(away), back=tuple(back))
 
     def _adapter(self, name: str, nic: Nic, pcie_link: PcieLink) -> tuple[int, int]:
-        """The link and its slot in a row: the slower of both, in each direction."""
+        """Add an adapter and its slot in series: the slower of both limits each direction."""
         rate = adapter_rate(nic, pcie_link)
         return self.resources.add(f"{name} in", rate, "nic"), self.resources.add(f"{name} out", rate, "nic")
 
@@ -245,7 +271,8 @@ class _Builder:
         )
 
     def _window(self, name: str, target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What one host can have in flight, in each direction or in both together."""
+        """Return the resources that limit what one host has in flight, in each direction or in both
+        together."""
         if target.client_rate is None:
             return (), ()
         if target.client_both_ways:

@@ -1,16 +1,15 @@
-"""Language models as a simulator sees them: modules in call order, parameters, FLOPs and bytes.
+"""Language models as modules in call order, with their parameters, FLOPs and bytes.
 
 A family (BLOOM, OPT, Llama, …: ``families.FAMILIES``) turns a configuration in Hugging Face's names into a
-:class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shapes come from a scenario or
-from a ``config.json``. See :class:`ModelSpec` for how a scenario names a model.
+:class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shapes come from a scenario or from a
+``config.json``. :class:`ModelSpec` says how a scenario names a model.
 """
 
 from __future__ import annotations
 
 from simoffload.models.cost import ModuleCost, Sequences, batch_cost, forward_cost, module_cost
-from simoffload.models.library import list_models
 from simoffload.models.shape import Dtype, ModelShape, Module, ModuleKind, Parameter
-from simoffload.models.spec import ModelSpec, load_model
+from simoffload.models.spec import ModelSpec, list_models, load_model
 
 __all__ = [
     "Dtype",

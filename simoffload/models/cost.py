@@ -1,13 +1,13 @@
-"""FLOPs and HBM traffic of every module, as Hugging Face's code runs it: of a forward pass, and in training.
+"""FLOPs and HBM traffic of every module as Hugging Face's code runs it, in a forward pass and in training.
 
 Not counted: construction of masks and ALiBi, and, in eager attention, grouped keys and values repeated for
 each query head.
 
-In training nothing is cached between tokens, and there are all logits and the loss. A backward kernel reads
-the gradient and what forward saved, and writes the gradient of its input: a linear layer multiplies twice
-(input and weight gradients), other modules take twice the traffic of their forward pass. The fused
-attention's backward multiplies five matrices where forward multiplies two (Dao, FlashAttention-2, arXiv
-2307.08691).
+In training no keys and values are cached, and all logits and the loss are computed. A backward kernel reads
+the gradient and what the forward pass saved, and writes the gradient of its input: a linear layer multiplies
+twice (input and weight gradients), other modules have twice the traffic of their forward pass. The backward
+pass of fused attention multiplies five matrices where the forward pass multiplies two (Dao, FlashAttention-2,
+arXiv 2307.08691).
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _SOFTMAX_FLOPS = 5
 
 
 class Sequences(NamedTuple):
-    """Sequences of one batch that are equally far."""
+    """Sequences of one batch that have the same length so far."""
 
     number: int
     new_tokens: int
     """Tokens that each of them feeds in: the prompt at prefill, 1 at a decode step."""
     context: int
-    """Keys that the last new token attends to, itself included."""
+    """Keys to which the last new token attends, itself included."""
 
 
 class ModuleCost(NamedTuple):
-    """What one call of a module asks of the GPU."""
+    """The work of one call of a module on the GPU."""
 
     flops: float
-    """[FLOP] a multiplication and an addition are two."""
+    """Floating-point operations [FLOP]; a multiplication and an addition are two."""
     bytes: float
-    """[B] read from and written to HBM."""
+    """Bytes [B] read from and written to HBM."""
 
 
 def module_cost(
@@ -92,8 +92,8 @@ def module_cost(
     full score matrix several times; the fused kernels ("sdpa") keep scores on the chip. Both append to the
     cache with ``torch.cat`` (transformers' DynamicCache), which reads and writes all of it.
 
-    An expert reads its weights only if a token comes to it. With tokens routed evenly and independently
-    that has the probability 1 − (1 − share)^tokens, near 1 for all but the smallest batches.
+    An expert reads its weights only if a token is routed to it. With tokens routed evenly and independently
+    this has the probability 1 − (1 − share)^tokens, near 1 for all but the smallest batches.
     """
     if batch < 1 or new_tokens < 1 or context < new_tokens:
         raise ValueError(
@@ -115,7 +115,7 @@ def module_cost(
 
 
 def batch_cost(shape: ModelShape, module: Module, batch: Sequence[Sequences]) -> ModuleCost:
-    """Count the work of one call of ``module`` for sequences that are not equally far.
+    """Count the work of one call of ``module`` for sequences of different lengths.
 
     Their tokens go through all modules together, as in continuous batching (Yu et al., Orca, OSDI 2022), and
     through attention each with a context of its own. Raises what :func:`module_cost` raises.
@@ -149,7 +149,8 @@ def forward_cost(shape: ModelShape, *, batch: int, new_tokens: int, context: int
 
 
 def linear_flops(module: Module) -> int:
-    """[FLOP] of one token; from the tensors, so that experts kept in one tensor count like separate ones."""
+    """Return the FLOPs [FLOP] of one token, counted from the tensors, so that experts kept in one tensor
+    count like separate ones."""
     return sum(
         parameter.numel if parameter.name.endswith("bias") else 2 * parameter.numel
         for parameter in module.parameters
@@ -157,9 +158,10 @@ def linear_flops(module: Module) -> int:
 
 
 def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -> int:
-    """Keys that ``new_tokens`` tokens attend to, added up; the last one's context is ``context``.
+    """Return the number of keys to which ``new_tokens`` tokens attend, summed; the last one's context is
+    ``context``.
 
-    Each attends to all before it and to itself, at most to ``window``.
+    Each token attends to all before it and to itself, at most to ``window``.
     """
     growing = new_tokens
     if window is not None:
@@ -170,7 +172,8 @@ def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -
 
 
 def mean_over_layers(shape: ModelShape, cost: Callable[[int | None], ModuleCost]) -> ModuleCost:
-    """Mean over all layers of what depends on a layer's window; ``cost`` is asked without and with it."""
+    """Return the mean over all layers of a cost that depends on a layer's window; ``cost`` is called without
+    and with it."""
     full = cost(None)
     if not shape.num_sliding_layers:
         return full
@@ -198,9 +201,12 @@ def _attention_cost(
 
 
 def attention_scores_bytes(shape: ModelShape) -> int:
-    """[B] moved for each score: product written, scaled (read, written), masked (read, written), softmax
-    to single precision (read, 4 B written), cast back (4 B read, written), times values (read); capped:
-    divided, tanh, multiplied (each read, written)."""
+    """Return the bytes [B] moved for each score of eager attention.
+
+    They are: product written, scaled (read, written), masked (read, written), softmax to single precision
+    (read, 4 B written), cast back (4 B read, written), times values (read); if capped: divided, tanh,
+    multiplied (each read, written).
+    """
     size = shape.dtype_bytes
     if shape.traits.half_softmax:
         return 8 * size
@@ -209,19 +215,21 @@ def attention_scores_bytes(shape: ModelShape) -> int:
 
 
 _ATTENTION_BACKWARD = 2.5
+"""Work of the backward pass of fused attention over that of the forward pass: five products for two."""
 
 
 def loss_module(shape: ModelShape) -> Module:
-    """The loss as a module without hooks: logits cast to single precision, log-softmax, and back again.
+    """Return the loss as a module without hooks: logits cast to single precision, log-softmax, and back
+    again.
 
-    Counted in transformers' ``ForCausalLMLoss``; an element of the model's type is two bytes there.
+    Counted in transformers' ``ForCausalLMLoss``; an element of the model's data type is two bytes there.
     """
     vocabulary = shape.vocab_size
     return activation("loss", vocabulary, reads=3, writes=4)._replace(hooked=False)
 
 
 def training_cost(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
-    """Work of the forward pass of ``module`` on ``batch`` sequences of ``length`` tokens."""
+    """Return the work of the forward pass of ``module`` on ``batch`` sequences of ``length`` tokens."""
     if module.kind == "attention":
         return _attention(shape, module, batch=batch, length=length)
     seen = batch * length * module.share
@@ -235,7 +243,7 @@ def training_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
 
 
 def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
-    """Work of the backward pass of ``module``, gradients of its parameters written once included."""
+    """Return the work of the backward pass of ``module``, including writing its parameter gradients once."""
     forward = training_cost(shape, module, batch=batch, length=length)
     trained = sum(parameter.numel for parameter in module.parameters if parameter.trainable)
     gradients = trained * shape.dtype_bytes
@@ -252,12 +260,13 @@ def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
 
 
 def backward_products(module: Module) -> int:
-    """Matrix multiplications of a linear layer's backward pass: for its input, and for a trained weight."""
+    """Return the matrix multiplications of a linear layer's backward pass: for its input, and for a trained
+    weight."""
     return 2 if any(parameter.trainable for parameter in module.parameters) else 1
 
 
 def training_backward_flops(shape: ModelShape, *, batch: int, length: int) -> float:
-    """[FLOP] of one backward pass, without recomputation."""
+    """Return the FLOPs [FLOP] of one backward pass, without recomputation."""
 
     def total(modules: tuple[Module, ...]) -> float:
         return sum(backward_cost(shape, one, batch=batch, length=length).flops for one in modules)
@@ -267,7 +276,7 @@ def training_backward_flops(shape: ModelShape, *, batch: int, length: int) -> fl
 
 
 def training_forward_flops(shape: ModelShape, *, batch: int, length: int) -> tuple[float, float]:
-    """[FLOP] of all layers, and of what is outside of them, in one forward pass."""
+    """Return the FLOPs [FLOP] of all layers, and of the modules outside of them, in one forward pass."""
     layers = sum(training_cost(shape, module, batch=batch, length=length).flops for module in shape.layer)
     outside = sum(
         training_cost(shape, module, batch=batch, length=length).flops

@@ -1,4 +1,4 @@
-"""LoRA: small trainable matrices beside frozen linear layers, and 4-bit base weights (QLoRA).
+"""LoRA: small trainable matrices next to frozen linear layers, and 4-bit base weights (QLoRA).
 
 References: Hu et al., LoRA, arXiv 2106.09685; Dettmers et al., QLoRA, arXiv 2305.14314; names as in Hugging
 Face's PEFT.
@@ -16,20 +16,20 @@ from simoffload.models.shape import ModelShape, Module, linear
 __all__ = ["nf4_bits", "with_lora"]
 
 _NF4_BLOCK = 64
-"""Weights that share a scale."""
+"""Number of weights that share a scale."""
 _SCALE_BLOCK = 256
-"""Scales that share one themselves (double quantization)."""
+"""Number of scales that share a scale of their own (double quantization)."""
 
 
 def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> ModelShape:
-    """Freeze a model and put adapters of rank ``r`` beside every linear layer that one of the names matches.
+    """Freeze a model and add adapters of rank ``r`` to every linear layer that one of the names matches.
 
     A name matches as in PEFT: the module's own or the end of its path after a dot. Each target is followed by
-    ``lora_A`` (``r`` x in) and ``lora_B`` (out x ``r``), without bias or dropout.
-    Raises InputError for a rank below 1, a name that matches nothing and one that matches no single matrix.
+    ``lora_A`` (``r`` x in) and ``lora_B`` (out x ``r``), without bias or dropout. Raises InputError for a
+    rank below 1, a name that matches nothing and one that matches a module without a single matrix.
     """
     if r < 1:
-        raise InputError.at("lora.r", f"{r} is not a rank; give at least 1")
+        raise InputError.at("lora.r", f"{r} is not a valid rank; give at least 1")
     modules = (*shape.modules_before, *shape.layer, *shape.modules_after)
     _check(modules, target_modules)
     return replace(
@@ -41,7 +41,7 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
 
 
 def nf4_bits() -> float:
-    """[bit] of a weight in bitsandbytes' NF4, its share of the scales included.
+    """Return the bits per weight in bitsandbytes' NF4, its share of the scales included.
 
     Four bits, and for 64 weights a scale, which double quantization keeps in 8 bit, and one in single
     precision for 256 of those (arXiv 2305.14314, section 3: 0.127 bit).
@@ -84,7 +84,7 @@ def _matches(module: Module, target: str) -> bool:
 
 
 def _is_matrix(module: Module) -> bool:
-    """Whether the module is one matrix; experts kept in one tensor are not."""
+    """Return whether the module is one matrix; experts kept in one tensor are not."""
     return (
         module.kind in ("linear", "router")
         and bool(module.parameters)

@@ -1,8 +1,8 @@
-"""A model's shape: sizes in Hugging Face's names, and its modules, with their tensors, in the order of calls.
+"""The shape of a model: sizes in Hugging Face's names, and modules with their tensors in call order.
 
 Every function that builds a module builds one as Hugging Face's eager code runs it. ``in_features`` and
-``out_features`` count what the module's kernels read and write for each token, apart from parameters and
-the key-value cache; for a linear layer they are its shape.
+``out_features`` count the elements that the module's kernels read and write for each token, without
+parameters and the key-value cache; for a linear layer they are its shape.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from simoffload.models.traits import Attention, Traits
-
 __all__ = [
+    "EAGER",
     "SINGLE",
     "Attention",
     "Dtype",
     "ModelShape",
     "Module",
     "ModuleKind",
+    "Operations",
     "Parameter",
+    "SavedActivations",
+    "Traits",
     "activation",
     "attention",
     "container",
@@ -38,14 +40,15 @@ ModuleKind = Literal[
 
 
 class Parameter(NamedTuple):
-    """One parameter tensor."""
+    """One parameter tensor of a module."""
 
     name: str
-    """Its name in Hugging Face's model; relative to the layer for a layer's tensor."""
+    """Name in Hugging Face's model; relative to the layer for a layer's tensor."""
     numel: int
-    """[elements]"""
+    """Number of elements of the tensor."""
     tied: bool = False
-    """It is the very tensor of that name that an earlier module owns (``lm_head`` and the embedding)."""
+    """Whether it is the tensor of the same name that an earlier module owns (``lm_head`` and the
+    embedding)."""
     trainable: bool = True
 
 
@@ -53,35 +56,37 @@ class Module(NamedTuple):
     """One module of a forward pass."""
 
     name: str
-    """Its name in Hugging Face's model, relative to the layer for a layer's module. The model itself and
-    a layer itself have no name there and carry their class name."""
+    """Name in Hugging Face's model, relative to the layer for a layer's module. The model itself and a layer
+    itself have no name there and carry their class name."""
     kind: ModuleKind
     parameters: tuple[Parameter, ...] = ()
-    """What the module owns itself, not through its children."""
+    """The tensors that the module itself owns, not through its children."""
     hooked: bool = True
-    """It is a real module, so its hooks fire. False only for kind "attention": scores, softmax and
-    values are work of the enclosing module, done between its projections."""
+    """Whether it is a real module, whose hooks are called. This is False only for kind "attention": scores,
+    softmax and values are computed by the enclosing module between its projections."""
     in_features: int = 0
-    """[elements] read for each token that the module sees."""
+    """Elements read for each token that the module processes."""
     out_features: int = 0
-    """[elements] written for each token that the module sees."""
+    """Elements written for each token that the module processes."""
     share: float = 1.0
-    """Mean fraction of the tokens that the module sees; below 1 for an expert."""
+    """Mean fraction of the tokens that the module processes; below 1 for an expert."""
     touched: int = 1
-    """Tensors that ZeRO-3's hooks touch one by one: arguments passed by position, and results beyond one."""
+    """Number of tensors that ZeRO-3's hooks process one by one: positional arguments, and results beyond the
+    first."""
     width: int = 0
-    """[elements] of the result for each token, of an embedding, a norm and an activation."""
+    """Elements of the result for each token, for an embedding, a norm and an activation."""
     saves_input: bool = True
-    """Autograd keeps the input for this module; False where it is kept for another module already."""
+    """Whether autograd keeps the input for this module; False where another module keeps it already."""
 
     @property
     def num_parameters(self) -> int:
-        """[elements] of the tensors it needs, a tied one included: what a fetch brings."""
+        """The number of elements of the tensors that the module needs, a tied one included: what a fetch
+        brings."""
         return sum(parameter.numel for parameter in self.parameters)
 
 
 def container(name: str, *, reads: int = 0, writes: int = 0, touched: int = 0) -> Module:
-    """Build a module that calls others and adds what little arithmetic it does itself."""
+    """Build a module that calls others, with the little arithmetic that it does itself."""
     return Module(name, "container", in_features=reads, out_features=writes, touched=touched)
 
 
@@ -104,7 +109,8 @@ def linear(
 
 
 def embedding(name: str, rows: int, width: int, *, scaled: bool = False) -> Module:
-    """Build a table of which every token reads one row; ``scaled``: multiplied by a number afterwards."""
+    """Build a table of which every token reads one row; ``scaled``: the row is then multiplied by a
+    number."""
     table, kernels = Parameter(f"{name}.weight", rows * width), 2 if scaled else 1
     return Module(
         name, "embedding", (table,), in_features=kernels * width, out_features=kernels * width, width=width
@@ -120,10 +126,11 @@ def layer_norm(name: str, width: int, *, affine: bool = True, saves_input: bool 
 
 
 def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> Module:
-    """Build an RMSNorm, which eager code spells out in single precision; of each of ``heads`` alone.
+    """Build an RMSNorm, which eager code spells out in single precision, applied to each of ``heads``
+    separately.
 
-    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1);
-    a single-precision element counts as two. ``single``: the weight comes before the cast back (2, 2).
+    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1); a
+    single-precision element counts as two. ``single``: the weight comes before the cast back (2, 2).
     """
     wide = heads * width
     return Module(
@@ -137,7 +144,8 @@ def rms_norm(name: str, width: int, *, heads: int = 1, single: bool = False) -> 
 
 
 def activation(name: str, width: int, *, reads: int, writes: int, share: float = 1.0) -> Module:
-    """Build an element-by-element function, whose kernels read and write each of ``width`` so often."""
+    """Build an element-wise function whose kernels read and write each of ``width`` elements that many
+    times."""
     return Module(
         name,
         "activation",
@@ -149,12 +157,13 @@ def activation(name: str, width: int, *, reads: int, writes: int, share: float =
 
 
 def dropout(name: str) -> Module:
-    """Build a dropout, which does nothing at inference but has hooks all the same."""
+    """Build a dropout, which computes nothing in inference but has hooks."""
     return Module(name, "dropout")
 
 
 def rotary(name: str, head_dim: int, *, by_position: int = 2) -> Module:
-    """Build the module that computes cosines and sines; ``by_position`` tensors are passed so."""
+    """Build the module that computes cosines and sines; ``by_position`` is its number of positional
+    arguments."""
     return Module(name, "rotary", out_features=2 * head_dim, touched=by_position + 1)
 
 
@@ -178,18 +187,105 @@ def attention(name: str, *, query_width: int, rotated_width: int = 0, joined_wid
 Dtype = Literal["float16", "bfloat16", "float32"]
 
 SINGLE = 4
-"""[B] of an element in single precision."""
+"""Size [B] of an element in single precision."""
 _DTYPE_BYTES: dict[Dtype, int] = {"float16": 2, "bfloat16": 2, "float32": SINGLE}
+
+
+Attention = Literal["eager", "sdpa"]
+"""Transformers' implementations of attention: spelled out in Python, or PyTorch's fused
+``scaled_dot_product_attention``."""
+
+EAGER = 8
+"""Additional operations of eager attention over the fused one, counted in transformers' code: scale, mask,
+softmax, two casts, the second product, dropout, and the copy of the result."""
+
+
+class Operations(NamedTuple):
+    """PyTorch operations of a module's call beyond the call itself, by the module's kind.
+
+    They are multiples of ``operation`` in the host's profile: the time of a module's own code over the time
+    of one operation. Those with a default are PyTorch's own modules, identical in all families: from
+    per-module traces of small BLOOM, OPT, Llama and Mixtral models (validation/measured, fit set;
+    transformers 5.17).
+    """
+
+    block: int
+    """Operations of a layer's own code, such as the addition of residuals."""
+    mlp: int
+    """Operations of the own code of the module ``mlp``, where there is one."""
+    norm: int
+    activation: int
+    attention: int
+    """Operations of rotation, cache, scores, softmax and values, in fused attention or the only
+    implementation."""
+    eager: int
+    """Additional operations of eager attention."""
+    rotary: int
+    """Operations for cosines and sines of the positions; 0 in a family without rotary positions."""
+    router: int
+    """Operations for the choice of experts; 0 in a family without experts."""
+    linear: int = 0
+    embedding: int = 2
+    dropout: int = -1
+    """Operations of a dropout; -1 as its call launches nothing."""
+
+
+class SavedActivations(NamedTuple):
+    """What autograd keeps and allocates in a layer, as far as families differ.
+
+    Counted in the code of transformers 5.23 and PyTorch 2.13; tests compare it with real allocations.
+    """
+
+    kept: int
+    """Number of tensors as wide as the feed-forward network that autograd keeps, in addition to the next
+    layer's input."""
+    product: bool
+    """Whether that input is a tensor of its own (False: the activation's result, which is kept anyway)."""
+    masks: int
+    """Number of dropout masks as wide as the model in every layer, in the family's released configurations.
+    With one, a layer's last operation saves a tensor, and checkpointing recomputes the layer to its end."""
+    wide: int
+    """Number of gradients as wide as the feed-forward network at the peak of its backward pass."""
+    narrow: int
+    """Number of gradients as wide as the model at that peak."""
+    scores: int
+    """Bytes [B] per score at the peak of eager attention: softmax, its gradient and that of the scores;
+    16-bit where softmax stays in the model's data type."""
+    fused_projection: bool = False
+    """Whether queries and keys are copied out of a fused projection while values stay a view of it: fused
+    attention keeps all of it, and copies its result."""
+    single_norm: bool = False
+    """Whether RMSNorm keeps the input that it normalized in single precision, to train its weight."""
+
+
+class Traits(NamedTuple):
+    """The properties that every family must state."""
+
+    architecture: str
+    """Hugging Face's class of the causal language model."""
+    attention: Attention
+    """The implementation of attention that transformers 5 uses by default."""
+    operations: Operations
+    saved: SavedActivations
+    leaf_modules: tuple[str, ...]
+    """Modules of a layer that DeepSpeed's coordinator treats as one in training (``z3_leaf_module``; it marks
+    the blocks of experts that it knows)."""
+    lora_targets: tuple[str, ...]
+    """Linear layers that PEFT adapts by default (peft/utils/constants.py,
+    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING); for families that PEFT does not list, our choice."""
+    half_softmax: bool = False
+    """Whether softmax of eager attention stays in the model's data type (False: in single precision, and cast
+    back)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Everything that the simulation needs to know about a model.
+    """The properties of a model that the simulation needs.
 
-    Modules stand in the order in which their forward pre-hooks fire in transformers 5.23.0 (with either
+    Modules are in the order in which their forward pre-hooks fire in transformers 5.23.0 (with either
     attention), the model itself first. All layers have the same modules and tensors: ``layer`` is called
     ``num_hidden_layers`` times between ``modules_before`` and ``modules_after``. Only their attention may
-    differ: ``num_sliding_layers`` of them look back no further than ``sliding_window``, wherever they stand.
+    differ: ``num_sliding_layers`` of them attend no further back than ``sliding_window``, wherever they are.
     """
 
     family: str
@@ -198,67 +294,74 @@ class ModelShape:
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
-    """Fewer than ``num_attention_heads`` where several query heads share one (grouped-query attention)."""
+    """Number of key-value heads; lower than ``num_attention_heads`` where several query heads share one
+    (grouped-query attention)."""
     head_dim: int
     intermediate_size: int
-    """Width inside the feed-forward network; of one expert for a mixture of experts."""
+    """Width of the feed-forward network; of one expert for a mixture of experts."""
     vocab_size: int
     max_position_embeddings: int | None
-    """[tokens] longest context; None where the family sets no limit (BLOOM's ALiBi)."""
+    """Longest context [tokens]; None where the family sets no limit (BLOOM's ALiBi)."""
     dtype: Dtype
-    """Of weights, activations and cache."""
+    """Data type of weights, activations and cache."""
     attention: Attention
     traits: Traits
-    """What the family answers beyond the shape."""
+    """Properties of the family beyond the shape."""
     sliding_window: int | None = None
-    """[tokens] that a token of a sliding layer attends to, itself included; None without such layers."""
+    """Number of tokens to which a token of a sliding layer attends, itself included; None without such
+    layers."""
     num_sliding_layers: int = 0
     softcapped: bool = False
-    """Scores of eager attention are divided, go through tanh and are multiplied: three more kernels."""
+    """Whether scores of eager attention are divided, passed through tanh and multiplied: three more
+    kernels."""
     modules_before: tuple[Module, ...]
     layer: tuple[Module, ...]
     modules_after: tuple[Module, ...]
 
     @property
     def dtype_bytes(self) -> int:
-        """[B] of one element."""
+        """The size [B] of one element."""
         return _DTYPE_BYTES[self.dtype]
 
     @property
     def parameters_per_layer(self) -> int:
-        """[elements] of one layer."""
+        """The number of parameters of one layer."""
         return _distinct(self.layer)
 
     @property
     def num_parameters(self) -> int:
-        """[elements] of all distinct tensors: a tied weight counts once, as in Hugging Face."""
+        """The number of parameters in all distinct tensors: a tied weight counts once, as in Hugging Face."""
         layers = self.num_hidden_layers * self.parameters_per_layer
         return _distinct(self.modules_before) + layers + _distinct(self.modules_after)
 
     @property
     def weight_bytes(self) -> int:
-        """[B] of all distinct tensors."""
+        """The size [B] of all distinct tensors."""
         return self.num_parameters * self.dtype_bytes
 
     @property
     def least_read_bytes(self) -> int:
-        """[B] of weights that no pass can do without, however few its tokens: of experts those of one token,
-        as all may go to the same ones; of embeddings none, as only rows are looked up."""
+        """The bytes [B] of weights that every pass reads, however few its tokens.
+
+        Of experts these are those of one token, as all tokens may go to the same ones; embeddings count
+        nothing, as only rows are looked up.
+        """
         layers = self.num_hidden_layers * _least_read(self.layer)
         outside = _least_read((*self.modules_before, *self.modules_after))
         return round(layers + outside) * self.dtype_bytes
 
     @property
     def largest_parameter(self) -> int:
-        """[elements] of the largest tensor."""
+        """The number of elements of the largest tensor."""
         modules = (*self.modules_before, *self.layer, *self.modules_after)
         return max(parameter.numel for module in modules for parameter in module.parameters)
 
     def kv_cache_bytes(self, *, batch: int, tokens: int) -> int:
-        """[B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all layers.
+        """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all
+        layers.
 
         A sliding layer keeps those of its window, as transformers' DynamicSlidingWindowLayer does from the
-        first decode step on (what it keeps of a longer prompt until then is a view of the whole).
+        first decode step on (until then, what it keeps of a longer prompt is a view of all of it).
         """
         positions = tokens * self.num_hidden_layers
         if self.sliding_window is not None:

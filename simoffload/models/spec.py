@@ -1,30 +1,91 @@
-"""How a scenario names a model, and how it becomes a shape."""
+"""The section ``model`` of a scenario, and how it becomes a shape."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, TypeAdapter, model_validator
 
-from simoffload.documents import Document, file_errors, quoted, read_document, resolved, suggest, validate
+from simoffload.documents import (
+    Document,
+    file_errors,
+    parse_yaml,
+    quoted,
+    read_document,
+    resolved,
+    suggest,
+    validate,
+)
+from simoffload.documents.choices import listing
 from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid
-from simoffload.models.library import find_size
 from simoffload.models.shape import Attention, Dtype, ModelShape
 
-__all__ = ["ModelSpec", "load_model"]
+__all__ = ["ModelSpec", "Size", "find_size", "is_model", "list_models", "load_model"]
+
+
+class Size(Frozen):
+    """One row of ``sizes.yaml``: a released model."""
+
+    family: str
+    source: str
+    """Where the configuration is published."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the same shape, without their organisation."""
+    config: dict[str, Any]
+    """Configuration in Hugging Face's keys; checked by the family."""
+
+
+@cache
+def _sizes() -> dict[str, Size]:
+    text = files("simoffload.models").joinpath("sizes.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Size]).validate_python(parse_yaml(text, name="sizes.yaml").data)
+
+
+@cache
+def _canonical() -> dict[str, str]:
+    """Map every name and alias, in lower case, to the name of its row."""
+    return {alias.lower(): known for known, size in _sizes().items() for alias in (known, *size.aliases)}
+
+
+def list_models() -> tuple[str, ...]:
+    """Return the names that a scenario may use, in the order of ``sizes.yaml``."""
+    return tuple(_sizes())
+
+
+def is_model(name: str) -> bool:
+    """Return whether a text is a name or an alias, without an organisation in front."""
+    return name.lower() in _canonical()
+
+
+def find_size(name: str) -> tuple[str, Size]:
+    """Look a size up by name or alias, ignoring case and an organisation before the last "/".
+
+    Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one.
+    """
+    sizes, canonical = _sizes(), _canonical()
+    wanted = name.strip().rsplit("/", maxsplit=1)[-1].lower()
+    if wanted in canonical:
+        return canonical[wanted], sizes[canonical[wanted]]
+    names = [alias for known, size in sizes.items() for alias in (known, *size.aliases)]
+    hint = suggest(wanted, names) or f"; known: {listing(list(sizes))} (simoffload models list)"
+    if wanted.endswith(".json"):
+        hint = f"; for a file write {{config: {shortened(name)}}}"
+    raise ValueError(f"unknown model {quoted(name)}{hint}")
 
 
 class ModelSpec(Frozen):
     """A model by ``name``, by the path of a ``config`` (config.json), or by ``family`` and sizes.
 
-    A plain text is a name. Every further key is one of Hugging Face's and replaces that of the named
-    model or config: ``{name: bloom-560m, num_hidden_layers: 960, hidden_size: 10240}``.
+    A plain text is a name. Every further key is one of Hugging Face's and replaces that of the named model or
+    config: ``{name: bloom-560m, num_hidden_layers: 960, hidden_size: 10240}``.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -34,12 +95,13 @@ class ModelSpec(Frozen):
     config: str | None = None
     """Path of a Hugging Face config.json in the scenario's folder."""
     family: str | None = None
-    """Any shape of a family, by Hugging Face's ``model_type``."""
+    """Family of a model of any shape, by Hugging Face's ``model_type``."""
     dtype: Dtype = "float16"
-    """Of weights, activations and cache, whatever type a checkpoint was saved in."""
+    """Data type of weights, activations and cache, whatever type a checkpoint was saved in."""
 
     attention: Attention | None = None
-    """By default what transformers 5 uses: "sdpa", except for BLOOM, Gemma 2 and Falcon-7B ("eager")."""
+    """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2 and
+    Falcon-7B ("eager")."""
 
     @model_validator(mode="before")
     @classmethod
@@ -58,11 +120,11 @@ class ModelSpec(Frozen):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The keys in Hugging Face's names."""
+        """The further keys, in Hugging Face's names."""
         return dict(self.model_extra or {})
 
     def _named(self) -> tuple[str, FamilyConfig]:
-        """The label and configuration of a model that needs no file."""
+        """Return the label and configuration of a model that needs no file."""
         if self.name is not None:
             try:
                 name, size = find_size(self.name)
@@ -81,12 +143,12 @@ class ModelSpec(Frozen):
         return f"{name} ({changes})" if changes else name
 
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
-        """Lay out the model; :func:`load_model` explains the arguments. Raises InputError."""
+        """Return the shape of the model; :func:`load_model` explains the arguments. Raises InputError."""
         name, config = self._resolved(root=root, allow_path=allow_path)
         return config.shape(name=name, dtype=self.dtype, attention=self.attention)
 
     def hf_config(self, *, root: Path | None = None) -> dict[str, Any]:
-        """The sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
+        """Return the sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
         _, config = self._resolved(root=root, allow_path=False)
         fields = type(config).model_fields.items()
         left_out = {field.alias or name for name, field in fields if field.default is None}
@@ -149,7 +211,7 @@ def _configured(
 
 
 def _unknown_keys(overrides: Mapping[str, Any], family: type[FamilyConfig]) -> list[tuple[str, str, Any]]:
-    """(key, message, value) of the keys that the family does not have."""
+    """Return (key, message, value) of the keys that the family does not have."""
     known = sorted({*family.known_keys(), *ModelSpec.model_fields})
     listed = f"; known: {', '.join(known)}"
     return [
@@ -175,7 +237,8 @@ def _family_of(document: Document) -> type[FamilyConfig]:
 
 
 def _as_the_nearest(config: Mapping[str, Any]) -> str:
-    """How to write the sizes of an unknown family as those of the one that knows most of their keys."""
+    """Suggest how to write the sizes of an unknown family as those of the family that knows most of their
+    keys."""
     inner = config.get("text_config")  # of a model that takes more than text
     sizes = inner if isinstance(inner, Mapping) else config
 
@@ -191,7 +254,8 @@ def _as_the_nearest(config: Mapping[str, Any]) -> str:
         if field.is_required() or (isinstance(value, int | float) and value != field.default):
             keys[key] = shortened(json.dumps(value) if isinstance(value, bool) else str(value))
     shown = "".join(f", {key}: {value}" for key, value in keys.items())
-    return f"describe it as the nearest of them, here perhaps model: {{family: {family.family}{shown}}}"
+    example = f"{{family: {family.family}{shown}}}"
+    return f"to approximate it by the most similar family, write for example model: {example}"
 
 
 def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:
@@ -206,5 +270,5 @@ def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:
 
 
 def _label_of(path: Path) -> str:
-    """A checkpoint's folder names it better than "config.json" does."""
+    """Return the name of a checkpoint's folder, which describes it better than "config.json" does."""
     return path.resolve().parent.name if path.name == "config.json" else path.stem

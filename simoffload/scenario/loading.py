@@ -29,7 +29,7 @@ from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine
 from simoffload.limits import keep, limited
 from simoffload.models import ModelSpec
-from simoffload.models.library import is_model, list_models
+from simoffload.models.spec import is_model, list_models
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import LoadedScenario
 from simoffload.scenario.schema import EngineOptions, Scenario

@@ -1,4 +1,4 @@
-"""What a strategy hands to the engine: operations per stream, in blocks that repeat."""
+"""The interface between strategies and engine: operations per stream, in blocks that repeat."""
 
 from simoffload.schedule.ir import (
     Block,

@@ -1,9 +1,10 @@
-"""Closed-form bounds on how long a schedule takes, and which transfers can get in each other's way at all.
+"""Closed-form bounds on the duration of a schedule, and the transfers that can contend with each other.
 
-A bound is what no run can beat or none can exceed. Contention is found out before the clock starts: a stream
-of a rank moves one thing at a time. So a link that only one stream crosses is never shared; and one that
-could carry the fastest transfers of all its streams at once is never full. A transfer that crosses no other
-links has the rate that it has alone, whatever goes on beside it, and lasts a time that is known before.
+A lower bound is a time that no run can beat, an upper bound one that none can exceed. Contention is
+determined before the clock starts. A stream of a rank transfers one thing at a time. So a link that only one
+stream crosses is never shared; and a link that could carry the fastest transfers of all its streams
+simultaneously is never full. A transfer that crosses no other links has the rate that it has alone, whatever
+else runs, and its duration is known in advance.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PICO = 10**12
 
 
 def alone_rate(schedule: Schedule, *, route: int, rank: int) -> int:
-    """Return the rate [B/s] of a transfer over ``route`` on ``rank`` with all links to itself."""
+    """Return the rate [B/s] of a transfer over ``route`` on ``rank`` that shares no link."""
     path = schedule.routes[route]
     shares = [schedule.links[link].capacity // coefficient for link, coefficient in path.hops[rank]]
     return min([path.cap, *shares])
@@ -42,10 +43,10 @@ def transfer_time(size: int, rate: int) -> int:
 
 
 def lower_bound(schedule: Schedule) -> int:
-    """Return a time [ps] that no run of the (sound) schedule can be shorter than.
+    """Return a time [ps] that no run of the (valid) schedule can beat.
 
-    It is the larger of two: the busiest stream of any rank, each of its operations alone on the links;
-    and the link for which bytes over capacity is largest.
+    It is the larger of two: the time of the busiest stream of any rank, each of its operations alone on the
+    links; and the largest ratio of bytes to capacity of any link.
     """
     busiest_stream = max(stream_times(schedule).values(), default=0)
     return max(busiest_stream, *map(link_time, link_loads(schedule), schedule.links), 0)
@@ -54,16 +55,16 @@ def lower_bound(schedule: Schedule) -> int:
 def serial_time(schedule: Schedule) -> int:
     """Return the time [ps] of all operations of all ranks one after another, each alone on the links.
 
-    No run of the (sound) schedule takes longer, apart from what rounding rates down to 1 B/s costs
-    flows that share a link: something is always under way, and a link that flows share is full.
+    No run of the (valid) schedule takes longer, apart from the effect of rounding rates down to 1 B/s for
+    flows that share a link: some operation is always running, and a link that flows share is full.
     """
     return sum(stream_times(schedule).values())
 
 
 def stream_times(schedule: Schedule, ranks: Iterable[int] | None = None) -> Counter[tuple[int, int]]:
-    """Return the time [ps] that each stream of each rank, (rank, stream), is occupied at least.
+    """Return the least time [ps] for which each stream of each rank, (rank, stream), is occupied.
 
-    ``ranks`` are those to look at, all unless given.
+    ``ranks`` limits the result to these ranks; None means all.
     """
     ranks_by_rates: dict[tuple[int, ...], list[int]] = {}
     for rank in range(schedule.ranks) if ranks is None else ranks:
@@ -89,7 +90,7 @@ def link_time(load: int, link: Link) -> int:
 
 
 def link_loads(schedule: Schedule) -> list[int]:
-    """Return what crosses each link in all [B x coefficient]."""
+    """Return the total load on each link [B x coefficient]."""
     transferred: Counter[tuple[int, int]] = Counter()
     for block in schedule.blocks:
         for op in block.ops:
@@ -106,7 +107,8 @@ def link_loads(schedule: Schedule) -> list[int]:
 
 
 def _operations(schedule: Schedule) -> tuple[Counter[int], Counter[tuple[int, int, int]]]:
-    """Fixed time [ps] by stream, and how often each stream moves each size over each route, on each rank."""
+    """Return the fixed time [ps] by stream, and how often each stream moves each size over each route, on
+    each rank."""
     fixed: Counter[int] = Counter()
     moves: Counter[tuple[int, int, int]] = Counter()
     for block in schedule.blocks:
@@ -118,16 +120,17 @@ def _operations(schedule: Schedule) -> tuple[Counter[int], Counter[tuple[int, in
 
 
 class Contention(NamedTuple):
-    """What never meets, and what may."""
+    """The transfers whose rate is constant, and the links that are never full."""
 
     rates: tuple[tuple[int, ...], ...]
-    """[B/s] of a transfer over each route on each rank, if there is one; 0 where it depends on others."""
+    """Rate [B/s] of a transfer over each route on each rank, if it is constant; 0 where it depends on
+    others."""
     wide: frozenset[int]
     """Links that several streams cross and never fill."""
 
 
 def find_contention(schedule: Schedule) -> Contention:
-    """Tell transfers whose rate never changes from those that may share a link that is full."""
+    """Separate transfers whose rate never changes from those that may share a link that is full."""
     owners = schedule.owners
     used = {(op.stream, op.route) for block in schedule.blocks for op in block.ops if op.size}
     rates = [[1] * schedule.ranks for _ in schedule.routes]

@@ -1,4 +1,5 @@
-"""Writing a schedule down: counts per stream, interned routes, equal segments folded into blocks."""
+"""Construction of a schedule: operation counts per stream, interned routes, equal segments merged into
+blocks."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ Hops = tuple[tuple[int, Fraction], ...]
 
 class _RouteKey(NamedTuple):
     name: str
-    way: int
-    """Index of its hops among those of all routes."""
+    hops_of_ranks: int
+    """Index of its hops in the list of the hops of all routes."""
     cap: int
 
 
@@ -59,12 +60,12 @@ class ScheduleBuilder:
         self._peers: dict[Peers, int] = {}
         self._routes: dict[_RouteKey, int] = {}
         self._route_hops: dict[tuple[Hops, ...], int] = {}
-        self._known: dict[int, tuple[tuple[Hops, ...], int]] = {}  # by identity: fractions take long to hash
-        self._name_now = ""
+        self._known_hops: dict[int, tuple[tuple[Hops, ...], int]] = {}  # by id(): fractions hash slowly
+        self._segment_name = ""
         self._ops: list[Op] = []
         self._count = 0
         self._events = 0
-        self._unlike: dict[tuple[str, tuple[Op, ...]], int] = {}  # segments, each once
+        self._distinct: dict[tuple[str, tuple[Op, ...]], int] = {}  # segments, each once
         self._numbers: list[int] = []  # of those that are closed
         self._repeated: tuple[int, int, int] | None = None
         self.written = [0] * len(streams)
@@ -73,43 +74,46 @@ class ScheduleBuilder:
     def segment(self, name: str) -> None:
         """Begin a new segment (a layer, the head, the tail)."""
         self._close()
-        self._name_now = name
+        self._segment_name = name
 
     def _close(self) -> None:
         if self._ops:
             self._numbers.append(
-                self._unlike.setdefault((self._name_now, tuple(self._ops)), len(self._unlike))
+                self._distinct.setdefault((self._segment_name, tuple(self._ops)), len(self._distinct))
             )
             self._ops = []
 
     @property
     def segments(self) -> int:
-        """Segments so far in which there is anything."""
+        """The number of segments so far that contain operations."""
         return len(self._numbers) + bool(self._ops)
 
     def repeat(self, first: int, times: int) -> None:
-        """Let the segments from number ``first`` on, all of them written, follow themselves ``times`` times
-        more; once in a schedule."""
+        """Repeat the segments from number ``first`` on ``times`` times more; allowed once per schedule."""
         self._close()
         self._repeated = first, len(self._numbers), times
 
     def route(self, *, name: str, hops: tuple[Hops, ...], cap: int) -> int:
-        """Index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s]."""
-        known = self._known.get(id(hops))
+        """Return the index of the route that crosses ``hops`` (one per rank) at no more than ``cap``
+        [B/s]."""
+        known = self._known_hops.get(id(hops))
         if known is None:
-            known = self._known[id(hops)] = hops, self._route_hops.setdefault(hops, len(self._route_hops))
+            known = self._known_hops[id(hops)] = (
+                hops,
+                self._route_hops.setdefault(hops, len(self._route_hops)),
+            )
         return self._routes.setdefault(_RouteKey(name, known[1], cap), len(self._routes))
 
     def peers(self, ranks: Peers) -> int:
-        """Index of what each rank waits for, for dependencies on other ranks."""
+        """Return the index of the ranks for which each rank waits, for dependencies on other ranks."""
         return self._peers.setdefault(ranks, len(self._peers))
 
     def cap(self, route: int) -> int:
-        """[B/s] at most on a route."""
+        """Return the highest rate [B/s] on a route."""
         return list(self._routes)[route].cap
 
     def add(self, op: Op) -> int:
-        """Append an operation to the segment; returns its ordinal on its stream."""
+        """Append an operation to the segment and return its ordinal on its stream."""
         self._ops.append(op)
         self._count += 1
         self._events += self._ranks[op.stream]
@@ -119,19 +123,20 @@ class ScheduleBuilder:
         return self.written[op.stream] - 1
 
     def after(self, stream: int, ordinal: int, peers: int = -1) -> Dependency:
-        """The dependency on the operation that ``add`` numbered ``ordinal``, the own rank's or its peers'."""
+        """Return the dependency on the operation with the number ``ordinal`` returned by ``add``, of the same
+        rank or of its peers."""
         return Dependency(stream, self.written[stream] - 1 - ordinal, peers)
 
     def build(
         self, resources: Sequence[tuple[str, int]], *, cores: Sequence[tuple[str, int]] = ()
     ) -> Schedule:
-        """Close the schedule over what the hops index: ``resources``, pairs (name, capacity [B/s]), and after
-        them ``cores``, pairs (name of a CPU, cores)."""
+        """Return the finished schedule over the links to which the hops refer: ``resources``, pairs (name,
+        capacity [B/s]), and after them ``cores``, pairs (name of a CPU, number of cores)."""
         units: list[tuple[str, int, LinkUnit]] = [(*one, "B") for one in resources]
         units += [(name, number * _NANO, "core-ns") for name, number in cores]
         scales = [1] * len(units)
-        for way in self._route_hops:
-            for hops in way:
+        for hops_of_ranks in self._route_hops:
+            for hops in hops_of_ranks:
                 for link, share in hops:
                     scales[link] = lcm(scales[link], share.denominator)
         links = tuple(
@@ -141,39 +146,40 @@ class ScheduleBuilder:
         route_hops = [
             tuple(
                 tuple((link, share.numerator * (scales[link] // share.denominator)) for link, share in hops)
-                for hops in way
+                for hops in hops_of_ranks
             )
-            for way in self._route_hops
+            for hops_of_ranks in self._route_hops
         ]
-        routes = tuple(Route(key.name, route_hops[key.way], key.cap) for key in self._routes)
+        routes = tuple(Route(key.name, route_hops[key.hops_of_ranks], key.cap) for key in self._routes)
         return self._empty._replace(
             links=links, routes=routes, blocks=self._blocks(), peers=tuple(self._peers)
         )
 
     def _blocks(self) -> tuple[Block, ...]:
         self._close()
-        numbers, unlike = self._numbers, list(self._unlike)
+        numbers, distinct = self._numbers, list(self._distinct)
         if self._repeated is None:
-            return _folded(numbers, unlike)
+            return _folded(numbers, distinct)
         first, last, times = self._repeated
         before, period, after = numbers[:first], numbers[first:last], numbers[last:]
         # As many periods as it takes to find the shortest group, the rest is counted.
-        few = min(times, 2 * _LONGEST_PERIOD)
-        blocks = list(_folded(before + period * (1 + few) + after, unlike))
+        explicit = min(times, 2 * _LONGEST_PERIOD)
+        blocks = list(_folded(before + period * (1 + explicit) + after, distinct))
         longest = max(range(len(blocks)), key=lambda index: blocks[index].repeat)
-        block, size = blocks[longest], sum(len(unlike[number][1]) for number in period)
-        more, rest = divmod((times - few) * size, len(block.ops))
-        if rest or block.repeat * len(block.ops) < few * size:
-            return _folded(before + period * (1 + times) + after, unlike)
+        block, size = blocks[longest], sum(len(distinct[number][1]) for number in period)
+        more, rest = divmod((times - explicit) * size, len(block.ops))
+        if rest or block.repeat * len(block.ops) < explicit * size:
+            return _folded(before + period * (1 + times) + after, distinct)
         blocks[longest] = block._replace(repeat=block.repeat + more)
         return tuple(blocks)
 
 
 def cpu_work(*, size: int, time: int, cores: int) -> tuple[int, Fraction]:
-    """Return what work of ``cores`` cores on ``size`` [B] of memory takes where nothing is in its way.
+    """Return the cap of the route and the share of the cores for work of ``cores`` cores on ``size`` [B] of
+    memory.
 
-    The first is the cap [B/s] of its route, at which it lasts ``time`` [ps]; the second the share of each
-    byte on the cores: their time [ns], rounded down to 10^-18 s.
+    The first is the rate [B/s] at which the work takes ``time`` [ps] without contention; the second the share
+    of each byte on the cores: their time [ns], rounded down to 10^-18 s.
     """
     return size * _PICO // time, Fraction(cores * time * 10**6 // size, _NANO)
 
@@ -188,14 +194,14 @@ def fold(segments: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
     return _folded(numbers, list(identity))
 
 
-def _folded(numbers: Sequence[int], unlike: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
+def _folded(numbers: Sequence[int], distinct: Sequence[tuple[str, tuple[Op, ...]]]) -> tuple[Block, ...]:
     groups = _groups(numbers, _LONGEST_PERIOD)
     if len(groups) > _MANY:
         groups = _groups(numbers, _LONGEST_OF_MANY)
     return tuple(
         Block(
-            unlike[numbers[start]][0],
-            tuple(op for number in numbers[start : start + period] for op in unlike[number][1]),
+            distinct[numbers[start]][0],
+            tuple(op for number in numbers[start : start + period] for op in distinct[number][1]),
             repeat,
         )
         for start, period, repeat in groups
@@ -203,7 +209,7 @@ def _folded(numbers: Sequence[int], unlike: Sequence[tuple[str, tuple[Op, ...]]]
 
 
 def _groups(numbers: Sequence[int], longest: int) -> list[tuple[int, int, int]]:
-    """(first, length, repeat count) of the groups that cover all segments."""
+    """Return (first, length, repeat count) of the groups that cover all segments."""
     groups = []
     position = 0
     while position < len(numbers):
@@ -214,7 +220,8 @@ def _groups(numbers: Sequence[int], longest: int) -> list[tuple[int, int, int]]:
 
 
 def _best_period(numbers: Sequence[int], start: int, longest: int) -> tuple[int, int]:
-    """The group length and repeat count that cover most segments from ``start`` on; short groups first."""
+    """Return the group length and repeat count that cover most segments from ``start`` on; short groups
+    first."""
     best = (1, 1)
     for period in range(1, longest + 1):
         if 2 * best[0] * best[1] > len(numbers) - start and period > _LONGEST_PERIOD:

@@ -1,7 +1,7 @@
-"""Whether a schedule can be run, found out before the clock starts.
+"""Validity of a schedule, checked before the clock starts.
 
-Dependencies count back from where they are written, so a schedule whose counts are not negative has no
-cycle, within a program or across programs: this is all that has to be checked for it to reach its end.
+Dependencies count back from the position at which they are written, so that a schedule whose counts are not
+negative has no cycle, within a program or across programs. Nothing else is needed for it to reach its end.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ __all__ = ["check_schedule"]
 
 _MOST_RANKS = 2**16 - 1
 _MOST_REPEATS = 2**32 - 1
-"""What the columns of a timeline can number."""
+"""Largest numbers that the columns of a timeline can hold."""
 
 _Pairs = frozenset[tuple[int, Program, Program]]
-"""Which programs' ranks may wait for which programs' operations, by index into ``Schedule.peers``."""
+"""The pairs of programs of which the ranks of the first may wait for operations of the second, by index into
+``Schedule.peers``."""
 
 _FRAMES: deque[Schedule] = deque(maxlen=8)
-"""What was sound the last few times, without blocks: the passes of a plan share their links and routes, and
-looking at those of many ranks takes longer than at the operations."""
+"""The last valid schedules, without blocks: the passes of a plan share their links and routes, and checking
+those of many ranks takes longer than checking the operations."""
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Return if ``schedule`` can be run; otherwise raise SimulationError with its first problem."""
+    """Return if ``schedule`` is valid; otherwise raise SimulationError with its first problem."""
     known = any(
         one.links is schedule.links and one.routes is schedule.routes and _frame(one) == _frame(schedule)
         for one in _FRAMES
@@ -41,7 +42,7 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def _frame(schedule: Schedule) -> tuple[object, ...]:
-    """What else is looked at beside blocks, links and routes; those are compared by identity."""
+    """Return what is checked in addition to blocks, links and routes; those are compared by identity."""
     _, ranks, streams, _, _, _, *rest = schedule
     return type(ranks), ranks, streams, rest
 
@@ -63,7 +64,7 @@ def _problems(schedule: Schedule) -> Iterator[str]:
         for problem in _route_problems(schedule, route):
             yield f"route {route.name!r}: {problem}"
     if schedule.distinct and len(schedule.distinct) != schedule.ranks:
-        yield f"it tells {len(schedule.distinct)} ranks apart; the schedule has {schedule.ranks}"
+        yield f"its distinct has {len(schedule.distinct)} ranks; the schedule has {schedule.ranks}"
     for number in range(len(schedule.peers)):
         yield from _peers_problems(schedule, number)
     owners, pairs = schedule.owners, _pairs(schedule)
@@ -93,7 +94,7 @@ def _program_problems(schedule: Schedule) -> Iterator[str]:
 def _peers_problems(schedule: Schedule, number: int) -> Iterator[str]:
     peers = schedule.peers[number]
     if len(peers) != schedule.ranks:
-        yield f"peers {number}: it has those of {len(peers)} ranks; the schedule has {schedule.ranks}"
+        yield f"peers {number}: it has {len(peers)} ranks; the schedule has {schedule.ranks}"
     for rank, others in enumerate(peers):
         for other in others:
             for problem in _check_index("rank", other, schedule.ranks):
@@ -101,8 +102,8 @@ def _peers_problems(schedule: Schedule, number: int) -> Iterator[str]:
 
 
 def _pairs(schedule: Schedule) -> _Pairs:
-    """For each of the peers the programs whose ranks wait for ranks of another program, or their own, and for
-    no others; beside what needs no peers."""
+    """Return for each of the peers the programs whose ranks wait only for ranks of one program, with that
+    program; index -1 stands for dependencies within a program, which need no peers."""
     pairs = {(-1, part, part) for part in schedule.parts}
     for number, peers in enumerate(schedule.peers):
         for part in schedule.parts:
@@ -152,7 +153,7 @@ def _route_problems(schedule: Schedule, route: Route) -> Iterator[str]:
 
 
 def _are_sound(hops: tuple[tuple[int, int], ...], most: list[int]) -> bool:
-    """Whether nothing is wrong with what one rank's transfer crosses, found out in a moment."""
+    """Return quickly whether the links that one rank's transfer crosses are valid."""
     links = len(most)
     for link, coefficient in hops:
         if not (type(link) is type(coefficient) is int and 0 <= link < links):
@@ -175,7 +176,7 @@ def _block_problems(
 
 
 def _all_sound(schedule: Schedule) -> bool:
-    """Whether nothing is wrong with any block."""
+    """Return whether all blocks are valid."""
     owners, pairs, routes = schedule.owners, _pairs(schedule), len(schedule.routes)
     return all(
         type(block.repeat) is int
@@ -186,7 +187,7 @@ def _all_sound(schedule: Schedule) -> bool:
 
 
 def _is_sound(op: Op, owners: Sequence[Program], pairs: _Pairs, routes: int) -> bool:
-    """Whether nothing is wrong with an operation, found out in a moment."""
+    """Return quickly whether an operation is valid."""
     _, _, on, fixed, size, route, after, _ = op
     streams = len(owners)
     if not (type(on) is type(fixed) is type(size) is type(route) is int):
@@ -221,4 +222,4 @@ def _op_problems(schedule: Schedule, op: Op, owners: Sequence[Program]) -> Itera
                 for wrong in [one for one in schedule.peers[peers][rank] if one not in other.ranks]:
                     yield f"rank {rank} waits for rank {wrong}, which has no stream {label!r}"
         elif own != other:
-            yield f"it depends on stream {label!r} of another program; its peers must say of which ranks"
+            yield f"it depends on stream {label!r} of another program; its peers must name the ranks"

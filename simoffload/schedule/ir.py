@@ -1,4 +1,4 @@
-"""The schedule: what every process does, over links that all of them share.
+"""The schedule: the operations of every process, and the links that all processes share.
 
 A schedule is a list of blocks; a block is a list of operations and a repeat count. An operation runs on one
 stream of a rank, which is a process; operations of one stream run one after the other in the order in which
@@ -6,19 +6,20 @@ they are written. An operation starts when its stream is free and its dependenci
 ``fixed`` picoseconds and after that moves ``size`` bytes over its route, sharing links with all other flows.
 
 Ranks that run the same operations, each over its own route, are a program (ZeRO pads its partitions to equal
-size). Most schedules are one program; the stages of a pipeline, or hosts for prefill and hosts for decoding,
+size). Most schedules have one program; the stages of a pipeline, or hosts for prefill and hosts for decoding,
 are several, each with ranks and streams of its own. Blocks are written for all programs in one order: a
 micro-batch that passes through two stages is one iteration of one block.
 
-Dependencies count back along a stream in that order, so that a layer reads the same wherever it stands:
-identical layers become one block with a repeat count, and a dependency may reach into an earlier block. As
-they only count back, no schedule has a cycle, however its programs and ranks wait for each other.
+Dependencies count back along a stream in that order, so that a layer is written identically at any position:
+identical layers become one block with a repeat count, and a dependency may refer to an operation of an
+earlier block. As they only count back, no schedule has a cycle, however its programs and ranks wait for each
+other.
 
 Work of a CPU on memory is a transfer, too: it crosses the DRAM with the bytes that it touches and the cores
-with the time that they take for each, and its cap is the rate at which its own cores get through. Of cores
-the capacity is what they work in a second, 10^9 ns each.
+with the time that they take for each byte, and its cap is the processing rate of its own cores. The capacity
+of cores is their work per second, 10^9 ns each.
 
-A schedule is carried out as the segments that the operations of each stream form (``compile_streams``).
+The engine runs a schedule as the segments that the operations of each stream form (``compile_streams``).
 """
 
 from __future__ import annotations
@@ -54,21 +55,22 @@ class Link(NamedTuple):
 
     name: str
     capacity: int
-    """[B/s] limit of the summed ``coefficient x rate`` of the flows that cross it."""
+    """Limit [B/s] of the summed ``coefficient x rate`` of the flows that cross it."""
     scale: int = 1
-    """``capacity`` and all coefficients on this link are multiplied by it, to keep them integers."""
+    """Factor by which ``capacity`` and all coefficients on this link are multiplied, to keep them
+    integers."""
     unit: LinkUnit = "B"
-    """What crosses it: bytes, or for the cores of a CPU the nanoseconds that each of them works."""
+    """Unit of the load: bytes, or for the cores of a CPU the nanoseconds that each of them works."""
 
 
 class Route(NamedTuple):
-    """The links that a transfer crosses on each rank, and what a single transfer can reach."""
+    """The links that a transfer crosses on each rank, and the highest rate of a single transfer."""
 
     name: str
     hops: tuple[tuple[tuple[int, int], ...], ...]
     """For each rank the pairs (index into ``Schedule.links``, integer coefficient)."""
     cap: int
-    """[B/s] the most that one transfer reaches alone, from size, queue depth, block and latency."""
+    """Highest rate [B/s] of one transfer alone, from size, queue depth, block and latency."""
     weight: int = 1
     """Share of a saturated link relative to other flows: outstanding bytes in any common unit."""
 
@@ -77,37 +79,37 @@ class Dependency(NamedTuple):
     """An operation that must be done before another may start."""
 
     stream: int
-    """Index into ``Schedule.streams``."""
+    """Index of its stream in ``Schedule.streams``."""
     back: int = 0
-    """0 = the last operation written on ``stream`` before this one, 1 = the one before that, …
-    A count that reaches before the first operation of the schedule is no dependency. In a block that repeats
-    it is counted anew in each iteration: a stage waits for what another did with the same micro-batch."""
+    """0 = the last operation written on ``stream`` before this one, 1 = the one before that, … A count beyond
+    the first operation of the schedule is not a dependency. In a block that repeats the count applies anew in
+    each iteration: a stage waits for what another did with the same micro-batch."""
     peers: int = -1
-    """Index into ``Schedule.peers``: whose operation it is; -1 = the own rank's."""
+    """Index into ``Schedule.peers`` of the ranks whose operation it is; -1 = the same rank."""
 
 
 Peers = tuple[tuple[int, ...], ...]
-"""For each rank of the schedule the ranks whose operations it waits for; () = it does not wait."""
+"""For each rank of the schedule the ranks for whose operations it waits; () = it does not wait."""
 
 
 class Op(NamedTuple):
     """One operation on one stream of every rank of a program."""
 
     kind: str
-    """What the time is spent on: hook, wait, launch, read, copy, gather, concat, compute."""
+    """Cause of the time: hook, wait, launch, read, copy, gather, concat, compute."""
     label: str
-    """The module or tensor it serves, for the timeline."""
+    """The module or tensor for which it runs, shown in the timeline."""
     stream: int
-    """Index into ``Schedule.streams``."""
+    """Index of its stream in ``Schedule.streams``."""
     fixed: int = 0
-    """[ps] duration before (or instead of) a transfer."""
+    """Duration [ps] before (or instead of) a transfer."""
     size: int = 0
-    """[B] moved over the route; 0 = no transfer."""
+    """Bytes [B] moved over the route; 0 = no transfer."""
     route: int = -1
-    """Index into ``Schedule.routes``; -1 = no transfer."""
+    """Index of its route in ``Schedule.routes``; -1 = no transfer."""
     after: tuple[Dependency, ...] = ()
     collective: bool = False
-    """Starts only when the operation is ready on every rank of the program (an all-gather)."""
+    """Whether it starts only when it is ready on every rank of the program (an all-gather)."""
 
 
 class Block(NamedTuple):
@@ -122,11 +124,11 @@ class Block(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What a stream runs on, within its process."""
+    """The device within its process on which a stream runs."""
 
     kind: Literal["GPU", "CPU", "host thread"]
     number: int = 0
-    """Of the GPUs of the process or of the sockets of its CPUs, from 0; 0 for the host thread."""
+    """Number of the GPU of the process, or of the socket of its CPUs, from 0; 0 for the host thread."""
 
     def __str__(self) -> str:
         return self.kind if self.kind == "host thread" else f"{self.kind} {self.number}"
@@ -137,9 +139,9 @@ class Program(NamedTuple):
 
     name: str
     ranks: range
-    """Those of the schedule, one after the other, are divided among its programs."""
+    """The ranks of the program; programs divide the ranks of the schedule in order."""
     streams: range
-    """Indices into ``Schedule.streams``, divided likewise."""
+    """Indices into ``Schedule.streams``; programs divide the streams in order."""
 
 
 class Schedule(NamedTuple):
@@ -147,24 +149,25 @@ class Schedule(NamedTuple):
 
     name: str
     ranks: int
-    """Processes of all programs."""
+    """Number of processes of all programs."""
     streams: tuple[str, ...]
     links: tuple[Link, ...]
     routes: tuple[Route, ...]
     blocks: tuple[Block, ...]
     distinct: tuple[int, ...] = ()
-    """A number for each rank where something sets ranks apart that their routes do not show (a turn in a
-    queue, a seed of noise); ranks of equal numbers may be alike. () = nothing does."""
+    """A number for each rank, where ranks differ in something that their routes do not show (a turn in a
+    queue, a seed of noise); only ranks with equal numbers may be identical. () = no such differences."""
     devices: tuple[Device, ...] = ()
-    """What each stream runs on; () = the host thread for a stream called host, GPU 0 for all others."""
+    """The device of each stream; () = the host thread for a stream called host, GPU 0 for all others."""
     programs: tuple[Program, ...] = ()
-    """() = one, of all ranks and streams."""
+    """The programs; () = a single one with all ranks and streams."""
     peers: tuple[Peers, ...] = ()
-    """Which ranks wait for which, for dependencies on other ranks."""
+    """The ranks for which each rank waits, for dependencies on other ranks."""
 
     @property
     def operations(self) -> int:
-        """Operations of all ranks, each as often as it is repeated: every one has one end, an event."""
+        """The number of operations of all ranks, each as often as it is repeated; every one has one end, an
+        event."""
         if not self.programs:
             return self.ranks * sum([len(block.ops) * block.repeat for block in self.blocks])
         ranks = [len(program.ranks) for program in self.owners]
@@ -182,21 +185,21 @@ class Schedule(NamedTuple):
 
     @property
     def processes(self) -> int:
-        """Processes of all programs; a rank is one."""
+        """The number of processes of all programs; a rank is one."""
         return self.ranks
 
     @property
     def gpus(self) -> int:
-        """GPUs of all processes on which streams run."""
+        """The number of GPUs of all processes on which streams run."""
         return sum([len(part.ranks) * self.gpus_of(part) for part in self.parts])
 
     def gpus_of(self, program: Program) -> int:
-        """GPUs of one process of a program on which streams run."""
+        """Return the number of GPUs of one process of a program on which streams run."""
         return len({on for on in map(self.device_of, program.streams) if on.kind == "GPU"})
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """A name for each stream that no other has: with its device and its program where these are told."""
+        """A unique name for each stream: with its device and its program where they are given."""
         labels = self.streams
         if self.devices:
             pairs = zip(labels, self.devices, strict=True)
@@ -206,41 +209,42 @@ class Schedule(NamedTuple):
         return labels
 
     def device_of(self, stream: int) -> Device:
-        """What a stream runs on."""
+        """Return the device on which a stream runs."""
         if self.devices:
             return self.devices[stream]
         return Device("host thread") if self.streams[stream] == "host" else Device("GPU")
 
     def rank_label(self, rank: int) -> str:
-        """The name of a process: its number, and its program where there are several."""
+        """Return the name of a process: its number, and its program where there are several."""
         program = next((part.name for part in self.programs if rank in part.ranks), "")
         return f"rank {rank} ({program})" if program else f"rank {rank}"
 
 
 Need = tuple[int, int, int]
-"""(stream, per_iteration, offset): that stream of the same rank must have done ``offset + iteration *
+"""(stream, per_iteration, offset): that stream of the same rank must have completed ``offset + iteration *
 per_iteration`` operations."""
 
 PeerNeed = tuple[int, Need]
-"""An index into ``Schedule.peers``, and what that stream of all these ranks must have done."""
+"""An index into ``Schedule.peers``, and the operations that the stream of all these ranks must have
+completed."""
 
 
 class CompiledOp(NamedTuple):
-    """An operation with everything about it that does not depend on rank or iteration."""
+    """An operation with all its properties that do not depend on rank or iteration."""
 
     op: Op
     block: int
     position: int
-    """Index into ``Block.ops``."""
+    """Index of the operation in ``Block.ops``."""
     first: int
     """Its number on its stream, from 0, in the block's first iteration."""
     per_iteration: int
-    """Operations of its block on its stream."""
+    """Number of operations of its block on its stream."""
     needs: tuple[Need, ...]
     peer_needs: tuple[PeerNeed, ...]
 
     def iteration(self, ordinal: int) -> int:
-        """The iteration in which it is number ``ordinal`` of its stream."""
+        """Return the iteration in which it is number ``ordinal`` of its stream."""
         return (ordinal - self.first) // self.per_iteration
 
 
@@ -253,7 +257,7 @@ class Segment(NamedTuple):
 
 
 def steps_of(schedule: Schedule) -> list[list[CompiledOp]]:
-    """The operations of every block."""
+    """Return the compiled operations of every block."""
     shape = tuple(
         [(block.repeat, tuple([(op.stream, op.after) for op in block.ops])) for block in schedule.blocks]
     )
@@ -270,30 +274,31 @@ def steps_of(schedule: Schedule) -> list[list[CompiledOp]]:
 
 
 def compile_streams(schedule: Schedule) -> tuple[tuple[Segment, ...], ...]:
-    """Return the segments of every stream; blocks in which a stream has nothing to do are left out."""
+    """Return the segments of every stream; blocks without operations of a stream are left out."""
     segments: list[list[Segment]] = [[] for _ in schedule.streams]
     for block, steps in zip(schedule.blocks, steps_of(schedule), strict=True):
         streams: dict[int, list[CompiledOp]] = {}
         for step in steps:
             streams.setdefault(step.op.stream, []).append(step)
-        for stream, mine in streams.items():
-            segments[stream].append(Segment(mine[0].block, block.repeat, tuple(mine)))
+        for stream, own_steps in streams.items():
+            segments[stream].append(Segment(own_steps[0].block, block.repeat, tuple(own_steps)))
     return tuple(map(tuple, segments))
 
 
 _Shape = tuple[tuple[int, tuple[tuple[int, tuple[Dependency, ...]], ...]], ...]
-"""Of every block how often it repeats, and the stream and dependencies of its operations."""
+"""For every block how often it repeats, and the stream and dependencies of its operations."""
 
 _Place = tuple[int, int, tuple[Need, ...], tuple[PeerNeed, ...]]
-"""The last four fields of a step."""
+"""The last four fields of a compiled operation."""
 
 _FEW = 10_000
-"""Operations of the largest program whose places are remembered."""
+"""Number of operations of the largest schedule whose positions are cached."""
 
 
 @lru_cache(maxsize=16)
 def _places(streams: int, shape: _Shape) -> tuple[tuple[_Place, ...], ...]:
-    """Of every operation of every block; passes of one program differ in durations only."""
+    """Return the position of every operation of every block; passes of one program differ in durations
+    only."""
     found = []
     written = [0] * streams
     for repeat, ops in shape:
@@ -314,7 +319,7 @@ def _places(streams: int, shape: _Shape) -> tuple[tuple[_Place, ...], ...]:
 def _needs_of(
     own: int, after: tuple[Dependency, ...], before: Sequence[int], per_iteration: Sequence[int]
 ) -> tuple[tuple[Need, ...], tuple[PeerNeed, ...]]:
-    """Turn dependencies that count back into counts from the start: on the own rank, and on its peers.
+    """Convert dependencies that count back into counts from the start: on the same rank, and on its peers.
 
     ``before`` holds for iteration 0.
     """

@@ -1,4 +1,4 @@
-"""What is to be done: generate tokens, train, or save and restore checkpoints."""
+"""Workloads: generate tokens, train, or save and restore checkpoints."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ __all__ = [
 ]
 
 Computation = Annotated[Inference | Training, Field(discriminator="kind")]
-"""Work of a model on GPUs."""
+"""A workload that runs a model on GPUs."""
 Workload = Annotated[Inference | Training | Checkpointing, Field(discriminator="kind")]

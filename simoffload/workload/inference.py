@@ -1,4 +1,4 @@
-"""Generating tokens."""
+"""The inference workload: a batch of prompts from which tokens are generated."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Inference(Frozen):
 
     kind: Literal["inference"] = "inference"
     batch_size: Annotated[Count, Field(le=1_000_000)]
-    """Sequences per rank."""
+    """Number of sequences per rank."""
     prompt_length: Annotated[Count, Field(le=10_000_000)]
-    """Tokens of each prompt."""
+    """Number of tokens of each prompt."""
     output_length: Annotated[Count, Field(le=10_000_000)]
     """Tokens generated per sequence; the prefill yields the first, each decode step one more."""
 
     @property
     def decode_steps(self) -> int:
-        """Forward passes after the prefill."""
+        """The number of forward passes after the prefill."""
         return self.output_length - 1
 
     @property
     def max_context(self) -> int:
-        """Tokens in the key-value cache after the last pass."""
+        """The number of tokens in the key-value cache after the last pass."""
         return self.prompt_length + self.output_length - 1

@@ -1,4 +1,4 @@
-"""Training, and checkpoints: what is saved, how it is written, how often, what fails."""
+"""Training and checkpoint workloads: steps, contents of checkpoints, how they are written, and failures."""
 
 from __future__ import annotations
 
@@ -31,86 +31,90 @@ class Training(Frozen):
     batch_size: Annotated[WholeNumber, Field(le=1_000_000)]
     """Sequences per rank in one micro-step (``train_micro_batch_size_per_gpu``)."""
     sequence_length: Annotated[WholeNumber, Field(le=10_000_000)]
-    """Tokens of each sequence."""
+    """Number of tokens of each sequence."""
     gradient_accumulation_steps: Annotated[WholeNumber, Field(le=100_000)] = 1
-    """Micro-steps of one step."""
+    """Number of micro-steps per optimizer step."""
     gradient_checkpointing: bool = True
-    """Only the input of each layer is kept; the backward pass computes the rest again."""
+    """Whether only the input of each layer is kept, and the backward pass recomputes the rest."""
     use_reentrant: bool = False
-    """PyTorch's older way of checkpointing, the default before transformers 5."""
+    """Whether PyTorch's older implementation of checkpointing is used, the default before transformers 5."""
     steps: Annotated[WholeNumber, Field(le=1000)] = 4
-    """Of a real run (``calibrate deepspeed``), of which the first two do not count; a simulation shows one
-    step of the steady state."""
+    """Steps of a real run (``calibrate deepspeed``), of which the first two are not counted; a simulation
+    shows one step of the steady state."""
 
     write_caches: Literal["steady", "empty"] = "steady"
-    """What a step finds of its drives' write caches: ``steady``, after many steps, what the drives had time
-    to empty; ``empty``, as in a run's first step on rested drives."""
+    """State of the drives' write caches at the start of a step: ``steady``, as the drives had time to empty
+    them over many steps; ``empty``, as in a run's first step on idle drives."""
 
     @property
     def max_context(self) -> int:
-        """Tokens that the last position attends to."""
+        """The number of tokens to which the last position attends."""
         return self.sequence_length
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-step of one rank."""
+        """The number of tokens of one micro-step of one rank."""
         return self.batch_size * self.sequence_length
 
 
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 Positive = Annotated[Seconds, Field(gt=0)]
-"""[s] above zero"""
+"""A time [s] above zero."""
 
 Contents = Literal["zero", "sharded", "model_only", "consolidated"]
 """``zero``: what DeepSpeed's ``save_checkpoint`` writes at a ZeRO stage. ``sharded``: weights and optimizer
-states, every rank an equal part of both (torch.distributed.checkpoint, MLPerf Storage). ``model_only``: the
-weights alone, every rank a part. ``consolidated``: ``save_16bit_model``, all weights in one file of rank 0,
-gathered first at stage 3 (``stage3_gather_16bit_weights_on_model_save``)."""
+states, an equal part of both by every rank (torch.distributed.checkpoint, MLPerf Storage). ``model_only``:
+only the weights, a part by every rank. ``consolidated``: ``save_16bit_model``, all weights in one file of
+rank 0, gathered first at stage 3 (``stage3_gather_16bit_weights_on_model_save``)."""
 
 Optimizer = Literal["adam", "momentum", "sgd", "adam_8bit"]
-"""What is kept beside the fp32 master weights: two fp32 states, one (also Lion), none, two of one byte."""
+"""Optimizer states kept in addition to the fp32 master weights: two in fp32 (``adam``), one (``momentum``,
+also Lion), none (``sgd``), two of one byte (``adam_8bit``)."""
 
 DataParallelWriters = Literal["none", "replica", "socket", "machine"]
-"""DeepSpeed's ``data_parallel``: which ranks write parts of what all ranks hold alike."""
+"""DeepSpeed's ``data_parallel``: which ranks write parts of the states that all ranks hold."""
 
 Mode = Literal["blocking", "decoupled", "snapshot"]
-"""``decoupled``: DeepSpeed's writer process, waited for before the next optimizer step. ``snapshot``:
-torch.distributed.checkpoint's ``async_save``, a copy into host memory that a background thread writes."""
+"""``blocking``: training waits until the files are written. ``decoupled``: DeepSpeed's writer process, which
+finishes before the next optimizer step. ``snapshot``: torch.distributed.checkpoint's ``async_save``, a copy
+into host memory that a background thread writes."""
 
 
 class Writer(Frozen):
-    """DeepSpeed's ``checkpoint.writer`` and the ``aio`` knobs that it takes; its names, its defaults."""
+    """DeepSpeed's ``checkpoint.writer`` and the ``aio`` settings that it uses, with its names and its
+    defaults."""
 
     type: Literal["torch_save", "python", "fast"] = "torch_save"
     """``torch_save``: no writer section, PyTorch opens the file. ``python``: buffered writes of a Python file
     object. ``fast``: FastPersist, O_DIRECT from a pinned buffer, fsync at the end."""
     checkpoint_serialization: bool = True
-    """PyTorch's zip format, whose CRC-32 is computed over every byte; else the older format."""
+    """Whether PyTorch's zip format is used, whose CRC-32 is computed over every byte; otherwise the older
+    format."""
     patched_torch: bool = False
-    """torch/serialization.py hands tensors to the fast writer, as FastPersist's patch of it does; without
-    the patch they go through Python byte by byte."""
+    """Whether torch/serialization.py hands tensors to the fast writer, as with FastPersist's patch; without
+    it they go through Python byte by byte."""
     io_buffer_size: PositiveBytes = 64 * 2**20
-    """[B]"""
+    """Size of the write buffer [B]."""
     io_buffer_double: bool = True
-    """One half is filled while the other is written."""
+    """Whether one half of the buffer is filled while the other half is written."""
     data_parallel: DataParallelWriters = "none"
     block_size: PositiveBytes = 2**20
-    """[B] ``aio.block_size``."""
+    """Block size [B] of asynchronous I/O: ``aio.block_size``."""
     queue_depth: Count = 8
-    """``aio.queue_depth``."""
+    """Queue depth of asynchronous I/O: ``aio.queue_depth``."""
     intra_op_parallelism: Count = 1
-    """``aio.intra_op_parallelism``."""
+    """Threads that share one request: ``aio.intra_op_parallelism``."""
     use_gds: bool = False
     """``aio.use_gds``: the buffer is in HBM and written from there."""
 
     @property
     def is_direct(self) -> bool:
-        """FastPersist at work: tensors are copied straight into the buffer."""
+        """Whether FastPersist copies tensors directly into its buffer."""
         return self.type == "fast" and self.patched_torch and not self.checkpoint_serialization
 
     @property
     def portion(self) -> int:
-        """[B] written at a time from the buffer."""
+        """The bytes [B] written at a time from the buffer."""
         return max(1, self.io_buffer_size // 2) if self.io_buffer_double else self.io_buffer_size
 
     @model_validator(mode="after")
@@ -121,7 +125,7 @@ class Writer(Frozen):
     def check(self) -> None:
         """Raise ValueError for options that contradict each other."""
         if self.type != "fast" and (self.patched_torch or self.use_gds):
-            raise ValueError("patched_torch and use_gds belong to type: fast; set it or leave them out")
+            raise ValueError("patched_torch and use_gds need type: fast; set it or leave them out")
         if self.use_gds and not self.is_direct:
             raise ValueError(
                 "use_gds needs patched_torch: true and checkpoint_serialization: false; otherwise PyTorch "
@@ -135,35 +139,36 @@ class Writer(Frozen):
 
 
 class _Options(Frozen):
-    """What any checkpoint has, whatever it is a checkpoint of."""
+    """The options of every checkpoint, in a simulated run or not."""
 
     contents: Contents = "zero"
     writer: Writer = Writer()
-    """What writes the files."""
+    """The writer of the files, with its settings."""
     mode: Mode = "blocking"
     pin_memory: bool = True
-    """The snapshot goes to page-locked memory that is kept for the next; else to fresh pageable memory."""
+    """Whether the snapshot goes to page-locked memory that is kept for the next one; otherwise to newly
+    allocated pageable memory."""
     fsync: bool = False
-    """Buffered writes are flushed before the call returns; FastPersist always is."""
+    """Whether buffered writes are flushed before the call returns; FastPersist always flushes."""
     jobs: Annotated[Count, Field(le=10_000)] = 1
-    """Equal runs that write to the same filesystem at the same moment."""
+    """Number of equal runs that write to the same filesystem simultaneously."""
     keep: Count = 1
-    """Checkpoints on the tier, the one that is being written included."""
+    """Number of checkpoints on the tier, including the one that is being written."""
     interval: Positive | None = None
-    """[s] of training between checkpoints."""
+    """Training time [s] between checkpoints."""
     interval_steps: Count | None = None
-    """Optimizer steps between checkpoints, in place of ``interval``."""
+    """Optimizer steps between checkpoints, instead of ``interval``."""
     node_mtbf: Positive | None = None
-    """[s] between failures of one node on average."""
+    """Mean time [s] between failures of one node."""
     restart_time: Seconds = 0.0
-    """[s] from a failure until the job runs again and begins to restore."""
+    """Time [s] from a failure until the job runs again and begins to restore."""
 
 
 class TrainingCheckpoints(_Options):
-    """Checkpoints of a run that is simulated itself: what it keeps and how long its steps take is known."""
+    """Checkpoints of a run that is itself simulated, so that its states and step times are known."""
 
     tier: Annotated[str, Field(min_length=1)]
-    """Storage tier of the platform that takes them."""
+    """Storage tier of the platform to which they are written."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -173,36 +178,39 @@ class TrainingCheckpoints(_Options):
 
 
 class Checkpointing(_Options):
-    """Checkpoints of a training run that is not simulated, one at a time, and what becomes of the run."""
+    """Checkpoints of a training run that is not itself simulated, one at a time, and their cost for the
+    run."""
 
     kind: Literal["checkpoint"] = "checkpoint"
     stage: Annotated[int, Field(strict=True, ge=0, le=3)] = 3
-    """ZeRO stage; at stage 3 the model states of ``save_checkpoint`` hold no weights."""
+    """ZeRO stage; at stage 3 the model states of ``save_checkpoint`` contain no weights."""
     optimizer: Optimizer = "adam"
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
-    """``zero_optimization.offload_optimizer.device``: where the optimizer states lie."""
+    """``zero_optimization.offload_optimizer.device``: where the optimizer states are stored."""
     sub_group_size: Count = 1_000_000_000
-    """``zero_optimization.sub_group_size`` [elements]; at stage 3 one tensor holds so many."""
+    """``zero_optimization.sub_group_size`` [elements]; at stage 3 one tensor of a sub-group has this many."""
     step_time: Positive | None = None
-    """[s] of one optimizer step, all its micro-batches included."""
+    """Time [s] of one optimizer step, all its micro-batches included."""
     update_time: Seconds = 0.0
-    """[s] of ``step_time`` after the backward passes: a decoupled checkpoint is waited for before it."""
+    """Part of ``step_time`` [s] after the backward passes: training waits for a decoupled checkpoint before
+    it."""
 
     @property
     def max_context(self) -> int:
-        """No tokens at all."""
+        """Always 0, as no tokens are processed."""
         return 0
 
     @property
     def interval_s(self) -> float | None:
-        """[s] of training between checkpoints, however it was given."""
+        """The training time [s] between checkpoints, however it was given."""
         if self.interval_steps is None or self.step_time is None:
             return self.interval
         return self.interval_steps * self.step_time
 
     @property
     def overlap_s(self) -> float | None:
-        """[s] of training before it waits for what goes on behind it; None for until the next checkpoint."""
+        """The training time [s] during which a checkpoint is written before training waits for it; None:
+        until the next checkpoint."""
         if self.mode != "decoupled":
             return None
         return 0.0 if self.step_time is None else self.step_time - self.update_time
@@ -221,7 +229,7 @@ class Checkpointing(_Options):
         if self.interval is not None and self.interval_steps is not None:
             yield "give interval or interval_steps, not both"
         if self.interval_steps is not None and self.step_time is None:
-            yield "interval_steps needs step_time, or give interval in its place"
+            yield "interval_steps needs step_time; give it, or interval instead"
         if self.step_time is not None and self.update_time > self.step_time:
             yield f"update_time {self.update_time:g} s is more than step_time {self.step_time:g} s"
 
@@ -229,9 +237,9 @@ class Checkpointing(_Options):
         if self.mode == "decoupled" and self.writer.type == "torch_save":
             yield "mode: decoupled needs a writer section: set writer.type to fast or python"
         if self.mode != "blocking" and self.contents == "consolidated":
-            yield "save_16bit_model waits for its file; set mode: blocking"
+            yield "contents: consolidated needs mode: blocking, as save_16bit_model waits for its file"
         if self.mode == "snapshot" and self.writer.type != "torch_save":
-            yield "mode: snapshot is torch.distributed.checkpoint's, which has its own writer"
+            yield "mode: snapshot writes with torch.distributed.checkpoint; leave out DeepSpeed's writer"
 
     def _about_stage(self) -> Iterator[str]:
         device = self.offload_optimizer
@@ -240,8 +248,8 @@ class Checkpointing(_Options):
             yield f"offload_optimizer: {device} needs stage: {least} or above"
         if self.stage in {1, 2} and self.writer.data_parallel != "none":
             yield (
-                "with data_parallel at stages 1 and 2 DeepSpeed writes only a piece of each rank's optimizer "
+                "with data_parallel at stages 1 and 2 DeepSpeed writes only a part of each rank's optimizer "
                 "states (FastFileWriter splits every file); leave it out, or set stage to 0 or 3"
             )
         if device == "nvme" and (self.mode != "blocking" or self.contents == "sharded"):
-            yield "offload_optimizer: nvme is copied file by file: contents: zero, mode: blocking"
+            yield "offload_optimizer: nvme is copied file by file; it needs contents: zero and mode: blocking"

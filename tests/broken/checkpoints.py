@@ -120,7 +120,7 @@ CASES: tuple[Case, ...] = (
         "mode-and-writer",
         "interval: 30 min",
         "mode: snapshot",
-        ("s.yaml:5:3: workload:", "mode: snapshot is torch.distributed.checkpoint's"),
+        ("s.yaml:5:3: workload:", "mode: snapshot writes with torch.distributed.checkpoint"),
     ),
     _saved(
         "contents",
@@ -194,7 +194,7 @@ CASES: tuple[Case, ...] = (
         "mode-and-ds-config",
         "interval: 1 h",
         "mode: snapshot",
-        ("s.yaml:17:3: checkpoint:", "which has its own writer"),
+        ("s.yaml:17:3: checkpoint:", "leave out DeepSpeed's writer"),
     ),
     _trained(
         "swap-files-sharded",

@@ -141,7 +141,7 @@ CASES: tuple[Case, ...] = (
         "platform-tier-name",
         "  nvme:",
         "  dram:",
-        ("p.yaml:1:1:", '"dram" is built in and cannot be the name of something else'),
+        ("p.yaml:1:1:", '"dram" is reserved and cannot name anything else'),
     ),
     platform(
         "platform-missing-tiers",
@@ -153,7 +153,7 @@ CASES: tuple[Case, ...] = (
         "platform-host-outside",
         "host: i5-14600k-96gb",
         "host: ../../host.yaml",
-        ("p.yaml:6:7: host:", '"../../host.yaml" is outside the folder whose files may be used'),
+        ("p.yaml:6:7: host:", '"../../host.yaml" is outside the folder from which files may be read'),
     ),
     platform(
         "platform-host-missing-file",

@@ -235,7 +235,7 @@ CASES: tuple[Case, ...] = (
         "platform-outside",
         "platform: dgx-a100",
         "platform: ../p.yaml",
-        ("s.yaml:3:11: platform:", '"../p.yaml" is outside the folder whose files may be used'),
+        ("s.yaml:3:11: platform:", '"../p.yaml" is outside the folder from which files may be read'),
     ),
     scenario(
         "platform-is-drive",

@@ -267,7 +267,7 @@ def test_progress_is_silent_without_a_watcher(
 def test_limits_of_work_are_options(program) -> None:
     answer = program("run", "small.yaml", "--max-events", "10")
     assert (answer.status, answer.out) == (1, "")
-    assert answer.err.endswith("(--max-events) allows 10: raise it, or simulate less\n")
+    assert answer.err.endswith("(--max-events) allows 10; raise the limit, or simulate less\n")
     assert program("run", "small.yaml", "--timeout", "1 ns").err.startswith(
         "error: stopped by engine.timeout"
     )

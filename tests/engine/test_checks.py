@@ -47,7 +47,7 @@ def waiting(*after: Dependency) -> Schedule:
     return TWO._replace(blocks=(Block("layer", (OP._replace(after=after),), 3),))
 
 
-def test_a_sound_schedule_passes() -> None:
+def test_a_valid_schedule_passes() -> None:
     check_schedule(GOOD)
     check_schedule(TWO)
     check_schedule(TWO)
@@ -132,14 +132,14 @@ def test_a_sound_schedule_passes() -> None:
             with_programs(TWO.programs[0], TWO.programs[1]._replace(streams=range(1, 3))),
             "its programs have 3 streams; the schedule has 2",
         ),
-        (TWO._replace(peers=(((0,),),)), "peers 0: it has those of 1 ranks; the schedule has 2"),
+        (TWO._replace(peers=(((0,),),)), "peers 0: it has 1 ranks; the schedule has 2"),
         (
             TWO._replace(peers=(((), (2,)),)),
             "peers 0, of rank 1: rank 2 does not exist; there are 2, numbered from 0",
         ),
         (
             waiting(Dependency(0)),
-            "it depends on stream 'prefill: host' of another program; its peers must say of which ranks",
+            "it depends on stream 'prefill: host' of another program; its peers must name the ranks",
         ),
         (waiting(Dependency(0, 0, 1)), "rank 1 waits for rank 1, which has no stream 'prefill: host'"),
         (waiting(Dependency(0, -1, 0)), "its dependency's count back is -1; it must be at least 0"),
@@ -150,14 +150,14 @@ def test_a_sound_schedule_passes() -> None:
         (with_op(after=(Dependency(0, 0, -2),)), "its dependency's peers -2 does not exist"),
     ],
 )
-def test_what_is_wrong_is_named(broken: Schedule, message: str) -> None:
+def test_every_problem_has_a_message(broken: Schedule, message: str) -> None:
     with pytest.raises(SimulationError) as caught:
         execute(broken)
     assert str(caught.value).startswith("schedule 'story' cannot be run: ")
     assert message in str(caught.value)
 
 
-def test_what_was_sound_before_is_still_looked_at() -> None:
+def test_blocks_of_a_known_frame_are_still_checked() -> None:
     """Passes share what stands around their blocks; another program may not wait as the first one did."""
     check_schedule(TWO)
     for other in (waiting(Dependency(0, 0, 1)), TWO._replace(peers=TWO.peers[1:] * 2)):

@@ -15,7 +15,7 @@ def log() -> Log:
     return []
 
 
-def test_calls_come_in_order_of_time_then_of_asking(log: Log) -> None:
+def test_calls_come_in_order_of_time_then_of_requests(log: Log) -> None:
     clock = Clock()
     for time, name in ((20, "late"), (10, "first"), (10, "second")):
         clock.call_at(time, lambda name: log.append((clock.now, name)), name)
@@ -54,14 +54,14 @@ def test_a_picosecond_counts_however_late_it_is(log: Log, start: int) -> None:
 
 
 @pytest.mark.parametrize("time", [1.0, True, "1"])
-def test_only_integers_get_in(time: object) -> None:
+def test_times_must_be_integers(time: object) -> None:
     clock = Clock()
     clock.call_at(1, print, None)
     with pytest.raises(TypeError, match="whole picoseconds"):
         clock.call_at(time, print, None)  # type: ignore[arg-type]
 
 
-def test_the_past_is_over() -> None:
+def test_past_times_are_refused() -> None:
     clock = Clock()
     clock.call_at(10, lambda time: clock.call_at(time, print, None), 9)
     with pytest.raises(ValueError, match="9 ps has passed: it is 10 ps"):
@@ -76,7 +76,7 @@ def test_events_without_time_are_stopped() -> None:
 
     clock.call_at(7, again, None)
     with pytest.raises(
-        StalledClockError, match="100 events passed and time did not, at 7 ps; running: a loop"
+        StalledClockError, match="simulated time stands still at 7 ps: 100 events passed; running: a loop"
     ):
         clock.run()
 

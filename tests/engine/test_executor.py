@@ -159,7 +159,7 @@ def test_a_transfer_takes_whole_picoseconds_rounded_up() -> None:
     assert execute(schedule((move(COPY, 1),), links=(Link("link", 3),))).makespan == 333_333_333_334
 
 
-def test_the_narrower_of_two_links_decides() -> None:
+def test_the_narrower_of_two_links_limits_a_transfer() -> None:
     routes = (Route("r", (((0, 1), (1, 1)),), 10**9),)
     links = (Link("wide", 100), Link("narrow", 50))
     timeline = execute(schedule((move(COPY, 100),), links=links, routes=routes))
@@ -217,7 +217,7 @@ def test_weights_are_outstanding_requests() -> None:
     assert seconds(timeline) == [(0, 2), (0, 2.6)]
 
 
-def test_like_layers_are_solved_once() -> None:
+def test_identical_layers_are_solved_once() -> None:
     """The sets of flows that occur are none, one copy, and both."""
     layer = (move(COPY, 200), wait(HOST, 1, Dependency(COPY, 1)), move(GPU, 300, Dependency(HOST)))
     executor = Executor(schedule(Block("layer", layer, 100), ranks=4))
@@ -322,15 +322,15 @@ def test_a_deadlock_names_who_waits_for_what() -> None:
     with pytest.raises(DeadlockError) as caught:
         Executor(story).run()
     assert str(caught.value) == (
-        "nothing can go on at 0 ps: "
+        "deadlock at 0 ps: "
         "rank 0, stream 'host': launch 'mlp' (block 'layer', iteration 0) "
-        "waits for operation 1 of stream 'gpu', which has done 0; "
+        "waits for operation 1 of stream 'gpu', which has completed 0; "
         "rank 0, stream 'gpu': compute 'mlp' (block 'layer', iteration 0) "
-        "waits for operation 1 of stream 'host', which has done 0; "
+        "waits for operation 1 of stream 'host', which has completed 0; "
         "rank 1, stream 'host': launch 'mlp' (block 'layer', iteration 0) "
-        "waits for operation 1 of stream 'gpu', which has done 0; "
+        "waits for operation 1 of stream 'gpu', which has completed 0; "
         "rank 1, stream 'gpu': compute 'mlp' (block 'layer', iteration 0) "
-        "waits for operation 1 of stream 'host', which has done 0"
+        "waits for operation 1 of stream 'host', which has completed 0"
     )
 
 
@@ -349,15 +349,15 @@ def _limited(story: Schedule, *, jump: bool = True, **limits: Any) -> Timeline:
 
 def test_more_operations_than_allowed_are_refused_at_once() -> None:
     with pytest.raises(
-        WorkLimitError, match=r"has 2,000,000,000,000 operations or more; .* allows 1,000: raise it"
+        WorkLimitError, match=r"has at least 2,000,000,000,000 operations; .* allows 1,000; raise the limit"
     ):
         _limited(schedule(Block("b", (wait(HOST, 1),), 10**9), ranks=2000), max_events=1000)
 
 
-def test_as_many_operations_as_allowed() -> None:
+def test_the_allowed_number_of_operations_runs() -> None:
     story = schedule(Block("b", (move(COPY, 100),), 3))
     assert len(_limited(story, max_events=3)) == 3
-    with pytest.raises(WorkLimitError, match=r"has 3 operations or more; .* allows 2:"):
+    with pytest.raises(WorkLimitError, match=r"has at least 3 operations; .* allows 2;"):
         _limited(story, max_events=2)
 
 
@@ -377,12 +377,12 @@ def test_a_run_that_takes_too_long_is_stopped() -> None:
     ids=["one long block", "many blocks", "no time at all"],
 )
 @pytest.mark.parametrize("jump", [True, False])
-def test_so_is_one_that_needs_no_clock(blocks: tuple[Block, ...], jump: bool) -> None:
+def test_a_run_without_clock_events_is_stopped_too(blocks: tuple[Block, ...], jump: bool) -> None:
     with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout"):
         _limited(schedule(*blocks), jump=jump, timeout=0.0)
 
 
-def test_a_stuck_run_names_what_runs() -> None:
+def test_a_stalled_run_names_what_runs() -> None:
     """At 4 s the wait of 3 s is over, two transfers of 3 s share a link until 6 s, and a wait follows one."""
     ops = (wait(HOST, 3), move(COPY, 300), move(GPU, 300), wait(GPU, 2))
     executor = Executor(schedule(Block("layer", ops)))

@@ -16,7 +16,7 @@ def nodes(capacities: list[int], *, distinct: tuple[int, ...] = ()) -> Schedule:
     return Schedule("nodes", len(capacities), ("io",), links, routes, (Block("b", ops, 5),), distinct)
 
 
-def test_ranks_on_like_links_are_one() -> None:
+def test_ranks_on_equal_links_are_folded() -> None:
     folding = fold_ranks(nodes([300] * 8))
     assert folding.classes == (tuple(range(8)),)
     assert folding.links == (0, *[1] * 8)
@@ -24,13 +24,13 @@ def test_ranks_on_like_links_are_one() -> None:
     assert folding.schedule.routes[0].hops == (((0, 16), (1, 1)),)
 
 
-def test_fast_and_slow_nodes_are_two() -> None:
+def test_fast_and_slow_nodes_form_two_classes() -> None:
     folding = fold_ranks(nodes([300, 50, 300, 50]))
     assert folding.classes == ((0, 2), (1, 3))
     assert folding.schedule.routes[0].hops == (((0, 4), (1, 1)), ((0, 4), (2, 1)))
 
 
-def test_neighbours_of_neighbours_tell_ranks_apart() -> None:
+def test_neighbours_of_neighbours_distinguish_ranks() -> None:
     """All own links are alike; but two ranks share a switch, and the third has one to itself."""
     links = (Link("switch", 100), Link("switch too", 100), *(Link(f"nic{i}", 50) for i in range(3)))
     hops = (((2, 1), (0, 1)), ((3, 1), (0, 1)), ((4, 1), (1, 1)))
@@ -41,10 +41,10 @@ def test_neighbours_of_neighbours_tell_ranks_apart() -> None:
     assert folding.links == (0, 1, 2, 2, 3)
 
 
-def test_a_schedule_that_tells_ranks_apart_is_not_folded() -> None:
+def test_ranks_of_different_numbers_are_not_folded() -> None:
     """A turn in a queue or a seed of noise would break the symmetry that the links have."""
     timeline = execute(nodes([300] * 4, distinct=(0, 1, 2, 3)))
-    assert timeline.how.not_folded == "no two ranks are alike"
+    assert timeline.how.not_folded == "no two ranks are identical"
     assert timeline.classes == ()
     assert fold_ranks(nodes([300] * 4, distinct=(7, 1, 1, 7))).classes == ((0, 3), (1, 2))
 

@@ -119,7 +119,7 @@ def test_a_thousand_micro_batches_are_counted_and_their_ranks_folded() -> None:
     assert (jump.name, jump.period, jump.length) == ("steady", 1, 3 * SECOND)
 
 
-def test_the_deciding_chain_goes_from_stage_to_stage() -> None:
+def test_the_critical_path_crosses_the_stages() -> None:
     """Stage 0 is on it at least with the first forward and the last backward."""
     timeline = execute(one_forward_one_backward(4))
     found = attribute(timeline)
@@ -133,7 +133,7 @@ def test_the_deciding_chain_goes_from_stage_to_stage() -> None:
     assert result.bounds == {"GPU compute": 12}
 
 
-def test_ranks_of_stages_are_told_apart_by_those_they_wait_for() -> None:
+def test_ranks_of_stages_differ_by_the_ranks_they_wait_for() -> None:
     """Rank 2 waits for rank 0, which is alone on its link, rank 3 for rank 1, which is not."""
     links = (Link("own", 10), Link("shared", 10))
     hops = (((0, 1),), ((1, 1),), (), ())
@@ -205,7 +205,7 @@ def test_programs_in_blocks_of_their_own_are_run_in_full_while_both_are_under_wa
     (jump,) = timeline.how.jumps
     assert jump.name == "decode"
     assert timeline.how.not_jumped == (
-        "block 'prefill': at no moment in its 100 iterations was it alone under way",
+        "block 'prefill': other blocks were active whenever one of its 100 iterations ended",
     )
     full = execute(disaggregated(prefill, decode), fold=False, jump=False)
     assert list(timeline.all_operations.end) == list(full.all_operations.end)

@@ -57,7 +57,7 @@ def test_every_link_carries_what_the_schedule_puts_on_it(schedule: Schedule) -> 
 
 
 @given(schedules() | program_schedules())
-def test_lies_between_the_bounds(schedule: Schedule) -> None:
+def test_the_makespan_is_between_the_bounds(schedule: Schedule) -> None:
     makespan = execute(schedule).makespan
     assert lower_bound(schedule) <= makespan
     # Rates of flows that share are rounded down to 1 B/s, here of 10^6 B/s over at most a dozen flows.

@@ -53,7 +53,7 @@ def agree(schedule: Schedule) -> list[Timeline]:
 
 @settings(max_examples=some(40))
 @given(long_schedules())
-def test_on_topologies_and_schedules_with_ranks_that_are_alike(schedule: Schedule) -> None:
+def test_on_topologies_and_schedules_with_identical_ranks(schedule: Schedule) -> None:
     agree(schedule)
 
 
@@ -133,7 +133,7 @@ def test_what_waits_behind_the_block_begins_in_time() -> None:
     assert len(jumped.how.jumps) == 2, "one up to the 40th, one from there on"
 
 
-def test_what_goes_on_from_before_the_block_is_no_steady_state() -> None:
+def test_work_from_before_the_block_prevents_a_steady_state() -> None:
     before = Block("before", (wait(1, 1005),))
     layers = Block("layer", (wait(0, 10),), 200)
     _, jumped, _ = agree(one_rank(before, layers))
@@ -146,7 +146,7 @@ def test_a_stream_that_runs_ahead_leaves_no_cycle_until_it_is_through() -> None:
     assert jumped.how.jumps[0].iteration > 50
 
 
-def test_without_a_cycle_everything_is_run_and_said_to_be() -> None:
+def test_without_a_cycle_everything_is_run_and_reported() -> None:
     """Two ranks whose reads take 1000 and 1001 ps less than what they wait for: they drift apart."""
     links = (Link("a", 10**12), Link("b", 10**12 - 10**9))
     routes = (Route("read", (((0, 1),), ((1, 1),)), 10**12),)
@@ -154,7 +154,7 @@ def test_without_a_cycle_everything_is_run_and_said_to_be() -> None:
     schedule = Schedule("drift", 2, ("io", "gpu"), links, routes, (Block("layer", ops, 50),))
     _, jumped, both = agree(schedule)
     assert not jumped.how.jumps
-    assert both.how.not_folded == "no two ranks are alike"
+    assert both.how.not_folded == "no two ranks are identical"
     assert both.how.not_jumped == ("block 'layer': no cycle in 50 iterations (49 states compared)",)
 
 
@@ -200,5 +200,5 @@ def test_counted_operations_count_against_the_limit() -> None:
 
     assert run(50).entries < 10
     for jump in (True, False):
-        with pytest.raises(WorkLimitError, match=r"has 50 operations or more; .* allows 49:"):
+        with pytest.raises(WorkLimitError, match=r"has at least 50 operations; .* allows 49;"):
             run(49, jump=jump)

@@ -42,19 +42,21 @@ def problems(folder: Path) -> tuple[Problem, ...]:
         ("drive/disk.yaml", "{value: 1 TB", "{valeu: 1 TB", "capacity.valeu", 'did you mean "value"'),
         ("drive/disk.yaml", "lanes: {value: 4", "lanes: {value: 0", "pcie.lanes.value", "1"),
         ("drive/disk.yaml", "kind: drive", "kind: drives", "kind", 'did you mean "drive"'),
-        ("drive/disk.yaml", "kind: drive\n", "", "kind", "missing; a profile says what it describes"),
+        ("drive/disk.yaml", "kind: drive\n", "", "kind", "missing; a profile must state its kind"),
         ("drive/disk.yaml", "id: disk", "id: My Disk", "id", "My Disk"),
         ("raid/pair.yaml", "value: 0.75", "value: 1.5", "read_efficiency.value", "1"),
         ("raid/pair.yaml", "level: 0", "level: 6", "", "RAID6 needs at least 4 drives, not 2"),
         ("raid/pair.yaml", "level: 0", "level: 7", "level", "7"),
-        ("pcie/wire.yaml", "[1 MB, 4 GB/s]", "[200 MB, 4 GB/s]", "host_to_device", "in order"),
+        ("pcie/wire.yaml", "[1 MB, 4 GB/s]", "[200 MB, 4 GB/s]", "host_to_device", "must increase"),
         ("pfs/stripes.yaml", "stripe_count: {value: 2", "stripe_count: {value: 9", "", "above osts 4"),
         ("pfs/stripes.yaml", "value: 1 ms", "value: 0 ms", "latency.value", "above 0"),
         ("accelerator/chip.yaml", "[1 GFLOP, 0.25]", "[0 GFLOP, 0.25]", "matmul_efficiency", "above 0 FLOP"),
         ("small.yaml", "host: box", "hots: box", "hots", 'did you mean "host"'),
     ],
 )
-def test_what_is_wrong_in_a_file(folder: Path, name: str, old: str, new: str, key: str, message: str) -> None:
+def test_invalid_files_are_refused(
+    folder: Path, name: str, old: str, new: str, key: str, message: str
+) -> None:
     change(folder, name, old, new)
     found = [problem for problem in problems(folder) if problem.key == key]
     assert found, problems(folder)
@@ -82,25 +84,25 @@ def test_what_is_wrong_in_a_file(folder: Path, name: str, old: str, new: str, ke
         ("network: [net0", "network: [net9", "network[0]", 'no adapter "net9"'),
         ("through: [net0]", "through: [net0, net0]", "tiers.nfs.through", 'names "net0" twice'),
         ("network: [net0, net1]", "network: [net1, net1]", "network", 'names "net1" twice'),
-        ("left: {to: cpu", "left: {to: left", "switches.left.to", "never leads to cpu"),
+        ("left: {to: cpu", "left: {to: left", "switches.left.to", "does not lead to cpu"),
         ("at: [cpu]", "at: [left, right]", "tiers.disk.at", "2 vertices for 1 drive(s)"),
         (
             "profile: disk, at: [cpu]",
             "profile: share, at: [cpu]",
             "tiers.disk.at",
-            "is remote; say `through`",
+            "is remote; write `through`",
         ),
-        ("profile: disk, at: [cpu]", "profile: disk, through: [net0]", "tiers.disk.through", "say `at`"),
+        ("profile: disk, at: [cpu]", "profile: disk, through: [net0]", "tiers.disk.through", "write `at`"),
         ("profile: disk, at: [cpu]", "profile: disk", "tiers.disk", "either `at`"),
         ("at: [cpu]", "at: [cpu], through: [net0]", "tiers.disk", "either `at`"),
-        ("gpu_links: none", "gpu_links: switched", "gpu_links", "chip has no links of its own"),
+        ("gpu_links: none", "gpu_links: switched", "gpu_links", "chip has no links to other GPUs"),
         ("net0: {profile", "left: {profile", "", '"left" names two things'),
-        ("  disk: {", "  dram: {", "", '"dram" is built in'),
+        ("  disk: {", "  dram: {", "", '"dram" is reserved'),
         ("  disk: {", "  gpu0: {", "", '"gpu0" names two things'),
         ("  right: {to", "  left: {to", "switches.left", "key given twice"),
     ],
 )
-def test_what_is_wrong_with_the_wiring(folder: Path, old: str, new: str, key: str, message: str) -> None:
+def test_invalid_wiring_is_refused(folder: Path, old: str, new: str, key: str, message: str) -> None:
     change(folder, "small.yaml", old, new)
     found = [problem for problem in problems(folder) if problem.key == key]
     assert found, problems(folder)
@@ -108,7 +110,7 @@ def test_what_is_wrong_with_the_wiring(folder: Path, old: str, new: str, key: st
     assert all(problem.path == str(folder / "small.yaml") and problem.line for problem in found)
 
 
-def test_a_tier_behind_a_circle_is_unreachable(folder: Path) -> None:
+def test_a_tier_behind_a_cycle_is_unreachable(folder: Path) -> None:
     change(folder, "small.yaml", "left: {to: cpu", "left: {to: right")
     change(folder, "small.yaml", "right: {to: cpu", "right: {to: left")
     unreachable = [problem.key for problem in problems(folder) if "unreachable from cpu" in problem.message]
@@ -130,8 +132,8 @@ def test_problems_name_the_line(folder: Path) -> None:
     assert (problem.line, problem.column) == (5, 7)
 
 
-def test_missing_data_type_names_what_there_is(folder: Path) -> None:
+def test_a_missing_data_type_lists_the_supported_ones(folder: Path) -> None:
     machine = load_platform(folder / "small.yaml").machine()
     assert machine.accelerator.matmul_rate(10e9, "float16") == pytest.approx(0.5 * 100e12)
-    with pytest.raises(InputError, match="chip has no bfloat16; it has float32, float16"):
+    with pytest.raises(InputError, match="chip does not support bfloat16; it supports float32, float16"):
         machine.accelerator.matmul_rate(1e9, "bfloat16")

@@ -90,7 +90,7 @@ def test_folder_laid_out_like_the_shipped_one(folder: Path) -> None:
 
 def test_path_is_relative_to_the_root(folder: Path) -> None:
     assert load_platform("small.yaml", root=folder).machine().gpus == 4
-    with pytest.raises(InputError, match="is outside the folder whose files may be used"):
+    with pytest.raises(InputError, match="is outside the folder from which files may be read"):
         load_platform("../small.yaml", root=folder / "drive")
 
 
@@ -106,7 +106,9 @@ def test_references_may_not_leave_the_folder(folder: Path, reference: str) -> No
     path.write_text(
         (folder / "small.yaml").read_text().replace("profile: disk, at", f"profile: {reference}, at")
     )
-    assert f'tiers.disk.profile: "{reference}" is outside the folder whose files may be used' in refuse(path)
+    assert f'tiers.disk.profile: "{reference}" is outside the folder from which files may be read' in refuse(
+        path
+    )
 
 
 def test_ids_do_not_follow_links_out_of_the_folder(

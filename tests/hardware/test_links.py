@@ -69,7 +69,7 @@ def test_a_file_without_links_has_one_port(folder: Path) -> None:
     assert rates(edited(folder, "nfs/share.yaml", ("3 GB/s", "9 GB/s")))["nfs read"] == 4 * GB
 
 
-def test_a_tier_may_say_another_adapter_of_its_server(folder: Path) -> None:
+def test_a_tier_may_name_another_adapter_of_its_server(folder: Path) -> None:
     port = FILES["nic/port.yaml"].replace("id: port", "id: wide").replace("4 GB/s", "7 GB/s")
     (folder / "nic" / "wide.yaml").write_text(port.lstrip())
     machine = edited(folder, "small.yaml", ("profile: share,", "profile: share, link: wide,"))
@@ -80,7 +80,7 @@ def test_a_tier_may_say_another_adapter_of_its_server(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("slots", "drive"), [("wire", 2 * GB), ("fast", 4 * GB), (None, 4 * GB)])
-def test_a_drive_works_at_the_slower_one_of_its_own_and_its_slots_generation(
+def test_a_drive_runs_at_the_slower_generation_of_drive_and_slot(
     folder: Path, slots: str | None, drive: int
 ) -> None:
     """Drives of the fast generation at the CPU; a host that does not say its slots limits nothing."""
@@ -100,7 +100,7 @@ def test_an_old_device_is_no_faster_in_a_new_slot(folder: Path) -> None:
         assert old[name] == new[name]
 
 
-def test_a_cable_that_is_no_pcie_is_in_no_slot() -> None:
+def test_a_cable_other_than_pcie_has_no_slot() -> None:
     """NVLink-C2C of a GH200, whose CPU has slots of PCIe 5."""
     machine = load_platform("gh200").machine()
     assert machine.topology.gpu_pcie_link.pcie.id == "nvlink-c2c"
@@ -126,7 +126,7 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
             "nfs",
             "nfs/share.yaml",
             [("5 GB/s", "1 GB/s"), ("3 GB/s", "9 GB/s")],
-            "nfs: share reads 9 GB/s, more than the 4 GB/s of 1 port of port of the server, which decides",
+            "nfs: share reads 9 GB/s, more than the 4 GB/s of 1 port of port of the server, which limits it",
         ),
         (
             "far",
@@ -138,7 +138,7 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
             "far",
             "raid/pair.yaml",
             [("count: 2", "count: 12")],
-            "far: far reads 9 GB/s, more than the 4 GB/s of 1 port of port of the server, which decides",
+            "far: far reads 9 GB/s, more than the 4 GB/s of 1 port of port of the server, which limits it",
         ),
         (
             "disk",
@@ -150,7 +150,7 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
             "raid",
             "raid/pair.yaml",
             [("count: 2", "count: 12")],
-            "raid: what lies behind left reads 9 GB/s, more than the 8 GB/s of the cable of left (A cable",
+            "raid: the drives behind left reads 9 GB/s, more than the 8 GB/s of the cable of left (A cable",
         ),
         (
             "pfs",
@@ -162,7 +162,7 @@ def test_gpus_in_slots_of_two_generations_copy_at_their_own(folder: Path) -> Non
         ("disk", "drive/disk.yaml", [("2 GB/s", "2.05 GB/s")], None),  # what data sheets round
     ],
 )
-def test_a_rate_above_its_link_is_told_of_tiers_in_use(
+def test_rates_above_the_links_of_tiers_in_use_cause_warnings(
     folder: Path, tier: str, file: str, pairs: list[tuple[str, str]], rendered: str | None
 ) -> None:
     if file != "nfs/share.yaml":
@@ -216,10 +216,10 @@ def test_a_server_whose_ports_are_not_all_mounted(
     assert one.startswith(f"nfs: share reads 8 GB/s, more than {rendered}")
     if "mounts" in rendered:
         assert rendered.startswith(f"the {rates(machine)['nfs connections in'] // GB} GB/s")
-        assert one.endswith("mounts: 2 of nfs/share would use them all, or take wider ports")
+        assert one.endswith("mounts: 2 of nfs/share would use all ports; or use faster ports")
 
 
-def test_what_shipped_platforms_warn_of() -> None:
+def test_warnings_of_shipped_platforms() -> None:
     """Three drives write 14.1 GB/s to a chipset of 13; four of another machine read 51.7 into ports of 48."""
     found = set()
     for path in sorted((SHIPPED / "platform").glob("*.yaml")):
@@ -246,7 +246,7 @@ def warned(folder: Path, name: str, *pairs: tuple[str, str]) -> tuple[str, ...]:
     return profile_warnings(library, library.read(folder / name, (kind,)))
 
 
-def test_profiles_are_warned_of_by_themselves(folder: Path) -> None:
+def test_single_profiles_cause_warnings(folder: Path) -> None:
     (nfs,) = warned(folder, "nfs/share.yaml")
     assert nfs.startswith("share: share writes 5 GB/s, more than the 4 GB/s of 1 port of port of the server")
     (drive,) = warned(folder, "drive/disk.yaml", ("2 GB/s", "3 GB/s"))
@@ -261,18 +261,18 @@ def test_profiles_are_warned_of_by_themselves(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "modules"), [("96 GB", "96 GiB"), ("1.5 TB", "1.5 TiB"), ("96 GiB", None), ("9 kB", None)]
 )
-def test_memory_counted_in_powers_of_ten_is_told(folder: Path, written: str, modules: str | None) -> None:
+def test_memory_in_powers_of_ten_causes_a_warning(folder: Path, written: str, modules: str | None) -> None:
     rendered = warned(
         folder, "host/box.yaml", ("memory_capacity: {value: 100 GB", f"memory_capacity: {{value: {written}")
     )
     assert [modules in one for one in rendered] == [True] * len(rendered) if modules else rendered == ()
 
 
-def test_more_memory_than_the_board_takes_is_told(folder: Path) -> None:
+def test_more_memory_than_the_board_supports_causes_a_warning(folder: Path) -> None:
     old = "memory_capacity: {value: 100 GB"
     with_maximum = f"memory_maximum: {number('96 GiB')}\nmemory_capacity: {{value: "
     (rendered,) = warned(folder, "host/box.yaml", (old, f"{with_maximum}128 GiB"))
-    assert "memory_capacity 128 GiB is more than its board takes, memory_maximum 96 GiB" in rendered
+    assert "memory_capacity 128 GiB is more than its board supports, memory_maximum 96 GiB" in rendered
     assert warned(folder, "host/box.yaml", ("128 GiB", "96 GiB")) == ()
 
 

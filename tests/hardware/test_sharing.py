@@ -25,7 +25,7 @@ def test_a_flow_without_links_gets_its_cap() -> None:
     assert fair_rates([Demand((), 7)], []) == [7]
 
 
-def test_a_coefficient_is_what_a_byte_costs_on_the_link() -> None:
+def test_a_coefficient_is_the_cost_of_a_byte_on_the_link() -> None:
     assert fair_rates([Demand(((0, 4),), FAST), Demand(((0, 1),), FAST)], [100]) == [20, 20]
 
 
@@ -111,7 +111,7 @@ def test_the_order_of_flows_does_not_matter(sharing: tuple[list[Demand], list[in
 
 
 @pytest.mark.parametrize("ranks", [3, 8, 64])
-def test_ranks_that_look_alike_get_alike(ranks: int) -> None:
+def test_identical_ranks_get_equal_rates(ranks: int) -> None:
     """Private links, one shared link and two kinds of flow: sums of thirds must not break the symmetry."""
     capacities = [10**11 + 7] + [3 * 10**10 + 1] * ranks
     demands = [

@@ -51,7 +51,7 @@ def statements(node: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_file_is_valid_and_named_after_what_it_holds(path: Path) -> None:
+def test_file_is_valid_and_named_after_its_id(path: Path) -> None:
     profile = load_profile(path.parent.name, path.stem)
     assert isinstance(profile, KINDS[path.parent.name])
     assert profile.id == path.stem
@@ -63,7 +63,7 @@ def test_every_number_has_origin_source_and_date(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_what_comes_from_memory_is_an_estimate(path: Path) -> None:
+def test_numbers_from_memory_are_estimates(path: Path) -> None:
     for statement in statements(loaded(path)):
         assert statement["source"].strip()
         if re.search(r"from memory|unverified|an example", statement["source"]):
@@ -80,7 +80,7 @@ def test_platform_holds_wiring_and_no_device_numbers(platform: str) -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_path_of_a_platform_can_be_asked_for(platform: str) -> None:
+def test_every_path_of_a_platform_can_be_computed(platform: str) -> None:
     machine = load_platform(platform).machine()
     for gpu in range(machine.gpus):
         for pinned in (True, False):

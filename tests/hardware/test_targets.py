@@ -30,7 +30,7 @@ def test_drives_are_known_where_the_profiles_name_them(
     assert (target.drive.id, target.array.level, target.array.count) == (drive, level, count)
 
 
-def test_a_single_drive_is_no_array() -> None:
+def test_a_single_drive_is_not_an_array() -> None:
     targets = load_platform("rtx-4090-desktop").machine().topology.targets
     (target,) = (one for one in targets.values() if one.drives == 1)
     assert target.drive is not None
@@ -78,7 +78,7 @@ def test_parity_and_mirrors_fill_caches_too(
     assert target.write_cache == drives * cached.topology.targets["disk"].write_cache
 
 
-def test_half_of_what_is_written_finds_room(cached: Machine, small: Machine) -> None:
+def test_half_of_the_bytes_written_fit_into_the_cache(cached: Machine, small: Machine) -> None:
     """Half of the bytes at 1 GB/s and half at 250 MB/s are 400 MB/s; a byte takes the time of five read."""
     partly = cached.with_cached_writes({"disk": Fraction(1, 2)})
     assert partly.topology.targets["disk"].write.rate == 400_000_000

@@ -68,7 +68,7 @@ def test_pageable_copy_costs_three_times_the_memory_traffic(small: Machine) -> N
     assert path.curve.rate(100_000_000) == 6 * GB
 
 
-def test_a_host_that_was_measured_says_what_copies_take_of_its_memory(folder: pathlib.Path) -> None:
+def test_measured_memory_traffic_of_copies_is_used(folder: pathlib.Path) -> None:
     measured = "{value: %s, origin: measured, source: seen, date: 2026-01-01}"
     host = folder / "host" / "box.yaml"
     more = f"from_gpu_traffic: {measured % 1.25}\npageable_traffic: {measured % 5.5}\n"
@@ -105,7 +105,7 @@ def test_all_gpus_share_the_memory(small: Machine) -> None:
     assert in_step(small, copies) == Fraction(30 * GB, 12)  # 4 flows x 3 bytes
 
 
-def test_both_directions_of_a_cable_disturb_each_other(small: Machine) -> None:
+def test_both_directions_of_a_cable_slow_each_other_down(small: Machine) -> None:
     copies = [small.host_to_device(0, pinned=True), small.device_to_host(0, pinned=True)]
     assert in_step(small, copies) == Fraction(15 * GB, 2)
 
@@ -165,7 +165,7 @@ def test_drives_share_their_time_between_reads_and_writes(small: Machine) -> Non
     assert in_step(small, [read, write]) == 1 / (1 / Fraction(full["raid read"]) + 1 / Fraction(GB))
 
 
-def test_gpudirect_read_goes_straight_where_the_switch_is_the_same(small: Machine) -> None:
+def test_gpudirect_read_below_one_switch_does_not_cross_the_cpu(small: Machine) -> None:
     """Half of the array is behind the GPU's switch, the other half comes by way of the CPU; no memory."""
     assert crossed(small, small.storage_read("raid", 0, gds=True)) == {
         "raid read": 1,
@@ -233,7 +233,7 @@ def test_outstanding_bytes_limit_a_flow(small: Machine) -> None:
     assert path.outstanding_rate(3_500_000, block=1_000_000) == 10 * GB
 
 
-def test_cables_are_laid_once_and_only_when_asked_for(small: Machine) -> None:
+def test_the_topology_is_built_once_and_on_demand(small: Machine) -> None:
     """What fits on a thousand hosts is known without them."""
     laid = []
 

@@ -74,12 +74,12 @@ WINDOW = {**LLAMA, "family": "mistral", "sliding_window": 4}
     ("new_tokens", "context", "keys"),
     [(1, 3, 3), (1, 4, 4), (1, 100, 4), (3, 3, 6), (7, 7, 1 + 2 + 3 + 4 * 4), (3, 5, 3 + 4 + 4), (2, 9, 8)],
 )
-def test_a_window_ends_what_a_token_attends_to(new_tokens: int, context: int, keys: int) -> None:
+def test_a_window_limits_attention(new_tokens: int, context: int, keys: int) -> None:
     flops = cost(load_model(WINDOW), "self_attn.attention", batch=1, new_tokens=new_tokens, context=context)
     assert flops.flops == 4 * keys * (4 * 2 + 5)
 
 
-def test_a_window_ends_what_the_cache_keeps() -> None:
+def test_a_window_limits_the_cache() -> None:
     """Three positions between passes and the new one; a prompt is put together whole."""
     shape, whole = load_model(WINDOW), load_model({**WINDOW, "sliding_window": None})
 
@@ -191,6 +191,6 @@ def test_experts_work_for_their_share_of_the_tokens(layout: str) -> None:
 
 
 @pytest.mark.parametrize(("batch", "new_tokens", "context"), [(0, 1, 1), (1, 0, 1), (1, 2, 1)])
-def test_counts_that_cannot_be(batch: int, new_tokens: int, context: int) -> None:
+def test_invalid_counts_are_refused(batch: int, new_tokens: int, context: int) -> None:
     with pytest.raises(ValueError, match="at least"):
         forward_cost(load_model(LLAMA), batch=batch, new_tokens=new_tokens, context=context)

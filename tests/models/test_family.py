@@ -15,8 +15,17 @@ from simoffload.models import load_model
 from simoffload.models.families import FAMILIES, FamilyConfig, register
 from simoffload.models.families.base import Derived, Extent, ModuleLists
 from simoffload.models.families.llama import Llama
-from simoffload.models.shape import activation, attention, container, embedding, layer_norm, linear
-from simoffload.models.traits import Operations, SavedActivations, Traits
+from simoffload.models.shape import (
+    Operations,
+    SavedActivations,
+    Traits,
+    activation,
+    attention,
+    container,
+    embedding,
+    layer_norm,
+    linear,
+)
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
 
@@ -215,8 +224,8 @@ def test_sweep_in_processes_of_their_own(program: Program, tmp_path: Path) -> No
 def test_schema_and_messages(program: Program) -> None:
     model = json.loads(program("schema", "scenario"))["$defs"]["ModelSpec"]["properties"]
     assert "toy" in model["family"]["anyOf"][0]["enum"]
-    assert model["toy_width"]["description"] == "Hugging Face's key, of toy."
-    with pytest.raises(InputError, match=r"known: .*, toy; describe it"):
+    assert model["toy_width"]["description"] == "Key of a config.json of toy."
+    with pytest.raises(InputError, match=r"known: .*, toy; to approximate it"):
         load_model({"family": "tooy", "toy_width": 5})
 
 
@@ -226,7 +235,7 @@ def test_another_family_of_that_name_is_refused(program: Program) -> None:  # no
         traits: ClassVar[Traits] = TRAITS
 
     assert register(Toy) is Toy
-    with pytest.raises(ValueError, match="toy is known already, as Toy"):
+    with pytest.raises(ValueError, match="toy is already registered, as Toy"):
         register(Another)
 
 

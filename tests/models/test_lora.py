@@ -66,19 +66,19 @@ def test_a_whole_path_matches_too() -> None:
 @pytest.mark.parametrize(
     ("r", "targets", "says"),
     [
-        (0, ["q_proj"], "0 is no rank"),
+        (0, ["q_proj"], "0 is not a valid rank"),
         (8, [], "is empty"),
         (8, ["query"], '"query" matches no module; linear layers: down_proj'),
-        (8, ["mlp"], '"mlp" is no linear layer'),
+        (8, ["mlp"], '"mlp" is not a linear layer'),
     ],
 )
-def test_what_cannot_be_is_refused(r: int, targets: list[str], says: str) -> None:
+def test_invalid_adapters_are_refused(r: int, targets: list[str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         with_lora(load_model("llama-2-7b"), r=r, target_modules=targets)
 
 
 def test_experts_in_one_tensor_are_refused() -> None:
-    with pytest.raises(InputError, match="is no linear layer"):
+    with pytest.raises(InputError, match="is not a linear layer"):
         with_lora(load_model("mixtral-8x7b"), r=8, target_modules=["experts"])
 
 

@@ -84,7 +84,7 @@ def test_which_models_tie(name: str, tied: bool) -> None:
     assert [parameter.tied for parameter in module(load_model(name), "lm_head").parameters] == [tied]
 
 
-def test_opt_has_two_more_positions_than_it_says() -> None:
+def test_opt_has_two_more_positions_than_its_config() -> None:
     shape = load_model("opt-125m")
     assert shape.max_position_embeddings == 2048
     assert module(shape, "model.decoder.embed_positions").num_parameters == 2050 * 768
@@ -162,7 +162,7 @@ def test_falcon_caches_what_it_repeats() -> None:
     ("name", "attention"),
     [("bloom-7b1", "eager"), ("gemma-2-2b", "eager"), ("falcon-7b", "eager"), ("falcon-40b", "sdpa")],
 )
-def test_the_attention_that_transformers_takes(name: str, attention: str) -> None:
+def test_default_attention_is_that_of_transformers(name: str, attention: str) -> None:
     assert load_model(name).attention == attention
 
 

@@ -150,7 +150,7 @@ def test_a_spec_inside_a_scenario_reports_where() -> None:
         (["bloom"], "a mapping"),
     ],
 )
-def test_what_cannot_be(spec: Any, message: str) -> None:
+def test_invalid_specs_are_refused(spec: Any, message: str) -> None:
     with pytest.raises(InputError, match=r"^model") as caught:
         load_model(spec)
     assert message in str(caught.value)
@@ -228,7 +228,7 @@ def test_other_families_config_json(name: str, tmp_path: Path) -> None:
         ("", "config.json"),
     ],
 )
-def test_config_json_that_cannot_be(config: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_config_json_is_refused(config: Any, message: str, tmp_path: Path) -> None:
     write(tmp_path, config)
     with pytest.raises(InputError, match=r"config\.json") as caught:
         load_model({"config": "config.json"}, root=tmp_path)
@@ -269,14 +269,18 @@ def test_another_depth_follows_the_familys_pattern(tmp_path: Path) -> None:
         ("qwen3-0.6b", {"max_window_layers": -1}, "at least 0"),
         ("mistral-7b-v0.1", {"sliding_window": 0}, "at least 1"),
         ("phi-4-mini", {"rope_parameters": {"partial_rotary_factor": 2}}, "above 0, at most 1"),
-        ("pythia-70m", {"rope_parameters": {"partial_rotary_factor": 0.01}}, "an even part of each head"),
+        (
+            "pythia-70m",
+            {"rope_parameters": {"partial_rotary_factor": 0.01}},
+            "even number of rotated elements",
+        ),
         ("falcon-7b", {"alibi": True}, "is not modelled for Falcon"),
         ("falcon-7b", {"num_ln_in_parallel_attn": 2}, "2 needs new_decoder_architecture"),
         ("falcon-40b", {"parallel_attn": False}, "new_decoder_architecture needs parallel_attn"),
         ("falcon-40b", {"num_kv_heads": 7}, "128 is not a multiple of num_kv_heads 7"),
     ],
 )
-def test_a_file_of_transformers_that_was_spoilt(
+def test_a_damaged_config_of_transformers(
     name: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     write(tmp_path, {**WRITTEN[name], **changes})
@@ -303,9 +307,11 @@ def test_a_file_of_transformers_that_was_spoilt(
         ({"model_type": "mystery", "d_model": 5}, "num_hidden_layers: …"),
     ],
 )
-def test_an_unknown_family_is_shown_as_the_nearest(config: Any, nearest: str, tmp_path: Path) -> None:
+def test_an_unknown_family_gets_the_most_similar_as_suggestion(
+    config: Any, nearest: str, tmp_path: Path
+) -> None:
     write(tmp_path, config)
-    with pytest.raises(InputError, match="describe it as the nearest of them") as caught:
+    with pytest.raises(InputError, match="to approximate it by the most similar family") as caught:
         load_model({"config": "config.json"}, root=tmp_path)
     assert nearest in str(caught.value)
 
@@ -331,6 +337,6 @@ def test_a_config_stays_inside_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["nowhere.json", "a\0b", "x" * 5000, "."])
-def test_a_path_that_leads_nowhere(path: str, tmp_path: Path) -> None:
+def test_a_missing_path_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises(InputError):
         load_model({"config": path}, root=tmp_path)

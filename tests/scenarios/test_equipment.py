@@ -106,7 +106,7 @@ def test_profiles_change_the_numbers_of_what_was_added(folder: Path) -> None:
     machine = loaded(folder, tier, "profiles.four.read_efficiency=0.5").machine
     assert machine.topology.targets["big"].read.rate == 4 * GB
     (problem,) = refused(folder, "profiles.four.read_efficiency=0.5")
-    assert problem.message.startswith("no profile of that name in this platform")
+    assert problem.message.startswith("this platform uses no profile of that name")
 
 
 def test_a_reference_may_be_a_path_from_the_scenarios_folder(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_reference_may_be_a_path_from_the_scenarios_folder(folder: Path) -> No
     assert machine.tiers["mine"].device == "mine"
     (problem,) = refused(folder, "equipment.tiers.mine={profile: ../mine.yaml, at: [cpu]}")
     assert problem.key == "equipment.tiers.mine.profile"
-    assert "outside of the folder whose files may be used" in problem.message
+    assert "outside the folder from which files may be read" in problem.message
 
 
 # ---- another generation of PCIe ----
@@ -149,7 +149,7 @@ def test_a_new_drive_in_an_old_slot_works_at_the_slots_rate_and_is_told() -> Non
     (rendered,) = scenario.link_warnings(scenario.plan())
     assert rendered == (
         "raid: solidigm-ps1010-7.68tb reads 14.5 GB/s, more than the 7.52 GB/s of its slot at plx0 (PCI "
-        "Express 4.0 x4), which decides; it needs PCI Express 5.0, which the slot does not have"
+        "Express 4.0 x4), which limits it; use a slot with PCI Express 5.0, which the drive supports"
     )
     elsewhere = scenario.on("dram")
     assert elsewhere.link_warnings(elsewhere.plan()) == ()
@@ -207,18 +207,18 @@ def test_drives_of_an_array_by_number(folder: Path, count: int, vertices: list[s
             "(known here: profile, at, through, link)",
         ),
         ("tiers.big={profile: disk, at: [left, cpu]}", "tiers.big.at", "2 vertices for 1 drive(s)"),
-        ("tiers.big={profile: share, at: [cpu]}", "tiers.big.at", "is remote; say `through`"),
+        ("tiers.big={profile: share, at: [cpu]}", "tiers.big.at", "is remote; write `through`"),
         ("tiers.big={profile: share, through: [net9]}", "tiers.big.through[0]", "(has: net0, net1)"),
         ("tiers.big={profile: share, through: [net0, net0]}", "tiers.big.through", 'names "net0" twice'),
         ("tiers.left={profile: four, at: [cpu]}", "tiers.left", '"left" names two things'),
-        ("tiers.dram={profile: four, at: [cpu]}", "tiers.dram", '"dram" is built in'),
+        ("tiers.dram={profile: four, at: [cpu]}", "tiers.dram", '"dram" is reserved'),
         ("nics.net2={profile: prot, at: cpu}", "nics.net2.profile", 'did you mean "port"?'),
         ("nics.net2={profile: port, at: cup}", "nics.net2.at", 'did you mean "cpu"?'),
         ("nics.gpu3={profile: port, at: cpu}", "nics.gpu3", '"gpu3" names two things'),
         ("accelerator=chop", "accelerator", 'there is no accelerator "chop"; did you mean "chip"?'),
         ("host=four", "host", 'there is no host "four"'),
         ("pcie.wire=fsat", "pcie.wire", 'there is no pcie "fsat"; did you mean "fast"?'),
-        ("pcie.gen9=fast", "pcie.gen9", "no slot of this platform is of that generation of PCIe (has: wire)"),
+        ("pcie.gen9=fast", "pcie.gen9", "no slot of this platform has that PCIe generation (has: wire)"),
         ("switches.more={to: cpu}", "switches", "unknown field (known here: host, accelerator, nics, tiers,"),
         ("tiers=raid", "tiers", 'must be a mapping, got "raid"'),
     ],
@@ -242,9 +242,7 @@ def test_chips_without_links_do_not_go_where_the_platform_has_them(folder: Path)
     (folder / "small.yaml").write_text(linked)
     (problem,) = refused(folder, "equipment.accelerator=chip")
     assert problem.key == "equipment.accelerator"
-    assert (
-        problem.message == "chip has no links of its own, which the slots of small are for; take one that has"
-    )
+    assert problem.message == "chip has no links to other GPUs, which small requires; choose one that has"
 
 
 # ---- elsewhere, and again ----

@@ -51,15 +51,15 @@ def test_a_name_with_a_dot_and_no_quotes_is_told_with_them(name: str) -> None:
     with pytest.raises(InputError) as caught:
         load_scenario(SCENARIO, overrides=[f"profiles.{name}.count=3"])
     (problem,) = caught.value.problems
-    assert problem.message == f'the name of a profile with a dot in it needs quotes: profiles."{name}".count'
+    assert problem.message == f'a profile name that contains a dot needs quotes: profiles."{name}".count'
 
 
 def test_memory_that_cannot_be_is_warned_of() -> None:
     host = "profiles.dgx-a100-1tib.memory_capacity"
     (rendered,) = load_scenario(SCENARIO, overrides=[f"{host}=4 TiB"]).warnings
-    assert "memory_capacity 4 TiB is more than its board takes, memory_maximum 2 TiB" in rendered
+    assert "memory_capacity 4 TiB is more than its board supports, memory_maximum 2 TiB" in rendered
     (rendered,) = load_scenario(SCENARIO, overrides=[f"{host}=960 GB"]).warnings
-    assert "memory_capacity 960 GB counts in powers of ten" in rendered
+    assert "memory_capacity 960 GB is in powers of ten" in rendered
     assert load_scenario(SCENARIO).warnings == ()
 
 
@@ -82,7 +82,7 @@ def test_without_changes_nothing_changes() -> None:
         ("hdr200.achieved=0", "profiles.hdr200.achieved", '"0" has no unit'),
         ("hdr200.achieved=5 GB", "profiles.hdr200.achieved", '"5 GB" is a size, not a rate'),
         ("hdr200.pcie.profile=gen5", "profiles.hdr200.pcie.profile", "is not a number; only numbers can be"),
-        ("hdr200.pcie=3", "profiles.hdr200.pcie", "holds several numbers; name one of profile, lanes"),
+        ("hdr200.pcie=3", "profiles.hdr200.pcie", "contains several numbers; name one of profile, lanes"),
         ("gen4.copy_lanes=many", "profiles.gen4.copy_lanes", "must be a number"),
         ("gen4.host_to_device=3 GB/s", "profiles.gen4.host_to_device", "is a curve; write {points:"),
         ("dgx-a100.gpus=3", "profiles.dgx-a100", "is the platform itself"),
@@ -109,11 +109,11 @@ def test_slips_in_a_file_have_their_line(tmp_path: Path) -> None:
 
 def test_on_another_platform_the_profile_must_be_there_too() -> None:
     scenario = load_scenario(SCENARIO, overrides=["profiles.hdr200.achieved=1 GB/s"])
-    with pytest.raises(InputError, match="no profile of that name in this platform"):
+    with pytest.raises(InputError, match="this platform uses no profile of that name"):
         on_targets(scenario, ["xinnor-workstation:dram"])
 
 
 def test_a_profile_changes_under_one_name_only() -> None:
     both = 'profiles={"raid/raid0-4x-pm1733-3.84tb": {count: 8}, "raid0-4x-pm1733-3.84tb": {count: 16}}'
-    with pytest.raises(InputError, match=r"the same profile as .*put both together"):
+    with pytest.raises(InputError, match=r"the same profile as .*merge both"):
         load_scenario(SCENARIO, overrides=[both])

@@ -71,7 +71,7 @@ def test_interpolated_steps_must_agree_within_their_bound(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 def test_work_is_refused_before_it_begins_and_stopped_when_time_is_up() -> None:
     overrides = ["workload.output_length=1"]
-    with pytest.raises(WorkLimitError, match=r'"first pass" has [\d,]+ operations or more; .* allows 1,000'):
+    with pytest.raises(WorkLimitError, match=r'"first pass" has at least [\d,]+ operations; .* allows 1,000'):
         simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.max_events=1000"]))
     with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout \(--timeout\) after 1e-09 s"):
         load_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.timeout=1 ns"])

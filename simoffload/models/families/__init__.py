@@ -1,7 +1,7 @@
 """Model families: one file each, from a configuration in Hugging Face's names to a list of modules.
 
 A family of your own is a class that derives from :class:`FamilyConfig`, in a module that calls
-:func:`register`; from then on every command, schema and message knows it.
+:func:`register`; from then on every command, schema and message includes it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _OWN = {
     "gpt_neox": "GptNeoX",
     "falcon": "Falcon",
 }
-"""The package's own: the class of each, in the module of its name."""
+"""The package's own families: the class of each, in the module of its name."""
 
 
 class _Families(MutableMapping[str, type[FamilyConfig]]):
-    """The package's own families, each imported when it is asked for, and those that were registered."""
+    """The package's own families, each imported on first use, and those that were registered."""
 
     def __init__(self) -> None:
         self._known: dict[str, type[FamilyConfig] | None] = dict.fromkeys(_OWN)
@@ -60,24 +60,24 @@ class _Families(MutableMapping[str, type[FamilyConfig]]):
 
 
 FAMILIES = _Families()
-"""By the ``model_type`` of Hugging Face's config.json."""
+"""All known families, by the ``model_type`` of Hugging Face's config.json."""
 
 Family = TypeVar("Family", bound=type[FamilyConfig])
 
 
 def register(family: Family) -> Family:
-    """Make a family known; also a decorator. Worker processes import the module in which it is defined.
+    """Register a family; also a decorator. Worker processes import the module in which it is defined.
 
-    A class that is defined anew, as by running a cell of a notebook again, takes the place of the old one.
-    Raises ValueError where another family has its ``model_type``.
+    A class that is defined again, as by running a cell of a notebook again, replaces the old one. Raises
+    ValueError where another family has its ``model_type``.
     """
     known = FAMILIES.get(family.family, family)
     if (known.__module__, known.__qualname__) != (family.__module__, family.__qualname__):
-        raise ValueError(f"the family {family.family} is known already, as {known.__qualname__}")
+        raise ValueError(f"the family {family.family} is already registered, as {known.__qualname__}")
     FAMILIES[family.family] = family
     return family
 
 
 def registered_outside() -> tuple[type[FamilyConfig], ...]:
-    """Families from outside of this package, which another process has to import first."""
+    """Return the families from outside of this package, which another process has to import first."""
     return tuple(FAMILIES[name] for name in FAMILIES if name not in _OWN)

@@ -1,4 +1,4 @@
-"""What all families have in common: the sizes every configuration has, and how a shape comes of one."""
+"""The sizes that every family has in its configuration, and how a configuration becomes a shape."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from simoffload.documents.frozen import Frozen
 from simoffload.errors import shortened
-from simoffload.models.shape import Dtype, ModelShape, Module
-from simoffload.models.traits import Attention, Traits
+from simoffload.models.shape import Attention, Dtype, ModelShape, Module, Traits
 
 __all__ = [
     "Count",
@@ -58,14 +57,14 @@ class Derived(NamedTuple):
 class FamilyConfig(Frozen, ABC):
     """A configuration in Hugging Face's key names; keys without influence on the shape are ignored.
 
-    A family is a class with ``family``, ``traits``, ``derived()`` and ``modules()``. Whoever derives from one
-    states the first two anew: Python refuses the class (TypeError) that would take another family's.
+    A family is a class with ``family``, ``traits``, ``derived()`` and ``modules()``. A class that derives
+    from one must state the first two itself: Python refuses a class (TypeError) that would inherit them.
     """
 
     model_config = ConfigDict(extra="ignore")
 
     family: ClassVar[str]
-    """Hugging Face's ``model_type``."""
+    """Hugging Face's ``model_type`` of this family."""
     traits: ClassVar[Traits]
     spellings: ClassVar[Mapping[str, str]] = {}
     """Other names that Hugging Face accepts for a key of this family."""
@@ -114,18 +113,19 @@ class FamilyConfig(Frozen, ABC):
 
     @classmethod
     def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys of ``base`` (in their first spelling), replaced by those of ``overrides`` in any."""
+        """Return the keys of ``base`` (in their first spelling), replaced by those of ``overrides`` in any
+        spelling."""
         gone = {cls.spellings.get(key, key) for key in overrides}
         return {**{key: value for key, value in base.items() if key not in gone}, **overrides}
 
     @classmethod
     def known_keys(cls) -> frozenset[str]:
-        """Every key that may be set, in every spelling."""
+        """Return every key that may be set, in every spelling."""
         fields = (field.alias or name for name, field in cls.model_fields.items())
         return frozenset({*fields, *cls.spellings})
 
     def shape(self, *, name: str, dtype: Dtype, attention: Attention | None = None) -> ModelShape:
-        """Lay out the model's modules."""
+        """Return the shape of the model."""
         modules = self.modules()
         return ModelShape(
             family=self.family,
@@ -144,21 +144,21 @@ class FamilyConfig(Frozen, ABC):
         )
 
     def checked(self) -> Self:
-        """Itself, once its sizes were found to go together; pydantic's ValidationError if they do not."""
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         return self
 
     @property
     def default_attention(self) -> Attention:
-        """What transformers 5 uses unless told otherwise."""
+        """The implementation of attention that transformers 5 uses by default."""
         return self.traits.attention
 
     @abstractmethod
     def derived(self) -> Derived:
-        """Sizes that families name or derive differently."""
+        """Return the sizes that families name or derive differently."""
 
     @abstractmethod
     def modules(self) -> ModuleLists:
-        """Every module in the order of the pre-forward hooks."""
+        """Return every module in the order of the pre-forward hooks."""
 
     def _whole_heads(self) -> None:
         if self.hidden_size % self.num_attention_heads:
@@ -171,7 +171,7 @@ class FamilyConfig(Frozen, ABC):
 
 
 def _as_written(error: ValidationError, written: Mapping[str, str]) -> Iterator[InitErrorDetails]:
-    """What is wrong, about the keys that the user wrote, of which ``written`` has the spellings."""
+    """Yield the problems with the keys as the user spelled them; ``written`` maps keys to their spelling."""
     for one in error.errors(include_url=False):
         message = re.sub(r"\w+", lambda word: written.get(word[0], word[0]), one["msg"])
         problem = PydanticCustomError("model_shape", "{message}", {"message": message})
@@ -185,12 +185,12 @@ def _shown(value: object) -> str:
 
 
 def invalid(key: str, message: str, value: object) -> ValidationError:
-    """Make an error that pydantic reports at ``key`` of whatever is being validated."""
+    """Return an error that pydantic reports at ``key`` of whatever is being validated."""
     return all_invalid([(key, message, value)])
 
 
 def all_invalid(problems: Iterable[tuple[str, str, object]]) -> ValidationError:
-    """Make one error of several (key, message, value)."""
+    """Return one error for several (key, message, value)."""
     return ValidationError.from_exception_data("model", [_detail(*problem) for problem in problems])
 
 

@@ -9,6 +9,9 @@ from typing import ClassVar, Self
 
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists
 from simoffload.models.shape import (
+    Operations,
+    SavedActivations,
+    Traits,
     activation,
     attention,
     container,
@@ -17,13 +20,12 @@ from simoffload.models.shape import (
     layer_norm,
     linear,
 )
-from simoffload.models.traits import Operations, SavedActivations, Traits
 
 __all__ = ["Bloom"]
 
 
 class Bloom(FamilyConfig):
-    """Hugging Face's ``BloomConfig``."""
+    """The configuration of BLOOM models: Hugging Face's ``BloomConfig``."""
 
     family: ClassVar[str] = "bloom"
     traits: ClassVar[Traits] = Traits(
@@ -47,12 +49,13 @@ class Bloom(FamilyConfig):
     tie_word_embeddings: Flag = True
 
     def checked(self) -> Self:
-        """Itself, once its sizes were found to go together."""
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         self._whole_heads()
         return self
 
     def derived(self) -> Derived:
-        """Every head has its own keys; the feed-forward network is four times as wide as the model."""
+        """Return the derived sizes; every head has its own keys, and the feed-forward network is four times
+        as wide as the model."""
         return Derived(
             num_key_value_heads=self.num_attention_heads,
             head_dim=self.hidden_size // self.num_attention_heads,
@@ -61,7 +64,7 @@ class Bloom(FamilyConfig):
         )
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``BloomForCausalLM``."""
+        """Return the modules of ``BloomForCausalLM`` in call order."""
         hidden, embedding_name = self.hidden_size, "transformer.word_embeddings"
         before = (
             container("BloomForCausalLM"),

@@ -1,10 +1,11 @@
 """Falcon: one head of keys and values for all queries (7B), or groups of them (40B and 180B).
 
-Modules and their order: transformers/models/falcon/modeling_falcon.py at 5.23.0. It writes out grouped keys
-and values for every query head before it caches them: ``num_kv_heads`` makes the projection smaller, not
-the cache. Operations: Llama's measured ones; less six views of queries, keys and values, which are taken
-apart in eleven; one more to transpose each weight, and one to add attention's result. ALiBi (Falcon-RW) is
-not modelled. Memory in training with eager attention is told up to 16 % too large for short sequences.
+Modules and their order: transformers/models/falcon/modeling_falcon.py at 5.23.0. It expands grouped keys and
+values to every query head before it caches them: ``num_kv_heads`` makes the projection smaller, not the
+cache. Operations: Llama's measured ones, minus six views of queries, keys and values, which are split in
+eleven operations; plus one to transpose each weight, and one to add the result of attention. ALiBi
+(Falcon-RW) is not modelled. Memory in training with eager attention is overestimated by up to 16 % for short
+sequences.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import ClassVar, Literal, Self
 
 from simoffload.models.families.base import Count, Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
 from simoffload.models.shape import (
+    EAGER,
+    Attention,
     Module,
+    Operations,
+    SavedActivations,
+    Traits,
     activation,
     attention,
     container,
@@ -22,13 +28,12 @@ from simoffload.models.shape import (
     linear,
     rotary,
 )
-from simoffload.models.traits import EAGER, Attention, Operations, SavedActivations, Traits
 
 __all__ = ["Falcon"]
 
 
 class Falcon(FamilyConfig):
-    """Hugging Face's ``FalconConfig``."""
+    """The configuration of Falcon models: Hugging Face's ``FalconConfig``."""
 
     family: ClassVar[str] = "falcon"
     traits: ClassVar[Traits] = Traits(
@@ -57,7 +62,7 @@ class Falcon(FamilyConfig):
     tie_word_embeddings: Flag = True
 
     def checked(self) -> Self:
-        """Itself, once its sizes were found to go together."""
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         self._whole_heads()
         if self.alibi:
             raise invalid("alibi", "is not modelled for Falcon; the family bloom has ALiBi", True)
@@ -80,18 +85,19 @@ class Falcon(FamilyConfig):
 
     @property
     def _projected(self) -> int:
-        """Heads of keys that the projection computes."""
+        """The number of heads of keys that the projection computes."""
         if self.new_decoder_architecture:
             return self.num_kv_heads or self.num_attention_heads
         return 1 if self.multi_query else self.num_attention_heads
 
     @property
     def default_attention(self) -> Attention:
-        """Spelled out for one head of keys, which no fused kernel takes: PyTorch falls back for it."""
+        """The default of the family, but eager for one head of keys, for which PyTorch has no fused kernel
+        and falls back."""
         return self.traits.attention if self._projected > 1 else "eager"
 
     def derived(self) -> Derived:
-        """Fill in what the configuration leaves to its defaults."""
+        """Return the derived sizes, with defaults for those that the configuration leaves out."""
         cached = self.num_attention_heads if self.new_decoder_architecture else self._projected
         return Derived(
             num_key_value_heads=cached,
@@ -101,7 +107,7 @@ class Falcon(FamilyConfig):
         )
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``FalconForCausalLM``."""
+        """Return the modules of ``FalconForCausalLM`` in call order."""
         hidden, embedding_name = self.hidden_size, "transformer.word_embeddings"
         before = (
             container("FalconForCausalLM"),

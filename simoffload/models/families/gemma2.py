@@ -1,8 +1,8 @@
 """Gemma 2: four norms in a layer, wide heads, scores capped by tanh, a window in every other layer.
 
 Modules and their order: transformers/models/gemma2/modeling_gemma2.py at 5.23.0. Operations are Llama's
-measured ones and what this code has more: two in a norm, three for the cap of eager attention's scores, one
-for the embedding's factor. Not counted: the cap of the logits (three kernels on the last position's).
+measured ones plus what this code adds: two in a norm, three for the cap of eager attention's scores, one for
+the embedding's factor. Not counted: the cap of the logits (three kernels on those of the last position).
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.rotary import SlidingConfig
-from simoffload.models.shape import Module, container, embedding, linear, rms_norm, rotary
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
+from simoffload.models.shape import (
+    EAGER,
+    Module,
+    Operations,
+    SavedActivations,
+    Traits,
+    container,
+    embedding,
+    linear,
+    rms_norm,
+    rotary,
+)
 
 __all__ = ["Gemma2", "GemmaConfig"]
 
 
 class GemmaConfig(SlidingConfig):
-    """What Gemma 2 and 3 have in common: wide heads, a scaled and tied embedding, four norms in a layer."""
+    """The common parts of Gemma 2 and 3: wide heads, a scaled and tied embedding, four norms in a layer."""
 
     vocab_size: Extent
     num_key_value_heads: Count | None = 4
@@ -53,7 +63,7 @@ class GemmaConfig(SlidingConfig):
 
 
 class Gemma2(GemmaConfig):
-    """Hugging Face's ``Gemma2Config``."""
+    """The configuration of Gemma 2 models: Hugging Face's ``Gemma2Config``."""
 
     family: ClassVar[str] = "gemma2"
     traits: ClassVar[Traits] = Traits(
@@ -78,14 +88,14 @@ class Gemma2(GemmaConfig):
     attn_logit_softcapping: float | None = 50.0
 
     def pattern(self) -> int:
-        """The first layer does, then every other."""
+        """Return the number of every other layer, beginning with the first."""
         return (self.num_hidden_layers + 1) // 2
 
     def derived(self) -> Derived:
-        """Fill in what the configuration leaves to its defaults."""
+        """Return the derived sizes, with defaults for those that the configuration leaves out."""
         return super().derived()._replace(softcapped=self.attn_logit_softcapping is not None)
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``Gemma2ForCausalLM``."""
+        """Return the modules of ``Gemma2ForCausalLM`` in call order."""
         attend = self._self_attention(bias=self.attention_bias, output_bias=self.attention_bias)
         return self._gemma("Gemma2", attend, rotations=1)

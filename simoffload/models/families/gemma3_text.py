@@ -1,8 +1,8 @@
 """Gemma 3, text: Gemma 2 with norms on queries and keys, no caps, and five layers of six with a window.
 
 Modules and their order: transformers/models/gemma3/modeling_gemma3.py at 5.23.0, which computes rotations for
-each kind of layer. Operations are Llama's measured ones and what this code has more: two in a norm, one for
-the embedding's factor. The files of the models that see images (``model_type: gemma3``) hold this
+each kind of layer. Operations are Llama's measured ones plus what this code adds: two in a norm, one for the
+embedding's factor. The files of the models that process images (``model_type: gemma3``) have this
 configuration under ``text_config``.
 """
 
@@ -13,14 +13,13 @@ from typing import ClassVar
 from simoffload.models.families.base import Count, Derived, Extent, ModuleLists
 from simoffload.models.families.gemma2 import GemmaConfig
 from simoffload.models.families.rotary import after
-from simoffload.models.shape import rms_norm
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
+from simoffload.models.shape import EAGER, Operations, SavedActivations, Traits, rms_norm
 
 __all__ = ["Gemma3Text"]
 
 
 class Gemma3Text(GemmaConfig):
-    """Hugging Face's ``Gemma3TextConfig``."""
+    """The configuration of Gemma 3 text models: Hugging Face's ``Gemma3TextConfig``."""
 
     family: ClassVar[str] = "gemma3_text"
     traits: ClassVar[Traits] = Traits(
@@ -39,11 +38,11 @@ class Gemma3Text(GemmaConfig):
     sliding_window_pattern: Count = 6
 
     def pattern(self) -> int:
-        """All but the last of every ``sliding_window_pattern`` layers."""
+        """Return the number of all layers but the last of every ``sliding_window_pattern``."""
         return self.num_hidden_layers - self.num_hidden_layers // self.sliding_window_pattern
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``Gemma3ForCausalLM``."""
+        """Return the modules of ``Gemma3ForCausalLM`` in call order."""
         sizes: Derived = self.derived()
         norms = (
             rms_norm("self_attn.q_norm", sizes.head_dim, heads=self.num_attention_heads, single=True),

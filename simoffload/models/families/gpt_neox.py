@@ -1,7 +1,7 @@
-"""GPT-NeoX and Pythia: fused projection, rotation of a part of each head, two halves of a layer side by side.
+"""GPT-NeoX and Pythia: fused projection, partly rotated heads, the two halves of a layer in parallel.
 
 Modules and their order: transformers/models/gpt_neox/modeling_gpt_neox.py at 5.23.0. Operations: Llama's
-measured ones, less two views for each of queries, keys and values, which here are three in all, more two
+measured ones, minus two views for each of queries, keys and values, which here are three in all, plus two
 slices and a join for queries and for keys; its feed-forward network has no product of its own.
 """
 
@@ -12,7 +12,11 @@ from typing import Any, ClassVar, Self
 from simoffload.models.families.base import Derived, Extent, FamilyConfig, Flag, ModuleLists, invalid
 from simoffload.models.families.rotary import rotary_factor
 from simoffload.models.shape import (
+    EAGER,
     Module,
+    Operations,
+    SavedActivations,
+    Traits,
     activation,
     attention,
     container,
@@ -22,13 +26,12 @@ from simoffload.models.shape import (
     linear,
     rotary,
 )
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
 
 __all__ = ["GptNeoX"]
 
 
 class GptNeoX(FamilyConfig):
-    """Hugging Face's ``GPTNeoXConfig``."""
+    """The configuration of GPT-NeoX models: Hugging Face's ``GPTNeoXConfig``."""
 
     family: ClassVar[str] = "gpt_neox"
     traits: ClassVar[Traits] = Traits(
@@ -53,24 +56,24 @@ class GptNeoX(FamilyConfig):
     tie_word_embeddings: Flag = False
 
     def checked(self) -> Self:
-        """Itself, once its sizes were found to go together."""
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         self._whole_heads()
         if self._rotated % 2 or not self._rotated:
             raise invalid(
                 "num_attention_heads",
-                f"rotary positions need an even part of each head, not {self._rotated}",
+                f"rotary positions need an even number of rotated elements per head, not {self._rotated}",
                 self.num_attention_heads,
             )
         return self
 
     @property
     def _rotated(self) -> int:
-        """[elements] of each head that are rotated."""
+        """The number of elements of each head that are rotated."""
         factor = rotary_factor(self.rope_parameters, self.rotary_pct)
         return int(self.hidden_size // self.num_attention_heads * factor)
 
     def derived(self) -> Derived:
-        """Every head has its own keys."""
+        """Return the derived sizes; every head has its own keys."""
         return Derived(
             num_key_value_heads=self.num_attention_heads,
             head_dim=self.hidden_size // self.num_attention_heads,
@@ -79,7 +82,7 @@ class GptNeoX(FamilyConfig):
         )
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``GPTNeoXForCausalLM``."""
+        """Return the modules of ``GPTNeoXForCausalLM`` in call order."""
         hidden, embedding_name = self.hidden_size, "gpt_neox.embed_in"
         before = (
             container("GPTNeoXForCausalLM"),

@@ -1,7 +1,7 @@
 """Llama 2 and 3: grouped-query attention, rotary positions, gated feed-forward network, RMSNorm.
 
 Modules and their order: transformers/models/llama/modeling_llama.py at 5.23.0; the same at 4.46.3 (some
-releases before computed the rotary embedding within every layer).
+earlier releases computed the rotary embedding within every layer).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Flag, ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
-from simoffload.models.traits import Traits
+from simoffload.models.shape import Traits
 
 __all__ = ["Llama"]
 
 
 class Llama(RotaryConfig):
-    """Hugging Face's ``LlamaConfig``."""
+    """The configuration of Llama models: Hugging Face's ``LlamaConfig``."""
 
     family: ClassVar[str] = "llama"
     traits: ClassVar[Traits] = Traits(
@@ -32,6 +32,6 @@ class Llama(RotaryConfig):
     mlp_bias: Flag = False
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``LlamaForCausalLM``."""
+        """Return the modules of ``LlamaForCausalLM`` in call order."""
         attend = self._self_attention(bias=self.attention_bias, output_bias=self.attention_bias)
         return self._around("Llama", self._normed(attend, self._gated(bias=self.mlp_bias)))

@@ -1,7 +1,7 @@
-"""Mistral: Llama's modules; every layer looks back no further than a sliding window, where there is one.
+"""Mistral: Llama's modules; every layer has a sliding window, if the configuration has one.
 
-Modules and their order: transformers/models/mistral/modeling_mistral.py at 5.23.0, whose code of a layer is
-Llama's word for word, and so are the operations measured there.
+Modules and their order: transformers/models/mistral/modeling_mistral.py at 5.23.0, whose code of a layer
+equals Llama's; the operations are therefore those measured for Llama.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, SlidingConfig
-from simoffload.models.traits import Traits
+from simoffload.models.shape import Traits
 
 __all__ = ["Mistral"]
 
 
 class Mistral(SlidingConfig):
-    """Hugging Face's ``MistralConfig``."""
+    """The configuration of Mistral models: Hugging Face's ``MistralConfig``."""
 
     family: ClassVar[str] = "mistral"
     traits: ClassVar[Traits] = Traits(
@@ -32,9 +32,9 @@ class Mistral(SlidingConfig):
     sliding_window: Extent | None = 4096
 
     def pattern(self) -> int:
-        """All of them."""
+        """Return the number of all layers, as every layer has the window."""
         return self.num_hidden_layers
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``MistralForCausalLM``."""
+        """Return the modules of ``MistralForCausalLM`` in call order."""
         return self._around("Mistral", self._normed(self._self_attention(), self._gated()))

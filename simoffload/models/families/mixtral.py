@@ -1,4 +1,4 @@
-"""Mixtral: Llama's attention and, in place of its feed-forward network, experts chosen by a router.
+"""Mixtral: Llama's attention and, instead of its feed-forward network, experts chosen by a router.
 
 Modules and their order: transformers/models/mixtral/modeling_mixtral.py. The layout of the experts
 decides what DeepSpeed fetches and when:
@@ -17,8 +17,17 @@ from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, ModuleLists, invalid
 from simoffload.models.families.rotary import RotaryConfig
-from simoffload.models.shape import Module, Parameter, activation, container, linear
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
+from simoffload.models.shape import (
+    EAGER,
+    Module,
+    Operations,
+    Parameter,
+    SavedActivations,
+    Traits,
+    activation,
+    container,
+    linear,
+)
 
 __all__ = ["Mixtral"]
 
@@ -26,7 +35,8 @@ Experts = Annotated[int, Field(strict=True, ge=1, le=1024)]
 
 
 class Mixtral(RotaryConfig):
-    """Hugging Face's ``MixtralConfig``, and the layout of the experts."""
+    """The configuration of Mixtral models: Hugging Face's ``MixtralConfig``, and the layout of the
+    experts."""
 
     family: ClassVar[str] = "mixtral"
     traits: ClassVar[Traits] = Traits(
@@ -48,7 +58,7 @@ class Mixtral(RotaryConfig):
     expert_layout: Literal["fused", "separate"] = "fused"
 
     def checked(self) -> Self:
-        """Itself, once its sizes were found to go together."""
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         super().checked()
         if self.num_experts_per_tok > self.num_local_experts:
             raise invalid(
@@ -64,14 +74,15 @@ class Mixtral(RotaryConfig):
         return self.num_experts_per_tok / self.num_local_experts
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``MixtralForCausalLM``."""
+        """Return the modules of ``MixtralForCausalLM`` in call order."""
         separate = self.expert_layout == "separate"
         experts = self._separate_experts() if separate else self._fused_experts()
         layer = self._normed(self._self_attention(rotary_within=separate), experts)
         return self._around("Mixtral", layer, rotary_outside=not separate)
 
     def _block(self, name: str) -> tuple[Module, Module]:
-        """The sum of the chosen experts' results: weigh (1 read, 1 written), add (2, 1); and the router."""
+        """Return the sum of the chosen experts' results, weighed (1 read, 1 written) and added (2, 1), and
+        the router."""
         summed = self.num_experts_per_tok * self.hidden_size
         return (
             container(name, reads=3 * summed, writes=2 * summed),

@@ -1,8 +1,8 @@
 """OPT: learned positions (two more than ``max_position_embeddings``), biases, tied embedding.
 
-OPT-350m alone normalizes after each part, has no final norm, and embeds in fewer dimensions than it
-computes in. Modules and their order: transformers/models/opt/modeling_opt.py at 5.23.0; the same at
-4.46.3. ``OPTForCausalLM`` calls ``model.decoder`` directly, so the hooks of ``model`` never fire.
+Only OPT-350m normalizes after each half, has no final norm, and has an embedding narrower than its hidden
+size. Modules and their order: transformers/models/opt/modeling_opt.py at 5.23.0; the same at 4.46.3.
+``OPTForCausalLM`` calls ``model.decoder`` directly, so the hooks of ``model`` never fire.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from simoffload.models.families.base import (
     Width,
 )
 from simoffload.models.shape import (
+    EAGER,
     Module,
+    Operations,
+    SavedActivations,
+    Traits,
     activation,
     attention,
     container,
@@ -28,7 +32,6 @@ from simoffload.models.shape import (
     layer_norm,
     linear,
 )
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
 
 __all__ = ["Opt"]
 
@@ -37,7 +40,7 @@ _POSITION_OFFSET = 2
 
 
 class Opt(FamilyConfig):
-    """Hugging Face's ``OPTConfig``."""
+    """The configuration of OPT models: Hugging Face's ``OPTConfig``."""
 
     family: ClassVar[str] = "opt"
     traits: ClassVar[Traits] = Traits(
@@ -62,12 +65,12 @@ class Opt(FamilyConfig):
     tie_word_embeddings: Flag = True
 
     def checked(self) -> Self:
-        """Itself, once its sizes were found to go together."""
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         self._whole_heads()
         return self
 
     def derived(self) -> Derived:
-        """Every head has its own keys."""
+        """Return the derived sizes; every head has its own keys."""
         return Derived(
             num_key_value_heads=self.num_attention_heads,
             head_dim=self.hidden_size // self.num_attention_heads,
@@ -76,7 +79,7 @@ class Opt(FamilyConfig):
         )
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``OPTForCausalLM``."""
+        """Return the modules of ``OPTForCausalLM`` in call order."""
         hidden, embedding_name = self.hidden_size, "model.decoder.embed_tokens"
         narrow = self.word_embed_proj_dim or hidden
         before = [

@@ -1,8 +1,8 @@
 """Phi-3 and Phi-4: Llama with fused projections (queries, keys and values; gate and up) and dropouts.
 
 Modules and their order: transformers/models/phi3/modeling_phi3.py at 5.23.0. Operations are Llama's measured
-ones and what this code has more: in attention three slices of the fused projection and, of queries and of
-keys, two slices and a join of what is rotated and what is not; in the feed-forward network one to divide it.
+ones plus what this code adds: in attention three slices of the fused projection and, for queries and for
+keys, two slices and a join of the rotated and the other part; in the feed-forward network one to split it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,25 @@ from typing import Any, ClassVar, Self
 
 from simoffload.models.families.base import Extent, ModuleLists
 from simoffload.models.families.rotary import SlidingConfig, rotary_factor
-from simoffload.models.shape import Module, activation, attention, container, dropout, linear, rms_norm
-from simoffload.models.traits import EAGER, Operations, SavedActivations, Traits
+from simoffload.models.shape import (
+    EAGER,
+    Module,
+    Operations,
+    SavedActivations,
+    Traits,
+    activation,
+    attention,
+    container,
+    dropout,
+    linear,
+    rms_norm,
+)
 
 __all__ = ["Phi3"]
 
 
 class Phi3(SlidingConfig):
-    """Hugging Face's ``Phi3Config``."""
+    """The configuration of Phi-3 models: Hugging Face's ``Phi3Config``."""
 
     family: ClassVar[str] = "phi3"
     traits: ClassVar[Traits] = Traits(
@@ -40,16 +51,16 @@ class Phi3(SlidingConfig):
     rope_parameters: dict[str, Any] | None = None
 
     def pattern(self) -> int:
-        """All of them."""
+        """Return the number of all layers, as every layer has the window."""
         return self.num_hidden_layers
 
     def checked(self) -> Self:
-        """Itself, once its sizes were found to go together."""
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         rotary_factor(self.rope_parameters, self.partial_rotary_factor)
         return super().checked()
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``Phi3ForCausalLM``."""
+        """Return the modules of ``Phi3ForCausalLM`` in call order."""
         layer = (
             rms_norm("input_layernorm", self.hidden_size),
             *self._fused_attention(),

@@ -1,7 +1,7 @@
 """Qwen2 and 2.5: Llama with biases on queries, keys and values; upper layers may have a sliding window.
 
-Modules and their order: transformers/models/qwen2/modeling_qwen2.py at 5.23.0, whose code of a layer is
-Llama's word for word but for the biases, and so are the operations measured there.
+Modules and their order: transformers/models/qwen2/modeling_qwen2.py at 5.23.0, whose code of a layer equals
+Llama's except for the biases; the operations are therefore those measured for Llama.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import ClassVar
 
 from simoffload.models.families.base import ModuleLists
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig
-from simoffload.models.traits import Traits
+from simoffload.models.shape import Traits
 
 __all__ = ["Qwen2"]
 
 
 class Qwen2(UpperWindowsConfig):
-    """Hugging Face's ``Qwen2Config``."""
+    """The configuration of Qwen2 models: Hugging Face's ``Qwen2Config``."""
 
     family: ClassVar[str] = "qwen2"
     traits: ClassVar[Traits] = Traits(
@@ -29,5 +29,5 @@ class Qwen2(UpperWindowsConfig):
     )
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``Qwen2ForCausalLM``."""
+        """Return the modules of ``Qwen2ForCausalLM`` in call order."""
         return self._around("Qwen2", self._normed(self._self_attention(bias=True), self._gated()))

@@ -1,7 +1,7 @@
 """Qwen3, dense: Llama with a norm on every head of queries and keys.
 
-Modules and their order: transformers/models/qwen3/modeling_qwen3.py at 5.23.0, whose code of a layer is
-Llama's word for word but for the two norms, which are modules, and so are the operations measured there.
+Modules and their order: transformers/models/qwen3/modeling_qwen3.py at 5.23.0, whose code of a layer equals
+Llama's except for the two norms, which are modules; the operations are therefore those measured for Llama.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Flag, ModuleLists, Width
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig, after
-from simoffload.models.shape import rms_norm
-from simoffload.models.traits import Traits
+from simoffload.models.shape import Traits, rms_norm
 
 __all__ = ["Qwen3"]
 
 
 class Qwen3(UpperWindowsConfig):
-    """Hugging Face's ``Qwen3Config``."""
+    """The configuration of Qwen3 models: Hugging Face's ``Qwen3Config``."""
 
     family: ClassVar[str] = "qwen3"
     traits: ClassVar[Traits] = Traits(
@@ -33,7 +32,7 @@ class Qwen3(UpperWindowsConfig):
     attention_bias: Flag = False
 
     def modules(self) -> ModuleLists:
-        """List the modules of ``Qwen3ForCausalLM``."""
+        """Return the modules of ``Qwen3ForCausalLM`` in call order."""
         sizes = self.derived()
         query_norm = rms_norm("self_attn.q_norm", sizes.head_dim, heads=self.num_attention_heads)
         key_norm = rms_norm("self_attn.k_norm", sizes.head_dim, heads=sizes.num_key_value_heads)

@@ -1,4 +1,5 @@
-"""What Llama and its descendants have in common: rotary positions, shared key heads, sliding windows."""
+"""The common parts of Llama and its descendants: rotary positions, grouped-query attention, sliding
+windows."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from simoffload.models.families.base import (
     invalid,
 )
 from simoffload.models.shape import (
+    EAGER,
     Module,
+    Operations,
+    SavedActivations,
     activation,
     attention,
     container,
@@ -28,7 +32,6 @@ from simoffload.models.shape import (
     rms_norm,
     rotary,
 )
-from simoffload.models.traits import EAGER, Operations, SavedActivations
 
 __all__ = [
     "LLAMA_OPERATIONS",
@@ -48,13 +51,13 @@ LayerType = Literal["full_attention", "sliding_attention"]
 LLAMA_OPERATIONS = Operations(
     block=5, mlp=2, norm=8, activation=0, attention=25, eager=EAGER, rotary=15, router=0
 )
-"""Measured of Llama, for families whose code of a layer is Llama's word for word."""
+"""Operations measured for Llama, for families whose code of a layer equals Llama's."""
 LLAMA_SAVED = SavedActivations(kept=3, product=True, masks=0, wide=2, narrow=1, scores=12)
-"""What autograd saves of such a layer."""
+"""Activations that autograd saves in such a layer."""
 
 
 class RotaryConfig(FamilyConfig):
-    """Grouped-query attention with rotary positions, which Llama and its descendants have."""
+    """Grouped-query attention with rotary positions, as in Llama and its descendants."""
 
     vocab_size: Extent
     intermediate_size: Extent
@@ -64,7 +67,7 @@ class RotaryConfig(FamilyConfig):
     tie_word_embeddings: Flag = False
 
     def checked(self) -> Self:
-        """Itself, once its sizes were found to go together."""
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         if self.head_dim is None:
             self._whole_heads()
         sizes = self.derived()
@@ -84,7 +87,7 @@ class RotaryConfig(FamilyConfig):
         return self
 
     def derived(self) -> Derived:
-        """Fill in what the configuration leaves to its defaults."""
+        """Return the derived sizes, with defaults for those that the configuration leaves out."""
         return Derived(
             num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
@@ -94,7 +97,7 @@ class RotaryConfig(FamilyConfig):
 
     @property
     def _widths(self) -> tuple[int, int]:
-        """[elements] of all queries and of all keys of a token."""
+        """The number of elements of all queries and of all keys of a token."""
         sizes = self.derived()
         return self.num_attention_heads * sizes.head_dim, sizes.num_key_value_heads * sizes.head_dim
 
@@ -124,7 +127,7 @@ class RotaryConfig(FamilyConfig):
         )
 
     def _normed(self, attend: Iterable[Module], feed_forward: Iterable[Module]) -> tuple[Module, ...]:
-        """A layer that normalizes before each of its halves."""
+        """Return a layer that normalizes before each of its halves."""
         first, second = (
             rms_norm(name, self.hidden_size) for name in ("input_layernorm", "post_attention_layernorm")
         )
@@ -151,21 +154,22 @@ class RotaryConfig(FamilyConfig):
 
 
 class SlidingConfig(RotaryConfig):
-    """Some layers look back no further than a window; ``layer_types`` or a pattern says which."""
+    """A model of which some layers have a sliding window; ``layer_types`` or a pattern says which."""
 
     sliding_window: Extent | None
     layer_types: tuple[LayerType, ...] | None = None
 
     @classmethod
     def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """As of any family; with another number of layers the family's pattern holds, not a file's list."""
+        """Return the replaced keys; with another number of layers the family's pattern applies, not a file's
+        list."""
         merged = super().replaced(base, overrides)
         if "num_hidden_layers" in overrides and "layer_types" not in overrides:
             merged.pop("layer_types", None)
         return merged
 
     def checked(self) -> Self:
-        """Itself, once its sizes were found to go together."""
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise invalid(
                 "layer_types",
@@ -177,10 +181,10 @@ class SlidingConfig(RotaryConfig):
 
     @abstractmethod
     def pattern(self) -> int:
-        """How many layers have the window where ``layer_types`` is not given."""
+        """Return how many layers have the window where ``layer_types`` is not given."""
 
     def derived(self) -> Derived:
-        """Fill in what the configuration leaves to its defaults."""
+        """Return the derived sizes, with defaults for those that the configuration leaves out."""
         sliding = self.pattern() if self.layer_types is None else self.layer_types.count("sliding_attention")
         if self.sliding_window is None or not sliding:
             return super().derived()
@@ -188,19 +192,19 @@ class SlidingConfig(RotaryConfig):
 
 
 class UpperWindowsConfig(SlidingConfig):
-    """Layers from ``max_window_layers`` on have a window, if windows are asked for."""
+    """A model whose layers from ``max_window_layers`` on have a sliding window, if windows are enabled."""
 
     use_sliding_window: Flag = False
     sliding_window: Extent | None = 4096
     max_window_layers: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 28
 
     def pattern(self) -> int:
-        """The upper layers."""
+        """Return the number of upper layers, which have the window."""
         return max(0, self.num_hidden_layers - self.max_window_layers) if self.use_sliding_window else 0
 
 
 def after(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module, ...]:
-    """The modules, with more of them after the one that is called ``name``."""
+    """Return the modules, with ``more`` inserted after the one called ``name``."""
     found: list[Module] = []
     for module in modules:
         found += [module, *more] if module.name == name else [module]
@@ -208,7 +212,8 @@ def after(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module, 
 
 
 def rotary_factor(parameters: Mapping[str, Any] | None, given: float) -> float:
-    """The part of a head that is rotated: of ``rope_parameters`` (transformers 5), else as ``given``."""
+    """Return the fraction of a head that is rotated: from ``rope_parameters`` (transformers 5), else
+    ``given``."""
     factor = (parameters or {}).get("partial_rotary_factor", given)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise invalid("rope_parameters", "partial_rotary_factor must be a number above 0, at most 1", factor)

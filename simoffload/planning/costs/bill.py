@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import without
 from simoffload.hardware import Machine
-from simoffload.hardware.device_groups import MEMORY, DeviceGroup
+from simoffload.hardware.machine import MEMORY, DeviceGroup
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS
 from simoffload.planning.costs.price_list import CostList, Figure
 from simoffload.results.attribution import Group

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simoffload.documents import suggest
+from simoffload.documents import DocumentLocation, suggest
 from simoffload.hardware.costs import Costs, DeviceCosts, Power
-from simoffload.hardware.device_groups import MEMORY, DeviceGroup
 from simoffload.hardware.library import Entry, Library
-from simoffload.hardware.location import DocumentLocation
+from simoffload.hardware.machine import MEMORY, DeviceGroup
 from simoffload.hardware.quantities import Sourced
 
 __all__ = ["CostList", "Figure", "load_costs"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.hardware.device_groups import DeviceGroup
+from simoffload.hardware.machine import DeviceGroup
 from simoffload.planning.costs import CostList, load_costs
 from tests.planning.costs.conftest import TODAY
 
