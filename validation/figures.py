@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
-from simoffload.calibration.streams import LayerStarts
+from simoffload.calibration.records import LayerStarts
 from validation.measured import ERROR_LIMITS, PASSES, MeasuredRun, changed
 
 __all__ = ["Drawing", "Point", "drawings", "points", "scatter"]

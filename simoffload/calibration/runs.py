@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simoffload.documents import Document, quoted, read_document, validate
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Document, Frozen, quoted, read_document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelSpec
 from simoffload.strategies.ds_config import DeepSpeedConfig

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simoffload.documents.choices import quoted
-from simoffload.errors import InputError, Problem
+from pydantic import BaseModel, ConfigDict
 
-__all__ = ["MOST_PROBLEMS", "Document", "Location", "Mark", "Position", "input_error", "key_path"]
+from simoffload.errors import InputError, Problem, shortened
+
+__all__ = [
+    "MOST_PROBLEMS",
+    "Document",
+    "Frozen",
+    "Location",
+    "Mark",
+    "Position",
+    "either",
+    "input_error",
+    "key_path",
+    "listing",
+    "quoted",
+    "suggest",
+]
 
 Location = tuple[str | int, ...]
 """Keys and list indices from the top of a document."""
@@ -105,3 +120,42 @@ class Document:
     def other_files(self) -> frozenset[str]:
         """Files that whole sections come from."""
         return frozenset(mark.file for mark in self.marks.values() if mark.top)
+
+
+_LONGEST = 40
+_MOST_CHOICES = 30
+
+
+def quoted(text: str) -> str:
+    """The text in quotes, shortened."""
+    return f'"{shortened(text, _LONGEST)}"'
+
+
+def suggest(word: str, choices: Iterable[str]) -> str:
+    """``; did you mean "x"?`` for the choice nearest to the word, or nothing if none is near."""
+    by_folded = {choice.casefold(): choice for choice in choices}
+    near = get_close_matches(word[:_LONGEST].casefold(), by_folded, n=1)
+    return f"; did you mean {quoted(by_folded[near[0]])}?" if near else ""
+
+
+def listing(names: Sequence[str]) -> str:
+    """Names separated by commas; a long list is cut."""
+    shown = ", ".join(names[:_MOST_CHOICES])
+    left = len(names) - _MOST_CHOICES
+    return f"{shown} and {left} more" if left > 0 else shown
+
+
+def either(phrases: Sequence[str]) -> str:
+    """``a``, ``a or b``, ``a, b or c``; a long list is cut."""
+    if len(phrases) > _MOST_CHOICES:
+        return listing(phrases)
+    return " or ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]]))
+
+
+class Frozen(BaseModel):
+    """A section of a file: its values cannot be changed, and unknown keys are refused.
+
+    Its validator is built when it is first used: most programs read few of the sections that there are.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

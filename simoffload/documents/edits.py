@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from simoffload.documents.choices import quoted
-from simoffload.documents.document import Document, Location, Mark, key_path
+from simoffload.documents.document import Document, Location, Mark, key_path, quoted
 from simoffload.documents.reader import DEEPEST, is_text, parse_yaml
 from simoffload.errors import InputError, Problem
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from simoffload.documents.choices import quoted
 from simoffload.documents.document import (
     MOST_PROBLEMS,
     Document,
@@ -28,6 +27,7 @@ from simoffload.documents.document import (
     Position,
     input_error,
     key_path,
+    quoted,
 )
 from simoffload.errors import InputError, Problem
 

@@ -6,12 +6,12 @@ import datetime
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from simoffload.documents import file_errors, read_text
 from simoffload.errors import InputError, Problem
 
-__all__ = ["BenchmarkFile", "Fields", "finite"]
+__all__ = ["BenchmarkFile", "CopyMeasurement", "Fields", "StorageMeasurement", "finite"]
 
 _LARGEST = 20_000_000
 """[B] json+ of fio with all its bins stays below."""
@@ -125,3 +125,55 @@ class Fields(NamedTuple):
     def text(self, name: str, default: str = "") -> str:
         """An entry as text; ``default`` if it is missing."""
         return str(self.data.get(name, default))
+
+
+class StorageMeasurement(NamedTuple):
+    """One run of reads or of writes against a drive, array or file system."""
+
+    operation: Literal["read", "write"]
+    block: int
+    """[B] of one request."""
+    queue_depth: int
+    """Requests that one job has in flight."""
+    jobs: int
+    """Threads or processes at once."""
+    rate: int
+    """[B/s] of all jobs together."""
+    latency: float | None
+    """[s] of one request on average, under this load."""
+    direct: bool | None
+    """Past the page cache; None if the file does not say."""
+    random: bool | None
+    """At random offsets; None if the file does not say."""
+    tool: str
+    version: str
+    """Empty if the file does not say."""
+    file: str
+    """Name of the file, without its folder."""
+    date: datetime.date
+    """Of the run if the file tells it, else of the file."""
+
+    @property
+    def outstanding(self) -> int:
+        """[B] in flight."""
+        return self.block * self.queue_depth * self.jobs
+
+
+class CopyMeasurement(NamedTuple):
+    """Copies between pinned host memory and one GPU, by the copy engine."""
+
+    direction: Literal["host_to_device", "device_to_host"]
+    both_ways: bool
+    """Copies in the other direction ran at the same time; ``rate`` is that of this direction."""
+    gpu: int
+    size: int
+    """[B] of one copy."""
+    rate: int
+    """[B/s]"""
+    tool: str
+    version: str
+    """Empty if the file does not say."""
+    file: str
+    """Name of the file, without its folder."""
+    date: datetime.date
+    """Of the file: it does not tell when it was measured."""

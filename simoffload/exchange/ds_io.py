@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, finite
-from simoffload.exchange.measurements import StorageMeasurement
+from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, StorageMeasurement, finite
 
 __all__ = ["read_ds_io"]
 

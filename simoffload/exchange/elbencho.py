@@ -11,8 +11,7 @@ import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from simoffload.exchange.benchmark_files import BenchmarkFile, finite
-from simoffload.exchange.measurements import StorageMeasurement
+from simoffload.exchange.benchmark_files import BenchmarkFile, StorageMeasurement, finite
 
 __all__ = ["read_elbencho"]
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError, Problem
 
-__all__ = ["replacing"]
+__all__ = ["replacing", "write_csv"]
 
 
 @contextmanager
@@ -39,3 +41,27 @@ def replacing(path: str | Path) -> Iterator[TextIO]:
 
 def _refusal(path: Path, message: str) -> InputError:
     return InputError([Problem(str(path), None, None, "", message)])
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Text that begins so is a formula to spreadsheets (owasp.org, "CSV Injection")."""
+_NUMBER = re.compile(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?(?: [^\W\d_]+(?:/s)?)?")
+"""A number, or a quantity such as "-5 GB"; no spreadsheet computes anything there."""
+
+
+def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a head and rows, whole or not at all. Raises InputError if the file cannot be written."""
+    with replacing(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow([_cell(value) for value in row])
+
+
+def _cell(value: Any) -> Any:
+    """Truth in lower case; an apostrophe before text that would be taken for a formula."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and value.startswith(_FORMULA) and not _NUMBER.fullmatch(value):
+        return f"'{value}"
+    return value

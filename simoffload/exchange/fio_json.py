@@ -11,8 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from simoffload.exchange.benchmark_files import BenchmarkFile, Fields
-from simoffload.exchange.measurements import StorageMeasurement
+from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, StorageMeasurement
 
 __all__ = ["read_fio_json"]
 

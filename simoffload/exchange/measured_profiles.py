@@ -7,14 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from simoffload.documents import parse_yaml, suggest, validate, yaml_text
-from simoffload.documents.choices import quoted
+from simoffload.documents import parse_yaml, quoted, suggest, validate, yaml_text
 from simoffload.errors import InputError, Problem, printable
 from simoffload.exchange.base_profile import base_profile
+from simoffload.exchange.benchmark_files import CopyMeasurement, StorageMeasurement
 from simoffload.exchange.ds_io import read_ds_io
 from simoffload.exchange.elbencho import read_elbencho
 from simoffload.exchange.fio_json import read_fio_json
-from simoffload.exchange.measurements import CopyMeasurement, StorageMeasurement
 from simoffload.exchange.nvbandwidth import BUFFER, read_nvbandwidth
 from simoffload.hardware.library import KINDS, Library, is_path
 from simoffload.hardware.profiles import Profile

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, finite
-from simoffload.exchange.measurements import CopyMeasurement
+from simoffload.exchange.benchmark_files import BenchmarkFile, CopyMeasurement, Fields, finite
 
 __all__ = ["BUFFER", "read_nvbandwidth"]
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from simoffload.documents import parse_yaml, quoted, suggest
-from simoffload.documents.choices import listing
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen, listing, parse_yaml, quoted, suggest
 from simoffload.errors import shortened
 
 __all__ = ["Size", "find_size", "is_model", "list_models"]

@@ -9,8 +9,16 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, model_validator
 
-from simoffload.documents import Document, file_errors, quoted, read_document, resolved, suggest, validate
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import (
+    Document,
+    Frozen,
+    file_errors,
+    quoted,
+    read_document,
+    resolved,
+    suggest,
+    validate,
+)
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid

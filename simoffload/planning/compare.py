@@ -23,8 +23,7 @@ from simoffload.planning.costs import (
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.scenario import LoadedScenario
-from simoffload.scenario.tiers import placement_of
+from simoffload.scenario import LoadedScenario, placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
 from simoffload.strategies import Plan

@@ -15,25 +15,25 @@ from simoffload.documents import (
     SUFFIXES,
     Document,
     Edit,
+    Location,
     edited,
     exists,
+    parse_path,
     read_document,
     set_value,
+    split_assignment,
     suggest,
     validate,
     without,
 )
-from simoffload.documents.document import Location
-from simoffload.documents.edits import parse_path, split_assignment
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, list_profiles
 from simoffload.limits import keep, limited
 from simoffload.models import ModelSpec
 from simoffload.models.library import is_model, list_models
 from simoffload.scenario.cache import ScenarioCache
-from simoffload.scenario.loaded import LoadedScenario
+from simoffload.scenario.loaded import READ_TIER, LoadedScenario
 from simoffload.scenario.schema import EngineOptions, Scenario
-from simoffload.scenario.tiers import READ_TIER
 from simoffload.shipped import shipped_folder
 from simoffload.strategies import strategy_for, strategy_of
 from simoffload.strategies.base import TierChoice
@@ -42,6 +42,7 @@ from simoffload.workload import Training
 __all__ = [
     "SWEEP",
     "completed",
+    "default_scenario",
     "find_scenario",
     "list_scenarios",
     "load_scenario",
@@ -277,3 +278,41 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
                 text = f"{problem.path}: {problem.message}" if problem.path else problem.message
                 problems.append(document.problem(location, text))
         return None
+
+
+_WORKLOAD = {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32}
+"""One short conversation on each GPU; our choice."""
+
+
+@limited
+def default_scenario(
+    model: str, platform: str | None = None, *, overrides: Sequence[str] = ()
+) -> LoadedScenario:
+    """Inference of a model under ZeRO-Inference on all GPUs of a platform.
+
+    One sequence on each GPU, 512 tokens in and 32 out; the weights in host memory unless ds_config says
+    where; DeepSpeed's defaults except that swap buffers hold the largest parameter. ``overrides``
+    (``a.b=value``) replace any of it, the platform as well.
+    Raises InputError for an unknown model or platform, or if there is no platform.
+    """
+    data: dict[str, Any] = {"name": model, "model": model, "workload": _WORKLOAD}
+    if platform is not None:
+        data["platform"] = platform
+    document = Document(model, {**data, "strategy": {}}, Path())
+    for assignment in overrides:
+        document = set_value(document, assignment)
+    if "platform" not in document.data:
+        known = ", ".join(one.id for one in list_profiles("platform"))
+        text = f"a model needs a platform: --on PLATFORM:TIER,… or --set platform=PLATFORM, of {known}"
+        raise InputError([document.problem((), text)])
+    cache = ScenarioCache()
+    return resolve(_filled(resolve(document, cache=cache)), cache=cache)
+
+
+def _filled(scenario: LoadedScenario) -> Document:
+    """The document with what follows from model and platform, unless it says that itself."""
+    document, strategy = scenario.document, scenario.scenario.strategy
+    if "ranks" not in document.data["strategy"]:
+        strategy = strategy.model_copy(update={"ranks": scenario.machine.gpus})
+    ranks = Edit.at("strategy.ranks", strategy.ranks)
+    return edited(document, (ranks, *strategy.filled(scenario.model)))

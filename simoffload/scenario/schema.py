@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.hardware.equipment import Parts
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec

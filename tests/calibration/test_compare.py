@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.compare import ComparedPass, ComparedRun, compare_file, errors, to_dict
-from simoffload.calibration.compare_text import comparison_text
+from simoffload.calibration.compare import (
+    ComparedPass,
+    ComparedRun,
+    compare_file,
+    comparison_text,
+    errors,
+    to_dict,
+)
 from simoffload.cli import calibrate_compare
 from simoffload.cli.console import Console
 from simoffload.documents import Document

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.naive import naive_bounds, naive_seconds
+from simoffload.calibration.prediction import naive_bounds, naive_seconds
 from simoffload.documents import Document
 from simoffload.models import Sequences
 from simoffload.scenario import resolve

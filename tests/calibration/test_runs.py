@@ -94,7 +94,7 @@ def test_folders_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
     for changes, rendered in (
         ({"folder": tmp_path}, "is not an empty folder"),
         ({"swap_folder": tmp_path / "file"}, "is not an empty folder, and DeepSpeed empties it"),
-        ({"swap_folder": tmp_path / "file" / "x"}, "lies below|cannot be used"),
+        ({"swap_folder": tmp_path / "file" / "x"}, "is below|cannot be used"),
         ({"largest": 10**9}, r"would write 2.63 GB of swap files, above --max-size 1 GB"),
     ):
         with pytest.raises(InputError, match=rendered):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from simoffload.calibration.deepspeed.storage_log import StorageLog
+from simoffload.calibration.deepspeed.recorders import StorageLog
 
 
 class Handle:

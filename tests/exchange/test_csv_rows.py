@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.exchange.csv_rows import write_csv
+from simoffload.exchange.files import write_csv
 
 
 def test_rows_read_back(tmp_path: Path) -> None:

@@ -24,11 +24,15 @@ from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
 from simoffload.calibration.deepspeed import build
-from simoffload.calibration.deepspeed.gpu_energy import energy_counter
-from simoffload.calibration.deepspeed.storage_log import StorageLog
-from simoffload.calibration.deepspeed.streams import gpu_activity
-from simoffload.calibration.deepspeed.timed_parts import BACKWARD, OPTIMIZER, timed_parts
-from simoffload.calibration.deepspeed.tracing import ModuleTrace
+from simoffload.calibration.deepspeed.recorders import (
+    BACKWARD,
+    OPTIMIZER,
+    ModuleTrace,
+    StorageLog,
+    energy_counter,
+    gpu_activity,
+    timed_parts,
+)
 
 __all__ = ["main"]
 

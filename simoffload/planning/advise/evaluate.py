@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simoffload.documents import Edit
-from simoffload.documents.document import Location
+from simoffload.documents import Edit, Location
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.advise import hardware
 from simoffload.planning.advise.options import Option, remedies, settings, workloads

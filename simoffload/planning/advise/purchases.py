@@ -15,8 +15,7 @@ from simoffload.planning.advise.catalogue import Dimension, dimensions
 from simoffload.planning.advise.service import ServiceLevel
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import LoadedScenario
-from simoffload.scenario.cache import canonical
+from simoffload.scenario import LoadedScenario, canonical
 from simoffload.simulation import Progress, fit, simulate
 
 __all__ = ["Method", "Objective", "Search", "SimulatedPurchase", "search_catalogue"]

@@ -9,8 +9,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
 from simoffload.planning.fit.evaluator import Evaluator
 from simoffload.planning.fit.remedies import MOST_NODES, MOST_RANKS
-from simoffload.scenario import LoadedScenario
-from simoffload.scenario.tiers import tier_name
+from simoffload.scenario import LoadedScenario, tier_name
 from simoffload.strategies.placement import Placement
 from simoffload.strategies.training.memory.states import white_paper_rule
 from simoffload.workload import Checkpointing, Training

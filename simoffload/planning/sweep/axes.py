@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from simoffload.documents import Document, validate
-from simoffload.documents.document import Location, key_path
-from simoffload.documents.edits import parse_path, read_option
+from simoffload.documents import Document, Location, key_path, parse_path, read_option, validate
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.ranges import expand
 from simoffload.planning.sweep.section import AxisSection

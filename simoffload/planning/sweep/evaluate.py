@@ -20,8 +20,7 @@ from simoffload.planning.sweep.definition import Grid, Sweep
 from simoffload.planning.sweep.journal import JournalRow
 from simoffload.planning.sweep.points import Points
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import ScenarioCache
-from simoffload.scenario.loading import resolve
+from simoffload.scenario import ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from simoffload.errors import InputError
 from simoffload.planning.sweep.definition import Sweep
-from simoffload.scenario.cache import canonical
+from simoffload.scenario import canonical
 
 __all__ = ["Points", "find_points"]
 

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.errors import shortened
 
 __all__ = ["AxisSection", "Bound", "RangeSection", "SweepSection"]

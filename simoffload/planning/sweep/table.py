@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from simoffload.errors import InputError, Problem
-from simoffload.exchange.csv_rows import write_csv
-from simoffload.exchange.files import replacing
+from simoffload.exchange.files import replacing, write_csv
 from simoffload.planning.sweep.definition import Sweep
 from simoffload.planning.sweep.journal import AFTER, Journal
 from simoffload.planning.sweep.points import Points
