@@ -1,4 +1,4 @@
-"""Recorded runs beside their predictions."""
+"""Comparison of recorded runs with their predictions, as data and as text."""
 
 from __future__ import annotations
 
@@ -37,63 +37,63 @@ _PROFILE_PLACES = ("platform.yaml", "profile/platform.yaml")
 
 
 class ComparedPass(NamedTuple):
-    """One pass of a run."""
+    """The measured and the predicted time of one pass of a run."""
 
     name: str
-    """first pass, prefill, decode (the median step); of training: forward, backward, optimizer, step."""
+    """first pass, prefill or decode (the median step); in training forward, backward, optimizer or step."""
     measured: float | None
     """[s]"""
     predicted: float | None
-    """[s] by simulation."""
+    """[s] The simulated time."""
     naive: float | None
-    """[s] bytes over bandwidth."""
+    """[s] The time of bytes over bandwidth."""
 
     @property
     def error(self) -> float | None:
-        """(predicted - measured) / measured."""
+        """The relative error of the simulation: (predicted - measured) / measured."""
         return _relative(self.predicted, self.measured)
 
     @property
     def naive_error(self) -> float | None:
-        """(naive - measured) / measured."""
+        """The relative error of the naive prediction: (naive - measured) / measured."""
         return _relative(self.naive, self.measured)
 
 
 class ComparedRun(NamedTuple):
-    """One run and its prediction."""
+    """One recorded run and its prediction."""
 
     run: RecordedRun
     passes: tuple[ComparedPass, ...]
     reason: str
-    """Why there is no prediction; empty if there is one."""
+    """The reason why there is no prediction; empty if there is one."""
     remarks: tuple[str, ...]
     streams: tuple[StreamRow, ...]
     layers: LayerStarts | None
 
     def find(self, name: str) -> ComparedPass | None:
-        """A pass by its name."""
+        """Return a pass by its name; None if the run has no such pass."""
         return next((one for one in self.passes if one.name == name), None)
 
 
 class ComparedFile(NamedTuple):
-    """All runs of one file."""
+    """All runs of one file with their predictions."""
 
     path: Path
     platform: str
-    """Id or path of what the runs are predicted with."""
+    """Id or path of the platform for the predictions."""
     machine: dict[str, Any]
     runs: tuple[ComparedRun, ...]
     remarks: tuple[str, ...]
 
 
 class Errors(NamedTuple):
-    """Errors of several predictions of one kind of pass."""
+    """The errors of several predictions of one kind of pass."""
 
     runs: int
     mean: float
-    """Mean of the absolute values."""
+    """The mean of the absolute errors."""
     worst: float
-    """The largest in size, with its sign."""
+    """The error of the largest size, with its sign."""
 
 
 def _relative(value: float | None, measured: float | None) -> float | None:
@@ -108,26 +108,26 @@ def compare_file(
     first: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ComparedFile:
-    """Predict every run of a file of ``calibrate deepspeed`` and set it beside what was measured.
+    """Predict every run of a file of ``calibrate deepspeed`` and compare it with the measured times.
 
     Parameters
     ----------
     platform
-        Id or path of a platform. Without one, ``platform.yaml`` beside the file or in ``profile/`` beside
-        it, else the shipped platform with such a GPU.
+        Id or path of a platform. Without one, ``platform.yaml`` or ``profile/platform.yaml`` next to the
+        file, else the shipped platform with such a GPU.
     own_profile
-        Look beside the file for a platform; False: the shipped one even if there is another.
+        Look for a platform next to the file; False uses the shipped one.
     first
-        Simulate the very first pass as well.
+        Simulate the first pass of the run as well.
 
     Raises
     ------
     InputError
-        For a file that is no such record, and where no platform is found.
+        If the file is not such a record, or no platform is found.
     """
     records = read_records(path)
     if not records.runs:
-        raise InputError([Problem(str(path), None, None, "runs", "no run in it came to its end")])
+        raise InputError([Problem(str(path), None, None, "runs", "none of its runs was completed")])
     chosen, remarks = _platform(path, records.gpu, platform, own_profile)
     within = _setting(chosen, deepspeed=records.deepspeed, shipped=platform is None and bool(remarks))
     runs = []
@@ -148,21 +148,23 @@ def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, 
         shipped = base_platform(gpu)
     except InputError:
         has = f'no shipped platform has the GPU "{gpu}"' if gpu else "these runs had no GPU"
-        text = f"no {' or '.join(_PROFILE_PLACES)} beside the file, and {has}; name one with --platform"
+        text = (
+            f"no {' or '.join(_PROFILE_PLACES)} next to the file, and {has}; name a platform with --platform"
+        )
         raise InputError([Problem(str(path), None, None, "machine.gpu", text)]) from None
     return shipped, (f"predicted with the shipped {shipped}, not with a profile of this machine",)
 
 
 def _other_gpu(platform: str, gpu: str) -> tuple[str, ...]:
-    """A remark where the platform's GPU is not the one that ran."""
+    """Return a remark if the platform's GPU is not the one of the runs."""
     try:
         usual = load_platform(base_platform(gpu))
         chosen = load_platform(platform)
-    except InputError:  # no shipped platform has it, or the platform is refused where it is used
+    except InputError:  # no shipped platform has this GPU, or the platform is wrong and is refused later
         return ()
     if chosen.accelerator.name.startswith(usual.accelerator.name):
         return ()
-    return (f'the runs were on "{gpu}", and {chosen.profile.id} has {chosen.accelerator.name}',)
+    return (f'the runs used "{gpu}", but {chosen.profile.id} has {chosen.accelerator.name}',)
 
 
 def _setting(platform: str, *, deepspeed: str | None, shipped: bool) -> Setting:
@@ -192,7 +194,7 @@ def _compare(run: RecordedRun, within: Setting, *, first: bool) -> ComparedRun:
 
 
 def errors(runs: Iterable[ComparedRun], name: str, *, naive: bool = False) -> Errors | None:
-    """Errors of the pass ``name`` over all runs that have both times; None if none has."""
+    """Return the errors of the pass ``name`` over all runs that have both times; None if none has."""
     found = []
     for run in runs:
         one = run.find(name)
@@ -205,7 +207,7 @@ def errors(runs: Iterable[ComparedRun], name: str, *, naive: bool = False) -> Er
 
 
 def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
-    """The comparison as plain data, times in seconds."""
+    """Return the comparison as plain data, with times in seconds."""
     runs = [run for file in files for run in file.runs]
     summary = {
         name: {
@@ -263,16 +265,16 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
 _HEAD = ("run", "ranks", "offload", "pass", "measured", "predicted", "error", "naive", "error")
 _RIGHT = {1, 4, 5, 6, 7, 8}
 _LONGEST = 48
-_LEGEND = "times in ms; decode: the median step; naive: bytes over bandwidth, everything else hidden"
+_LEGEND = "times in ms; decode is the median step; naive is bytes over bandwidth with everything else hidden"
 _PER_STEP = "one decode step on rank 0, ms"
 _PER_STEP_LEGEND = (
-    "measured: the host thread is slowed by tracing and waits within fetches; gathers hold their wait for "
-    "the other ranks, move holds appends to the cache (under compute in the simulation)"
+    "measured: tracing slows the host thread, which waits within fetches; gathers include the wait for other "
+    "ranks, and move includes appends to the cache (part of compute in the simulation)"
 )
 
 
 def comparison_text(files: Sequence[ComparedFile], *, streams: bool = False) -> str:
-    """A table for each file, the reasons of missing predictions, streams if asked for, and the summary."""
+    """Return a table for each file with the reasons of missing predictions, and the summary of all files."""
     lines: list[str] = []
     for file in files:
         lines += _file(file)
@@ -298,18 +300,18 @@ def _file(file: ComparedFile) -> Iterator[str]:
         for text in run.remarks:
             by_message.setdefault(text, []).append(run.run.name)
     for text, names in by_message.items():
-        about = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        yield printable(f"remark on {about}: {text}")
+        subject = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        yield printable(f"remark on {subject}: {text}")
 
 
 def _rows(compared: ComparedRun) -> Iterator[tuple[str, ...]]:
     run = compared.run
     name = run.name if len(run.name) <= _LONGEST else f"{run.name[: _LONGEST - 1]}…"
-    about = (name, str(run.ranks), run.offload)
+    row_head = (name, str(run.ranks), run.offload)
     for one in compared.passes:
         times = (_ms(one.measured), _ms(one.predicted), _percent(one.error))
-        yield (*about, one.name, *times, _ms(one.naive), _percent(one.naive_error))
-        about = ("", "", "")
+        yield (*row_head, one.name, *times, _ms(one.naive), _percent(one.naive_error))
+        row_head = ("", "", "")
 
 
 def _streams(compared: ComparedRun) -> Iterator[str]:
@@ -330,7 +332,7 @@ def _streams(compared: ComparedRun) -> Iterator[str]:
     )
     if layers is not None:
         number = max(range(len(layers.deviations)), key=lambda index: abs(layers.deviations[index]))
-        yield f"  layers begin up to {layers.largest:.1%} of the step apart (layer {number})"
+        yield f"  layers begin up to {layers.largest:.1%} of the step too early or too late (layer {number})"
 
 
 def _stream(row: StreamRow, value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A recorded run as a scenario, and what the simulator says to it."""
+"""Predictions of recorded runs: by simulation, and naively as bytes over bandwidth."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ _STORAGE_KINDS = ("nvme", "nvmeof", "nfs", "pfs")
 
 
 class Setting(NamedTuple):
-    """What all runs of a file are predicted with."""
+    """The platform and versions with which all runs of a file are predicted."""
 
     platform: str
-    """Id or path."""
+    """Id or path of the platform."""
     storage: str | None
-    """Tier for runs with weights on storage."""
+    """The tier for runs with weights on storage."""
     no_storage: str
-    """Why there is no such tier."""
+    """The reason why there is no such tier."""
     deepspeed: str | None
-    """DeepSpeed's version."""
+    """The version of DeepSpeed that ran."""
 
 
 class Prediction(NamedTuple):
-    """Simulated and naive times of a run's passes, or why there are none."""
+    """The simulated and naive times of a run's passes, or the reason why there are none."""
 
     reason: str = ""
-    """Why there are no times; empty if there are."""
+    """The reason why there are no times; empty if there are times."""
     seconds: dict[str, float] = {}  # noqa: RUF012 - never changed
-    """[s] by pass, with the names of ``RecordedRun.measured``."""
+    """[s] Simulated time by pass, with the names of ``RecordedRun.measured``."""
     naive: dict[str, float] = {}  # noqa: RUF012
-    """[s] by pass: bytes over bandwidth."""
+    """[s] Time by pass as bytes over bandwidth."""
     model: ModelShape | None = None
     decode: Timeline | None = None
-    """Of the decode step in the middle."""
+    """The timeline of the middle decode step."""
     remarks: tuple[str, ...] = ()
 
 
 def setting(platform: str, *, deepspeed: str | None, other_storage: bool = False) -> Setting:
-    """Look at a platform, by id or path; ``other_storage`` = its drives are not those of the runs.
+    """Read a platform by id or path; ``other_storage`` means that its drives are not those of the runs.
 
-    Raises InputError for a platform that is not there or wrong.
+    Raises InputError for a platform that is missing or invalid.
     """
     machine = load_platform(platform).machine(nodes=1)
     tier = _storage_tier(machine)
     reason = f'platform "{machine.platform}" has no storage tier; measure one with calibrate micro --storage'
     if tier is not None and other_storage:
-        text = f'platform "{machine.platform}" was chosen by its GPU and its drives are not those of this run'
+        text = f'platform "{machine.platform}" was chosen by its GPU, so its drives are not those of this run'
         tier, reason = None, f"{text}; name a platform with --platform"
     return Setting(platform, tier, reason, deepspeed)
 
@@ -82,10 +82,9 @@ def _storage_tier(machine: Machine) -> str | None:
 
 
 def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Prediction:
-    """Simulate the passes of a run; ``first`` asks for the very first pass too.
+    """Simulate the passes of a run, including its first one if ``first`` is set.
 
-    Whatever stands in the way (a configuration that is refused, a tier that is too small) is the
-    prediction's reason.
+    A refused configuration or a tier that is too small becomes the reason of a prediction without times.
     """
     kind = str(run.workload.get("kind", "inference"))
     if kind not in _PREDICTED:
@@ -173,21 +172,21 @@ _PREDICTED: dict[str, Callable[[LoadedScenario, bool], Prediction]] = {
     "inference": _inference,
     "training": _training,
 }
-"""By kind of workload; what is missing here is shown without a prediction."""
+"""The function that predicts a run, by kind of workload; other kinds have no prediction."""
 
 
 def naive_seconds(plan: ZeroInferencePlan, forward: ForwardPass) -> float:
-    """[s] of a pass: the largest of its bounds, as if everything else were hidden behind it."""
+    """Return the naive time [s] of a pass: its largest bound, as if everything else were hidden."""
     return max(naive_bounds(plan, forward).values())
 
 
 def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, float]:
-    """[s] of one pass by resource: what a rank moves or computes over the top rate of its profile.
+    """Return the time [s] of one pass by resource: work of a rank over the top rate of its profile.
 
-    "copy": offloaded bytes of a rank over one GPU's rate from host memory; "read": its bytes on storage
-    over its share of the storage's rate; "gather": received bytes over the GPU's own links (PCIe without
-    such); "flops" over the data sheet's peak; "hbm": bytes over the rate of HBM. Persistent parameters do
-    not move.
+    "copy" is a rank's offloaded bytes over one GPU's rate from host memory; "read" its bytes on storage over
+    its share of the storage's rate; "gather" received bytes over the GPU's own links (PCIe if it has none);
+    "flops" FLOP over the data sheet's peak; "hbm" bytes over the rate of HBM. Persistent parameters are not
+    moved.
     """
     machine, place, model = plan.machine, plan.placement, plan.model
     settings, ranks, size = place.settings, place.ranks, place.dtype_bytes
@@ -206,8 +205,11 @@ def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, flo
 
 
 def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
-    """[s] of a training step by phase: FLOP over the data sheet's peak or bytes over bandwidth, whichever is
-    longer; Adam's bytes over the peak of host memory; all that storage moves counts as the optimizer's."""
+    """Return the naive time [s] of a training step by phase.
+
+    A phase takes FLOP over the data sheet's peak or bytes over bandwidth, whichever is longer. Adam's bytes
+    move at the peak rate of host memory; all traffic of storage belongs to the optimizer.
+    """
     machine, settings, places, model = plan.machine, plan.settings, plan.places, plan.model
     peak = (getattr(machine.accelerator.compute, model.dtype) or machine.accelerator.compute.float32).value
     numel = sum(tensor.slice_numel for tensor in plan.parameters.tensors)
@@ -243,7 +245,7 @@ def _work(model: ModelShape, machine: Machine, forward: ForwardPass) -> dict[str
 
 
 def _top(machine: Machine, path: LinkPath, *, sharing: int = 1) -> float:
-    """[B/s] of one transfer as large as one likes, with ``sharing`` ranks on everything that it crosses."""
+    """Return the rate [B/s] of a very large transfer when ``sharing`` ranks use all its links."""
     alone = max(rate for _, rate in path.curve.points)
     shared = (machine.resources[index].capacity / float(share) for index, share in path.hops)
     return min(alone, min(shared, default=alone) / sharing)

@@ -1,4 +1,4 @@
-"""From a file or a text to a document: what can be refused before the syntax is looked at."""
+"""Reading files as documents, checked before their syntax is parsed, and writing trees as YAML or JSON."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 SUFFIXES = (".yaml", ".yml", ".json")
-"""Of the names of documents."""
+"""The endings that names of documents may have."""
 _LARGEST = 1_000_000
-"""[B] a scenario or a profile has a hundredth of it."""
+"""[B] The largest document; a scenario or a profile has about a hundredth of this."""
 
 
 @contextmanager
 def file_errors(name: str | Path, *, option: str = "", what: str = "cannot be read") -> Iterator[None]:
-    """Around everything that asks the system for a file whose name a user gave.
+    """Turn errors of the system about a file that a user named into InputError.
 
-    Raises InputError for a name that the system refuses, such as one that is too long, and for a file that
-    it does not let us use. The problem is about the file, or about ``option``, which named it.
+    Raises InputError for a name that the system refuses, such as one that is too long, and for a file to
+    which it denies access. The problem names the file, or the ``option`` that gave its name.
     """
     try:
         yield
@@ -56,7 +56,7 @@ def _reason(error: Exception) -> str:
 
 
 def exists(name: str | Path) -> bool:
-    """Whether there is a file or folder of that name. Raises InputError where the system cannot say."""
+    """Return whether a file or folder exists. Raises InputError where the system cannot tell."""
     with file_errors(name, what="cannot be used"):
         try:
             Path(name).stat()
@@ -66,15 +66,15 @@ def exists(name: str | Path) -> bool:
 
 
 def resolved(path: str | Path) -> Path:
-    """The path without links, whether or not it exists. Raises InputError for what can be no path."""
+    """Return the path without links, whether or not it exists. Raises InputError for an invalid path."""
     with file_errors(path, what="cannot be used"):
         return Path(path).resolve()
 
 
 def read_document(path: Path) -> Document:
-    """Read a .yaml, .yml or .json file whose top is a mapping.
+    """Read a .yaml, .yml or .json file whose top level is a mapping.
 
-    Raises InputError for a file that cannot be read or holds anything but data.
+    Raises InputError for a file that cannot be read or holds anything except data.
     """
     if path.suffix not in SUFFIXES:
         wrong_name = "the name of a document ends in .yaml, .yml or .json"
@@ -84,7 +84,7 @@ def read_document(path: Path) -> Document:
 
 
 def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
-    """The text of a file of at most ``most`` [B]. Refusals of what is in the file end with the remedy.
+    """Return the text of a file of at most ``most`` [B]. Errors about its content end with ``remedy``.
 
     Raises InputError.
     """
@@ -105,7 +105,7 @@ def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        message = f"not a text in UTF-8 (byte 0x{content[error.start]:02x}){after}"
+        message = f"not text in UTF-8 (byte 0x{content[error.start]:02x}){after}"
         raise _refusal(name, message, line=content.count(b"\n", 0, error.start) + 1) from None
 
 
@@ -115,12 +115,11 @@ def _refusal(name: str | Path, message: str, *, line: int | None = None) -> Inpu
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        """Write a value again where it occurs again: documents have no anchors."""
+        """Write a value each time that it occurs, because documents have no anchors."""
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Put in double quotes what YAML 1.2 takes for a number and 1.1 does not, as ``1e9``, and text that
-        does not print."""
+        """Quote unprintable text, and text such as ``1e9`` that is a number in YAML 1.2 but not in 1.1."""
         is_plain = is_text(data) and data.replace("\n", "").isprintable()
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if is_plain else '"')
 
@@ -129,7 +128,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def yaml_text(tree: Mapping[str, Any], *, flow: bool = False) -> str:
-    """A document's content in its own order; with ``flow`` each innermost mapping and list is on one line."""
+    """Write a tree as YAML in its own order; ``flow`` puts each innermost mapping and list on one line."""
     return yaml.dump(
         dict(tree),
         Dumper=_Dumper,
@@ -141,13 +140,13 @@ def yaml_text(tree: Mapping[str, Any], *, flow: bool = False) -> str:
 
 
 def ds_config_text(config: Any) -> str:
-    """A ds_config as JSON; whole numbers that were written as 4e9 stand as DeepSpeed's own would."""
-    return json.dumps(_whole(config), indent=2) + "\n"
+    """Write a ds_config as JSON; floats such as 4e9 become integers, which DeepSpeed expects."""
+    return json.dumps(_with_integers(config), indent=2) + "\n"
 
 
-def _whole(node: Any) -> Any:
+def _with_integers(node: Any) -> Any:
     if isinstance(node, Mapping):
-        return {key: _whole(value) for key, value in node.items()}
+        return {key: _with_integers(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [_whole(value) for value in node]
+        return [_with_integers(value) for value in node]
     return int(node) if isinstance(node, float) and node.is_integer() and abs(node) >= 1e3 else node

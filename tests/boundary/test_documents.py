@@ -28,8 +28,8 @@ links: {pcie: {lanes: 16}}
 """
 
 BEGUN = "that begins on line 1"
-ENTRIES = "indent all entries alike"
-WRONG, ALIKE = "not valid YAML: wrong indentation", "indent all entries of a mapping or list alike"
+ENTRIES = "indent all entries equally"
+WRONG, ALIKE = "not valid YAML: wrong indentation", "indent all entries of a mapping or list equally"
 FLOW = f"while parsing a flow sequence {BEGUN}"
 
 
@@ -161,17 +161,17 @@ def test_keys_that_need_quotes_get_them() -> None:
         ("", "f.yaml: the document is empty"),
         ("# only a comment\n", "f.yaml: the document is empty"),
         ("null", "f.yaml: the document is empty"),
-        ("- 1", "f.yaml:1:1: must hold keys and values at its top, not a list"),
-        ("text", "f.yaml:1:1: must hold keys and values at its top, not a single value"),
-        ("a: \0", "f.yaml:1:4: not a text: it holds the character U+0000"),
-        ("a: 1\nb: \x1b[2J", "f.yaml:2:4: not a text: it holds the character U+001B"),
-        ("a: \ud800", "f.yaml:1:4: not a text: it holds the character U+D800"),
+        ("- 1", "f.yaml:1:1: must have keys and values at its top level, not a list"),
+        ("text", "f.yaml:1:1: must have keys and values at its top level, not a single value"),
+        ("a: \0", "f.yaml:1:4: not text: it contains the character U+0000"),
+        ("a: 1\nb: \x1b[2J", "f.yaml:2:4: not text: it contains the character U+001B"),
+        ("a: \ud800", "f.yaml:1:4: not text: it contains the character U+D800"),
         (
             'a: "\\0"',
-            "f.yaml:1:4: a: text may not hold a NUL character or half of a surrogate pair",
+            "f.yaml:1:4: a: text may not contain a NUL character or half of a surrogate pair",
         ),
         # Syntax
-        ("a: b: c", 'f.yaml:1:5: not valid YAML: a value that holds ": " needs quotes'),
+        ("a: b: c", 'f.yaml:1:5: not valid YAML: a value that contains ": " needs quotes'),
         ("a:\n\tb: 1", "f.yaml:2:1: not valid YAML: a tab cannot indent; use spaces"),
         ("a: @x", 'f.yaml:1:4: not valid YAML: a value cannot start with "@"; put it in quotes'),
         (
@@ -180,21 +180,21 @@ def test_keys_that_need_quotes_get_them() -> None:
         ),
         (
             "a:\n  b: 1\n c: 2\n",
-            f"f.yaml:3:2: {WRONG}: column 2, like no entry of what begins on line 1; {ALIKE}",
+            f"f.yaml:3:2: {WRONG}: column 2, matches no entry of the block that begins on line 1; {ALIKE}",
         ),
         (
             "a: 1\n  b: 2\n",
-            f"f.yaml:2:4: {WRONG}: deeper than line 1, which ends with a value; indent both alike",
+            f"f.yaml:2:4: {WRONG}: deeper than line 1, which ends with a value; indent both equally",
         ),
         (
             "- a: 1\n - b\n",
-            f"f.yaml:2:2: {WRONG}: column 2, like no entry of what begins on line 1; {ALIKE}",
+            f"f.yaml:2:2: {WRONG}: column 2, matches no entry of the block that begins on line 1; {ALIKE}",
         ),
         (
             "  a: 1\nb: 2\n",
-            f"f.yaml:2:1: {WRONG}: further left than what is above; {ENTRIES}",
+            f"f.yaml:2:1: {WRONG}: further left than the lines above; {ENTRIES}",
         ),
-        ("a: 1\nb: c: d\n", 'f.yaml:2:5: not valid YAML: a value that holds ": " needs quotes'),
+        ("a: 1\nb: c: d\n", 'f.yaml:2:5: not valid YAML: a value that contains ": " needs quotes'),
         (
             "a: 'x",
             "f.yaml:1:6: not valid YAML: found unexpected end of stream while scanning a quoted scalar",
@@ -256,9 +256,9 @@ def test_a_file_is_read_with_its_folder(tmp_path: Path) -> None:
     [
         ("p.yaml", b"", ": the document is empty"),
         ("p.json", b" \n", ": the document is empty"),
-        ("p.yaml", b"a: 1\nb: \xff", ":2: not a text in UTF-8 (byte 0xff)"),
-        ("p.yaml", "a: 1".encode("utf-16"), ":1: not a text in UTF-8 (byte 0xff)"),
-        ("p.yaml", b"\x7fELF\x02\x01", ":1:1: not a text: it holds the character U+007F"),
+        ("p.yaml", b"a: 1\nb: \xff", ":2: not text in UTF-8 (byte 0xff)"),
+        ("p.yaml", "a: 1".encode("utf-16"), ":1: not text in UTF-8 (byte 0xff)"),
+        ("p.yaml", b"\x7fELF\x02\x01", ":1:1: not text: it contains the character U+007F"),
         ("p.toml", b"a = 1", ": the name of a document ends in .yaml, .yml or .json"),
         ("p", b"a: 1", ": the name of a document ends in .yaml, .yml or .json"),
         ("p.json", b"a: 1", ":1:1: not valid JSON: expecting value"),

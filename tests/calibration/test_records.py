@@ -110,5 +110,5 @@ def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not a text in UTF-8"):
+    with pytest.raises(InputError, match="not text in UTF-8"):
         read_records(tmp_path / "runs.json")

@@ -165,4 +165,4 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         file.truncate(20_000_001)
     assert "larger than 20 MB" in refusal(big)
     big.write_bytes(b"\n\xff")
-    assert refusal(big).startswith(":2: not a text in UTF-8")
+    assert refusal(big).startswith(":2: not text in UTF-8")

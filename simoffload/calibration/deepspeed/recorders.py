@@ -1,4 +1,4 @@
-"""What is recorded while a model runs: modules, GPU activity, storage operations, host time, and energy.
+"""Recorders of a running model: module times, GPU activity, storage operations, host times and energy.
 
 PyTorch is imported when a recorder is used, which happens only in child processes.
 """
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class ModuleTrace:
-    """Records four host times and two GPU times of every module call.
+    """A recorder of four host times and two GPU times of every module call.
 
     Hooks run in the order of registration: those registered before ``deepspeed.initialize`` run before
     DeepSpeed's own, those registered after it run after them. So a module's row holds the beginning and the
@@ -55,13 +55,13 @@ class ModuleTrace:
             module.register_forward_hook(self._released)
 
     def start(self) -> None:
-        """Begin to record a pass."""
+        """Start the recording of a pass."""
         self._rows, self._open, self._on = [], [], True
         self._start_event = self._event()
         self._start = time.perf_counter()
 
     def stop(self) -> dict[str, Any]:
-        """End the recording; columns of host and GPU times [us] since the beginning of the pass."""
+        """End the recording and return columns of host and GPU times [us] since the beginning of the pass."""
         self._on = False
         if self._cuda is not None:
             self._cuda.synchronize()
@@ -116,10 +116,11 @@ def _cuda() -> Any:
 
 
 def gpu_activity(work: Callable[[], None]) -> dict[str, Any] | None:
-    """Run ``work`` under the profiler; busy time and number of GPU activities by kind, None without a GPU.
+    """Run ``work`` under the CUDA profiler and return its GPU activities by kind; None without a GPU.
 
     Kinds: "copy" (host to device), "return" (device to host), "gather" (NCCL), "move" (copies within the
-    GPU), "compute". Busy times are sums of durations [us]; the profiler slows the host thread, not kernels.
+    GPU), "compute". Each has its number and its busy time, the sum of durations [us]. The profiler slows the
+    host thread but not kernels.
     """
     cuda = _cuda()
     if cuda is None:
@@ -163,15 +164,17 @@ def _kind(name: str) -> str:
 
 _PARAMETERS = {"aio_read_handle": "read", "aio_write_handle": "write"}
 _OPTIMIZER = {"read_aio_handle": "read", "write_aio_handle": "write", "aio_handle": ""}
-"""Attributes of DeepSpeed's swappers and the direction of each; one without serves both in turn."""
+"""Attributes of DeepSpeed's swappers with their directions; one without a direction alternates."""
 
 
 class _Handle:
-    """Stands in for an aio handle and notes what is asked of it."""
+    """A wrapper of an aio handle that records its calls."""
 
     def __init__(self, handle: Any, log: StorageLog, owner: str, direction: str) -> None:
         self._handle, self._log, self._owner, self._direction = handle, log, owner, direction
-        self._last = "read"  # what a wait waits for: DeepSpeed ends one kind before it begins the other
+        self._last = (
+            "read"  # the operation of the next wait: DeepSpeed ends one kind before it begins the other
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handle, name)
@@ -198,22 +201,22 @@ class _Handle:
 
 
 class StorageLog:
-    """The operations of the swappers of parameters and of the optimizer while it is on.
+    """A recorder of the storage operations of DeepSpeed's swappers of parameters and of the optimizer.
 
-    Rows, of parameters only: operation ("read", "write", "wait read", "wait write"), tensor, size [B], begin
-    [us] since the start of the pass, duration of the call [us], swap buffers that are free afterwards. Sums,
-    of both: count, bytes and seconds by swapper and operation.
+    Rows, for parameters only, have the operation ("read", "write", "wait read", "wait write"), tensor, size
+    [B], begin [us] since the start of the pass, duration of the call [us], and free swap buffers afterwards.
+    Sums, for both swappers, have count, bytes and seconds by swapper and operation.
     """
 
     def __init__(self, model: Any, optimizer: Any = None) -> None:
-        """``optimizer`` is DeepSpeed's around the real one; it may be None."""
+        """Wrap the handles of all swappers; ``optimizer`` is DeepSpeed's wrapper and may be None."""
         self._rows: list[list[Any]] = []
         self._sums: dict[str, dict[str, dict[str, float]]] = {}
         self._start = 0.0
         self._on = False
         self._names: dict[str, str] = {}
         self.swapper: Any = None
-        """Of parameters; None where they are not on storage."""
+        """The swapper of parameters; None if they are not on storage."""
         for name, parameter in model.named_parameters():
             swapper = getattr(parameter, "nvme_swapper", None)
             if swapper is not None:
@@ -231,20 +234,20 @@ class StorageLog:
                 setattr(swapper, attribute, _Handle(handle, self, owner, direction))
 
     def start(self) -> None:
-        """Begin to record a pass."""
+        """Start the recording of a pass."""
         self._rows, self._sums, self._on, self._start = [], {}, True, time.perf_counter()
 
     def stop(self) -> list[list[Any]]:
-        """End the recording and hand over the rows."""
+        """End the recording and return the rows."""
         self._on = False
         return self._rows
 
     def sums(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Of the last recording: by "parameters" and "optimizer", then by operation; empty without any."""
+        """Return the sums of the last recording by "parameters" or "optimizer" and by operation."""
         return self._sums
 
     def note(self, owner: str, operation: str, begin: float, *, size: int = 0, name: str = "") -> None:
-        """Add a call that began at ``begin`` [s] and has just returned."""
+        """Record a call that began at ``begin`` [s] and has just returned."""
         if not self._on:
             return
         duration = time.perf_counter() - begin
@@ -261,7 +264,7 @@ class StorageLog:
 
 
 _PRIVATE = "_DeepSpeedZeroOptimizer_Stage3"
-"""Prefix of the names that Python mangles (class of deepspeed/runtime/zero/stage3.py)."""
+"""The prefix of mangled names (class of deepspeed/runtime/zero/stage3.py)."""
 BACKWARD = (
     "reduce_ready_partitions_and_remove_grads",
     "__add_grad_to_ipg_bucket",
@@ -291,12 +294,16 @@ OPTIMIZER = (
 """Methods of the ZeRO-3 optimizer that run during its step."""
 
 Parts = dict[str, dict[str, float]]
-"""By name: "count", and "seconds" in all calls together, the parts within a part included."""
+"""The "count" and the total "seconds" of the calls, nested ones included, by name."""
 
 
 @contextlib.contextmanager
 def timed_parts(subject: object, names: Sequence[str]) -> Iterator[Parts]:
-    """Time methods of ``subject`` while the context lasts; those that were called stand in the result."""
+    """Time how long methods of DeepSpeed's optimizer keep the host thread, while the context lasts.
+
+    Methods are wrapped on the instance; those that a version of DeepSpeed lacks are skipped. Nothing waits
+    for the GPU between them. The result has the methods that were called.
+    """
     parts: Parts = {}
     wrapped: list[str] = []
     try:
@@ -330,10 +337,11 @@ _MILLI = 1e-3
 
 
 def energy_counter(gpu: int) -> Callable[[], float] | None:
-    """A function that says how much a GPU has drawn since its driver was loaded [J]; None without a counter.
+    """Return a function that reads the energy of a GPU since its driver was loaded [J]; None without a
+    counter.
 
-    The driver updates it some ten times a second (nvmlDeviceGetTotalEnergyConsumption counts [mJ], from
-    Volta on).
+    The driver updates the counter about ten times a second (nvmlDeviceGetTotalEnergyConsumption counts [mJ],
+    from Volta on).
     """
     try:
         library = ctypes.CDLL(_NVML)

@@ -1,7 +1,7 @@
 """The process that runs DeepSpeed: ``python -m simoffload.calibration.deepspeed.worker JOB``.
 
-One process per rank. It carries out the cases of a job one after the other; rank 0 writes the record of
-each when it is done, so that nothing is lost when a later one fails.
+There is one process per rank. It runs the cases of a job one after the other; rank 0 writes the record of
+each case when it is done, so that nothing is lost when a later one fails.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from simoffload.calibration.deepspeed.recorders import (
 __all__ = ["main"]
 
 _REPETITIONS = 2
-"""Whole generations that are timed; the first is the one in which memory is allocated."""
+"""The number of timed generations; the first one allocates memory."""
 _TRACED_STEPS = 2
-"""Decode steps of the third generation, the last under the profiler."""
+"""The number of steps of the third generation that are traced; the last runs under the profiler."""
 
 
 class _DeepSpeedRun:
-    """One case on this rank."""
+    """One case as it runs on this rank."""
 
     def __init__(self, case: Mapping[str, Any], *, nvme_path: str) -> None:
         config = build.engine_config(case, nvme_path=nvme_path)
@@ -61,7 +61,7 @@ class _DeepSpeedRun:
         self.traces: dict[str, Any] = {}
 
     def carry_out(self) -> None:
-        """All passes of the case."""
+        """Run all passes of the case."""
         if self.case["workload"]["kind"] == "training":
             self._train()
             return
@@ -102,7 +102,7 @@ class _DeepSpeedRun:
         self.traces["gpu prefill"] = gpu_activity(self._generation())
 
     def _generation(self) -> Callable[[], None]:
-        """A function that makes the next pass of a new generation each time it is called."""
+        """Return a function that runs the next pass of a new generation at each call."""
         work = self.case["workload"]
         vocabulary = self.case["hf_config"]["vocab_size"]
         tokens = torch.randint(
@@ -155,7 +155,7 @@ class _DeepSpeedRun:
             raise RuntimeError(text)
 
     def _parts(self, tokens: torch.Tensor) -> Iterator[tuple[str, Callable[[], None]]]:
-        """The passes of a micro-step; each must be carried out before the next is asked for."""
+        """Return the passes of a micro-step; each must run before the next is requested."""
         kept: dict[str, Any] = {}
 
         def forward() -> None:
@@ -200,7 +200,7 @@ class _DeepSpeedRun:
             self.traces[f"{name} parts{suffix}"] = trace
 
     def record(self) -> dict[str, Any]:
-        """What was measured."""
+        """Return everything that was measured, as plain values."""
         memory = {"hbm_peak": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self._model.parameters())
         return {
@@ -230,12 +230,12 @@ def _synchronize() -> None:
 
 
 def _slowest(seconds: float) -> float:
-    """The longest time among the ranks [s]."""
+    """Return the longest time among the ranks [s]."""
     return _reduced(seconds, comm.ReduceOp.MAX)
 
 
 def _sum(joules: float) -> float:
-    """What the GPUs of all ranks drew [J]."""
+    """Return the energy of the GPUs of all ranks [J]."""
     return _reduced(joules, comm.ReduceOp.SUM)
 
 
@@ -265,7 +265,7 @@ def _write(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def main(job_path: str) -> int:
-    """Carry out a job; its status is 1 if a case failed, and then no later case is begun."""
+    """Run a job; the status is 1 if a case failed, and later cases are then not started."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     rank = int(os.environ["LOCAL_RANK"])
     if torch.cuda.is_available():

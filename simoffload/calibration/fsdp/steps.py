@@ -1,4 +1,4 @@
-"""A model with random weights under PyTorch's FSDP, and its steps under a clock (child process only)."""
+"""Timed steps of a model with random weights under PyTorch's FSDP (child process only)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["HookTimes", "cores_each", "measured"]
 
 _WARM_UP = 2
 _WHOLE_S = 10.0
-"""[s] that whole steps shall take together, as far as their number allows."""
+"""[s] Intended time of all complete steps, within the limits of their number."""
 _FEWEST, _MOST = 4, 8
 _IN_PARTS = 3
 _TINY_IN_PARTS, _TINY_TRACED = 8, 4
@@ -47,14 +47,14 @@ _PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACK
 
 
 def measured(job: Mapping[str, Any], hooks: HookTimes, device: str, *, threads: int) -> dict[str, Any]:
-    """Carry a job of ``cases`` out; the slowest rank's times count.
+    """Run a job of ``runs`` and return its record; times are those of the slowest rank.
 
-    Whole steps are timed with one wait at their end, steps in parts with a wait after each part.
+    Complete steps are timed with one wait at their end, steps in parts with a wait after each part.
     """
     settings = job["strategy"] or {}
     threads = settings.get("cpu_threads", threads)
     torch.set_num_threads(threads)
-    # PyTorch does not give back all that earlier models of this process held: peaks count from here.
+    # PyTorch does not release all memory of earlier models in this process, so peaks count from here.
     held = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     before = _machine_memory()
     begin = time.perf_counter()
@@ -90,7 +90,7 @@ def measured(job: Mapping[str, Any], hooks: HookTimes, device: str, *, threads: 
 
 
 class _FsdpTraining:
-    """One model on this rank."""
+    """One model under training on this rank."""
 
     def __init__(self, job: Mapping[str, Any], device: str) -> None:
         self._device, self._work = device, job["workload"]
@@ -125,17 +125,17 @@ class _FsdpTraining:
         self._optimizer.zero_grad()
 
     def _synchronized(self, index: int) -> Any:
-        """Gradients are summed up on the GPU until the last micro-step."""
+        """Return the context of a micro-step; before the last one, gradients are summed up on the GPU."""
         last = index == self._micro_steps - 1
         return contextlib.nullcontext() if last or not self._sharded else self._model.no_sync()
 
     def step(self) -> None:
-        """A step as a user would write it."""
+        """Run a step as a user would write it."""
         self._pass_all()
         self._update()
 
     def micro_steps(self) -> None:
-        """A step without the optimizer."""
+        """Run a step without the optimizer."""
         self._pass_all()
         _synchronize()
         self._optimizer.zero_grad()
@@ -147,7 +147,7 @@ class _FsdpTraining:
                 self._backward()
 
     def in_parts(self, repetition: int) -> None:
-        """A step with a wait after each part."""
+        """Run a step with a wait after each part."""
         for index in range(self._micro_steps):
             with self._synchronized(index):
                 self.timed("forward", repetition, self._forward, micro_step=index)
@@ -155,7 +155,7 @@ class _FsdpTraining:
         self.timed("optimizer", repetition, self._update, micro_step=self._micro_steps - 1)
 
     def timed(self, name: str, repetition: int, work: Callable[[], None], **more: Any) -> float:
-        """Keep the slowest rank's seconds, and what this rank's thread took until the call returned."""
+        """Record and return the slowest rank's time [s]; also record when this rank's call returned."""
         _synchronize()
         begin = time.perf_counter()
         work()
@@ -168,7 +168,7 @@ class _FsdpTraining:
 
 
 def _built(config: Mapping[str, Any], device: str, dtype: Any) -> Any:
-    """The model, made on the GPU, where its random numbers cost nothing."""
+    """Build the model on the GPU, where its random numbers are cheap."""
     written = dict(config)
     family = FAMILIES[written["model_type"]]
     made = transformers.AutoConfig.for_model(written.pop("model_type"), **written)
@@ -183,7 +183,7 @@ def _built(config: Mapping[str, Any], device: str, dtype: Any) -> Any:
 
 
 def _wrapped(model: Any, settings: Mapping[str, Any], device: str) -> Any:
-    """Every decoder layer a unit; the rest is the root."""
+    """Wrap the model in FSDP: every decoder layer is a unit, and the rest is the root."""
     layers = max((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), key=len)
     resharded_forward = settings.get("reshard_after_forward", True)
     half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
@@ -217,7 +217,7 @@ def _slowest(seconds: float, device: str) -> float:
 
 
 def _memory() -> dict[str, Any]:
-    """[B] of this rank: peaks on the GPU, the process's memory, page-locked memory."""
+    """Return memory of this rank [B]: peaks on the GPU, memory of the process, pinned memory."""
     found: dict[str, Any] = {}
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     for key, value in re.findall(r"^(Vm(?:RSS|HWM|Lck|Pin)|Rss\w+):\s+(\d+) kB", status, re.MULTILINE):
@@ -240,7 +240,7 @@ def _machine_memory() -> dict[str, int]:
 
 
 def cores_each() -> int:
-    """Cores over the ranks of this host."""
+    """Return the number of cores of this host per rank."""
     return max(1, len(os.sched_getaffinity(0)) // int(dist.get_world_size()))
 
 
@@ -273,7 +273,7 @@ _MICRO = 1e6
 
 
 class HookTimes:
-    """Puts a clock around FSDP's functions; one for a process, made before any model is wrapped."""
+    """A timer of FSDP's functions; a process creates one before any model is wrapped."""
 
     def __init__(self) -> None:
         self._events: list[tuple[str, float, float, bool]] = []
@@ -307,10 +307,10 @@ class HookTimes:
         setattr(owner, attribute, outer)
 
     def traced(self, work: Callable[[], None], *, times: int = 1) -> dict[str, Any]:
-        """Carry out ``work`` so many times; events of the last, and medians by name over all [us].
+        """Run ``work`` several times; return the last run's events and all runs' medians by name [us].
 
-        An event is a name, begin and end [us], and whether it ran on the main thread. Times of a function
-        contain those of what it calls.
+        An event is a name, begin and end [us], and whether it ran on the main thread. The time of a function
+        includes the functions that it calls.
         """
         rows: dict[str, list[float]] = {}
         last: list[tuple[str, float, float, bool]] = []

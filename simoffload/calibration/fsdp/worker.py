@@ -1,7 +1,7 @@
-"""The process that measures: ``python -m simoffload.calibration.fsdp.worker JOB``, one for each rank.
+"""The process that measures: ``python -m simoffload.calibration.fsdp.worker JOB``, one per rank.
 
-Rank 0 writes a file for each thing that was measured as soon as it is. The first failure ends the process;
-the one that started it goes on with what is left, in new ones.
+Rank 0 writes a file for each measurement as soon as it is done. The first failure ends the process; the
+parent starts new ones for the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _MOST_THREADS = 16
-"""Of each rank's optimizer, so that machines with more cores compare with those with as many."""
+"""The most threads of each rank's optimizer, so that machines with more cores stay comparable."""
 
 
 def _write(path: Path, data: Any) -> None:
@@ -40,14 +40,14 @@ def _write(path: Path, data: Any) -> None:
 
 
 def _left(deadline: float, device: str) -> float:
-    """[s] until the deadline, as rank 0 sees it: all ranks must decide alike."""
+    """Return the time until the deadline [s] by rank 0's clock, so that all ranks decide equally."""
     value = torch.tensor([deadline - time.time()], dtype=torch.float64, device=device)
     dist.broadcast(value, 0)
     return float(value.item())
 
 
 def _items(job: dict[str, Any], device: str) -> dict[str, tuple[float, Callable[[], Any]]]:
-    """What is to be done by the name of its file, and the seconds that it takes about."""
+    """Return the measurements by the name of their file, each with its estimated time [s]."""
     ranks, quick = dist.get_world_size(), job["quick"]
     threads = min(_MOST_THREADS, cores_each())
     hooks = HookTimes()
@@ -64,7 +64,7 @@ def _items(job: dict[str, Any], device: str) -> dict[str, tuple[float, Callable[
 
 
 def main(job_path: str) -> int:
-    """Carry out a job; status 1 when something failed."""
+    """Run a job; the status is 1 if something failed."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     device = "cpu"
     if torch.cuda.is_available():
@@ -81,7 +81,7 @@ def main(job_path: str) -> int:
             if rank == 0:
                 (folder / f"{name}.left-out").touch()
             continue
-        dist.barrier()  # every rank has looked for the file before it is made
+        dist.barrier()  # every rank checks for the file before it is created
         if rank == 0:
             (folder / f"{name}.begun").touch()
         try:
@@ -111,16 +111,16 @@ if __name__ == "__main__":
 
 
 _LAYER = 50 << 20
-"""Parameters of a layer of a model of some billion."""
+"""The number of parameters of a layer in a model with a few billion."""
 _SIZES = ((4 << 20, 8), (16 << 20, 4), (_LAYER, 2), (200 << 20, 1), (500 << 20, 1))
-"""Parameters of a tensor, and how many such tensors."""
+"""Pairs of the parameters of a tensor and the number of such tensors."""
 _GPU_SIZES = ((1 << 10, 24), (_LAYER, 12), (200 << 20, 3))
 _REPETITIONS = 3
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def adamw_alone(device: str, *, quick: bool) -> dict[str, Any]:
-    """One process by itself: by threads, by size, in both types; each operation; and on the GPU."""
+    """Time AdamW in a single process: by threads and size, in both dtypes, per operation, and on the GPU."""
     before = torch.get_num_threads()
     most = max(count for count in thread_counts(1, 2, 4, 8, 16) if count <= 16)
     sizes = [(size // 64 if quick else size, count) for size, count in _SIZES]
@@ -141,7 +141,7 @@ def adamw_alone(device: str, *, quick: bool) -> dict[str, Any]:
 
 
 def adamw_together(threads: int, *, quick: bool) -> list[dict[str, Any]]:
-    """All ranks at once, each on so many threads; seconds by rank."""
+    """Time AdamW on all ranks at once with ``threads`` threads each; seconds are given by rank."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     size = _LAYER // 64 if quick else _LAYER
@@ -157,7 +157,7 @@ def adamw_together(threads: int, *, quick: bool) -> list[dict[str, Any]]:
 
 
 def _stepped(size: int, count: int, kind: str, *, device: str = "cpu") -> dict[str, Any]:
-    """Median seconds of a step with PyTorch's defaults, and of its call, over ``count`` tensors."""
+    """Return the median time [s] of a step over ``count`` tensors, and of its call."""
     made = {"dtype": _TYPES[kind], "device": device}
     parameters = [torch.nn.Parameter(torch.ones(size, **made)) for _ in range(count)]
     for parameter in parameters:
@@ -168,7 +168,7 @@ def _stepped(size: int, count: int, kind: str, *, device: str = "cpu") -> dict[s
 
 
 def _operations(size: int) -> dict[str, Any]:
-    """Each operation of ``_single_tensor_adam`` by itself [s]; two of them make new tensors."""
+    """Return the time [s] of each operation of ``_single_tensor_adam``; two of them create tensors."""
     parameter, gradient, first, second = (torch.full((size,), 0.1) for _ in range(4))
     fresh = second.sqrt()
     work: dict[str, Callable[[], object]] = {

@@ -16,8 +16,8 @@ from tests.report.conftest import compare_text, result_text
 
 SMALL = ("model=bloom-560m", "workload.output_length=2")
 IDLE = (
-    "15 of 16 hosts are idle, and counted in prices, power and rent all the same: with 8 GPU(s) each, "
-    "8 rank(s) take 1; set nodes: 1, or strategy.ranks: 128"
+    "15 of 16 hosts are idle but count in prices, power and rent: 8 rank(s) need 1 host(s) with "
+    "8 GPU(s) each; set nodes: 1, or strategy.ranks: 128"
 )
 SPARE = "5 of 8 GPUs are idle, and paid for all the same, as machines are bought whole"
 
