@@ -1,4 +1,5 @@
-"""Write what follows from the code: docs/schema/*.json and docs/reference/*.md (`make reference`)."""
+"""Write the pages that follow from the code: docs/schema/*.json and docs/reference/*.md (`make
+reference`)."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ _PROGRAM = """# Reference: the command line
 
 
 def files() -> dict[str, str]:
-    """Every file by its path in docs."""
+    """Return every file by its path in docs."""
     schemas = {kind: schema_of(kind) for kind in SCHEMAS}
     written = {
         f"schema/{kind}.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
@@ -94,7 +95,7 @@ def _models(scenarios: str) -> str:
 
 
 def _in_order(schema: dict[str, Any]) -> list[str]:
-    """The models of a schema, each after the first that refers to it."""
+    """Return the models of a schema, each after the first that refers to it."""
     found: list[str] = []
 
     def visit(node: Any) -> None:
@@ -138,7 +139,7 @@ def _default(one: dict[str, Any]) -> str:
 
 
 def _type(one: dict[str, Any], schema: dict[str, Any]) -> str:
-    """A type in words, with what limits it."""
+    """Describe a type with its limits."""
     if "$ref" in one:
         name = one["$ref"].removeprefix("#/$defs/")
         if name.startswith("Sourced"):
@@ -172,7 +173,7 @@ def _number(one: dict[str, Any]) -> str:
         kind += f" above {above:,}"
         return kind if high is None else f"{kind}, at most {high:,}"
     if high is not None and high >= 2**53:
-        high = None  # a limit of the format, not of the matter
+        high = None  # a limit of the format, not of the value
     if low is not None and high is not None:
         return f"{kind}, {low:,} to {high:,}"
     return kind if low is None else f"{kind} from {low:,}"
@@ -186,7 +187,7 @@ def _cell(text: str) -> str:
 
 
 def _commands(parser: argparse.ArgumentParser, level: int = 2) -> Iterator[str]:
-    """A section for each command, with what ``--help`` says."""
+    """Return a section for each command, with the text of ``--help``."""
     nested = next((one for one in parser._actions if isinstance(one, argparse._SubParsersAction)), None)
     if nested is None or level == 2:
         yield from _command(parser, level)
@@ -208,7 +209,7 @@ def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
 
 
 def _option(one: argparse.Action) -> str:
-    """ "`-o FILE`, `--output FILE`"; the name alone for what has none."""
+    """Return an option as "`-o FILE`, `--output FILE`", or the name of a positional argument."""
     value = _cell(str(one.metavar or one.dest.upper()))
     if not one.option_strings:
         return f"`{value}{' …' if one.nargs == '+' else ''}`"

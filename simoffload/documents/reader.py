@@ -47,7 +47,7 @@ _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that an escape sequence can express but no file or path can contain."""
 _TOKEN = re.compile(r'\n|[{}\[\]]|"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+')
 """The tokens of JSON whose syntax is already checked."""
-_WORDS: dict[str, bool | None] = {
+_KEYWORDS: dict[str, bool | None] = {
     **dict.fromkeys(["", "~", "null", "Null", "NULL"]),
     **dict.fromkeys(["true", "True", "TRUE"], True),
     **dict.fromkeys(["false", "False", "FALSE"], False),
@@ -116,8 +116,8 @@ def _parsed(text: str) -> str | int | float | bool | None:
 
     Raises ValueError for a number that is too long or beyond the range of a float.
     """
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _KEYWORDS:
+        return _KEYWORDS[text]
     if not (match := _NUMBER.fullmatch(text)):
         return text
     if match.lastgroup is None:

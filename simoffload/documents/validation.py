@@ -21,8 +21,8 @@ M = TypeVar("M", bound=BaseModel)
 
 _LONGEST = 40
 _EXPECTED = {
-    kind: words
-    for words, kinds in {
+    kind: phrase
+    for phrase, kinds in {
         "a whole number": "int_type int_parsing int_parsing_size int_from_float",
         "a number": "float_type float_parsing",
         "a finite number": "finite_number",

@@ -34,7 +34,7 @@ FLOW = f"while parsing a flow sequence {BEGUN}"
 
 
 def refused(text: str) -> str:
-    """What is said about a text that cannot be read."""
+    """Return the message about a text that cannot be read."""
     with pytest.raises(InputError) as caught:
         parse_yaml(text, name="f.yaml")
     return str(caught.value)
@@ -180,7 +180,7 @@ def test_keys_that_need_quotes_get_them() -> None:
         ),
         (
             "a:\n  b: 1\n c: 2\n",
-            f"f.yaml:3:2: {WRONG}: column 2, matches no entry of the block that begins on line 1; {ALIKE}",
+            f"f.yaml:3:2: {WRONG}: column 2 matches no entry of the block that begins on line 1; {ALIKE}",
         ),
         (
             "a: 1\n  b: 2\n",
@@ -188,7 +188,7 @@ def test_keys_that_need_quotes_get_them() -> None:
         ),
         (
             "- a: 1\n - b\n",
-            f"f.yaml:2:2: {WRONG}: column 2, matches no entry of the block that begins on line 1; {ALIKE}",
+            f"f.yaml:2:2: {WRONG}: column 2 matches no entry of the block that begins on line 1; {ALIKE}",
         ),
         (
             "  a: 1\nb: 2\n",

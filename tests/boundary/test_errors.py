@@ -1,4 +1,4 @@
-"""Errors survive the trip through a process, and their text is safe to print."""
+"""Errors can be pickled between processes, and their text is safe to print."""
 
 from __future__ import annotations
 

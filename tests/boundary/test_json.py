@@ -43,7 +43,7 @@ def test_what_yaml_would_not_read() -> None:
 
 
 def refused(text: str) -> str:
-    """What is said about a text that cannot be read."""
+    """Return the message about a text that cannot be read."""
     with pytest.raises(InputError) as caught:
         parse_json(text, name="f.json")
     return str(caught.value)
@@ -99,7 +99,7 @@ def test_refused_documents(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("text", ['{"a": 1,}', '{"a": [1,]}'])
 def test_a_comma_too_many(text: str) -> None:
-    """Python 3.13 gives the place of the comma, earlier releases that of what follows."""
+    """Python 3.13 reports the position of the comma, earlier versions that of the next token."""
     assert refused(text).startswith("f.json:1:")
     assert ": not valid JSON: " in refused(text)
 

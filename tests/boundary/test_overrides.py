@@ -1,4 +1,4 @@
-"""Values set from the command line, in place of the document's own."""
+"""Values from the command line replace those of the document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ model:
 
 
 def changed(*assignments: str) -> Any:
-    """The tree after assignments."""
+    """Return the tree after assignments."""
     document = parse_yaml(TEXT, name="s.yaml")
     for assignment in assignments:
         document = set_value(document, assignment)
@@ -91,7 +91,7 @@ def test_a_path_reads_back_from_its_assignment(keys: list[str], value: str) -> N
 
 
 def read_back(edit: Edit) -> Any:
-    """The value that ``--set`` puts where the edit does."""
+    """Return the value that ``--set`` writes at the path of the edit."""
     node = set_value(parse_yaml(TEXT, name="s.yaml"), edit.assignment).data
     for part in edit.path:
         node = node[part]

@@ -1,4 +1,4 @@
-"""``simoffload calibrate compare``: runs beside predictions, stream by stream and layer by layer."""
+"""``simoffload calibrate compare``: runs and predictions, stream by stream and layer by layer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def one(path: Path, **options: Any) -> ComparedRun:
 
 
 def simulated(**strategy: Any) -> Any:
-    """The same small run as a scenario of its own, every step simulated."""
+    """Return the same small run as a scenario in which every step is simulated."""
     data = {"name": "small", "model": MODEL, "platform": "dgx-h200", "workload": WORK,
             "engine": {"tokens": "off"}, "strategy": {"ds_config": ds_config(), **strategy}}  # fmt: skip
     return simulate(resolve(Document("", data)))
@@ -85,7 +85,7 @@ def test_errors_are_averaged_by_size_and_the_worst_keeps_its_sign() -> None:
 
 @pytest.fixture
 def own_platform(repository: Path) -> Callable[[Path], None]:
-    """Puts a platform file into a folder, with the shipped devices."""
+    """Return a function that writes a platform file with shipped devices into a folder."""
 
     def put(folder: Path) -> None:
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Reading what ``calibrate deepspeed`` wrote."""
+"""Files of ``calibrate deepspeed`` are read, and wrong ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run file may say, and what would run as something else than it says."""
+"""Run files are read; settings that the run would not follow are refused."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from simoffload.calibration.deepspeed.recorders import BACKWARD, OPTIMIZER, time
 
 
 class DeepSpeedZeroOptimizer_Stage3:  # noqa: N801 (DeepSpeed's name, which Python puts before private methods)
-    """As much of DeepSpeed's class as the names need."""
+    """The part of DeepSpeed's class that the mangled names need."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

@@ -1,4 +1,4 @@
-"""A model by its name becomes a scenario."""
+"""A model's name alone becomes a scenario."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_all_kinds_of_work(name: str, changes: list[str]) -> None:
     """Nine ranks take two hosts of eight GPUs; a third has none."""
     (text,) = (one for one in load_scenario(name, overrides=changes).warnings if "idle" in one)
     assert text.startswith("1 of 3 hosts are idle")
-    assert text.endswith("take 2; set nodes: 2, or strategy.ranks: 24")
+    assert text.endswith("with 8 GPU(s) each; set nodes: 2, or strategy.ranks: 24")
 
 
 def test_idle_gpus_of_a_host_are_noted_beside_its_price() -> None:
