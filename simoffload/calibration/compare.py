@@ -176,34 +176,34 @@ def _setting(platform: str, *, deepspeed: str | None, shipped: bool) -> Setting:
         ) from None
 
 
-def _compare(run: RecordedRun, within: Setting, *, first: bool) -> ComparedRun:
+def _compare(run: RecordedRun, settings: Setting, *, first: bool) -> ComparedRun:
     measured = run.measured()
-    found = predict(run, within, first=first)
-    names = dict.fromkeys([*measured, *found.seconds])
+    prediction = predict(run, settings, first=first)
+    names = dict.fromkeys([*measured, *prediction.seconds])
     passes = tuple(
-        ComparedPass(name, measured.get(name), found.seconds.get(name), found.naive.get(name))
+        ComparedPass(name, measured.get(name), prediction.seconds.get(name), prediction.naive.get(name))
         for name in names
         if first or name != "first pass"
     )
     streams: tuple[StreamRow, ...] = ()
     layers = None
-    if found.decode is not None and found.model is not None:
-        streams = stream_rows(run, found.decode)
-        layers = layer_starts(run, found.model, found.decode)
-    return ComparedRun(run, passes, found.reason, found.remarks, streams, layers)
+    if prediction.decode is not None and prediction.model is not None:
+        streams = stream_rows(run, prediction.decode)
+        layers = layer_starts(run, prediction.model, prediction.decode)
+    return ComparedRun(run, passes, prediction.reason, prediction.remarks, streams, layers)
 
 
 def errors(runs: Iterable[ComparedRun], name: str, *, naive: bool = False) -> Errors | None:
     """Return the errors of the pass ``name`` over all runs that have both times; None if none has."""
-    found = []
+    values = []
     for run in runs:
         one = run.find(name)
         error = None if one is None else one.naive_error if naive else one.error
         if error is not None:
-            found.append(error)
-    if not found:
+            values.append(error)
+    if not values:
         return None
-    return Errors(len(found), sum(map(abs, found)) / len(found), max(found, key=abs))
+    return Errors(len(values), sum(map(abs, values)) / len(values), max(values, key=abs))
 
 
 def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
@@ -232,8 +232,8 @@ def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
     }
 
 
-def _plain(found: Errors | None) -> dict[str, Any] | None:
-    return found._asdict() if found else None
+def _plain(summary: Errors | None) -> dict[str, Any] | None:
+    return summary._asdict() if summary else None
 
 
 def _run(compared: ComparedRun) -> dict[str, Any]:
@@ -349,8 +349,8 @@ def _summary(files: Sequence[ComparedFile]) -> Iterator[str]:
     yield ". ".join(parts) + "."
 
 
-def _error_text(found: Errors) -> str:
-    return f"{found.mean:.1%} on average, {found.worst:+.1%} at worst"
+def _error_text(summary: Errors) -> str:
+    return f"{summary.mean:.1%} on average, {summary.worst:+.1%} at worst"
 
 
 def _ms(seconds: float | None) -> str:

@@ -210,8 +210,8 @@ def _solve(keys: Sequence[str], rows: Sequence[CallTimes], target: Sequence[floa
     present = [index for index, key in enumerate(keys) if table.size and table[:, index].any()]
     if not present:
         return {}
-    found = non_negative(table[:, present], np.array(target))
-    return {keys[index]: float(value) for index, value in zip(present, found, strict=True)}
+    costs = non_negative(table[:, present], np.array(target))
+    return {keys[index]: float(value) for index, value in zip(present, costs, strict=True)}
 
 
 def non_negative(

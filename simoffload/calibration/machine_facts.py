@@ -35,9 +35,9 @@ def machine_facts() -> dict[str, Any]:
 
 def _cpu() -> str:
     with contextlib.suppress(OSError):
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if found:
-            return found[1].strip()
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        if match:
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 

@@ -99,12 +99,12 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
         ]
         if short:
             return Prediction(f"does not fit: {'; '.join(short)}", model=scenario.model)
-        found = _PREDICTED[kind](scenario, first)
+        prediction = _PREDICTED[kind](scenario, first)
     except InputError as error:
         return Prediction("; ".join(f"{one.key}: {one.message}".removeprefix(": ") for one in error.problems))
     except SimulationError as error:
         return Prediction(str(error))
-    return found._replace(remarks=(*_remarks(run), *plan.warnings))
+    return prediction._replace(remarks=(*_remarks(run), *plan.warnings))
 
 
 def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
@@ -191,16 +191,16 @@ def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, flo
     machine, place, model = plan.machine, plan.placement, plan.model
     settings, ranks, size = place.settings, place.ranks, place.dtype_bytes
     moving = [tensor for tensor in plan.tensors if not tensor.persistent]
-    mine = sum(tensor.slice_numel for tensor in moving) * size
+    moved_bytes = sum(tensor.slice_numel for tensor in moving) * size
     bounds = _work(model, machine, forward)
     if settings.device != "none":
-        bounds["copy"] = mine / _top(machine, machine.host_to_device(0, pinned=settings.pin_memory))
+        bounds["copy"] = moved_bytes / _top(machine, machine.host_to_device(0, pinned=settings.pin_memory))
     read = sum(tensor.slice_numel for tensor in moving if tensor.on_nvme) * size
     if read:
         path = machine.storage_read(place.tier, 0, gds=settings.use_gds)
         bounds["read"] = read / _top(machine, path, sharing=ranks)
     if ranks > 1:
-        bounds["gather"] = mine * (ranks - 1) / _top(machine, machine.gather(0, ranks))
+        bounds["gather"] = moved_bytes * (ranks - 1) / _top(machine, machine.gather(0, ranks))
     return bounds
 
 

@@ -103,15 +103,15 @@ def _fitted(phases: Sequence[_Phase], around: Mapping[str, float]) -> dict[str, 
             (_simulated(one, {**around, key: around[key] + _nudge(key)}) - base) / _nudge(key)
             for key in _COSTS
         ]
-        left = (
+        remaining = (
             one.seconds - base + sum(slope * around[key] for slope, key in zip(slopes, _COSTS, strict=True))
         )
         # Residuals are relative, so a phase of 2 ms counts as much as one of 50 ms.
         table.append([slope / one.seconds for slope in slopes])
-        target.append(left / one.seconds)
+        target.append(remaining / one.seconds)
     scale = np.array([_nudge(key) for key in _COSTS])
-    found = non_negative(np.array(table) * scale, np.array(target), negligible=0.02) * scale
-    return {key: float(value) for key, value in zip(_COSTS, found, strict=True)}
+    costs = non_negative(np.array(table) * scale, np.array(target), negligible=0.02) * scale
+    return {key: float(value) for key, value in zip(_COSTS, costs, strict=True)}
 
 
 def _nudge(key: str) -> float:

@@ -74,9 +74,9 @@ def input_error(problems: Iterable[Problem]) -> InputError:
         dict.fromkeys(problems),
         key=lambda problem: (problem.line is None, problem.line or 0, problem.column or 0),
     )
-    left = len(ordered) - MOST_PROBLEMS
-    if left > 0:
-        rest = Problem(ordered[0].path, None, None, "", f"and {left} more problems")
+    omitted = len(ordered) - MOST_PROBLEMS
+    if omitted > 0:
+        rest = Problem(ordered[0].path, None, None, "", f"and {omitted} more problems")
         ordered = [*ordered[:MOST_PROBLEMS], rest]
     return InputError(ordered)
 
@@ -142,8 +142,8 @@ def suggest(word: str, choices: Iterable[str]) -> str:
 def listing(names: Sequence[str]) -> str:
     """Return the names separated by commas; after 30 names only the number of the others is given."""
     shown = ", ".join(names[:_MOST_CHOICES])
-    left = len(names) - _MOST_CHOICES
-    return f"{shown} and {left} more" if left > 0 else shown
+    omitted = len(names) - _MOST_CHOICES
+    return f"{shown} and {omitted} more" if omitted > 0 else shown
 
 
 def either(phrases: Sequence[str]) -> str:

@@ -77,13 +77,13 @@ class _Described(GenerateJsonSchema):
 @cache
 def _texts(model: type[BaseModel]) -> dict[str, str]:
     """Return the docstrings of the fields of a model and of its base classes, by field."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for one in reversed(model.__mro__):
         if issubclass(one, BaseModel) and one is not BaseModel and "[" not in one.__name__:
             tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
             (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef))
-            found |= dict(_documented(body, _aliases(one.__module__)))
-    return found
+            texts |= dict(_documented(body, _aliases(one.__module__)))
+    return texts
 
 
 @cache

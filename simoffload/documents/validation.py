@@ -78,15 +78,15 @@ def validate(document: Document, model: type[M], *, at: Location = ()) -> M:
         except (KeyError, IndexError, TypeError):
             raise input_error([document.problem(at, "required key is missing")]) from None
     # Infinite and undefined numbers are refused everywhere, whether or not the model checks them.
-    found = list(_not_finite(tree, ()))
+    findings = list(_not_finite(tree, ()))
     try:
         result = model.model_validate(tree)
     except ValidationError as error:
-        found += [_finding(details, model, tree) for details in error.errors(include_url=False)]
+        findings += [_finding(details, model, tree) for details in error.errors(include_url=False)]
     else:
-        if not found:
+        if not findings:
             return result
-    raise input_error(_problems(document, at, found))
+    raise input_error(_problems(document, at, findings))
 
 
 def _not_finite(node: Any, location: Location) -> Iterator[_Finding]:
@@ -301,13 +301,13 @@ def _fitting(types: Types, node: Any) -> Types:
 
 def _below(types: Types, part: str | int) -> Types:
     """Return the types of an entry of a value of these types."""
-    found: list[Any] = []
+    annotations: list[Any] = []
     for model in _models(types):
         fields = model.model_fields.items()
-        found += [field.annotation for name, field in fields if part in {name, field.alias}]
+        annotations += [field.annotation for name, field in fields if part in {name, field.alias}]
     for generic in types:
         arguments = get_args(generic)
         if arguments and not _is_literal(generic):
             is_mapping = len(arguments) == 2 and isinstance(part, str)
-            found += [arguments[1]] if is_mapping else arguments
-    return tuple(member for annotation in found for member in _members(annotation))
+            annotations += [arguments[1]] if is_mapping else arguments
+    return tuple(member for annotation in annotations for member in _members(annotation))

@@ -42,16 +42,16 @@ def write_trace(timeline: Timeline, path: str | Path, *, max_events: int = 200_0
 
 def _about(timeline: Timeline, until: int) -> dict[str, Any]:
     """Return what the viewer shows under "Info and stats"."""
-    about = {
+    info = {
         "pass": printable(timeline.schedule.name),
         "simulated_s": timeline.makespan * 1e-12,
         "operations": len(timeline),
         "truncated": until < timeline.makespan,
     }
     if until < timeline.makespan:
-        about["shown_until_s"] = until * 1e-12
-        about["note"] = "this is only the beginning: operations that ended later are left out"
-    return about
+        info["shown_until_s"] = until * 1e-12
+        info["note"] = "this is only the beginning: operations that ended later are left out"
+    return info
 
 
 def _tracks(schedule: Schedule) -> Iterator[str]:

@@ -36,21 +36,21 @@ def read_ds_io(path: str | Path) -> tuple[StorageMeasurement, ...]:
     Speeds of single tasks are ignored, because E2E includes all tasks. Raises InputError if there is none.
     """
     file = BenchmarkFile.read(path)
-    found: list[StorageMeasurement] = []
+    measurements: list[StorageMeasurement] = []
     for number, line in enumerate(file.text.splitlines(), start=1):
         if match := _E2E.fullmatch(line):
             operation: Literal["read", "write"] = "read" if match[1] == "Read" else "write"
-            found.append(_measured(file, operation, match[2], _by_name(file), line=number))
+            measurements.append(_measured(file, operation, match[2], _by_name(file), line=number))
         elif match := _BEST.fullmatch(line):
             best = _tuned(file, number)
-            found.append(_measured(file, "read", match[1], best, line=number))
-            found.append(_measured(file, "write", match[2], best, line=number))
-    if not found:
+            measurements.append(_measured(file, "read", match[1], best, line=number))
+            measurements.append(_measured(file, "write", match[2], best, line=number))
+    if not measurements:
         file.refuse(
             'contains no line "E2E Read Speed = … GB/sec" (or Write) and no "Best performance (GB/sec): …"; '
             "give the log of ds_io or the output of ds_nvme_tune"
         )
-    return tuple(found)
+    return tuple(measurements)
 
 
 def _measured(

@@ -57,7 +57,7 @@ def read_elbencho(path: str | Path) -> tuple[StorageMeasurement, ...]:
     """
     file = BenchmarkFile.read(path)
     rows = csv.reader(file.text.splitlines(), strict=True)
-    found: list[StorageMeasurement] = []
+    measurements: list[StorageMeasurement] = []
     header: list[str] = []
     try:
         for row in rows:
@@ -72,12 +72,12 @@ def read_elbencho(path: str | Path) -> tuple[StorageMeasurement, ...]:
                     line=rows.line_num,
                 )
             else:
-                found += _phase(_Row(file, rows.line_num, dict(zip(header, row, strict=True))))
+                measurements += _phase(_Row(file, rows.line_num, dict(zip(header, row, strict=True))))
     except csv.Error as error:
         file.refuse(f"not valid CSV: {error}", line=rows.line_num)
-    if not found:
+    if not measurements:
         file.refuse("contains no phase READ or WRITE; run elbencho with -r or -w and --csvfile")
-    return tuple(found)
+    return tuple(measurements)
 
 
 def _check_header(file: BenchmarkFile, header: list[str]) -> None:

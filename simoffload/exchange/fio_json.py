@@ -162,9 +162,9 @@ def _latency(jobs: list[_Job]) -> float | None:
     """Return the mean latency of all requests [s], from submission or else from acceptance; None if
     absent."""
     for name in ("lat_ns", "clat_ns"):
-        found = [job.fields.object(job.operation).object(name) for job in jobs]
-        counts = [one.number("N") for one in found]
-        means = [one.number("mean") for one in found]
+        latencies = [job.fields.object(job.operation).object(name) for job in jobs]
+        counts = [one.number("N") for one in latencies]
+        means = [one.number("mean") for one in latencies]
         if all(counts) and all(means):
             return sum(n * mean for n, mean in zip(counts, means, strict=True)) / sum(counts) * 1e-9
     return None

@@ -131,11 +131,11 @@ def _storage(runs: list[StorageMeasurement]) -> _Findings:
     numbers: dict[str, Statement] = {}
     warnings: list[str] = []
     for operation in ("read", "write"):
-        mine = [run for run in large if run.operation == operation]
-        if not mine:
+        runs_of_operation = [run for run in large if run.operation == operation]
+        if not runs_of_operation:
             warnings.append(f"no {operation}s of 128 KiB or more: {operation} is not measured")
             continue
-        best = max(mine, key=lambda run: run.rate)
+        best = max(runs_of_operation, key=lambda run: run.rate)
         numbers[operation] = _number(_rate(best.rate), [best])
         alone = [run for run in runs if run.operation == operation and run.outstanding == run.block]
         latency = _latency(alone, best.rate)
@@ -196,9 +196,9 @@ def _copies(copies: list[CopyMeasurement]) -> _Findings:
     alone: dict[str, float] = {}
     busy: dict[str, float] = {}
     for direction in ("host_to_device", "device_to_host"):
-        mine = [one for one in copies if one.direction == direction]
-        single = [one for one in mine if not one.both_ways]
-        double = [one for one in mine if one.both_ways]
+        same_direction = [one for one in copies if one.direction == direction]
+        single = [one for one in same_direction if not one.both_ways]
+        double = [one for one in same_direction if one.both_ways]
         if double:
             busy[direction] = median(one.rate for one in double)
         if not single:

@@ -48,15 +48,15 @@ def read_nvbandwidth(path: str | Path, *, size: int = BUFFER) -> tuple[CopyMeasu
     else:
         found_version = _VERSION.search(file.text)
         version, cells = found_version[1] if found_version else "", _text_cells(file)
-    found = tuple(
+    measurements = tuple(
         _measured(file, cell, size, version.removeprefix("v")) for cell in cells if cell.text != "N/A"
     )
-    if not found:
+    if not measurements:
         file.refuse(
             "contains no copies between host and GPU; run nvbandwidth -t host_to_device_memcpy_ce "
             "device_to_host_memcpy_ce (and the bidirectional ones)"
         )
-    return found
+    return measurements
 
 
 def _measured(file: BenchmarkFile, cell: _Cell, size: int, version: str) -> CopyMeasurement:

@@ -196,9 +196,9 @@ def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:
     work = scenario.workload
     if isinstance(work, Training):
         return []
-    found = [name for name in _OF_TRAINING if getattr(scenario, name) is not None]
+    misplaced = [name for name in _OF_TRAINING if getattr(scenario, name) is not None]
     text = f"is valid only for a training workload, not for {work.kind}; remove it"
-    return [document.problem((name,), text, at_key=True) for name in found]
+    return [document.problem((name,), text, at_key=True) for name in misplaced]
 
 
 def _with_tiers(
@@ -208,13 +208,13 @@ def _with_tiers(
     keys = {"strategy": scenario.strategy.tier_keys, **_OTHER_TIERS}
 
     def resolved(part: M, section: str) -> M:
-        found = {}
+        names = {}
         for key, choice in keys[section].items():
             written = getattr(part, key, None)
             if written is not None:
                 place, name = f"{section}.{key}", READ_TIER[choice]
-                found[key] = _try(document, problems, place, partial(name, written, machine, place))
-        return part.model_copy(update=found)
+                names[key] = _try(document, problems, place, partial(name, written, machine, place))
+        return part.model_copy(update=names)
 
     parts = {section: getattr(scenario, section) for section in keys}
     changes = {section: resolved(part, section) for section, part in parts.items() if part is not None}

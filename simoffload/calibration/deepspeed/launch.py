@@ -165,12 +165,12 @@ def _run_all(
 ) -> None:
     deadline = time.monotonic() + settings.seconds
     for ranks, indices in _groups(cases):
-        left = list(indices)
-        while left and time.monotonic() < deadline:
-            batch = _batch(cases, left)
+        remaining = list(indices)
+        while remaining and time.monotonic() < deadline:
+            batch = _batch(cases, remaining)
             progress(f"{ranks} rank(s): {', '.join(cases[index].request.name for index in batch)}")
             _run_group(cases, batch, ranks, settings, work_folder, deadline)
-            left = [index for index in left if not list(work_folder.glob(f"{index:03d}.*"))]
+            remaining = [index for index in remaining if not list(work_folder.glob(f"{index:03d}.*"))]
 
 
 def _groups(cases: Sequence[CalibrationRun]) -> Iterator[tuple[int, list[int]]]:
@@ -178,12 +178,12 @@ def _groups(cases: Sequence[CalibrationRun]) -> Iterator[tuple[int, list[int]]]:
         yield ranks, [index for index, case in enumerate(cases) if case.ranks == ranks]
 
 
-def _batch(cases: Sequence[CalibrationRun], left: Sequence[int]) -> list[int]:
+def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[int]:
     """Return the next cases for one set of processes; PyTorch keeps pinned memory until a process ends."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     batch: list[int] = []
     total = 0
-    for index in left:
+    for index in remaining:
         total += cases[index].host_bytes
         if batch and total > _PART_OF_MEMORY * memory:
             break

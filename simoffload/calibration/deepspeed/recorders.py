@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,9 @@ __all__ = [
     "StorageLog",
     "energy_counter",
     "gpu_activity",
+    "synchronize",
     "timed_parts",
+    "write_record",
 ]
 
 
@@ -63,8 +66,7 @@ class ModuleTrace:
     def stop(self) -> dict[str, Any]:
         """End the recording and return columns of host and GPU times [us] since the beginning of the pass."""
         self._on = False
-        if self._cuda is not None:
-            self._cuda.synchronize()
+        synchronize()
         columns: dict[str, Any] = {"module": [row[0] for row in self._rows]}
         for index, key in enumerate(("fetch", "fetched", "launched", "released"), start=1):
             columns[key] = [round((row[index] - self._start) * 1e6, 1) for row in self._rows]
@@ -115,6 +117,19 @@ def _cuda() -> Any:
     return torch.cuda if torch.cuda.is_available() else None
 
 
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if (cuda := _cuda()) is not None:
+        cuda.synchronize()
+
+
+def write_record(path: Path, data: Any) -> None:
+    """Write a record as JSON, so that another process sees it completely or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
+    partial.replace(path)
+
+
 def gpu_activity(work: Callable[[], None]) -> dict[str, Any] | None:
     """Run ``work`` under the CUDA profiler and return its GPU activities by kind; None without a GPU.
 
@@ -122,8 +137,7 @@ def gpu_activity(work: Callable[[], None]) -> dict[str, Any] | None:
     GPU), "compute". Each has its number and its busy time, the sum of durations [us]. The profiler slows the
     host thread but not kernels.
     """
-    cuda = _cuda()
-    if cuda is None:
+    if _cuda() is None:
         work()
         return None
     import torch
@@ -131,7 +145,7 @@ def gpu_activity(work: Callable[[], None]) -> dict[str, Any] | None:
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         work()
-        cuda.synchronize()
+        synchronize()
     kinds: dict[str, list[float]] = {}
     first, last = float("inf"), 0.0
     with contextlib.suppress(AttributeError):

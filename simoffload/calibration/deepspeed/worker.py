@@ -31,7 +31,9 @@ from simoffload.calibration.deepspeed.recorders import (
     StorageLog,
     energy_counter,
     gpu_activity,
+    synchronize,
     timed_parts,
+    write_record,
 )
 
 __all__ = ["main"]
@@ -69,11 +71,11 @@ class _DeepSpeedRun:
             self._generate()
 
     def _timed(self, name: str, repetition: int, work: Callable[[], None]) -> None:
-        _synchronize()
+        synchronize()
         drawn = self._drawn() if self._drawn else 0.0
         begin = time.perf_counter()
         work()
-        _synchronize()
+        synchronize()
         seconds = time.perf_counter() - begin
         self.passes.append({"name": name, "repetition": repetition, "seconds": _slowest(seconds)})
         if self._drawn:
@@ -123,13 +125,13 @@ class _DeepSpeedRun:
         return step
 
     def _traced(self, name: str, step: Callable[[], None]) -> None:
-        _synchronize()
+        synchronize()
         self._trace.start()
         if self._storage.swapper is not None:
             self._storage.start()
         begin = time.perf_counter()
         step()
-        _synchronize()
+        synchronize()
         seconds = time.perf_counter() - begin
         self.traces[name] = {"seconds": seconds, "modules": self._trace.stop()}
         if self._storage.swapper is not None:
@@ -189,12 +191,12 @@ class _DeepSpeedRun:
             if name == "optimizer" and not last:
                 part()
                 continue
-            _synchronize()
+            synchronize()
             with timed_parts(self.engine.optimizer, methods[name]) as parts:
                 begin = time.perf_counter()
                 part()
                 host = time.perf_counter() - begin
-                _synchronize()
+                synchronize()
                 seconds = time.perf_counter() - begin
             trace = {"seconds": seconds, "host_seconds": host, "parts": parts}
             self.traces[f"{name} parts{suffix}"] = trace
@@ -222,11 +224,6 @@ class _DeepSpeedRun:
             "passes": self.passes,
             "traces": self.traces,
         }
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _slowest(seconds: float) -> float:
@@ -258,12 +255,6 @@ def _carry_out(case: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any
         build.forget(run.engine)
 
 
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
-    partial.replace(path)
-
-
 def main(job_path: str) -> int:
     """Run a job; the status is 1 if a case failed, and later cases are then not started."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
@@ -279,7 +270,7 @@ def main(job_path: str) -> int:
         try:
             record = _carry_out(case, job)
         except Exception as error:
-            _write(
+            write_record(
                 place.with_suffix(f".failed-{rank}"),
                 {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
             )
@@ -287,7 +278,7 @@ def main(job_path: str) -> int:
         comm.barrier()
         if rank == 0:
             shutil.rmtree(Path(job["swap_folder"]) / "zero_stage_3", ignore_errors=True)
-            _write(place.with_suffix(".json"), record)
+            write_record(place.with_suffix(".json"), record)
         comm.barrier()
     with contextlib.suppress(Exception):
         comm.destroy_process_group()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from simoffload.calibration.deepspeed.launch import thread_environment
 from simoffload.calibration.fsdp.runs import fsdp_runs, tiny_runs
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.processes import run_ranks
@@ -65,8 +65,8 @@ class _Session:
             file.write(line + "\n")
 
     def _micro(self, name: str, sections: str) -> None:
-        left = self._deadline - time.time()
-        if self._quick or left < 20:
+        remaining = self._deadline - time.time()
+        if self._quick or remaining < 20:
             self._report_progress(f"{name} skipped: no time left")
             return
         self._report_progress(name)
@@ -76,7 +76,7 @@ class _Session:
         command += ["--only", sections, "--gpus", str(self._ranks)]
         try:
             with self._log.open("ab") as log:
-                subprocess.run(command, stdout=log, stderr=log, timeout=left, check=False)
+                subprocess.run(command, stdout=log, stderr=log, timeout=remaining, check=False)
         except subprocess.TimeoutExpired:
             self._report_progress(f"{name} was stopped")
         if (made / "micro.json").is_file():
@@ -89,8 +89,7 @@ class _Session:
         job = {"folder": str(folder), "cases": jobs, "adamw": adamw, "quick": self._quick, "deadline": until}
         path = folder / "job"
         path.write_text(json.dumps(job), encoding="utf-8")
-        threads = max(1, (os.cpu_count() or 1) // self._ranks)
-        environment = {"OMP_NUM_THREADS": str(threads)}
+        environment = thread_environment(self._ranks)
         seen = {path.name}
 
         def watch() -> bool:
@@ -132,8 +131,8 @@ class _Session:
             self._put("costs.json", {**head, **more, "runs": runs})
         else:
             for part in ("fit", "holdout"):
-                mine = [run for run in runs if run["part"] == part]
-                self._put(f"{part}.json", {**head, "runs": mine})
+                selected = [run for run in runs if run["part"] == part]
+                self._put(f"{part}.json", {**head, "runs": selected})
 
     def _put(self, name: str, data: dict[str, Any]) -> None:
         partial = self._scratch / name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import os
 import re
 import threading
 import time
@@ -30,11 +29,11 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
-from simoffload.calibration.deepspeed.recorders import gpu_activity
+from simoffload.calibration.deepspeed.recorders import gpu_activity, synchronize
 from simoffload.models import ModelSpec
 from simoffload.models.families import FAMILIES
 
-__all__ = ["HookTimes", "cores_each", "measured"]
+__all__ = ["HookTimes", "measured"]
 
 _WARM_UP = 2
 _WHOLE_S = 10.0
@@ -59,7 +58,7 @@ def measured(job: Mapping[str, Any], hooks: HookTimes, device: str, *, threads: 
     before = _machine_memory()
     begin = time.perf_counter()
     run = _FsdpTraining(job, device)
-    _synchronize()
+    synchronize()
     loading = time.perf_counter() - begin
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -137,7 +136,7 @@ class _FsdpTraining:
     def micro_steps(self) -> None:
         """Run a step without the optimizer."""
         self._pass_all()
-        _synchronize()
+        synchronize()
         self._optimizer.zero_grad()
 
     def _pass_all(self) -> None:
@@ -156,11 +155,11 @@ class _FsdpTraining:
 
     def timed(self, name: str, repetition: int, work: Callable[[], None], **more: Any) -> float:
         """Record and return the slowest rank's time [s]; also record when this rank's call returned."""
-        _synchronize()
+        synchronize()
         begin = time.perf_counter()
         work()
         called = time.perf_counter() - begin
-        _synchronize()
+        synchronize()
         seconds = _slowest(time.perf_counter() - begin, self._device)
         row = {"name": name, "repetition": repetition, "seconds": seconds, "call_seconds": called}
         self.passes.append({**row, **more})
@@ -203,11 +202,6 @@ def _wrapped(model: Any, settings: Mapping[str, Any], device: str) -> Any:
     )
 
 
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def _slowest(seconds: float, device: str) -> float:
     if dist.get_world_size() == 1:
         return seconds
@@ -218,30 +212,25 @@ def _slowest(seconds: float, device: str) -> float:
 
 def _memory() -> dict[str, Any]:
     """Return memory of this rank [B]: peaks on the GPU, memory of the process, pinned memory."""
-    found: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     for key, value in re.findall(r"^(Vm(?:RSS|HWM|Lck|Pin)|Rss\w+):\s+(\d+) kB", status, re.MULTILINE):
-        found[key] = int(value) * 1024
+        memory[key] = int(value) * 1024
     if torch.cuda.is_available():
-        found["hbm_peak"] = torch.cuda.max_memory_allocated()
-        found["hbm_reserved_peak"] = torch.cuda.max_memory_reserved()
+        memory["hbm_peak"] = torch.cuda.max_memory_allocated()
+        memory["hbm_reserved_peak"] = torch.cuda.max_memory_reserved()
         free, total = torch.cuda.mem_get_info()
-        found["hbm_used_with_context"] = total - free
+        memory["hbm_used_with_context"] = total - free
         with contextlib.suppress(Exception):
             stats = torch.cuda.host_memory_stats()
-            found["pinned"] = {key: value for key, value in stats.items() if "bytes.current" in key}
-    return found
+            memory["pinned"] = {key: value for key, value in stats.items() if "bytes.current" in key}
+    return memory
 
 
 def _machine_memory() -> dict[str, int]:
     text = Path("/proc/meminfo").read_text(encoding="utf-8")
     rows = re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)
     return {key: int(value) * 1024 for key, value in rows if key in _MACHINE}
-
-
-def cores_each() -> int:
-    """Return the number of cores of this host per rank."""
-    return max(1, len(os.sched_getaffinity(0)) // int(dist.get_world_size()))
 
 
 _FUNCTIONS = (

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simoffload.calibration.fsdp.steps import HookTimes, cores_each, measured
+from simoffload.calibration.deepspeed.recorders import synchronize, write_record
+from simoffload.calibration.fsdp.steps import HookTimes, measured
 from simoffload.calibration.micro.host_memory import thread_counts
 
 __all__ = [
@@ -31,12 +32,6 @@ __all__ = [
 
 _MOST_THREADS = 16
 """The most threads of each rank's optimizer, so that machines with more cores stay comparable."""
-
-
-def _write(path: Path, data: Any) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
-    partial.replace(path)
 
 
 def _left(deadline: float, device: str) -> float:
@@ -49,7 +44,7 @@ def _left(deadline: float, device: str) -> float:
 def _items(job: dict[str, Any], device: str) -> dict[str, tuple[float, Callable[[], Any]]]:
     """Return the measurements by the name of their file, each with its estimated time [s]."""
     ranks, quick = dist.get_world_size(), job["quick"]
-    threads = min(_MOST_THREADS, cores_each())
+    threads = min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // ranks))
     hooks = HookTimes()
     items: dict[str, tuple[float, Callable[[], Any]]] = {}
     if job["adamw"]:
@@ -85,16 +80,18 @@ def main(job_path: str) -> int:
         if rank == 0:
             (folder / f"{name}.begun").touch()
         try:
-            found = work()
+            record = work()
         except Exception as error:
             text = traceback.format_exc()
             sys.stderr.write(text)
-            _write(folder / f"{name}.failed-{rank}", {"error": f"{type(error).__name__}: {error}"[:2000]})
+            write_record(
+                folder / f"{name}.failed-{rank}", {"error": f"{type(error).__name__}: {error}"[:2000]}
+            )
             sys.stderr.flush()
             os._exit(1)  # communicators would wait for one another
         if rank == 0:
-            _write(folder / f"{name}.json", found)
-        del found
+            write_record(folder / f"{name}.json", record)
+        del record
         gc.collect()
         if device != "cpu":
             torch.cuda.synchronize()
@@ -125,19 +122,19 @@ def adamw_alone(device: str, *, quick: bool) -> dict[str, Any]:
     most = max(count for count in thread_counts(1, 2, 4, 8, 16) if count <= 16)
     sizes = [(size // 64 if quick else size, count) for size, count in _SIZES]
     layer = sizes[2]
-    found: dict[str, Any] = {"threads": [], "sizes": [], "operations": [], "gpu": []}
+    results: dict[str, Any] = {"threads": [], "sizes": [], "operations": [], "gpu": []}
     try:
         for threads in thread_counts(1, 2, 4, 8, 16):
             torch.set_num_threads(threads)
-            found["threads"].append(_stepped(*layer, "float32"))
-            found["operations"].append({"threads": threads, **_operations(layer[0])})
+            results["threads"].append(_stepped(*layer, "float32"))
+            results["operations"].append({"threads": threads, **_operations(layer[0])})
         torch.set_num_threads(most)
-        found["sizes"] = [_stepped(*size, kind) for kind in _TYPES for size in sizes]
+        results["sizes"] = [_stepped(*size, kind) for kind in _TYPES for size in sizes]
         if device != "cpu":
-            found["gpu"] = [_stepped(*size, kind, device=device) for kind in _TYPES for size in _GPU_SIZES]
+            results["gpu"] = [_stepped(*size, kind, device=device) for kind in _TYPES for size in _GPU_SIZES]
     finally:
         torch.set_num_threads(before)
-    return found
+    return results
 
 
 def adamw_together(threads: int, *, quick: bool) -> list[dict[str, Any]]:
@@ -148,10 +145,10 @@ def adamw_together(threads: int, *, quick: bool) -> list[dict[str, Any]]:
     rows = []
     for kind in _TYPES:
         dist.barrier()
-        mine = _stepped(size, 2, kind)
+        row = _stepped(size, 2, kind)
         every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, mine["seconds"])
-        rows.append({**mine, "processes": len(every), "seconds": every})
+        dist.all_gather_object(every, row["seconds"])
+        rows.append({**row, "processes": len(every), "seconds": every})
     torch.set_num_threads(before)
     return rows
 
@@ -187,11 +184,11 @@ def _timed(work: Callable[[], object]) -> dict[str, float]:
     work()
     times, calls, busy = [], [], []
     for _ in range(_REPETITIONS):
-        _synchronize()
+        synchronize()
         begin, used = time.perf_counter(), sum(os.times()[:2])
         work()
         calls.append(time.perf_counter() - begin)
-        _synchronize()
+        synchronize()
         times.append(time.perf_counter() - begin)
         busy.append(sum(os.times()[:2]) - used)
     return {
@@ -199,8 +196,3 @@ def _timed(work: Callable[[], object]) -> dict[str, float]:
         "call_seconds": median(calls),
         "busy_threads": round(median(busy) / max(median(times), 1e-9), 2),
     }
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
