@@ -303,8 +303,8 @@ def published_tables(rows: Iterable[PublishedRow]) -> str:
     for _, group in groupby(rows, key=lambda row: row.reference.publication):
         figures = list(group)
         judged = [row.holds for row in figures if row.holds is not None]
-        beside = len(figures) - len(judged)
-        summary = f"{sum(judged)} of {len(judged)} limits are met; {beside} figures have no limit."
+        without_limit = len(figures) - len(judged)
+        summary = f"{sum(judged)} of {len(judged)} limits are met; {without_limit} figures have no limit."
         title = figures[0].reference.source
         parts.append(f"### {title}\n\n{summary}\n\n{_HEAD}" + "\n".join(map(_line, figures)))
     return "\n\n".join(parts) + "\n"

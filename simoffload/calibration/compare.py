@@ -141,9 +141,9 @@ def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, 
     if named is not None:
         return named, _other_gpu(named, gpu)
     for place in _PROFILE_PLACES if own else ():
-        beside = path.parent / place
-        if beside.is_file():
-            return f"./{beside}" if not beside.is_absolute() else str(beside), ()
+        neighbour = path.parent / place
+        if neighbour.is_file():
+            return f"./{neighbour}" if not neighbour.is_absolute() else str(neighbour), ()
     try:
         shipped = base_platform(gpu)
     except InputError:

@@ -45,9 +45,10 @@ _BEFORE = (
 )
 _AFTER = ("hook", "released_parameter")
 REAL_MODELS = 1.04
-"""How much longer the same code takes in models of real size, whose hundreds of modules do not stay in the
-CPU's caches. Launches take 1.03 times and hooks after a module 1.09 times as long (medians over the fit set
-of per-module traces against those of small models), together about 60 % of the thread's time; hooks before a
+"""The factor on times for models of real size, whose hundreds of modules do not stay in the CPU's caches.
+
+Launches take 1.03 times and hooks after a module 1.09 times as long (medians over the fit set of per-module
+traces against those of small models), together about 60 % of the thread's time; hooks before a
 module cannot be separated from waiting and are assumed unchanged: 0.6 x 1.06 + 0.4. This is an estimate from
 the fit set; with nothing offloaded the traces show 1.00 (docs/measurements/host-thread.md)."""
 _ROUNDS = 3

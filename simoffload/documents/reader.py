@@ -58,7 +58,7 @@ _NUMBER = re.compile(
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
 _NO_ENTRY = ("did not find expected key", "did not find expected '-'", "expected <block end>")
-"""How the messages of libyaml and PyYAML begin for a line whose indentation matches no entry."""
+"""The beginnings of the messages of libyaml and PyYAML about a line whose indentation matches no entry."""
 # The C parser is ten times as fast; wheels of PyYAML have it, other builds may not.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -76,7 +76,7 @@ def parse_yaml(text: str, *, name: str, root: Path | None = None, any_value: boo
             tree.read(next_event)
             next_event()  # the end of the document
             if not isinstance(event := next_event(), yaml.StreamEndEvent):
-                raise tree.refusal(_position(event), "a second document begins; a file holds one")
+                raise tree.refusal(_position(event), "a second document begins; a file may contain only one")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = Position(mark.line + 1, mark.column + 1) if mark else None
@@ -124,10 +124,10 @@ def _parsed(text: str) -> str | int | float | bool | None:
         return float(text.replace(".", ""))
     if match.lastgroup == "integer":
         if len(text) > _MOST_DIGITS:
-            raise ValueError(f"an integer may have {_MOST_DIGITS} digits, and this one has {len(text)}")
+            raise ValueError(f"an integer of {len(text)} digits is too long (at most {_MOST_DIGITS})")
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if len(text) > _LONGEST_FLOAT:
-        raise ValueError(f"a number may have {_LONGEST_FLOAT} characters, and this one has {len(text)}")
+        raise ValueError(f"a number of {len(text)} characters is too long (at most {_LONGEST_FLOAT})")
     if math.isinf(number := float(text)):
         raise ValueError(f"{text} is too large for a number (at most 1.8e308)")
     return number
@@ -244,7 +244,7 @@ class _Tree:
             self._complain(location, position, 'anchors ("&name") are not accepted; remove it')
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._complain(location, position, f"tags are not accepted, and {quoted(tag)} is one")
+            self._complain(location, position, f"tags such as {quoted(tag)} are not accepted; remove the tag")
         if isinstance(event, yaml.ScalarEvent) and _UNUSABLE.search(event.value):
             message = "text may not contain a NUL character or half of a surrogate pair"
             self._complain(location, position, message)

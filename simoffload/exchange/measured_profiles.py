@@ -78,7 +78,7 @@ def import_profile(
     if fault := id_fault(identifier):
         raise _error("--id", fault)
     if size is not None and kind != "pcie":
-        raise _error("--buffer-size", "only nvbandwidth has it")
+        raise _error("--buffer-size", "only nvbandwidth has this option")
     if base is None:
         raise _error("--from", _missing_base(kind))
     try:

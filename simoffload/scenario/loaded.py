@@ -210,11 +210,13 @@ def other_work(before: Strategy, after: Strategy) -> tuple[str, ...]:
     differences = []
     if before.trains != after.trains:
         differences.append(
-            f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}: other work"
+            f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}, so the work differs"
         )
     if before.gpus == after.gpus and before.replicas != after.replicas:
         now, then = _batches(after.replicas), _batches(before.replicas)
-        differences.append(f"{after.gpus} GPUs work on {now} here, on {then} before: another amount of work")
+        differences.append(
+            f"{after.gpus} GPUs work on {now} here, on {then} before, so the amount of work differs"
+        )
     return tuple(differences)
 
 

@@ -169,7 +169,7 @@ def test_the_last_assignment_wins() -> None:
         ("batch=[1", None),
         ("batch=*x", '--set: batch: aliases ("*name") are not accepted; write the value out'),
         ("batch={a: 1, a: 2}", "--set: batch: key given twice (first on line 1)"),
-        ("batch=!!int 3", '--set: batch: tags are not accepted, and "!!int" is one'),
+        ("batch=!!int 3", '--set: batch: tags such as "!!int" are not accepted; remove the tag'),
         ("batch=1e400", "--set: batch: 1e400 is too large for a number (at most 1.8e308)"),
         ("batch=\x1b[2J", "--set: batch: not text: it contains the character U+001B"),
         ("batch=\udc80", "--set: batch: not text: it contains the character U+DC80"),

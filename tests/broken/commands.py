@@ -153,7 +153,7 @@ CASES: tuple[Case, ...] = (
     command(
         "set-tag",
         "run s.yaml --set name=!!str&x",
-        ("--set: name:", 'tags are not accepted, and "!!str&x" is one'),
+        ("--set: name:", 'tags such as "!!str&x" are not accepted'),
     ),
     command(
         "on-unknown", "compare s.yaml --on dram,disk", ("--on:", 'no tier "disk" on platform "dgx-a100"')

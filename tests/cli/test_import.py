@@ -219,7 +219,7 @@ def test_names_of_files_cannot_break_the_profile(program: Program) -> None:
         (("--id", "mine", "--from", BASE, "--overwrite"), "--overwrite: nothing to overwrite"),
         (
             ("--id", "mine", "--from", BASE, "--buffer-size", "1 MiB"),
-            "--buffer-size: only nvbandwidth has it",
+            "--buffer-size: only nvbandwidth has this option",
         ),
         (("--from", BASE), "required: --id"),
     ],

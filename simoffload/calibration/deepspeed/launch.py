@@ -124,7 +124,8 @@ def check(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
         for case in cases:
             if case.swap_bytes > settings.largest:
                 size, limit = format_bytes(case.swap_bytes), format_bytes(settings.largest)
-                text = f"would write {size} of swap files, above --max-size {limit}; raise it or cut layers"
+                remedy = "raise it or reduce the layers"
+                text = f"would write {size} of swap files, above --max-size {limit}; {remedy}"
                 raise _refusal(case.request.name, text)
         free = shutil.disk_usage(above).free
         if free < writes * _SPARE:
