@@ -1,11 +1,11 @@
-"""What folding and jumping save: full, folded, jumped and both, by layers and by ranks.
+"""Measure what rank symmetry and steady state save: full, folded, jumped and both, by layers and ranks.
 
     python benchmarks/bench_engine.py [--runs 5] [--layers 480 4800] [--ranks 1 8 64]
 
-The schedule has the size of one decode step of BLOOM-mod-2 at module granularity: 35 operations a
-layer, 14 of them transfers and 5 of those collective. Times are medians of this process's CPU time, so that
-other work on the machine disturbs them less; ratios say more than times. All ways end at the same
-picosecond, which is checked. Beside it: ranks of which no two are alike, which cannot be folded.
+The schedule has the size of one decode step of BLOOM-mod-2 at module granularity: 35 operations a layer, 14
+of them transfers and 5 of those collective. Times are medians of this process's CPU time, which other work on
+the machine disturbs less; ratios are more reliable than times. All variants must end at the same picosecond.
+A second table has ranks that all differ, which cannot be folded.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ HOST, READ, COPY, GATHER, COMPUTE = range(5)
 MICROSECOND = 10**6  # [ps]
 MODULES = 5
 MOST = 40_000
-"""Layers x ranks that are run in full."""
+"""The most layers x ranks that are run in full."""
 
 
 def decode_step(*, iterations: int, ranks: int, uneven: bool) -> Schedule:
-    """A layer of five modules: hook, read, copy, gather, launch, compute; every rank on its own PCIe link.
+    """Return layers of five modules (hook, read, copy, gather, launch, compute), each rank on its own PCIe
+    link.
 
     With ``uneven`` the links of higher ranks are slower, so that flows start and end one by one.
     """
@@ -77,7 +78,7 @@ def decode_step(*, iterations: int, ranks: int, uneven: bool) -> Schedule:
 
 
 def timeouts_per_second(count: int = 500_000) -> float:
-    """How many timeouts one bare SimPy process gets through."""
+    """Return the number of timeouts per second of one bare SimPy process."""
 
     def ticks(environment: Environment) -> Generator[Timeout, None, None]:
         for _ in range(count):
@@ -91,7 +92,7 @@ def timeouts_per_second(count: int = 500_000) -> float:
 
 
 def median_s(schedule: Schedule, *, fold: bool, jump: bool, runs: int) -> tuple[float, Timeline]:
-    """Median CPU time [s] of some runs, and the timeline."""
+    """Return the median CPU time [s] of some runs, and the timeline."""
     times = []
     for _ in range(runs):
         started = time.process_time()
@@ -101,7 +102,7 @@ def median_s(schedule: Schedule, *, fold: bool, jump: bool, runs: int) -> tuple[
 
 
 def line(layers: int, ranks: int, *, uneven: bool, runs: int) -> str:
-    """One line of the table: each way's time, and how many times less than in full."""
+    """Return one line of the table: each variant's time, and its speed-up over the full run."""
     schedule = decode_step(iterations=layers, ranks=ranks, uneven=uneven)
     full, timeline = median_s(schedule, fold=False, jump=False, runs=1)
     cells = [f"{layers:7,} {ranks:6} {len(timeline):10,} {full * 1e3:10,.1f}"]
@@ -121,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args(arguments)
     print(f"bare SimPy: {timeouts_per_second():,.0f} timeouts/s")
-    for what, uneven in (("ranks that are alike", False), ("ranks of which no two are alike", True)):
+    for what, uneven in (("identical ranks", False), ("ranks that all differ", True)):
         print(f"\n{what}")
         print(f" layers  ranks operations  full [ms] {'fold':>13} {'':>6} {'jump':>13} {'':>6} {'both':>13}")
         for layers in options.layers:

@@ -1,8 +1,8 @@
-"""By how much random scenarios at the edges of what is documented exceed their limits of time and memory.
+"""Measure by how much random scenarios with extreme values exceed their limits of time and memory.
 
 python benchmarks/bench_limits.py [SCENARIOS] [SEED]
 
-Each is read and simulated in a process of its own.
+Each scenario is read and simulated in its own process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLATFORMS = {
 
 
 WIDE = (0, 1, 1000, 10**6, 10**9)
-"""[elements] of thresholds and the like, which may be nothing."""
+"""[elements] Thresholds and similar sizes, which may be 0."""
 LENGTHS = (1, 16, 4096, 10**6, 10**7)
 """[tokens]"""
 YES_NO = (True, False)
@@ -125,11 +125,11 @@ EDGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "mixed_precision": YES_NO,
     },
 }
-"""By section, the values that its keys take: small, usual, or the least and most that are documented."""
+"""The values of the keys of each section: small, usual, or the smallest and largest documented ones."""
 
 
 def random_scenario(random: Random) -> dict[str, Any]:
-    """A document some of whose keys stand at the edges of what they take."""
+    """Return a document in which some keys have extreme values."""
     pick = random.choice
 
     def some(section: str, **given: Any) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def random_scenario(random: Random) -> dict[str, Any]:
 
 
 def outcome(path: Path) -> str:
-    """What came of a scenario, in a word; reading and simulating it have one limit together."""
+    """Return the outcome of a scenario in a few words; one limit covers reading and simulating it."""
     try:
         return "simulated" if limited(lambda: so.simulate(so.load_scenario(path)).fits)() else "does not fit"
     except WorkLimitError as error:
@@ -206,7 +206,7 @@ def outcome(path: Path) -> str:
 
 
 def measured(path: Path) -> dict[str, Any]:
-    """Outcome, time [s] and memory [B] in a process of its own."""
+    """Return outcome, time [s] and memory [B] of a scenario, measured in a child process."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

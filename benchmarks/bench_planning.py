@@ -1,4 +1,4 @@
-"""What questions cost that take more than one simulation, and how many times one they are.
+"""Measure the time of questions that need several simulations, also as a multiple of one simulation.
 
 python benchmarks/bench_planning.py
 """
@@ -16,7 +16,7 @@ TARGETS = ("gpu", "dram", "raid", "nfs", "ai400x2")
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """[s] the median of some runs."""
+    """Return the median time of some runs [s]."""
     times = []
     for _ in range(RUNS):
         begin = time.perf_counter()

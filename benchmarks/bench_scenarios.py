@@ -1,4 +1,4 @@
-"""What whole scenarios cost: the parts of a decode step, and answers to whole scenarios (medians).
+"""Measure the time of complete scenarios and of the parts of a decode step (medians).
 
 python benchmarks/bench_scenarios.py [NAME…]
 """
@@ -40,14 +40,17 @@ def main(names: tuple[str, ...]) -> None:
             f"{peak:5.0f} MB"
         )
     if names == NAMES:
-        print("\na whole scenario [ms], loaded anew each time, and again from the same objects")
+        print("\na complete scenario [ms], loaded again each time, and from the same objects")
         for name, overrides in ANSWERS:
             answer(name, list(overrides))
 
 
 def one(name: str) -> tuple[float, ...]:
-    """Operations, those of them that were run, and CPU times [s]: of planning, executing and summarizing a
-    step, from a scenario that is loaded anew."""
+    """Return all operations of a step, those that ran, and CPU times [s] of planning, executing and
+    summarizing.
+
+    The scenario is loaded again for each call.
+    """
     scenario = so.load_scenario(name)
     started = time.process_time()
     plan = scenario.plan()
@@ -61,7 +64,7 @@ def one(name: str) -> tuple[float, ...]:
 
 
 def answer(name: str, overrides: list[str]) -> None:
-    """Load and simulate: with everything new, and with the programs that were written before."""
+    """Print the time of a simulation with everything new, and with the schedules of the previous one."""
     scenario = so.load_scenario(name, overrides=overrides)
     so.simulate(scenario)
     anew = median_ms(lambda: so.load_scenario(name, overrides=overrides))
@@ -70,7 +73,7 @@ def answer(name: str, overrides: list[str]) -> None:
 
 
 def median_ms(load: Callable[[], so.LoadedScenario]) -> float:
-    """Median CPU time [ms] of simulating what ``load`` gives, some times."""
+    """Return the median CPU time [ms] of simulating what ``load`` returns."""
     times = []
     for _ in range(RUNS):
         scenario = load()

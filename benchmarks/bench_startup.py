@@ -1,9 +1,9 @@
-"""CPU time of whole processes: a short run, an import and --help, beside those of another checkout.
+"""Measure the CPU time of processes (a short run, an import, --help) next to those of another checkout.
 
 python benchmarks/bench_startup.py [OTHER_CHECKOUT] [PAIRS]
 
-Both take turns, and the ratio is taken pair by pair, so that a machine whose speed changes does not move it.
-Without another checkout the yardstick is a process that imports only the libraries that every run needs.
+Both take turns, and ratios are those of pairs, so that changes of the machine's speed do not matter. Without
+another checkout the reference is a process that imports only the libraries that every run needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROCESSES = {
 
 
 def cpu_s(arguments: list[str], checkout: Path) -> float:
-    """[s] of user and system time of a process."""
+    """Return the user and system time of a process [s]."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     subprocess.run(
@@ -45,7 +45,7 @@ def main() -> None:
     for name, arguments in PROCESSES.items():
         turns = [(arguments, HERE), (arguments, other) if other else (LIBRARIES, HERE)]
         for next_iteration in turns:
-            cpu_s(*next_iteration)  # writes the files of bytecode
+            cpu_s(*next_iteration)  # compiles the modules to bytecode
         here, there = [], []
         for pair in range(pairs):
             times = {at: cpu_s(*turns[at]) for at in ((0, 1) if pair % 2 else (1, 0))}

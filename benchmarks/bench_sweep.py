@@ -1,10 +1,10 @@
-"""A sweep of BLOOM-176B, prefill and 32 tokens: points per second, and memory of every process.
+"""Measure a sweep of BLOOM-176B, prefill and 32 tokens: points per second, and memory of each process.
 
 python benchmarks/bench_sweep.py [--points 10000] [--workers 2] [--profile]
 
 The full sweep is 10 batch sizes x 25 bandwidths of the filesystem x 10 prefetch buckets x 4 tiers, on eight
-ranks that share its cables. Fewer points take fewer values of each. ``--profile`` tells instead what a point
-costs beside ``simulate``.
+ranks that share its cables. Fewer points take fewer values of each. ``--profile`` prints instead the time
+of a point in addition to ``simulate``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from pathlib import Path
 from simoffload.documents import read_document
 from simoffload.planning.sweep import Sweep, define_sweep, find_points, run_sweep, usable_cores
 from simoffload.planning.sweep.tasks import job_of
-from simoffload.scenario import ScenarioCache, find_scenario
-from simoffload.scenario.loading import resolve
+from simoffload.scenario import ScenarioCache, find_scenario, resolve
 
 _BUCKET = "strategy.ds_config.zero_optimization.stage3_prefetch_bucket_size"
 
 
 def sweep(points: int) -> Sweep:
-    """About so many points."""
+    """Define a sweep of about this number of points."""
     share = (points / 10_000) ** (1 / 3)
     batches, rates, buckets = (max(2, round(share * most)) for most in (10, 25, 10))
     path = find_scenario("ddn/bloom-176b")
@@ -42,7 +41,7 @@ def sweep(points: int) -> Sweep:
 
 
 def run(points: int, workers: int) -> None:
-    """Run the sweep as users do."""
+    """Run the sweep as users run it."""
     started = time.perf_counter()
     defined = sweep(points)
     found = find_points(defined)
@@ -60,7 +59,7 @@ def run(points: int, workers: int) -> None:
 
 
 def profile(points: int) -> None:
-    """What it costs to find a point and to resolve it in a worker."""
+    """Print the time to find a point, and to resolve it in a worker."""
     defined = sweep(points)
     started = time.perf_counter()
     found = find_points(defined)

@@ -213,7 +213,7 @@ def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
 
 
 def _option(one: argparse.Action) -> str:
-    """ "`-o FILE`, `--output FILE`"; the name alone for what has none."""
+    """Return an option as "`-o FILE`, `--output FILE`", or the name of a positional argument."""
     value = _cell(str(one.metavar or one.dest.upper()))
     if not one.option_strings:
         return f"`{value}{' …' if one.nargs == '+' else ''}`"

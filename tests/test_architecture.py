@@ -132,8 +132,7 @@ EDITS = "documents/edits.py"
 OWN_VALUES = {
     "hardware/equipment.py": "what a platform's slots hold",
     "planning/costs/price_list.py": "lists of prices laid over each other",
-    "scenario/defaults.py": "ranks of a strategy that is asked what it fills in",
-    "scenario/loading.py": "names of tiers as the machine has them",
+    "scenario/loading.py": "names of tiers as the machine has them, and ranks of a default scenario",
     "simulation/data_loading.py": "numbers of workers that are tried",
 }
 """Where values that are no scenario's document are copied with changes, and what they are."""

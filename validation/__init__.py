@@ -1,5 +1,5 @@
-"""This folder holds the evidence: measured runs, published figures, and the scripts that predict them.
+"""This folder contains the evidence: measured runs, published figures, and the scripts that predict them.
 
 ``python -m validation`` predicts them all and writes docs/VALIDATION.md, its figures and the tables that the
-package carries. Nothing in ``simoffload`` imports this folder, and the wheel does not hold it.
+package carries. Nothing in ``simoffload`` imports this folder, and the wheel does not contain it.
 """

@@ -1,7 +1,7 @@
-"""``python -m validation`` predicts everything measured and published, and writes the files that tell of it.
+"""``python -m validation`` predicts all measured and published figures and writes the files that report them.
 
-These are docs/VALIDATION.md between its marks, its drawings in docs/images, and the two tables that the
-package carries. ``python -m validation ID…`` prints only the published figures whose id begins with ID, as
+These are docs/VALIDATION.md between its marks, its drawings in docs/images, and the two tables of the
+package. ``python -m validation ID…`` prints only the published figures whose id begins with ID, such as
 ddn-fit.
 """
 
@@ -27,7 +27,7 @@ _PAGE = "docs/VALIDATION.md"
 
 
 def files() -> dict[str, str]:
-    """Return the text of every file by its path in the repository."""
+    """Return the text of every written file by its path in the repository."""
     runs = compare_measured()
     drawn = drawings(runs)
     images = [(f"images/{one.name}", one.about) for one in drawn]
@@ -43,7 +43,7 @@ def files() -> dict[str, str]:
 
 
 def inserted(page: str, name: str, text: str) -> str:
-    """Put a text between the two marks that name a part of a page.
+    """Replace the text between the two marks that name a part of a page.
 
     Raises ValueError for a page without these marks.
     """
@@ -64,7 +64,7 @@ def _csv(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def main(ids: Sequence[str]) -> None:
-    """Write every file, or print the published figures that are named."""
+    """Write every file, or print the published figures with the given ids."""
     if ids:
         sys.stdout.write(published_tables(compare_published(ids)))
         return

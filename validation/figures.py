@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
-from simoffload.calibration.streams import LayerStarts
+from simoffload.calibration.records import LayerStarts
 from validation.measured import ERROR_LIMITS, PASSES, MeasuredRun, changed
 
 __all__ = ["Drawing", "Point", "drawings", "points", "scatter"]
@@ -30,28 +30,29 @@ _STYLE: dict[Any, Any] = {
 }
 _BAND = ERROR_LIMITS["decode"].worst
 _BELOW = 10
-"""Naive predictions below the fastest run by more than this factor are drawn at the lower edge."""
-_PARTS = {"holdout": ("held out", "#1f5fa8"), "fit": ("in view", "#e08a1e")}
+"""Naive predictions that are lower than the fastest run by more than this factor are drawn at the lower
+edge."""
+_PARTS = {"holdout": ("held out", "#1f5fa8"), "fit": ("fit set", "#e08a1e")}
 _KINDS = (
     ({"decode"}, "o", True, "decode step"),
     ({"prefill"}, "s", False, "prefill"),
     ({"step", "forward", "backward", "optimizer"}, "^", False, "training"),
 )
-"""Names of passes, their mark, whether it is filled, and the words of the legend."""
+"""Names of passes, their marker, whether it is filled, and their text in the legend."""
 _SIMULATED = "#1f5fa8"
 
 
 class Drawing(NamedTuple):
-    """A figure of the page."""
+    """A figure of the page docs/VALIDATION.md."""
 
     name: str
-    """File name in docs/images."""
+    """The file name in docs/images."""
     about: str
-    """Caption on the page."""
+    """The caption on the page."""
     figure: Figure
 
     def svg(self) -> str:
-        """Return the figure as text, without the day on which it was drawn."""
+        """Return the figure as SVG text without its date."""
         text = io.StringIO()
         with mpl.rc_context(_STYLE):
             self.figure.savefig(text, format="svg", metadata={"Creator": None, "Date": None})
@@ -59,11 +60,11 @@ class Drawing(NamedTuple):
 
 
 def drawings(runs: Sequence[MeasuredRun]) -> list[Drawing]:
-    """Draw the times of all recorded runs, and for each number of GPUs the layers of one decode step."""
+    """Draw the times of all recorded runs, and the layers of one decode step for each number of GPUs."""
     about = "Predicted over measured times of decode steps, prefills and training"
     with mpl.rc_context(_STYLE):
         scattered = scatter(points(runs))
-        drawn = [Drawing(_SCATTER, f"{about}; crosses at the lower edge lie below it", scattered)]
+        drawn = [Drawing(_SCATTER, f"{about}; crosses at the lower edge are below it", scattered)]
         for gpus, (run, layers) in sorted(_steps(runs).items()):
             name = f"timeline-{gpus}-gpu{'s' if gpus > 1 else ''}.svg"
             figure = timeline(layers, title=f"Begin of each layer of one decode step: {run}")
@@ -72,7 +73,8 @@ def drawings(runs: Sequence[MeasuredRun]) -> list[Drawing]:
 
 
 def _steps(runs: Sequence[MeasuredRun]) -> dict[int, tuple[str, LayerStarts]]:
-    """Choose one run with CPU offload for each number of GPUs, held-out and default ones first."""
+    """Choose one run with CPU offload for each number of GPUs, preferring held-out runs and default
+    settings."""
     chosen: dict[int, tuple[str, LayerStarts]] = {}
     for row in sorted(runs, key=lambda row: (row.part != "holdout", bool(changed(row.compared.run)))):
         run, layers = row.compared.run, row.compared.layers
@@ -83,7 +85,7 @@ def _steps(runs: Sequence[MeasuredRun]) -> dict[int, tuple[str, LayerStarts]]:
 
 
 class Point(NamedTuple):
-    """A pass of a recorded run, times in ms."""
+    """A pass of a recorded run with its times [ms]."""
 
     part: str
     name: str
@@ -103,7 +105,7 @@ def points(runs: Sequence[MeasuredRun]) -> list[Point]:
 
 
 def scatter(shown: Sequence[Point]) -> Figure:
-    """Draw predicted over measured times, ours and naive, with the diagonal and a band around it."""
+    """Draw simulated and naive over measured times, with the diagonal and a band around it."""
     times = [time for one in shown for time in (one.measured, one.predicted)]
     low, high = min(times) / 1.4, max(times) * 1.4
     figure = Figure(figsize=(6.5, 6.2), layout="constrained")
@@ -133,7 +135,7 @@ def scatter(shown: Sequence[Point]) -> Figure:
 
 
 def timeline(layers: LayerStarts, *, title: str) -> Figure:
-    """Draw the measured and the simulated begin of each layer, with the deviation below."""
+    """Draw the measured and the simulated begin of each layer, and the deviation below them."""
     figure = Figure(figsize=(7.2, 5.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.set_title(title.replace("$", r"\$"), fontsize=9, loc="left", wrap=True)

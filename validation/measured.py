@@ -1,7 +1,7 @@
 """This module predicts recorded runs of DeepSpeed and of FSDP.
 
-The runs in ``measured/fit/<machine>/`` were in view while costs of the host thread and efficiencies were
-determined, those in ``measured/holdout/<machine>/`` were not. The folder of a machine holds ``runs*.json``
+The runs in ``measured/fit/<machine>/`` were available while costs of the host thread and efficiencies were
+determined, those in ``measured/holdout/<machine>/`` were not. The folder of a machine contains ``runs*.json``
 (``calibrate deepspeed`` or ``simoffload.calibration.fsdp``) and the profile that ``calibrate micro`` made on
 the same machine, unless its folder in the other set has it.
 """
@@ -41,7 +41,7 @@ _FOLDER = Path(__file__).parent / "measured"
 
 
 class ErrorLimit(NamedTuple):
-    """The largest size that errors on held-out runs may have."""
+    """The largest errors that are acceptable on held-out runs, without their sign."""
 
     mean: float
     worst: float
@@ -55,21 +55,21 @@ ERROR_LIMITS = {
 
 
 class MeasuredRun(NamedTuple):
-    """One recorded run and its prediction."""
+    """One recorded run of a set, with its prediction."""
 
     part: str
-    """fit or holdout."""
+    """The set of the run: fit or holdout."""
     machine: str
     compared: ComparedRun
 
     @property
     def group(self) -> str:
-        """Return what was run, as strategies name it under ``evidence``: zero or fsdp."""
+        """Return the group of the run, as strategies name it under ``evidence``: zero or fsdp."""
         return self.compared.run.group
 
 
 class Verdict(NamedTuple):
-    """Errors of one kind of pass on one set."""
+    """The errors of one kind of pass on one set, with their limit."""
 
     part: str
     name: str
@@ -79,17 +79,17 @@ class Verdict(NamedTuple):
 
     @property
     def holds(self) -> bool | None:
-        """Return whether the errors keep the bar; None without one."""
+        """Return whether the errors are within the limit; None without a limit."""
         if self.bar is None:
             return None
         return self.ours.mean <= self.bar.mean and abs(self.ours.worst) <= self.bar.worst
 
 
 def compare_measured(folder: Path = _FOLDER, *, own_profile: bool = True) -> tuple[MeasuredRun, ...]:
-    """Predict every recorded run, without the very first pass.
+    """Predict every recorded run, except for its first pass.
 
-    With ``own_profile`` the platform is the one that was measured on the run's machine, else a shipped one.
-    Raises InputError for a file that is wrong, and ValueError where a machine has no profile of its own.
+    With ``own_profile`` the platform was measured on the run's machine, else it is a shipped one. Raises
+    InputError for a wrong file, and ValueError if a machine has no profile of its own.
     """
     found: list[MeasuredRun] = []
     for part in PARTS:
@@ -113,7 +113,7 @@ def _elsewhere(folder: Path, machine: str) -> str | None:
 def counted(
     runs: Iterable[MeasuredRun], *, part: str | None = None, group: str = "zero"
 ) -> list[ComparedRun]:
-    """Select the runs of one group, of one set or of both."""
+    """Select the runs of one group, in one set or in both."""
     return [run.compared for run in runs if part in (None, run.part) and run.group == group]
 
 
@@ -121,7 +121,7 @@ def counted(
 
 
 def verdicts(runs: Sequence[MeasuredRun]) -> Iterator[Verdict]:
-    """Return the errors of ZeRO by set and kind of pass; the held-out set has bars."""
+    """Return the errors of ZeRO by set and kind of pass; the held-out set has limits."""
     for part in PARTS:
         mine = counted(runs, part=part)
         for name in PASSES:
@@ -148,7 +148,7 @@ def error_rows(runs: Sequence[MeasuredRun]) -> Iterator[CalibrationError]:
                         yield CalibrationError(group, part, work, place, found.runs, mean, worst, *gpus)
 
 
-# -- DeepSpeed's knobs ----------------------------------------------------------------------------
+# -- DeepSpeed's settings ----------------------------------------------------------------------------
 
 _ZERO = (
     "stage3_prefetch_bucket_size",
@@ -175,7 +175,7 @@ class SettingPair(NamedTuple):
     other: ComparedRun
 
     def ratio(self, name: str) -> tuple[float, float] | None:
-        """Return the time of a pass after the change over that before it: (measured, predicted)."""
+        """Return the ratio of a pass's time after the change to that before: (measured, predicted)."""
         one, two = self.base.find(name), self.other.find(name)
         if one is None or two is None:
             return None
@@ -210,7 +210,7 @@ def changed(run: RecordedRun) -> dict[str, Value]:
 
 
 def setting_pairs(runs: Sequence[ComparedRun]) -> Iterator[SettingPair]:
-    """Pair the runs of one machine that are equal but for one setting.
+    """Pair the runs of one machine that differ in exactly one setting.
 
     The base of a pair is the run with the default value or, where there is none, the first.
     """

@@ -10,32 +10,32 @@ from validation.measured import PARTS, MeasuredRun, changed, counted, setting_pa
 
 __all__ = ["measured_tables"]
 
-_SETS = {"holdout": "Held-out runs", "fit": "Runs that were in view"}
+_SETS = {"holdout": "Held-out runs", "fit": "Runs of the fit set"}
 _NOT_SIZES = ("name", "family", "dtype", "attention", "tie_word_embeddings")
 _SHORT = {"num_hidden_layers": "layers", "n_layer": "layers"}
 _INFERENCE = ("decode", "prefill")
 _TRAINING = ("forward", "backward", "optimizer", "step")
 
 _LEGEND = (
-    "In the tables of runs times are in ms: measured, ours and its error, the error of the naive prediction "
-    "(bytes over bandwidth). Layers: the largest deviation of the begin of a layer in one decode step, as a "
-    "share of the step."
+    "In the tables of runs, times are in ms: measured, simulated with its error, and the error of the naive "
+    "prediction (bytes over bandwidth). Layers: the largest deviation of the begin of a layer in one decode "
+    "step, as a share of the step."
 )
 _ABOUT_FSDP = (
-    "Steps of PyTorch's FSDP, predicted with the machine's own microbenchmarks; they count nowhere above. "
-    "Whole steps were timed by themselves, their parts with a wait after each."
+    "Steps of PyTorch's FSDP, predicted with the machine's own microbenchmarks; the tables above exclude "
+    "them. Complete steps were timed separately from their parts, which have a wait after each."
 )
 _ABOUT_SHIPPED = (
-    "The same runs predicted with the shipped platform of the same GPU, as one would predict a machine of "
-    "this kind that nobody measured (its host costs are means over the machines of the fit set); storage is "
-    "left out, since drives differ."
+    "The same runs predicted with the shipped platform of the same GPU, as for a machine of this kind "
+    "without measurements (its host costs are means over the machines of the fit set); storage is left "
+    "out, because drives differ."
 )
 
 Rows = Sequence[MeasuredRun]
 
 
 def measured_tables(runs: Rows, shipped: Rows, images: Iterable[tuple[str, str]] = ()) -> str:
-    """Write all tables; ``shipped`` has the runs with shipped profiles, ``images`` pairs (path, text)."""
+    """Write all tables; ``shipped`` are the runs with shipped profiles, ``images`` pairs (path, text)."""
     zero = [run for run in runs if run.group == "zero"]
     inference = [run for run in zero if not run.compared.run.training]
     sections = ["### Errors", _verdicts(runs)]
@@ -43,23 +43,23 @@ def measured_tables(runs: Rows, shipped: Rows, images: Iterable[tuple[str, str]]
     sections += ["Errors by offload of the parameters:", _errors_by("offload", runs, lambda run: run.offload)]
     sections += ["By number of GPUs:", _errors_by("GPUs", runs, lambda run: str(run.ranks)), _LEGEND]
     for part, title in _SETS.items():
-        mine = [run for run in inference if run.part == part]
-        sections += [f"### {title}", _inference(mine), *_reasons(mine)]
+        set_runs = [run for run in inference if run.part == part]
+        sections += [f"### {title}", _inference(set_runs), *_reasons(set_runs)]
     training = [run for run in zero if run.compared.run.training]
     sections += ["### Training", _training(training), *_reasons(training)]
     fsdp = [run for run in runs if run.group == "fsdp"]
     sections += ["### FSDP", _ABOUT_FSDP, _fsdp_errors(fsdp), _fsdp(fsdp), *_reasons(fsdp)]
     sections += ["### With shipped profiles alone", _ABOUT_SHIPPED, *_shipped(runs, shipped)]
     sections += [
-        "### Knobs",
-        "Time after a change over time before it, on one machine:",
+        "### Settings",
+        "Time after a change of one setting over the time before it, on one machine:",
         _setting_effects(zero),
     ]
     return "\n\n".join(sections) + "\n"
 
 
 def _table(head: str, rows: Iterable[Sequence[str]], *, right: int) -> str:
-    """Write one table; the columns from number ``right`` on are aligned to the right."""
+    """Write one table; columns from number ``right`` on are aligned to the right."""
     columns = len(head.split(" | "))
     rule = " | ".join("---" if number < right else "---:" for number in range(columns))
     lines = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows)
@@ -76,7 +76,7 @@ def _verdicts(runs: Rows) -> str:
         holds = {True: "yes", False: "**no**", None: ""}[one.holds]
         numbers = (str(one.ours.runs), *_mean_worst(one.ours), *_mean_worst(one.naive))
         rows.append((one.part, one.name, bar, holds, *numbers))
-    head = "set | pass | bar | holds | runs | mean | worst | naive, mean | naive, worst"
+    head = "set | pass | limit | met | runs | mean | worst | naive, mean | naive, worst"
     return _table(head, rows, right=4)
 
 
@@ -108,7 +108,7 @@ def _reasons(runs: Rows) -> list[str]:
 
 
 def _times(compared: ComparedRun, names: Iterable[str], *, naive: bool = False) -> list[str]:
-    """Return the measured and the predicted time and the error of each pass, and the naive error if asked."""
+    """Return the measured time, predicted time and error of each pass, and with ``naive`` its naive error."""
     cells: list[str] = []
     for name in names:
         one = compared.find(name)
@@ -137,8 +137,8 @@ def _inference(runs: Rows) -> str:
         times = _times(row.compared, _INFERENCE, naive=True)
         deviation = f"{layers.largest:.1%}" if layers else ""
         rows.append((row.machine, _model(run), run.offload, settings, *sizes, *times, deviation))
-    times_head = _head(_INFERENCE, "ours | error | naive")
-    head = f"machine | model | offload | knobs | GPUs | batch | prompt | {times_head} | layers"
+    times_head = _head(_INFERENCE, "simulated | error | naive")
+    head = f"machine | model | offload | settings | GPUs | batch | prompt | {times_head} | layers"
     return _table(head, rows, right=4)
 
 
@@ -150,7 +150,7 @@ def _training(runs: Rows) -> str:
         about = (row.part, row.machine, _model(run), run.offload, run.optimizer, *sizes)
         rows.append((*about, *_times(row.compared, _TRAINING)))
     head = "set | machine | model | parameters | optimizer | GPUs | batch | sequence | steps"
-    return _table(f"{head} | {_head(_TRAINING, 'ours | error')}", rows, right=5)
+    return _table(f"{head} | {_head(_TRAINING, 'simulated | error')}", rows, right=5)
 
 
 def _fsdp_errors(runs: Rows) -> str:
@@ -164,7 +164,7 @@ def _fsdp_errors(runs: Rows) -> str:
 
 
 def _fsdp(runs: Rows) -> str:
-    head = f"set | machine | run: batch x sequence | {_head(_TRAINING, 'ours | error')}"
+    head = f"set | machine | run: batch x sequence | {_head(_TRAINING, 'simulated | error')}"
     return _table(head, (_named(row, _TRAINING) for row in runs), right=3)
 
 
@@ -173,7 +173,7 @@ def _named(row: MeasuredRun, names: Iterable[str]) -> list[str]:
 
 
 def _shipped(runs: Rows, shipped: Rows) -> Iterator[str]:
-    """Write the errors with both profiles, over runs that have both, and the runs with the shipped one."""
+    """Write the errors with both profiles over runs that have both, and the runs with the shipped profile."""
     both = [
         (own, other)
         for own, other in zip(runs, shipped, strict=True)
@@ -207,7 +207,7 @@ def _setting_effects(runs: Rows) -> str:
             cells = [f"{value:.3f}" for ratio in ratios if ratio for value in ratio]
             if all(ratios):
                 rows.append((*place, _model(run), run.offload, pair.setting, change, str(run.ranks), *cells))
-    head = "set | machine | model | offload | knob | change | GPUs | decode | ours | prefill | ours"
+    head = f"set | machine | model | offload | setting | change | GPUs | {_head(_INFERENCE, 'simulated')}"
     return _table(head, rows, right=6)
 
 
@@ -215,7 +215,7 @@ def _setting_effects(runs: Rows) -> str:
 
 
 def _model(run: RecordedRun) -> str:
-    """Name the model and the sizes that differ from it: "opt-66b, layers 12"."""
+    """Return the model and the sizes that differ from it: "opt-66b, layers 12"."""
     model = run.model
     sizes = [f"{_SHORT.get(key, key)} {value}" for key, value in model.items() if key not in _NOT_SIZES]
     if model.get("name") is None:  # every size is given
@@ -224,7 +224,7 @@ def _model(run: RecordedRun) -> str:
 
 
 def _value(value: object) -> str:
-    """Write a knob as a file has it, numbers with their digits in threes."""
+    """Write the value of a setting as in a file, with separators of thousands."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else str(value)

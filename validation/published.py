@@ -1,4 +1,5 @@
-"""This module predicts published figures; ``published/`` has a CSV file per publication, a row per figure."""
+"""This module predicts published figures; ``published/`` has a CSV file per publication with a row per
+figure."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 Value = float | str | None
-"""A number, an order of tiers, or None where the work does not fit."""
+"""A number, an order of tiers, or None if the work does not fit."""
 
 _FOLDER = Path(__file__).parent / "published"
 _BILLION = 1e9
@@ -41,29 +42,29 @@ _GIB = 1 << 30
 
 
 class Reference(NamedTuple):
-    """A published figure, and what to simulate to predict it."""
+    """A published figure, and the scenario that predicts it."""
 
     id: str
     source: str
     locator: str
-    """The page on which it was printed."""
+    """The page, table or figure that contains it."""
     scenario: str
-    """Name of a shipped scenario."""
+    """The name of a shipped scenario."""
     overrides: str
-    """``a.b=value``, separated by semicolons: how the run differs from the scenario."""
+    """Differences from the scenario as ``a.b=value``, separated by semicolons."""
     target: str
-    """Tier that holds the weights; empty where the scenario decides, as in training."""
+    """The tier of the weights; empty if the scenario decides, as in training."""
     relative_to: str
-    """Tier that a ratio refers to, or further overrides."""
+    """The tier that a ratio refers to, or further overrides."""
     metric: str
     published: str
     """A number, or an order of tiers."""
     unit: str
     rule: str
-    """What the prediction must keep: ``within`` a relative tolerance, within a ``factor``, ``between`` two
-    numbers, ``at_most``, ``at_least``, ``equal``, or nothing (``report``)."""
+    """The rule for the prediction: ``within`` a relative tolerance, within a ``factor``, ``between`` two
+    numbers, ``at_most``, ``at_least``, ``equal``, or no rule (``report``)."""
     tolerance: str
-    """A number for ``within`` and ``factor``, a text as "2.0 to 2.4" for ``between``."""
+    """A number for ``within`` and ``factor``, or a text such as "2.0 to 2.4" for ``between``."""
     note: str
 
     @property
@@ -73,7 +74,7 @@ class Reference(NamedTuple):
 
     @property
     def value(self) -> float | str:
-        """Return what was published, as a number unless it is an order."""
+        """Return the published value as a number, unless it is an order of tiers."""
         return self.published if self.metric == "order" else float(self.published)
 
     @property
@@ -88,21 +89,21 @@ class Reference(NamedTuple):
 
 
 class PublishedRow(NamedTuple):
-    """A published figure beside its prediction."""
+    """A published figure with its prediction."""
 
     reference: Reference
     predicted: Value
 
     @property
     def error(self) -> float | None:
-        """Return (predicted - published) / published; None where they are no numbers."""
+        """Return (predicted - published) / published; None if they are not numbers."""
         if not isinstance(self.predicted, float) or self.reference.metric == "fits":
             return None
         return self.predicted / float(self.reference.published) - 1
 
     @property
     def holds(self) -> bool | None:
-        """Return whether the prediction keeps the rule; None where there is none."""
+        """Return whether the prediction satisfies the rule; None without a rule."""
         reference = self.reference
         if reference.rule == "report":
             return None
@@ -129,7 +130,7 @@ def load_references() -> tuple[Reference, ...]:
 
 
 def ratio_rows() -> list[PublishedRatio]:
-    """Return the ratios between tiers that the package carries."""
+    """Return the published ratios between tiers for the table of the package."""
     ratios = [one for one in load_references() if one.metric == "ratio" and one.target]
     return [
         PublishedRatio(one.scenario, one.target, one.relative_to, float(one.published), one.note)
@@ -137,7 +138,7 @@ def ratio_rows() -> list[PublishedRatio]:
     ]
 
 
-# -- metrics of a scenario itself: bytes, requests, and Adam on the CPU by itself -----------------
+# -- metrics of a scenario itself: bytes, requests, and Adam on the CPU alone ---------------------
 
 
 def _plan(scenario: LoadedScenario) -> ZeroTrainingPlan:
@@ -148,7 +149,7 @@ def _plan(scenario: LoadedScenario) -> ZeroTrainingPlan:
 
 
 def _requests(scenario: LoadedScenario, *, written: bool) -> float:
-    """Count requests of a whole aio block by one rank, from the start to the end of the first step."""
+    """Count one rank's requests of a complete aio block, from the start to the end of the first step."""
     plan = _plan(scenario)
     block, threads = plan.settings.params.block_size, plan.settings.params.threads
     transferred = (one for stage in plan.first_io for one in stage.transfers if one.written is written)
@@ -156,14 +157,14 @@ def _requests(scenario: LoadedScenario, *, written: bool) -> float:
 
 
 def _first_gib(scenario: LoadedScenario, *, written: bool) -> float:
-    """[GiB] of all ranks, from the start to the end of the first step."""
+    """Return the traffic of all ranks [GiB], from the start to the end of the first step."""
     transfers = (one for stage in _plan(scenario).first_io for one in stage.transfers)
     size = sum(one.size for one in transfers if one.written is written)
     return size * scenario.scenario.strategy.ranks / _GIB
 
 
 def _adam(scenario: LoadedScenario, numel: float, implementation: Implementation = "deepspeed") -> float:
-    """[s] on one rank's threads, as many ranks working on a host as the scenario has."""
+    """Return the time of Adam on one rank's threads [s], with all ranks of a host at work."""
     ranks = scenario.machine.ranks_per_node(scenario.scenario.strategy.ranks)
     threads = _plan(scenario).places.threads
     host = scenario.machine.host
@@ -186,7 +187,7 @@ PLAN_METRICS: dict[str, Callable[[LoadedScenario], float]] = {
     "cpu_adam_s_per_billion": lambda scenario: _adam(scenario, _BILLION),
     "torch_adam_s_per_billion": lambda scenario: _adam(scenario, _BILLION, "torch"),
 }
-"""Metrics that need no simulation."""
+"""The metrics that do not need a simulation."""
 
 # -- metrics of a result --------------------------------------------------------------------------
 
@@ -196,14 +197,14 @@ def _named(metric: str) -> Callable[[SimulationResult], float | None]:
 
 
 def _until_it_returns(result: SimulationResult) -> float | None:
-    """[GiB/s] of a checkpoint, until the call of save returns."""
+    """Return the rate of a checkpoint until the call of save returns [GiB/s]."""
     metrics = result.metrics()
     size, time = metrics["checkpoint_bytes"], metrics["blocking_s"]
     return size / time / _GIB if size and time else None
 
 
 def _traffic_per_parameter(result: SimulationResult, size: Callable[[StorageTraffic], int]) -> float | None:
-    """[B] of one step of training for each parameter, on all tiers of storage."""
+    """Return the traffic of a training step per parameter on all storage tiers [B]."""
     traffic = result.traffic if isinstance(result, TrainingResult) else ()
     return sum(map(size, traffic)) / result.parameters
 
@@ -241,18 +242,18 @@ def _result(name: str, overrides: str, target: str) -> SimulationResult | None:
 
 
 def _simulated(reference: Reference) -> SimulationResult | None:
-    """Return the result of what a reference is about; None where it does not fit."""
+    """Return the result of a reference's scenario; None if it does not fit."""
     return _result(reference.scenario, reference.overrides, reference.target)
 
 
 def _time(reference: Reference) -> float | None:
-    """[s] a token."""
+    """Return the time per token [s]; None if the work does not fit."""
     result = _simulated(reference)
     return result.per_token_s if result else None
 
 
 def _ratio(reference: Reference) -> float | None:
-    """Return the time over that on the tier, or with the further overrides, that the ratio refers to."""
+    """Return the ratio of the time per token to that of the tier, or overrides, that it refers to."""
     other = reference.relative_to
     if "=" in other:
         both = ";".join(part for part in (reference.overrides, other) if part)
@@ -264,7 +265,7 @@ def _ratio(reference: Reference) -> float | None:
 
 
 def _order(reference: Reference) -> str:
-    """Sort the tiers of the published order by predicted time; those that do not fit are left out."""
+    """Sort the tiers of the published order by predicted time; tiers that do not fit are left out."""
     times = {tier: _time(reference.on(tier)) for tier in reference.published.split(" < ")}
     return " < ".join(sorted((tier for tier in times if times[tier]), key=lambda tier: times[tier] or 0.0))
 
@@ -291,7 +292,7 @@ def compare_published(ids: Sequence[str] = ()) -> tuple[PublishedRow, ...]:
 # -- tables ---------------------------------------------------------------------------------------
 
 _HEAD = """\
-| id | simulated | predicted | published | error | bar | holds | note |
+| id | scenario | predicted | published | error | limit | met | note |
 |---|---|---:|---:|---:|---|---|---|
 """
 
@@ -302,8 +303,8 @@ def published_tables(rows: Iterable[PublishedRow]) -> str:
     for _, group in groupby(rows, key=lambda row: row.reference.publication):
         figures = list(group)
         judged = [row.holds for row in figures if row.holds is not None]
-        beside = len(figures) - len(judged)
-        summary = f"{sum(judged)} of {len(judged)} bars hold; {beside} figures are only set side by side."
+        without_limit = len(figures) - len(judged)
+        summary = f"{sum(judged)} of {len(judged)} limits are met; {without_limit} figures have no limit."
         title = figures[0].reference.source
         parts.append(f"### {title}\n\n{summary}\n\n{_HEAD}" + "\n".join(map(_line, figures)))
     return "\n\n".join(parts) + "\n"
@@ -325,7 +326,7 @@ def _line(row: PublishedRow) -> str:
 
 
 def _setting(reference: Reference) -> str:
-    """Name the scenario and the tier of its weights, or, in training, everything that was changed."""
+    """Return the scenario and the tier of its weights or, in training, all changes."""
     where = reference.scenario
     if reference.target:
         where += f" on {reference.target}"

@@ -1,4 +1,4 @@
-"""Measuring a real machine: what its parts do alone, and what real DeepSpeed runs on it take.
+"""Calibration: the parts of a real machine are measured one by one, and real runs on it are recorded.
 
 PyTorch, DeepSpeed and transformers are imported in child processes only.
 """

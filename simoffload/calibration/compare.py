@@ -1,82 +1,99 @@
-"""Recorded runs beside their predictions."""
+"""Comparison of recorded runs with their predictions, as data and as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simoffload.calibration.micro.profiles import base_platform
 from simoffload.calibration.prediction import Setting, predict, setting
-from simoffload.calibration.records import RecordedRun, read_records
-from simoffload.calibration.streams import LayerStarts, StreamRow, layer_starts, stream_rows
-from simoffload.errors import InputError, Problem
+from simoffload.calibration.records import (
+    LayerStarts,
+    RecordedRun,
+    StreamRow,
+    layer_starts,
+    read_records,
+    stream_rows,
+)
+from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import load_platform
+from simoffload.report.columns import columns
+from simoffload.units import format_bytes
 
-__all__ = ["ComparedFile", "ComparedPass", "ComparedRun", "Errors", "compare_file", "errors", "to_dict"]
+__all__ = [
+    "ComparedFile",
+    "ComparedPass",
+    "ComparedRun",
+    "Errors",
+    "compare_file",
+    "comparison_text",
+    "errors",
+    "to_dict",
+]
 
 SCHEMA = "simoffload/calibrate-compare/1"
 _PROFILE_PLACES = ("platform.yaml", "profile/platform.yaml")
 
 
 class ComparedPass(NamedTuple):
-    """One pass of a run."""
+    """The measured and the predicted time of one pass of a run."""
 
     name: str
-    """first pass, prefill, decode (the median step); of training: forward, backward, optimizer, step."""
+    """first pass, prefill or decode (the median step); in training forward, backward, optimizer or step."""
     measured: float | None
     """[s]"""
     predicted: float | None
-    """[s] by simulation."""
+    """[s] The simulated time."""
     naive: float | None
-    """[s] bytes over bandwidth."""
+    """[s] The time of bytes over bandwidth."""
 
     @property
     def error(self) -> float | None:
-        """(predicted - measured) / measured."""
+        """The relative error of the simulation: (predicted - measured) / measured."""
         return _relative(self.predicted, self.measured)
 
     @property
     def naive_error(self) -> float | None:
-        """(naive - measured) / measured."""
+        """The relative error of the naive prediction: (naive - measured) / measured."""
         return _relative(self.naive, self.measured)
 
 
 class ComparedRun(NamedTuple):
-    """One run and its prediction."""
+    """One recorded run and its prediction."""
 
     run: RecordedRun
     passes: tuple[ComparedPass, ...]
     reason: str
-    """Why there is no prediction; empty if there is one."""
+    """The reason why there is no prediction; empty if there is one."""
     remarks: tuple[str, ...]
     streams: tuple[StreamRow, ...]
     layers: LayerStarts | None
 
     def find(self, name: str) -> ComparedPass | None:
-        """A pass by its name."""
+        """Return a pass by its name; None if the run has no such pass."""
         return next((one for one in self.passes if one.name == name), None)
 
 
 class ComparedFile(NamedTuple):
-    """All runs of one file."""
+    """All runs of one file with their predictions."""
 
     path: Path
     platform: str
-    """Id or path of what the runs are predicted with."""
+    """Id or path of the platform for the predictions."""
     machine: dict[str, Any]
     runs: tuple[ComparedRun, ...]
     remarks: tuple[str, ...]
 
 
 class Errors(NamedTuple):
-    """Errors of several predictions of one kind of pass."""
+    """The errors of several predictions of one kind of pass."""
 
     runs: int
     mean: float
-    """Mean of the absolute values."""
+    """The mean of the absolute errors."""
     worst: float
-    """The largest in size, with its sign."""
+    """The error of the largest size, with its sign."""
 
 
 def _relative(value: float | None, measured: float | None) -> float | None:
@@ -91,26 +108,26 @@ def compare_file(
     first: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ComparedFile:
-    """Predict every run of a file of ``calibrate deepspeed`` and set it beside what was measured.
+    """Predict every run of a file of ``calibrate deepspeed`` and compare it with the measured times.
 
     Parameters
     ----------
     platform
-        Id or path of a platform. Without one, ``platform.yaml`` beside the file or in ``profile/`` beside
-        it, else the shipped platform with such a GPU.
+        Id or path of a platform. Without one, ``platform.yaml`` or ``profile/platform.yaml`` next to the
+        file, else the shipped platform with such a GPU.
     own_profile
-        Look beside the file for a platform; False: the shipped one even if there is another.
+        Look for a platform next to the file; False uses the shipped one.
     first
-        Simulate the very first pass as well.
+        Simulate the first pass of the run as well.
 
     Raises
     ------
     InputError
-        For a file that is no such record, and where no platform is found.
+        If the file is not such a record, or no platform is found.
     """
     records = read_records(path)
     if not records.runs:
-        raise InputError([Problem(str(path), None, None, "runs", "no run in it came to its end")])
+        raise InputError([Problem(str(path), None, None, "runs", "none of its runs was completed")])
     chosen, remarks = _platform(path, records.gpu, platform, own_profile)
     within = _setting(chosen, deepspeed=records.deepspeed, shipped=platform is None and bool(remarks))
     runs = []
@@ -124,28 +141,30 @@ def _platform(path: Path, gpu: str, named: str | None, own: bool) -> tuple[str, 
     if named is not None:
         return named, _other_gpu(named, gpu)
     for place in _PROFILE_PLACES if own else ():
-        beside = path.parent / place
-        if beside.is_file():
-            return f"./{beside}" if not beside.is_absolute() else str(beside), ()
+        neighbour = path.parent / place
+        if neighbour.is_file():
+            return f"./{neighbour}" if not neighbour.is_absolute() else str(neighbour), ()
     try:
         shipped = base_platform(gpu)
     except InputError:
         has = f'no shipped platform has the GPU "{gpu}"' if gpu else "these runs had no GPU"
-        text = f"no {' or '.join(_PROFILE_PLACES)} beside the file, and {has}; name one with --platform"
+        text = (
+            f"no {' or '.join(_PROFILE_PLACES)} next to the file, and {has}; name a platform with --platform"
+        )
         raise InputError([Problem(str(path), None, None, "machine.gpu", text)]) from None
     return shipped, (f"predicted with the shipped {shipped}, not with a profile of this machine",)
 
 
 def _other_gpu(platform: str, gpu: str) -> tuple[str, ...]:
-    """A remark where the platform's GPU is not the one that ran."""
+    """Return a remark if the platform's GPU is not the one of the runs."""
     try:
         usual = load_platform(base_platform(gpu))
         chosen = load_platform(platform)
-    except InputError:  # no shipped platform has it, or the platform is refused where it is used
+    except InputError:  # no shipped platform has this GPU, or the platform is wrong and is refused later
         return ()
     if chosen.accelerator.name.startswith(usual.accelerator.name):
         return ()
-    return (f'the runs were on "{gpu}", and {chosen.profile.id} has {chosen.accelerator.name}',)
+    return (f'the runs used "{gpu}", but {chosen.profile.id} has {chosen.accelerator.name}',)
 
 
 def _setting(platform: str, *, deepspeed: str | None, shipped: bool) -> Setting:
@@ -157,38 +176,38 @@ def _setting(platform: str, *, deepspeed: str | None, shipped: bool) -> Setting:
         ) from None
 
 
-def _compare(run: RecordedRun, within: Setting, *, first: bool) -> ComparedRun:
+def _compare(run: RecordedRun, settings: Setting, *, first: bool) -> ComparedRun:
     measured = run.measured()
-    found = predict(run, within, first=first)
-    names = dict.fromkeys([*measured, *found.seconds])
+    prediction = predict(run, settings, first=first)
+    names = dict.fromkeys([*measured, *prediction.seconds])
     passes = tuple(
-        ComparedPass(name, measured.get(name), found.seconds.get(name), found.naive.get(name))
+        ComparedPass(name, measured.get(name), prediction.seconds.get(name), prediction.naive.get(name))
         for name in names
         if first or name != "first pass"
     )
     streams: tuple[StreamRow, ...] = ()
     layers = None
-    if found.decode is not None and found.model is not None:
-        streams = stream_rows(run, found.decode)
-        layers = layer_starts(run, found.model, found.decode)
-    return ComparedRun(run, passes, found.reason, found.remarks, streams, layers)
+    if prediction.decode is not None and prediction.model is not None:
+        streams = stream_rows(run, prediction.decode)
+        layers = layer_starts(run, prediction.model, prediction.decode)
+    return ComparedRun(run, passes, prediction.reason, prediction.remarks, streams, layers)
 
 
 def errors(runs: Iterable[ComparedRun], name: str, *, naive: bool = False) -> Errors | None:
-    """Errors of the pass ``name`` over all runs that have both times; None if none has."""
-    found = []
+    """Return the errors of the pass ``name`` over all runs that have both times; None if none has."""
+    values = []
     for run in runs:
         one = run.find(name)
         error = None if one is None else one.naive_error if naive else one.error
         if error is not None:
-            found.append(error)
-    if not found:
+            values.append(error)
+    if not values:
         return None
-    return Errors(len(found), sum(map(abs, found)) / len(found), max(found, key=abs))
+    return Errors(len(values), sum(map(abs, values)) / len(values), max(values, key=abs))
 
 
 def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
-    """The comparison as plain data, times in seconds."""
+    """Return the comparison as plain data, with times in seconds."""
     runs = [run for file in files for run in file.runs]
     summary = {
         name: {
@@ -213,8 +232,8 @@ def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
     }
 
 
-def _plain(found: Errors | None) -> dict[str, Any] | None:
-    return found._asdict() if found else None
+def _plain(summary: Errors | None) -> dict[str, Any] | None:
+    return summary._asdict() if summary else None
 
 
 def _run(compared: ComparedRun) -> dict[str, Any]:
@@ -241,3 +260,102 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
             "largest_deviation": layers.largest,
         },
     }
+
+
+_HEAD = ("run", "ranks", "offload", "pass", "measured", "predicted", "error", "naive", "error")
+_RIGHT = {1, 4, 5, 6, 7, 8}
+_LONGEST = 48
+_LEGEND = "times in ms; decode is the median step; naive is bytes over bandwidth with everything else hidden"
+_PER_STEP = "one decode step on rank 0, ms"
+_PER_STEP_LEGEND = (
+    "measured: tracing slows the host thread, which waits within fetches; gathers include the wait for other "
+    "ranks, and move includes appends to the cache (part of compute in the simulation)"
+)
+
+
+def comparison_text(files: Sequence[ComparedFile], *, streams: bool = False) -> str:
+    """Return a table for each file with the reasons of missing predictions, and the summary of all files."""
+    lines: list[str] = []
+    for file in files:
+        lines += _file(file)
+        if streams:
+            lines += [line for run in file.runs for line in _streams(run)]
+            lines.append(_PER_STEP_LEGEND)
+        lines.append("")
+    return "\n".join((*lines, *_summary(files)))
+
+
+def _file(file: ComparedFile) -> Iterator[str]:
+    yield printable(f"{file.path}, predicted with {file.platform}")
+    yield from (printable(f"remark: {text}") for text in file.remarks)
+    rows = [row for run in file.runs for row in _rows(run)]
+    if rows:
+        yield from (line.rstrip() for line in columns([_HEAD, *rows], right=_RIGHT))
+        yield _LEGEND
+    for run in file.runs:
+        if run.reason:
+            yield printable(f"{run.run.name}: no prediction: {run.reason}")
+    by_message: dict[str, list[str]] = {}
+    for run in file.runs:
+        for text in run.remarks:
+            by_message.setdefault(text, []).append(run.run.name)
+    for text, names in by_message.items():
+        subject = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        yield printable(f"remark on {subject}: {text}")
+
+
+def _rows(compared: ComparedRun) -> Iterator[tuple[str, ...]]:
+    run = compared.run
+    name = run.name if len(run.name) <= _LONGEST else f"{run.name[: _LONGEST - 1]}…"
+    row_head = (name, str(run.ranks), run.offload)
+    for one in compared.passes:
+        times = (_ms(one.measured), _ms(one.predicted), _percent(one.error))
+        yield (*row_head, one.name, *times, _ms(one.naive), _percent(one.naive_error))
+        row_head = ("", "", "")
+
+
+def _streams(compared: ComparedRun) -> Iterator[str]:
+    if not compared.streams:
+        return
+    yield ""
+    yield printable(f"{compared.run.name}, {compared.run.ranks} rank(s): {_PER_STEP}")
+    rows = [(row.name, _stream(row, row.measured), _stream(row, row.simulated)) for row in compared.streams]
+    layers = compared.layers
+    if layers is not None:
+        last = len(layers.measured) - 1
+        rows += [
+            (f"layer {index} begins", _ms(layers.measured[index]), _ms(layers.simulated[index]))
+            for index in dict.fromkeys((0, last // 2, last))
+        ]
+    yield from (
+        f"  {line}".rstrip() for line in columns([("", "measured", "simulated"), *rows], right={1, 2})
+    )
+    if layers is not None:
+        number = max(range(len(layers.deviations)), key=lambda index: abs(layers.deviations[index]))
+        yield f"  layers begin up to {layers.largest:.1%} of the step too early or too late (layer {number})"
+
+
+def _stream(row: StreamRow, value: float | None) -> str:
+    return _ms(value) if row.unit == "s" or value is None else format_bytes(value)
+
+
+def _summary(files: Sequence[ComparedFile]) -> Iterator[str]:
+    runs = [run for file in files for run in file.runs]
+    parts = [f"{len(runs)} run(s)"]
+    for name in ("decode", "prefill"):
+        ours, naive = errors(runs, name), errors(runs, name, naive=True)
+        if ours and naive:
+            parts.append(f"{name} ({ours.runs}): error {_error_text(ours)}; naive {_error_text(naive)}")
+    yield ". ".join(parts) + "."
+
+
+def _error_text(summary: Errors) -> str:
+    return f"{summary.mean:.1%} on average, {summary.worst:+.1%} at worst"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{error:+.1%}"

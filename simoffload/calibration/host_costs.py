@@ -1,8 +1,8 @@
-"""What DeepSpeed's host thread spends per event, from per-module traces of small models.
+"""Fit of the time that DeepSpeed's host thread spends per event, from per-module traces of small models.
 
-Small models make the GPU and the copies negligible: what is left of a pass is the Python thread. The
-coordinator's replay says which events fell into the hooks of which module; a least-squares fit divides the
-measured time of the modules among the events.
+In small models the GPU and the copies are negligible, so a pass lasts as long as the Python thread. The
+replay of the coordinator tells which events happen in the hooks of each module; a least-squares fit divides
+the measured time of the modules among the events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _HEAD = 2
-"""The model and its stack, whose own code runs once in a pass: they make ``pass_overhead``."""
+"""The model and its stack, whose own code runs once in a pass and is the cost ``pass_overhead``."""
 _LAUNCH = ("module_call", "operation", "linear_call")
 _BEFORE = (
     "hook",
@@ -45,13 +45,14 @@ _BEFORE = (
 )
 _AFTER = ("hook", "released_parameter")
 REAL_MODELS = 1.04
-"""How much longer the same code takes in models of real size, whose hundreds of modules do not stay in the
-CPU's caches. Launches take 1.03 times, hooks after a module 1.09 times as long (medians over the fit set of
-per-module traces against those of small models), together about 60 % of the thread's time; what is before a
-module cannot be told from waiting there and is taken as unchanged: 0.6 x 1.06 + 0.4. An estimate, made with
-the fit set's steps in view; nothing offloaded, the traces show 1.00 (docs/measurements/host-thread.md)."""
+"""The factor on times for models of real size, whose hundreds of modules do not stay in the CPU's caches.
+
+Launches take 1.03 times and hooks after a module 1.09 times as long (medians over the fit set of per-module
+traces against those of small models), together about 60 % of the thread's time; hooks before a
+module cannot be separated from waiting and are assumed unchanged: 0.6 x 1.06 + 0.4. This is an estimate from
+the fit set; with nothing offloaded the traces show 1.00 (docs/measurements/host-thread.md)."""
 _ROUNDS = 3
-"""Corrections by simulation; the third changes nothing visible."""
+"""The number of corrections by simulation; the third has no visible effect."""
 _REWEIGHTINGS = 20
 _NEGLIGIBLE = 2e-6  # [s] residuals below this are not weighted up further
 
@@ -60,38 +61,38 @@ class CallTimes(NamedTuple):
     """One call of a module in a traced decode step."""
 
     launch: float
-    """[s] the module's own code, without the modules that it calls."""
+    """[s] Time of the module's own code, without the modules that it calls."""
     before: float
-    """[s] of the hooks before it."""
+    """[s] Time of the hooks before the module."""
     after: float
-    """[s] of the hooks after it."""
+    """[s] Time of the hooks after the module."""
     events: Mapping[str, float]
-    """How often each cost falls due."""
+    """The number of events, by the name of their cost."""
     copies: float
-    """[s] in which the thread only waits for copies."""
+    """[s] Time that the thread only waits for copies."""
 
 
 class Traced(NamedTuple):
-    """A run of a small model."""
+    """A traced run of a small model, with its plan."""
 
     rows: tuple[CallTimes, ...]
     seconds: float
-    """[s] of a decode step that was not traced."""
+    """[s] Time of a decode step without tracing."""
     plan: ZeroInferencePlan
 
     @property
     def collective(self) -> bool:
-        """Whether parameters are put together from several ranks."""
+        """Whether parameters are gathered from several ranks."""
         return not self.plan.placement.settings.copies_directly(self.plan.placement.ranks)
 
     @property
     def calls(self) -> float:
-        """How often a step gathers."""
+        """The number of gathers in a step."""
         keys = ("fetch_call", "prefetch_call")
         return sum(row.events.get(key, 0.0) for row in self.rows for key in keys)
 
     def simulated(self, values: Mapping[str, float]) -> float:
-        """[s] of a decode step with these costs in place of the machine's."""
+        """Return the simulated time [s] of a decode step with these costs instead of the machine's."""
         machine = self.plan.machine
         known = machine.host.deepspeed
         update = {key: getattr(known, key).model_copy(update={"value": values[key]}) for key in values}
@@ -102,20 +103,21 @@ class Traced(NamedTuple):
 
 
 class HostCosts(NamedTuple):
-    """The fit."""
+    """The fitted costs of inference and the residuals of the fit."""
 
     values: dict[str, float]
-    """[s] by the names of ``DeepSpeedCosts``; those that the traces do not show are left out."""
+    """[s] Costs by the names of ``DeepSpeedCosts``; costs that the traces do not contain are absent."""
     mean_residual: float
-    """Mean relative difference between fitted and measured time of a pass."""
+    """The mean relative difference between the fitted and the measured time of a pass."""
     worst_residual: float
     rows: int
 
 
 def traced(run: Mapping[str, Any], plan: ZeroInferencePlan, *, copy_latency: float) -> Traced:
-    """Join a record of a run with the plan's events, module by module.
+    """Combine the record of a run with the plan's events, module by module.
 
-    ``copy_latency`` [s] is what one small copy takes. Raises ValueError if the modules are not the plan's.
+    ``copy_latency`` [s] is the time of one small copy. Raises ValueError if the record has other modules
+    than the plan.
     """
     rows = tuple(_rows(run, plan, copy_latency))
     return Traced(rows, _untraced(run), plan)
@@ -125,7 +127,7 @@ def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) 
     trace = run["traces"]["decode 1"]["modules"]
     visits = plan.layered.visits
     if len(trace["module"]) != len(visits):
-        raise ValueError(f"{len(trace['module'])} modules were called, the model has {len(visits)}")
+        raise ValueError(f"{len(trace['module'])} modules were called, but the model has {len(visits)}")
     begin, fetched, launched, released = (
         np.array(trace[key]) * 1e-6 for key in ("fetch", "fetched", "launched", "released")
     )
@@ -150,13 +152,13 @@ def _rows(run: Mapping[str, Any], plan: ZeroInferencePlan, copy_latency: float) 
 
 
 def fit_host_costs(runs: Iterable[Traced]) -> HostCosts:
-    """Fit the costs to runs on one rank, and what a gathering call costs more to those on several.
+    """Fit the costs to runs on one rank, and the extra cost of a gathering call to runs on several ranks.
 
-    First the modules' own code, then the hooks before and after it. A linear layer launches more slowly
-    when its parameters have just come: that goes to ``fetch_wait``. Least absolute residuals, so that one
-    late interrupt does not count, no cost below zero; then all are scaled by one factor so that the
-    simulated steps take as long as the untraced ones of the same models, in which interrupts do count.
-    ``collective_call`` makes the same true of several ranks.
+    The modules' own code comes first, then the hooks before and after it. A linear layer launches more
+    slowly when its parameters have just arrived; that time belongs to ``fetch_wait``. Absolute residuals are
+    minimized, so that a single late interrupt does not matter, and no cost is negative. Then one factor
+    scales all costs so that the simulated steps take as long as the untraced ones of the same models, which
+    include interrupts. ``collective_call`` does the same for several ranks.
     """
     every = list(runs)
     alone = [run for run in every if not run.collective]
@@ -192,34 +194,34 @@ def _one_rank(rows: Sequence[CallTimes]) -> dict[str, float]:
 
 
 def _left(row: CallTimes, values: Mapping[str, float]) -> float:
-    """[s] of a row that the costs known so far do not explain."""
+    """Return the time [s] of a row that the costs known so far do not explain."""
     known = sum(values.get(key, 0.0) * count for key, count in row.events.items() if key not in _LAUNCH)
     return _launch_left(row, values) + row.before + row.after - row.copies - known
 
 
 def _launch_left(row: CallTimes, values: Mapping[str, float]) -> float:
-    """[s] that a linear layer takes to launch beyond the costs known; other modules do not differ."""
+    """Return the launch time [s] of a linear layer beyond the known costs; 0 for other modules."""
     if not row.events.get("linear_call"):
         return 0.0
     return row.launch - sum(values.get(key, 0.0) * row.events.get(key, 0.0) for key in _LAUNCH)
 
 
 def _solve(keys: Sequence[str], rows: Sequence[CallTimes], target: Sequence[float]) -> dict[str, float]:
-    """The costs that explain ``target``; keys that no row has are left out."""
+    """Return the costs that explain ``target``; keys that no row has are absent."""
     table = np.array([[row.events.get(key, 0.0) for key in keys] for row in rows])
     present = [index for index, key in enumerate(keys) if table.size and table[:, index].any()]
     if not present:
         return {}
-    found = non_negative(table[:, present], np.array(target))
-    return {keys[index]: float(value) for index, value in zip(present, found, strict=True)}
+    costs = non_negative(table[:, present], np.array(target))
+    return {keys[index]: float(value) for index, value in zip(present, costs, strict=True)}
 
 
 def non_negative(
     table: NDArray[np.float64], target: NDArray[np.float64], *, negligible: float = _NEGLIGIBLE
 ) -> NDArray[np.float64]:
-    """Least absolute residuals by reweighting; a column that would become negative is set to zero.
+    """Minimize absolute residuals by reweighting; a column that would become negative is set to zero.
 
-    Residuals below ``negligible`` are not weighted up further.
+    The weight of residuals does not grow further below ``negligible``.
     """
     used = list(range(table.shape[1]))
     result = np.zeros(table.shape[1])
@@ -237,7 +239,7 @@ def non_negative(
 
 
 def _inside(begin: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[s] that the modules called by each module take."""
+    """Return the time [s] of the modules that each module calls."""
     taken = np.zeros(len(begin))
     stack: list[int] = []
     for index in range(len(begin)):
@@ -250,14 +252,14 @@ def _inside(begin: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.
 
 
 def _overhead(run: Mapping[str, Any]) -> float:
-    """[s] that tracing costs a module: traced step less untraced ones."""
+    """Return the time [s] that tracing costs per module: the traced step minus untraced ones."""
     step = run["traces"]["decode 1"]
     more = float(step["seconds"]) - _untraced(run)
     return max(0.0, more / len(step["modules"]["module"]))
 
 
 def _untraced(run: Mapping[str, Any]) -> float:
-    """[s] median of the decode steps."""
+    """Return the median time [s] of the decode steps without tracing."""
     steps = (one for one in run["passes"] if one["repetition"] and one["name"] != "prefill")
     return median(float(one["seconds"]) for one in steps)
 
@@ -270,7 +272,7 @@ def _launch_events(plan: ZeroInferencePlan, module: Any) -> dict[str, float]:
 
 
 class _Counter(CoordinatorSink):
-    """Counts the coordinator's calls, module by module."""
+    """A sink of the coordinator's replay that counts events, module by module."""
 
     def __init__(self) -> None:
         self.rows: list[Counter[str]] = []

@@ -1,4 +1,4 @@
-"""What this machine is: GPUs, CPU, memory, and versions; nothing that names its owner."""
+"""Facts about this machine: GPUs, CPU, memory and versions, but nothing that identifies its owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "deepspeed", "transformers", "numpy")
 
 
 def machine_facts() -> dict[str, Any]:
-    """GPU names, count and driver, CPU model and cores, memory [B], kernel and package versions."""
+    """Return GPU name, count and driver, CPU model and cores, memory [B], kernel and package versions."""
     facts: dict[str, Any] = {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -35,9 +35,9 @@ def machine_facts() -> dict[str, Any]:
 
 def _cpu() -> str:
     with contextlib.suppress(OSError):
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if found:
-            return found[1].strip()
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        if match:
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 

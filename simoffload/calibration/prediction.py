@@ -1,4 +1,4 @@
-"""A recorded run as a scenario, and what the simulator says to it."""
+"""Predictions of recorded runs: by simulation, and naively as bytes over bandwidth."""
 
 from __future__ import annotations
 
@@ -6,68 +6,70 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from simoffload.calibration.naive import naive_seconds, naive_training
 from simoffload.calibration.records import RecordedRun
 from simoffload.documents import Document
 from simoffload.engine import execute
 from simoffload.errors import InputError, SimulationError
 from simoffload.hardware import Machine, load_platform
+from simoffload.hardware import Path as LinkPath
 from simoffload.hardware.library import is_path
-from simoffload.models import ModelShape
-from simoffload.models.shape import Attention
+from simoffload.models import ModelShape, forward_cost
+from simoffload.models.shape import SINGLE, Attention
 from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate
+from simoffload.strategies.plan import ForwardPass
+from simoffload.strategies.timing import DEEPSPEED_ADAM
 from simoffload.strategies.training.plan import ZeroTrainingPlan
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 from simoffload.workload import Inference
 
-__all__ = ["Prediction", "Setting", "predict", "setting"]
+__all__ = ["Prediction", "Setting", "naive_bounds", "naive_seconds", "naive_training", "predict", "setting"]
 
 _PICO = 1e-12
 _STORAGE_KINDS = ("nvme", "nvmeof", "nfs", "pfs")
 
 
 class Setting(NamedTuple):
-    """What all runs of a file are predicted with."""
+    """The platform and versions with which all runs of a file are predicted."""
 
     platform: str
-    """Id or path."""
+    """Id or path of the platform."""
     storage: str | None
-    """Tier for runs with weights on storage."""
+    """The tier for runs with weights on storage."""
     no_storage: str
-    """Why there is no such tier."""
+    """The reason why there is no such tier."""
     deepspeed: str | None
-    """DeepSpeed's version."""
+    """The version of DeepSpeed that ran."""
 
 
 class Prediction(NamedTuple):
-    """Simulated and naive times of a run's passes, or why there are none."""
+    """The simulated and naive times of a run's passes, or the reason why there are none."""
 
     reason: str = ""
-    """Why there are no times; empty if there are."""
+    """The reason why there are no times; empty if there are times."""
     seconds: dict[str, float] = {}  # noqa: RUF012 - never changed
-    """[s] by pass, with the names of ``RecordedRun.measured``."""
+    """[s] Simulated time by pass, with the names of ``RecordedRun.measured``."""
     naive: dict[str, float] = {}  # noqa: RUF012
-    """[s] by pass: bytes over bandwidth."""
+    """[s] Time by pass as bytes over bandwidth."""
     model: ModelShape | None = None
     decode: Timeline | None = None
-    """Of the decode step in the middle."""
+    """The timeline of the middle decode step."""
     remarks: tuple[str, ...] = ()
 
 
 def setting(platform: str, *, deepspeed: str | None, other_storage: bool = False) -> Setting:
-    """Look at a platform, by id or path; ``other_storage`` = its drives are not those of the runs.
+    """Read a platform by id or path; ``other_storage`` means that its drives are not those of the runs.
 
-    Raises InputError for a platform that is not there or wrong.
+    Raises InputError for a platform that is missing or invalid.
     """
     machine = load_platform(platform).machine(nodes=1)
     tier = _storage_tier(machine)
     reason = f'platform "{machine.platform}" has no storage tier; measure one with calibrate micro --storage'
     if tier is not None and other_storage:
-        text = f'platform "{machine.platform}" was chosen by its GPU and its drives are not those of this run'
+        text = f'platform "{machine.platform}" was chosen by its GPU, so its drives are not those of this run'
         tier, reason = None, f"{text}; name a platform with --platform"
     return Setting(platform, tier, reason, deepspeed)
 
@@ -80,10 +82,9 @@ def _storage_tier(machine: Machine) -> str | None:
 
 
 def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Prediction:
-    """Simulate the passes of a run; ``first`` asks for the very first pass too.
+    """Simulate the passes of a run, including its first one if ``first`` is set.
 
-    Whatever stands in the way (a configuration that is refused, a tier that is too small) is the
-    prediction's reason.
+    A refused configuration or a tier that is too small becomes the reason of a prediction without times.
     """
     kind = str(run.workload.get("kind", "inference"))
     if kind not in _PREDICTED:
@@ -98,12 +99,12 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
         ]
         if short:
             return Prediction(f"does not fit: {'; '.join(short)}", model=scenario.model)
-        found = _PREDICTED[kind](scenario, first)
+        prediction = _PREDICTED[kind](scenario, first)
     except InputError as error:
         return Prediction("; ".join(f"{one.key}: {one.message}".removeprefix(": ") for one in error.problems))
     except SimulationError as error:
         return Prediction(str(error))
-    return found._replace(remarks=(*_remarks(run), *plan.warnings))
+    return prediction._replace(remarks=(*_remarks(run), *plan.warnings))
 
 
 def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
@@ -171,4 +172,80 @@ _PREDICTED: dict[str, Callable[[LoadedScenario, bool], Prediction]] = {
     "inference": _inference,
     "training": _training,
 }
-"""By kind of workload; what is missing here is shown without a prediction."""
+"""The function that predicts a run, by kind of workload; other kinds have no prediction."""
+
+
+def naive_seconds(plan: ZeroInferencePlan, forward: ForwardPass) -> float:
+    """Return the naive time [s] of a pass: its largest bound, as if everything else were hidden."""
+    return max(naive_bounds(plan, forward).values())
+
+
+def naive_bounds(plan: ZeroInferencePlan, forward: ForwardPass) -> dict[str, float]:
+    """Return the time [s] of one pass by resource: work of a rank over the top rate of its profile.
+
+    "copy" is a rank's offloaded bytes over one GPU's rate from host memory; "read" its bytes on storage over
+    its share of the storage's rate; "gather" received bytes over the GPU's own links (PCIe if it has none);
+    "flops" FLOP over the data sheet's peak; "hbm" bytes over the rate of HBM. Persistent parameters are not
+    moved.
+    """
+    machine, place, model = plan.machine, plan.placement, plan.model
+    settings, ranks, size = place.settings, place.ranks, place.dtype_bytes
+    moving = [tensor for tensor in plan.tensors if not tensor.persistent]
+    moved_bytes = sum(tensor.slice_numel for tensor in moving) * size
+    bounds = _work(model, machine, forward)
+    if settings.device != "none":
+        bounds["copy"] = moved_bytes / _top(machine, machine.host_to_device(0, pinned=settings.pin_memory))
+    read = sum(tensor.slice_numel for tensor in moving if tensor.on_nvme) * size
+    if read:
+        path = machine.storage_read(place.tier, 0, gds=settings.use_gds)
+        bounds["read"] = read / _top(machine, path, sharing=ranks)
+    if ranks > 1:
+        bounds["gather"] = moved_bytes * (ranks - 1) / _top(machine, machine.gather(0, ranks))
+    return bounds
+
+
+def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
+    """Return the naive time [s] of a training step by phase.
+
+    A phase takes FLOP over the data sheet's peak or bytes over bandwidth, whichever is longer. Adam's bytes
+    move at the peak rate of host memory; all traffic of storage belongs to the optimizer.
+    """
+    machine, settings, places, model = plan.machine, plan.settings, plan.places, plan.model
+    peak = (getattr(machine.accelerator.compute, model.dtype) or machine.accelerator.compute.float32).value
+    numel = sum(tensor.slice_numel for tensor in plan.parameters.tensors)
+    trained = sum(tensor.slice_numel for tensor in plan.state.trained)
+    here = machine.ranks_per_node(places.ranks)
+    steps = plan.workload.gradient_accumulation_steps
+    offloaded = settings.params.device not in (None, "none")
+    down = numel * model.dtype_bytes / _top(machine, machine.host_to_device(0, pinned=True))
+    copies = steps * down if offloaded else 0.0
+    forward = max(plan.forward_flops / peak, copies)
+    back = (2 * plan.forward_flops + plan.recomputed_flops) / peak
+    if settings.optimizer_device == "none":
+        adam = DEEPSPEED_ADAM * trained / machine.accelerator.hbm_rate
+        up = 0.0
+    else:
+        adam = DEEPSPEED_ADAM * trained * here / machine.host.memory_bandwidth.value
+        size = (steps * settings.gradient_bytes + SINGLE) * trained
+        up = size / _top(machine, machine.device_to_host(0, pinned=True))
+    for traffic in plan.traffic:
+        read = _top(machine, machine.storage_read(traffic.tier, 0), sharing=here)
+        write = _top(machine, machine.storage_write(traffic.tier, 0), sharing=here)
+        adam += (traffic.read / read + traffic.written / write) / places.ranks
+    times = {"forward": forward, "backward": max(back, copies, up), "optimizer": adam}
+    return times | {"step": sum(times.values())}
+
+
+def _work(model: ModelShape, machine: Machine, forward: ForwardPass) -> dict[str, float]:
+    ((batch, tokens, context),) = forward.batch
+    cost = forward_cost(model, batch=batch, new_tokens=tokens, context=context)
+    gpu = machine.accelerator
+    peak = getattr(gpu.compute, model.dtype) or gpu.compute.float32
+    return {"flops": cost.flops / peak.value, "hbm": cost.bytes / gpu.hbm_rate}
+
+
+def _top(machine: Machine, path: LinkPath, *, sharing: int = 1) -> float:
+    """Return the rate [B/s] of a very large transfer when ``sharing`` ranks use all its links."""
+    alone = max(rate for _, rate in path.curve.points)
+    shared = (machine.resources[index].capacity / float(share) for index, share in path.hops)
+    return min(alone, min(shared, default=alone) / sharing)

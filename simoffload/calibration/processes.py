@@ -1,4 +1,4 @@
-"""Starting the processes that measure, watching them, and leaving none behind."""
+"""Processes that measure: they are started, watched, and always ended as a group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE = 10.0  # [s] between asking a group of processes to end and killing i
 
 
 def missing_packages(names: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``names`` that this interpreter cannot find; nothing is imported."""
+    """Return those of ``names`` that this interpreter cannot find, without importing anything."""
     from importlib.util import find_spec
 
     return tuple(name for name in names if find_spec(name) is None)
@@ -33,11 +33,11 @@ def run_ranks(
     environment: Mapping[str, str],
     watch: Callable[[], bool] | None = None,
 ) -> int | None:
-    """Run ``python -m module arguments`` on ``ranks`` processes; their output goes to ``log``.
+    """Run ``python -m module arguments`` in ``ranks`` processes with their output in ``log``.
 
     ``watch`` is called several times a second; when it returns False the processes are stopped. Returns
-    the exit status, or None where they were stopped. On any exception, Ctrl-C included, the whole group
-    is killed before it goes on.
+    the exit status, or None if they were stopped. Any exception, including Ctrl-C, first ends the complete
+    process group.
     """
     command = [sys.executable]
     variables = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TOKENIZERS_PARALLELISM": "false", **environment}
@@ -49,7 +49,7 @@ def run_ranks(
     command += ["-m", module, *arguments]
     variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"  # ninja
     if any(letter.isalpha() for letter in variables.get("TORCH_CUDA_ARCH_LIST", "").replace("PTX", "")):
-        del variables["TORCH_CUDA_ARCH_LIST"]  # DeepSpeed cannot read "9.0a"; without it, it asks the GPU
+        del variables["TORCH_CUDA_ARCH_LIST"]  # DeepSpeed cannot read "9.0a"; else it asks the GPU
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,

@@ -1,29 +1,50 @@
-"""The files of runs that ``calibrate deepspeed`` and ``simoffload.calibration.fsdp`` write, read back."""
+"""Recorded runs: their files are read, and their decode steps are compared with a simulated timeline.
+
+``calibrate deepspeed`` and ``simoffload.calibration.fsdp`` write the files.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.calibration.runs import offload_device
 from simoffload.documents import Document, read_text, validate
 from simoffload.errors import InputError, Problem
+from simoffload.models import ModelShape
+from simoffload.results.timeline import Interval, Timeline
 
-__all__ = ["Activity", "ModuleTimes", "Pass", "RecordedRun", "Records", "StepTrace", "Traces", "read_records"]
+__all__ = [
+    "Activity",
+    "LayerStarts",
+    "ModuleTimes",
+    "Pass",
+    "RecordedRun",
+    "Records",
+    "StepTrace",
+    "StreamRow",
+    "Traces",
+    "layer_starts",
+    "read_records",
+    "stream_rows",
+]
 
 _LARGEST = 256_000_000
-"""[B] a run with traces takes about 0.1 MB."""
+"""[B] The largest file; a run with traces takes about 0.1 MB."""
 _STEADY, _STEADY_TRAINING = 1, 2
-"""The first repetition whose times count: memory is allocated and traces are recorded in those before."""
+"""The first repetition whose times count; earlier ones allocate memory and record traces."""
 
 Seconds = Annotated[float, Field(ge=1e-9, le=1e9)]
 Times = tuple[float, ...]
 StorageRow = tuple[str, str, int, float, float, int]
-"""Operation, tensor, size [B], begin [us], duration of the call [us], swap buffers free afterwards."""
+"""Operation, tensor, size [B], begin [us], duration of the call [us], and swap buffers free afterwards."""
 
 
 class _Part(BaseModel):
@@ -31,7 +52,7 @@ class _Part(BaseModel):
 
 
 class Pass(_Part):
-    """One timed pass."""
+    """One timed pass of one repetition."""
 
     name: str
     repetition: Annotated[int, Field(ge=0)]
@@ -39,10 +60,10 @@ class Pass(_Part):
 
 
 class ModuleTimes(_Part):
-    """Host times [us] of every module call of a pass, in the order in which the calls begin.
+    """The host times [us] of every module call of a pass, in the order in which the calls begin.
 
-    Fetch is from ``fetch`` to ``fetched``, the module with its children to ``launched``, its release to
-    ``released``.
+    A module is fetched from ``fetch`` to ``fetched``, runs with its children until ``launched``, and is
+    released until ``released``.
     """
 
     module: tuple[str, ...]
@@ -55,12 +76,12 @@ class ModuleTimes(_Part):
     def _equal(self) -> ModuleTimes:
         lengths = {len(column) for column in (self.fetch, self.fetched, self.launched, self.released)}
         if lengths != {len(self.module)}:
-            raise ValueError("the columns of a trace must be of one length")
+            raise ValueError("the columns of a trace must have equal lengths")
         return self
 
 
 class StepTrace(_Part):
-    """One traced pass."""
+    """One traced pass with its time."""
 
     seconds: Seconds
     modules: ModuleTimes
@@ -68,27 +89,27 @@ class StepTrace(_Part):
 
 
 class Activity(_Part):
-    """What the GPU did in one pass, by kind."""
+    """The activity of the GPU in one pass, by kind."""
 
     busy_us: dict[str, float]
-    """[us]"""
+    """[us] The sum of durations, by kind of activity."""
 
 
 class Traces(_Part):
-    """What was traced; the rest of what a record may hold is not used."""
+    """The traces of a run that are used; a record may contain more."""
 
     decode: StepTrace | None = Field(default=None, alias="decode 1")
     gpu_decode: Activity | None = Field(default=None, alias="gpu decode")
 
 
 class Threads(_Part):
-    """Of each rank's CPU work."""
+    """The number of threads for each rank's work on the CPU."""
 
     omp: Annotated[int, Field(ge=1)] = Field(alias="OMP_NUM_THREADS")
 
 
 class RecordedRun(_Part):
-    """One run as it was carried out."""
+    """One recorded run: its settings, times and traces."""
 
     name: Annotated[str, Field(min_length=1)]
     model: dict[str, Any]
@@ -96,9 +117,9 @@ class RecordedRun(_Part):
     ranks: Annotated[int, Field(ge=1)]
     ds_config: dict[str, Any] | None = None
     strategy: dict[str, Any] | None = None
-    """As in a scenario, of a run without DeepSpeed."""
+    """The section ``strategy`` of a scenario, for a run without DeepSpeed."""
     attention: str | None = None
-    """Transformers' name of the implementation that ran."""
+    """The implementation of attention that ran, by its name in transformers."""
     threads: Threads | None = None
     passes: Annotated[tuple[Pass, ...], Field(min_length=1)]
     traces: Traces = Traces()
@@ -106,40 +127,40 @@ class RecordedRun(_Part):
     @model_validator(mode="after")
     def _one_of_both(self) -> RecordedRun:
         if (self.ds_config is None) is (self.strategy is None):
-            raise ValueError("a run has either ds_config or strategy")
+            raise ValueError("a run must have either ds_config or strategy")
         return self
 
     @property
     def training(self) -> bool:
-        """Whether it was training, not inference."""
+        """Whether the run was training, not inference."""
         return bool(self.workload.get("kind") == "training")
 
     @property
     def group(self) -> str:
-        """What was run, as a strategy names it under ``evidence``."""
+        """The group of the run, as a strategy names it under ``evidence``."""
         return "zero" if self.strategy is None else "fsdp"
 
     @property
     def offload(self) -> str:
-        """Where parameters were: none, cpu or nvme."""
+        """The device of offloaded parameters: none, cpu or nvme."""
         if self.strategy is not None:
             return "cpu" if self.strategy.get("cpu_offload") else "none"
         return offload_device(self.ds_config or {})
 
     @property
     def optimizer(self) -> str:
-        """Where the optimizer's states were: none, cpu or nvme."""
+        """The device of offloaded optimizer states: none, cpu or nvme."""
         if self.strategy is not None:
             return self.offload
         section = ((self.ds_config or {}).get("zero_optimization") or {}).get("offload_optimizer") or {}
         return str(section.get("device") or "none")
 
     def measured(self) -> dict[str, float]:
-        """Times [s] by pass.
+        """Return the measured times [s] by pass.
 
-        Inference: "first pass" (of the first repetition), "prefill" and "decode" (the median step) of the
-        second. Training: the median over the later repetitions of the sums per repetition; whole steps
-        that were timed by themselves count before the sum of their parts.
+        Inference has "first pass" (of the first repetition), and "prefill" and "decode" (the median step) of
+        the second. Training has the median over later repetitions of the sums per repetition; separately
+        timed steps take precedence over the sum of their parts.
         """
         if self.training:
             return self._training()
@@ -165,7 +186,7 @@ class RecordedRun(_Part):
 
 
 class Records(_Part):
-    """A file of runs."""
+    """A file of recorded runs of one machine."""
 
     layout: Literal["simoffload/deepspeed-runs/1", "simoffload/fsdp-runs/1"] = Field(alias="schema")
     machine: dict[str, Any]
@@ -173,18 +194,18 @@ class Records(_Part):
 
     @property
     def deepspeed(self) -> str | None:
-        """DeepSpeed's version without a suffix of its build."""
+        """The version of DeepSpeed without the suffix of its build."""
         version = self.machine.get("deepspeed")
         return version.partition("+")[0] if isinstance(version, str) else None
 
     @property
     def gpu(self) -> str:
-        """Name of the GPU; empty without one."""
+        """The name of the GPU; empty without a GPU."""
         return str(self.machine.get("gpu") or "")
 
 
 def read_records(path: Path) -> Records:
-    """Read a file of ``calibrate deepspeed``. Raises InputError for anything else."""
+    """Read a file of recorded runs. Raises InputError for anything else."""
     text = read_text(path, most=_LARGEST, remedy="name the runs.json of a calibration")
     try:
         data = json.loads(text, parse_constant=_refuse)
@@ -205,3 +226,158 @@ def _refuse(name: str) -> None:
 
 def _refusal(path: Path, message: str) -> InputError:
     return InputError([Problem(str(path), None, None, "", message)])
+
+
+_MICRO, _PICO = 1e-6, 1e-12
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)")
+"""Names of layers: ``model.decoder.layers.3``, ``transformer.h.3``, ``model.layers.3`` and the like."""
+
+
+class StreamRow(NamedTuple):
+    """The measured and simulated amount of a part of a decode step; None where a side has no such number."""
+
+    name: str
+    measured: float | None
+    """[s] or, for bytes, [B] on rank 0."""
+    simulated: float | None
+    """[s] or, for bytes, [B] on rank 0."""
+    unit: str = "s"
+
+
+class LayerStarts(NamedTuple):
+    """The times at which the host thread begins each layer of a decode step."""
+
+    step_s: float
+    """[s] Time of the step, measured without tracing."""
+    simulated_step_s: float
+    """[s] Time of the simulated step."""
+    measured: tuple[float, ...]
+    """[s] since the beginning of the step, scaled by untraced over traced time, as tracing slows the host."""
+    simulated: tuple[float, ...]
+    """[s] since the beginning of the step."""
+
+    @property
+    def deviations(self) -> tuple[float, ...]:
+        """The deviation of each layer: (simulated - measured) / time of the step."""
+        pairs = zip(self.measured, self.simulated, strict=True)
+        return tuple((simulated - measured) / self.step_s for measured, simulated in pairs)
+
+    @property
+    def largest(self) -> float:
+        """The largest deviation without its sign, as a share of the step's time."""
+        return max(map(abs, self.deviations))
+
+
+def stream_rows(run: RecordedRun, timeline: Timeline) -> tuple[StreamRow, ...]:
+    """Return the busy times of a decode step by stream; without a trace only the simulated ones.
+
+    In a trace the host thread is never idle, because waits are part of a module's fetch. So each side is
+    split into its own parts, and only the sums compare. Tracing slows the measured one.
+    """
+    simulated = _simulated(timeline)
+    trace, activity = run.traces.decode, run.traces.gpu_decode
+    host = _host(trace.modules) if trace else {}
+    busy, waits = simulated["hook"], simulated["wait"] + simulated["wait read"]
+    rows = [StreamRow("host thread", sum(host.values()) if host else None, busy + waits)]
+    rows += [StreamRow(f"  {part}", seconds, None) for part, seconds in host.items()]
+    rows += [StreamRow("  busy", None, busy), StreamRow("  waits", None, waits)]
+    kinds = {"copy": "copy", "gather": "gather", "concat": "move", "compute": "compute"}
+    for kind, name in kinds.items():
+        measured = activity.busy_us.get(name, 0.0) * _MICRO if activity else None
+        if measured or simulated[kind]:
+            rows.append(StreamRow(name, measured, simulated[kind]))
+    return (*rows, *_storage(trace, simulated))
+
+
+def _storage(trace: StepTrace | None, simulated: Mapping[str, float]) -> Iterator[StreamRow]:
+    rows = trace.storage if trace else None
+    if not rows and not simulated["bytes"]:
+        return
+    size = float(sum(row[2] for row in rows if row[0] == "read")) if rows else None
+    waited = sum(row[4] for row in rows if row[0] == "wait read") * _MICRO if rows else None
+    yield StreamRow("read", None, simulated["read"])
+    yield StreamRow("  wait for reads", waited, simulated["wait read"])
+    yield StreamRow("  bytes", size, simulated["bytes"], "B")
+
+
+def _host(modules: ModuleTimes) -> dict[str, float]:
+    """Return the time [s] of fetches, of modules without their children, and of releases."""
+    fetch = launch = release = 0.0
+    open_until: list[float] = []
+    for begin, fetched, launched, released in zip(
+        modules.fetch, modules.fetched, modules.launched, modules.released, strict=True
+    ):
+        while open_until and begin >= open_until[-1]:
+            open_until.pop()
+        if open_until:  # the complete call of a child is inside its parent's
+            launch -= released - begin
+        fetch, launch, release = (
+            fetch + fetched - begin,
+            launch + launched - fetched,
+            release + released - launched,
+        )
+        open_until.append(released)
+    return {"fetch": fetch * _MICRO, "launch": launch * _MICRO, "release": release * _MICRO}
+
+
+def _on_rank_0(timeline: Timeline) -> Iterator[Interval]:
+    return (interval for interval in timeline if interval.rank == 0)
+
+
+def _simulated(timeline: Timeline) -> defaultdict[str, float]:
+    """Return the time [s] by kind of operation, the waits of the host thread, and the bytes read [B]."""
+    streams = timeline.schedule.streams
+    host, io = streams.index("host"), streams.index("io")
+    times: Counter[str] = Counter()
+    size = free = 0
+    for interval in _on_rank_0(timeline):
+        op = interval.op
+        times[op.kind] += interval.end - interval.start
+        size += op.size if op.kind == "read" else 0
+        if op.stream == host:
+            reads = any(dependency.stream == io for dependency in op.after)
+            times["wait read" if reads else "wait"] += interval.start - free
+            free = interval.end
+    seconds = {name: time * _PICO for name, time in times.items()}
+    return defaultdict(float, seconds, bytes=float(size))
+
+
+def layer_starts(run: RecordedRun, model: ModelShape, timeline: Timeline) -> LayerStarts | None:
+    """Return when every layer begins on both sides; None without a trace or with unrecognized layers."""
+    trace, step = run.traces.decode, run.measured().get("decode")
+    if trace is None or step is None:
+        return None
+    scale = step / trace.seconds * _MICRO
+    measured = tuple(begin * scale for begin in _measured_layers(trace.modules))
+    simulated = tuple(_simulated_layers(timeline, model))
+    if not len(measured) == len(simulated) == model.num_hidden_layers:
+        return None
+    return LayerStarts(step, timeline.makespan * _PICO, measured, simulated)
+
+
+def _measured_layers(modules: ModuleTimes) -> Iterator[float]:
+    seen = -1
+    for name, begin in zip(modules.module, modules.fetch, strict=True):
+        match = _LAYER.search(name)
+        if match and int(match[1]) > seen:
+            seen = int(match[1])
+            yield begin
+
+
+def _simulated_layers(timeline: Timeline, model: ModelShape) -> Iterator[float]:
+    """Return the begin [s] of every layer, where the host's modules start again from the first of a layer.
+
+    Several layers may be one block of the schedule, so blocks do not tell.
+    """
+    order = {module.name: number for number, module in enumerate(model.layer) if module.hooked}
+    host = timeline.schedule.streams.index("host")
+    last = len(order) + len(model.layer)
+    for interval in _on_rank_0(timeline):
+        if interval.op.stream != host:
+            continue
+        number = order.get(interval.op.label)
+        if number is None:
+            continue
+        if number < last:
+            yield interval.start * _PICO
+        last = number

@@ -1,4 +1,4 @@
-"""What a real DeepSpeed run is asked to do, read from files that look like scenarios."""
+"""Requests for real DeepSpeed runs, read from files that are written like scenarios."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simoffload.documents import Document, quoted, read_document, validate
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Document, Frozen, quoted, read_document, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelSpec
 from simoffload.strategies.ds_config import DeepSpeedConfig
@@ -27,22 +26,22 @@ __all__ = [
 
 _DEVICES = {"hbm": "none", "gpu": "none", "dram": "cpu", "cpu": "cpu", "nvme": "nvme"}
 _SCENARIO_ONLY = ("description", "platform", "nodes", "engine", "checkpoint", "dataset")
-"""Keys of a scenario that a run on a real machine has no use for."""
+"""The keys of a scenario that a run on a real machine does not use."""
 
 
 class _Strategy(Frozen):
-    """The part of a scenario's strategy that a run can carry out."""
+    """The part of a scenario's strategy that a real run supports."""
 
     kind: Literal["zero_inference"] = "zero_inference"
     ranks: Annotated[int, Field(strict=True, ge=1, le=8)] = 1
     weights: Literal["hbm", "gpu", "dram", "cpu", "nvme"] | None = None
     ds_config: dict[str, Any] = Field(default_factory=dict)
     deepspeed_version: str | None = None
-    """Accepted, and not used: the version that is installed runs."""
+    """A version that is accepted but not used, because the installed version runs."""
 
 
 class RunRequest(Frozen):
-    """One run: which model does what work on how many ranks under which ``ds_config``."""
+    """A request for one run: model, workload, number of ranks and ``ds_config``."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     model: ModelSpec
@@ -52,36 +51,39 @@ class RunRequest(Frozen):
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A request with everything resolved that the process with DeepSpeed needs to carry it out."""
+    """A request with everything resolved that the process with DeepSpeed needs."""
 
     request: RunRequest
     hf_config: Mapping[str, Any]
-    """Configuration in Hugging Face's keys, ``model_type`` included."""
+    """The model's configuration with Hugging Face's keys, including ``model_type``."""
     num_parameters: int
     dtype: str
     ds_config: Mapping[str, Any]
 
     @property
     def ranks(self) -> int:
-        """Processes, one GPU each."""
+        """The number of processes, each with one GPU."""
         return self.request.strategy.ranks
 
     @property
     def device(self) -> str:
-        """Where the parameters are offloaded to: none, cpu or nvme."""
+        """The device of offloaded parameters: none, cpu or nvme."""
         return offload_device(self.ds_config)
 
     @property
     def host_bytes(self) -> int:
-        """[B] of host memory, about: 16-bit weights, and 16 B a parameter when an optimizer is there."""
+        """[B] Estimate of host memory: 16-bit weights, and 16 B per parameter for an optimizer."""
         training = isinstance(self.request.workload, Training)
         weights = 0 if self.device == "none" else 2
         return self.num_parameters * (weights + (16 if training else 0))
 
     @property
     def swap_bytes(self) -> int:
-        """[B] that the run may write to storage: the 16-bit weights, and 12 B a parameter of optimizer
-        states and 4 of gradients where these are on storage (facts of DeepSpeed's swap folders)."""
+        """[B] Most bytes that the run writes to storage.
+
+        These are 16-bit weights and, with the optimizer on storage, 12 B of states and 4 B of gradients per
+        parameter (seen in DeepSpeed's swap folders).
+        """
         zero = self.ds_config.get("zero_optimization", {})
         optimizer = (zero.get("offload_optimizer") or {}).get("device")
         states = 16 if optimizer == "nvme" and isinstance(self.request.workload, Training) else 0
@@ -89,14 +91,14 @@ class CalibrationRun:
 
 
 def offload_device(config: Mapping[str, Any]) -> str:
-    """Where a ``ds_config`` offloads parameters to: none, cpu or nvme."""
+    """Return the device to which a ``ds_config`` offloads parameters: none, cpu or nvme."""
     zero = config.get("zero_optimization")
     section = zero.get("offload_param") if isinstance(zero, Mapping) else None
     return str((section.get("device") if isinstance(section, Mapping) else None) or "none")
 
 
 def offload_config(device: str, *, optimizer: str | None = None) -> dict[str, Any]:
-    """A ``ds_config`` with DeepSpeed's defaults that offloads parameters to "none", "cpu" or "nvme"."""
+    """Return a ``ds_config`` with defaults that offloads parameters to "none", "cpu" or "nvme"."""
     zero: dict[str, Any] = {"stage": 3}
     if device != "none":
         zero["offload_param"] = {"device": device, "pin_memory": True}
@@ -106,9 +108,9 @@ def offload_config(device: str, *, optimizer: str | None = None) -> dict[str, An
 
 
 def read_requests(paths: Sequence[Path]) -> tuple[CalibrationRun, ...]:
-    """Read run files: a scenario each, or a list of them under ``runs``. Raises InputError with all problems.
+    """Read files of one scenario each, or of a list of them under ``runs``.
 
-    What of a scenario does not matter to such a run (``_SCENARIO_ONLY``) is ignored.
+    Keys that a real run does not use (``_SCENARIO_ONLY``) are ignored. Raises InputError with all problems.
     """
     cases: list[CalibrationRun] = []
     problems: list[Problem] = []
@@ -124,7 +126,7 @@ def read_requests(paths: Sequence[Path]) -> tuple[CalibrationRun, ...]:
 
 
 def request(data: Mapping[str, Any]) -> CalibrationRun:
-    """Check one request given as plain values. Raises InputError."""
+    """Check one request that is given as plain values. Raises InputError."""
     return _case(Document("", {"run": dict(data)}), ("run",))
 
 
@@ -139,7 +141,7 @@ def _cases(document: Document) -> Iterator[CalibrationRun]:
         )
     others = [key for key in document.data if key != "runs"]
     if others:
-        raise InputError([document.problem((key,), 'unknown beside "runs"') for key in others])
+        raise InputError([document.problem((key,), 'unknown key next to "runs"') for key in others])
     names: set[str] = set()
     for index in range(len(runs)):
         case = _case(document, ("runs", index))
@@ -178,7 +180,7 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
 def _check_config(
     document: Document, at: tuple[str | int, ...], checked: RunRequest, config: DeepSpeedConfig
 ) -> None:
-    """Refuse what would run as something else than it says."""
+    """Refuse settings that the run would not follow."""
     zero = config.zero_optimization
     place = (*at, "strategy", "ds_config", "zero_optimization")
     if zero.stage != 3:
@@ -201,7 +203,7 @@ def _check_length(
     tokens = work.sequence_length if isinstance(work, Training) else work.max_context
     if limit is not None and tokens > limit:
         key = "sequence_length" if training else "prompt_length"
-        text = f"{tokens} tokens in all are more than the {limit} positions of the model"
+        text = f"{tokens} tokens in total exceed the {limit} positions of the model"
         raise InputError([document.problem((*at, "workload", key), text)])
 
 

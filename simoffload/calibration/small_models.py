@@ -1,4 +1,4 @@
-"""Small models under ZeRO-3: runs in which nothing but the host thread takes time."""
+"""Runs of small models under ZeRO-3, whose time is that of the host thread alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["small_cases", "small_training_cases"]
 _LAYERS, _HIDDEN, _HEADS, _VOCABULARY, _POSITIONS = 8, 256, 4, 1024, 512
 _EVERYTHING = 10**9
 _BIASES = 1000
-"""[elements] persistence threshold below which only biases and norms stay on the GPU."""
+"""[elements] A persistence threshold below which only biases and norms stay on the GPU."""
 _MODELS: dict[str, dict[str, Any]] = {
     "opt": {
         "family": "opt",
@@ -48,8 +48,9 @@ _SETTINGS: dict[str, dict[str, int]] = {
 _WORK = {"kind": "inference", "batch_size": 4, "prompt_length": 8, "output_length": 14}
 _TRAINING = {"kind": "training", "batch_size": 2, "sequence_length": 16, "steps": 6}
 _TRAINED_LAYERS = 24
-"""As many as models of a few billion parameters have. A layer's backward pass keeps the thread longer in a
-model of 24 than of 8 layers (9.3 against 8.0 ms on an H200's host; docs/measurements/training.md)."""
+"""The number of layers of models with a few billion parameters. A layer's backward pass keeps the thread
+busy longer in a model of 24 than of 8 layers (9.3 against 8.0 ms on an H200's host;
+docs/measurements/training.md)."""
 _NOTHING: tuple[str, ...] = ()
 _STATES = ("offload_optimizer",)
 _BOTH = ("offload_param", "offload_optimizer")
@@ -67,16 +68,18 @@ _TRAINED = (
     ("bloom", _NOTHING, "prefetch of one", False, 1),
     ("llama", _NOTHING, "no prefetch", True, 3),
 )
-"""Family, what is offloaded to the CPU, prefetch, gradient checkpointing, micro-steps per step: chosen so
-that every value occurs together with several of the others. Those with nothing offloaded come last, because
-their optimizer may have to be compiled for the GPU first."""
+"""Family, parts offloaded to the CPU, prefetch, gradient checkpointing, and micro-steps per step.
+
+Every value occurs with several values of the others. Runs with nothing offloaded come last, because their
+optimizer may have to be compiled for the GPU first."""
 _SUB_GROUP = 10**6
-"""[elements] where there are several micro-steps, also of the buckets in which gradients are reduced: so
-steps are seen with one sub-group and one bucket, and with several."""
+"""[elements] Size of sub-groups and of the buckets of gradients in runs with several micro-steps, so that
+steps occur with one sub-group and bucket and with several."""
 
 
 def small_cases(ranks: int) -> tuple[CalibrationRun, ...]:
-    """Every family with all persistent, with prefetch and without; Llama also with nothing offloaded."""
+    """Return runs of each family with all persistent, with and without prefetch; Llama also without
+    offload."""
     cases = [
         _case(f"tiny {family} {name} r{ranks}", model, ranks, "cpu", settings)
         for family, model in _MODELS.items()
@@ -87,9 +90,10 @@ def small_cases(ranks: int) -> tuple[CalibrationRun, ...]:
 
 
 def small_training_cases(ranks: int, *, deep: bool = True) -> tuple[CalibrationRun, ...]:
-    """Training steps of every family, with and without offload, checkpointing and gradient accumulation.
+    """Return training runs of each family with various offload, checkpointing and gradient accumulation.
 
-    ``deep`` = with as many layers as real models; else as few as for inference, in a third of the time.
+    ``deep`` gives them as many layers as real models; else they have as few as for inference and take a third
+    of the time.
     """
     layers = _TRAINED_LAYERS if deep else _LAYERS
     return tuple(_training_case(ranks, layers, *choice) for choice in _TRAINED)

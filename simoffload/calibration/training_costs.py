@@ -1,8 +1,8 @@
-"""What training costs DeepSpeed's host thread per event, from steps of small models.
+"""Fit of the time that training costs DeepSpeed's host thread per event, from steps of small models.
 
-Small models leave almost nothing but the Python thread. A phase's time is then a sum of costs, each as often
-as it falls due: how often is found by simulating the phase with one cost a little larger. Least absolute
-residuals over all phases give the costs.
+In small models a phase takes almost only the time of the Python thread, which is a sum of costs times their
+numbers of events. The numbers come from simulating the phase with one cost slightly larger; the costs
+minimize the absolute residuals over all phases.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ __all__ = ["TrainingFit", "fit_training_costs", "measured_part"]
 _PICO = 1e-12
 _COSTS = tuple(TrainingCosts.model_fields)
 _NUDGE = {"graph": 0.05}
-"""How much larger a cost is made; else ``_NUDGE_S``."""
+"""The increase of a cost for counting its events; others get ``_NUDGE_S``."""
 _NUDGE_S = 20e-6  # [s]
 _DEEP = 16
-"""Layers from which a model's modules no longer stay in the CPU's caches, as a real one's do not: its costs
-need no factor (records of before had models of 8 layers)."""
+"""The number of layers from which a model's modules exceed the CPU's caches, as those of real models do, so
+that its costs need no factor (older records have models of 8 layers)."""
 _ROUNDS = 2
-"""Fits, each around the last one's costs: what the thread hides changes with them."""
+"""The number of fits, each around the previous costs, because what the thread hides depends on them."""
 
 
 class TrainingFit(NamedTuple):
-    """The fit."""
+    """The fitted costs of training and the residuals of the fit."""
 
     values: dict[str, float]
-    """By the names of ``TrainingCosts`` [s]; ``graph`` is a share."""
+    """[s] Costs by the names of ``TrainingCosts``; ``graph`` is a share."""
     mean_residual: float
-    """Mean relative difference between fitted and measured time of a phase."""
+    """The mean relative difference between the fitted and the measured time of a phase."""
     worst_residual: float
     phases: int
     factor: float
-    """By which the fitted times were multiplied for models of real size."""
+    """The factor on the fitted times for models of real size."""
 
 
 class _Phase(NamedTuple):
@@ -54,7 +54,7 @@ class _Phase(NamedTuple):
 
 
 def measured_part(run: Mapping[str, Any], part: StepPart, *, accumulation: int) -> float | None:
-    """Median time [s] of a part of a recorded run; None where it was not measured."""
+    """Return the median time [s] of a part of a recorded run; None if it was not measured."""
     last = accumulation - 1
 
     def belongs(one: Mapping[str, Any]) -> bool:
@@ -72,7 +72,7 @@ def measured_part(run: Mapping[str, Any], part: StepPart, *, accumulation: int) 
 
 
 def fit_training_costs(runs: Iterable[tuple[Mapping[str, Any], ZeroTrainingPlan]]) -> TrainingFit:
-    """Fit all costs to the phases of recorded runs; raises ValueError where none was measured."""
+    """Fit all costs to the phases of recorded runs; raises ValueError if none was measured."""
     phases = list(_phases(runs))
     if not phases:
         raise ValueError("no phase of training was measured")
@@ -103,15 +103,15 @@ def _fitted(phases: Sequence[_Phase], around: Mapping[str, float]) -> dict[str, 
             (_simulated(one, {**around, key: around[key] + _nudge(key)}) - base) / _nudge(key)
             for key in _COSTS
         ]
-        left = (
+        remaining = (
             one.seconds - base + sum(slope * around[key] for slope, key in zip(slopes, _COSTS, strict=True))
         )
-        # Relative residuals: a phase of 2 ms counts as much as one of 50.
+        # Residuals are relative, so a phase of 2 ms counts as much as one of 50 ms.
         table.append([slope / one.seconds for slope in slopes])
-        target.append(left / one.seconds)
+        target.append(remaining / one.seconds)
     scale = np.array([_nudge(key) for key in _COSTS])
-    found = non_negative(np.array(table) * scale, np.array(target), negligible=0.02) * scale
-    return {key: float(value) for key, value in zip(_COSTS, found, strict=True)}
+    costs = non_negative(np.array(table) * scale, np.array(target), negligible=0.02) * scale
+    return {key: float(value) for key, value in zip(_COSTS, costs, strict=True)}
 
 
 def _nudge(key: str) -> float:
@@ -119,7 +119,7 @@ def _nudge(key: str) -> float:
 
 
 def _simulated(phase: _Phase, values: Mapping[str, float]) -> float:
-    """[s] of the phase with these costs."""
+    """Return the simulated time [s] of the phase with these costs."""
     machine = phase.plan.machine
     known = machine.host.training
     update = {key: getattr(known, key).model_copy(update={"value": value}) for key, value in values.items()}

@@ -37,8 +37,7 @@ def add(actions: SubParsers) -> ArgumentParser:
 
 def run(arguments: Namespace, console: Console) -> ExitCode:
     """Compare the files; what cannot be predicted is a row with its reason."""
-    from simoffload.calibration.compare import compare_file, to_dict
-    from simoffload.calibration.compare_text import comparison_text
+    from simoffload.calibration.compare import compare_file, comparison_text, to_dict
 
     files = []
     problems: list[Problem] = []

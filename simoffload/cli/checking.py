@@ -77,8 +77,7 @@ def _kind(document: Document) -> str:
 
 @limited
 def _check_scenario(document: Document) -> Warnings:
-    from simoffload.scenario import resolve
-    from simoffload.scenario.loading import SWEEP
+    from simoffload.scenario import SWEEP, resolve
 
     problems: list[Problem] = []
     try:

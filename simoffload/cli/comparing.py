@@ -101,7 +101,7 @@ def _rendered(comparison: Comparison, scenario_set: dict[str, LoadedScenario]) -
 
 
 def _files(comparison: Comparison, document: ReportDocument) -> dict[str, Writer]:
-    from simoffload.exchange.csv_rows import write_csv
+    from simoffload.exchange.files import write_csv
     from simoffload.report.html import write_html
     from simoffload.report.markdown import write_markdown
 

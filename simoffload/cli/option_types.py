@@ -55,7 +55,7 @@ def add_limits(parser: Options) -> None:
 
 def _limit(key: str, text: str) -> str:
     from simoffload.documents import Document, set_value, validate
-    from simoffload.scenario.schema import EngineOptions
+    from simoffload.scenario import EngineOptions
 
     assignment = f"engine.{key}={text}"
     try:

@@ -60,7 +60,7 @@ def _scenario(title: str) -> dict[str, Any]:
     from simoffload.documents.json_schema import json_schema
     from simoffload.models.families import FAMILIES
     from simoffload.planning.sweep.axes import SweepSection
-    from simoffload.scenario.schema import Scenario
+    from simoffload.scenario import Scenario
     from simoffload.strategies import strategies
 
     schema = json_schema(Scenario, title=title)

@@ -145,8 +145,7 @@ def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
     It is called after the file; without ``ranks`` it uses as many GPUs as that of the scenario.
     """
     from simoffload.documents import Edit, edited, inserted, read_document
-    from simoffload.scenario import resolve
-    from simoffload.scenario.loaded import other_work
+    from simoffload.scenario import other_work, resolve
 
     strategy = read_document(Path(file))
     name = f"{scenario.name}, {Path(file).stem}"[:_LONGEST_NAME]

@@ -107,7 +107,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
 
 def _document(arguments: Namespace) -> Any:
     from simoffload.documents import read_document, set_value
-    from simoffload.scenario.loading import locate
+    from simoffload.scenario import locate
 
     source = arguments.scenario
     document = read(source) if source == STDIN else read_document(locate(source))

@@ -1,43 +1,68 @@
 """Documents: YAML and JSON files read with positions, and turned into pydantic models.
 
-A file is data and nothing else: no tags, anchors or aliases, no key twice, bounded in size, depth and
-length of its numbers. Every problem found names the file, line, column and key.
+A file holds only data: no tags, anchors or aliases, no key twice, and bounded size, depth and numbers. Every
+problem found names the file, line, column and key.
 """
 
 from __future__ import annotations
 
-from simoffload.documents.choices import quoted, suggest
-from simoffload.documents.document import Document, DocumentLocation
-from simoffload.documents.edits import Edit, edited, inserted, set_value, without
+from simoffload.documents.document import (
+    Document,
+    DocumentLocation,
+    Frozen,
+    Location,
+    key_path,
+    listing,
+    quoted,
+    suggest,
+)
+from simoffload.documents.edits import (
+    Edit,
+    edited,
+    inserted,
+    parse_path,
+    read_option,
+    set_value,
+    split_assignment,
+    without,
+)
 from simoffload.documents.files import (
     SUFFIXES,
+    ds_config_text,
     exists,
     file_errors,
     read_document,
     read_text,
     resolved,
+    yaml_text,
 )
 from simoffload.documents.reader import parse_json, parse_yaml
 from simoffload.documents.validation import validate
-from simoffload.documents.writer import ds_config_text, yaml_text
 
 __all__ = [
     "SUFFIXES",
     "Document",
     "DocumentLocation",
     "Edit",
+    "Frozen",
+    "Location",
     "ds_config_text",
     "edited",
     "exists",
     "file_errors",
     "inserted",
+    "key_path",
+    "listing",
     "parse_json",
+    "parse_path",
     "parse_yaml",
     "quoted",
     "read_document",
+    "read_option",
     "read_text",
     "resolved",
     "set_value",
+    "split_assignment",
     "suggest",
     "validate",
     "without",

@@ -1,57 +1,65 @@
-"""A document: the plain tree of a file, and where in the file each part of it stands."""
+"""A document: the plain tree of a file and the position of each part, the words of problems with it, and the
+base class of everything that is read from files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simoffload.documents.choices import quoted
-from simoffload.errors import InputError, Problem
+from pydantic import BaseModel, ConfigDict
+
+from simoffload.errors import InputError, Problem, shortened
 
 __all__ = [
     "MOST_PROBLEMS",
     "Document",
     "DocumentLocation",
+    "Frozen",
     "Location",
     "Mark",
     "Position",
+    "either",
     "input_error",
     "key_path",
+    "listing",
+    "quoted",
+    "suggest",
 ]
 
 Location = tuple[str | int, ...]
 """Keys and list indices from the top of a document."""
 
 MOST_PROBLEMS = 50
-"""Problems that people read; of more, only the number is given."""
+"""Problems that an error lists; of further ones it gives only the number."""
 
 
 class Position(NamedTuple):
-    """Where something begins; both count from 1, columns in characters."""
+    """The place where something begins; both numbers count from 1, columns in characters."""
 
     line: int
     column: int
 
 
 class Mark(NamedTuple):
-    """Where an entry of a document stands; without positions if it did not come from a file."""
+    """The origin of one entry of a document; the positions are None if it did not come from a file."""
 
     value: Position | None
     key: Position | None = None
     text: str | None = None
-    """An unquoted scalar as it was written."""
+    """The text of an unquoted scalar, exactly as written."""
     file: str = ""
-    """Another file, or the option of the command line, that the entry comes from."""
+    """The other file, or the option of the command line, from which the entry comes."""
     top: int = 0
-    """How many keys above the entry that file does not have."""
+    """The number of keys above the entry that the other file does not have."""
 
 
 def key_path(location: Location) -> str:
-    """Write a location as people do: ``tiers[1].capacity``."""
+    """Write a location as a path of keys: ``tiers[1].capacity``."""
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -63,36 +71,36 @@ def key_path(location: Location) -> str:
 
 
 def input_error(problems: Iterable[Problem]) -> InputError:
-    """Join problems in the order of the file, each once, and no more than people read."""
+    """Join problems into one error: each once, in the order of the file, at most ``MOST_PROBLEMS``."""
     ordered = sorted(
         dict.fromkeys(problems),
         key=lambda problem: (problem.line is None, problem.line or 0, problem.column or 0),
     )
-    left = len(ordered) - MOST_PROBLEMS
-    if left > 0:
-        rest = Problem(ordered[0].path, None, None, "", f"and {left} more problems")
+    omitted = len(ordered) - MOST_PROBLEMS
+    if omitted > 0:
+        rest = Problem(ordered[0].path, None, None, "", f"and {omitted} more problems")
         ordered = [*ordered[:MOST_PROBLEMS], rest]
     return InputError(ordered)
 
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """What a file says, with its positions."""
+    """The content of a file, with the position of each part."""
 
     path: str
     """The file as the user named it."""
     data: Any
-    """Dictionaries with text keys, lists, text, numbers, booleans and None."""
+    """The tree: dictionaries with text keys, lists, text, numbers, booleans and None."""
     root: Path | None = None
     """The folder from which relative paths in the document start."""
     marks: Mapping[Location, Mark] = field(default_factory=dict, repr=False)
 
     def position(self, location: Location) -> Position | None:
-        """Where a value begins, or else the nearest entry around it; None if nothing is known."""
+        """Return where a value, or else the nearest entry around it, begins; None if nothing is known."""
         return self._nearest(location).value
 
     def key_position(self, location: Location) -> Position | None:
-        """Where the key of an entry begins; for an entry of a list, where its value does."""
+        """Return where the key of an entry begins; for an entry of a list, where its value begins."""
         mark = self.marks.get(location)
         return mark.key if mark is not None and mark.key is not None else self.position(location)
 
@@ -101,19 +109,19 @@ class Document:
         return next((self.marks[location[:end]] for end in ends if location[:end] in self.marks), Mark(None))
 
     def written(self, location: Location) -> str | None:
-        """An unquoted scalar as it was written: ``1e9``, where the tree has 1000000000.0."""
+        """Return an unquoted scalar exactly as written: ``1e9``, where the tree has 1000000000.0."""
         mark = self.marks.get(location)
         return mark.text if mark else None
 
     def problem(self, location: Location, message: str, *, at_key: bool = False) -> Problem:
-        """A problem with a value of this document (with its key if ``at_key``)."""
+        """Return a problem with a value of this document (with its key if ``at_key``)."""
         line, column = (self.key_position(location) if at_key else self.position(location)) or (None, None)
         mark = self._nearest(location)
         return Problem(mark.file or self.path, line, column, key_path(location[mark.top :]), message)
 
     @property
     def other_files(self) -> frozenset[str]:
-        """Files that whole sections come from."""
+        """The other files from which complete sections come."""
         return frozenset(mark.file for mark in self.marks.values() if mark.top)
 
 
@@ -148,3 +156,42 @@ class DocumentLocation(NamedTuple):
                 one if one.line or one.key else self.problem(f"{one.path}: {one.message}")
                 for one in error.problems
             ) from None
+
+
+_LONGEST = 40
+_MOST_CHOICES = 30
+
+
+def quoted(text: str) -> str:
+    """Return the text in quotes, shortened to 40 characters."""
+    return f'"{shortened(text, _LONGEST)}"'
+
+
+def suggest(word: str, choices: Iterable[str]) -> str:
+    """Return ``; did you mean "x"?`` for the choice most similar to the word, or "" if none is similar."""
+    by_folded = {choice.casefold(): choice for choice in choices}
+    near = get_close_matches(word[:_LONGEST].casefold(), by_folded, n=1)
+    return f"; did you mean {quoted(by_folded[near[0]])}?" if near else ""
+
+
+def listing(names: Sequence[str]) -> str:
+    """Return the names separated by commas; after 30 names only the number of the others is given."""
+    shown = ", ".join(names[:_MOST_CHOICES])
+    omitted = len(names) - _MOST_CHOICES
+    return f"{shown} and {omitted} more" if omitted > 0 else shown
+
+
+def either(phrases: Sequence[str]) -> str:
+    """Return ``a``, ``a or b`` or ``a, b or c``; a long list is cut."""
+    if len(phrases) > _MOST_CHOICES:
+        return listing(phrases)
+    return " or ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]]))
+
+
+class Frozen(BaseModel):
+    """A section of a file, whose values cannot be changed and whose unknown keys are refused.
+
+    Its validator is built at its first use, because most programs read only a few kinds of sections.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

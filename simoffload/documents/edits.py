@@ -1,4 +1,4 @@
-"""One way to change a document: ``Edit(path, value)``, which ``--set tiers[1].capacity=40 GB`` is, too."""
+"""Edits of a document: ``Edit(path, value)``, in Python or as ``--set tiers[1].capacity=40 GB``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from simoffload.documents.choices import quoted
-from simoffload.documents.document import Document, Location, Mark, key_path
+from simoffload.documents.document import Document, Location, Mark, key_path, quoted
 from simoffload.documents.reader import DEEPEST, is_text, parse_yaml
 from simoffload.errors import InputError, Problem
 
@@ -30,22 +29,22 @@ _NOT_FINITE = {"NaN": ".nan", "Infinity": ".inf", "-Infinity": "-.inf"}
 
 
 class Edit(NamedTuple):
-    """One value of a document in place of its own."""
+    """A new value for one entry of a document."""
 
     path: Location
     value: Any
 
     @classmethod
     def at(cls, path: str, value: Any) -> Edit:
-        """An edit at a path whose keys have no dots: ``workload.batch_size``."""
+        """Return an edit at a path whose keys have no dots: ``workload.batch_size``."""
         return cls(tuple(path.split(".")), value)
 
     @property
     def assignment(self) -> str:
-        """ "workload.batch_size=8", as ``--set`` takes it.
+        """The edit as ``--set`` takes it: "workload.batch_size=8".
 
-        It reads back as the same value, unless that is what no file can hold: an integer of more than 30
-        digits, NUL or half of a surrogate pair. Raises TypeError for what is no plain value.
+        It reads back as the same value, except for values that no file can hold: an integer of more than 30
+        digits, NUL, or half of a surrogate pair. Raises TypeError for a value that is not plain data.
         """
         keys = (
             one if isinstance(one, int) or re.fullmatch(r"[\w/-]+", one) else f'"{one}"' for one in self.path
@@ -55,7 +54,7 @@ class Edit(NamedTuple):
 
 
 def _written(value: Any) -> str:
-    """A value as YAML on one line: JSON, in which text and numbers are changed to what YAML reads."""
+    """Return a value as YAML on one line: JSON with text and numbers changed to what YAML reads."""
     if isinstance(value, str) and value.replace("_", "").isalnum() and is_text(value):
         return value
     return _JSON_ONLY.sub(
@@ -65,16 +64,16 @@ def _written(value: Any) -> str:
 
 
 def _printable(character: str) -> str:
-    """The character, escaped as YAML has it if a terminal or a shell might not show or keep it."""
+    """Return the character, escaped for YAML if a terminal or a shell might not show or keep it."""
     if character.isprintable() and (character.isascii() or character.isalnum()):
         return character
     return f"\\U{ord(character):08x}"
 
 
 def edited(document: Document, edits: Iterable[Edit], *, in_place: bool = False) -> Document:
-    """A copy of the document with values set; keys that are missing are created. Raises InputError.
+    """Return a copy of the document with values set; missing keys are created. Raises InputError.
 
-    ``in_place``: a value stands for what is written there, as a ds_config for its path, and keeps its place
+    ``in_place``: a value replaces an equivalent one, as a ds_config replaces its path, and keeps its position
     in the file.
     """
     for path, value in edits:
@@ -85,7 +84,7 @@ def edited(document: Document, edits: Iterable[Edit], *, in_place: bool = False)
 def _changed(
     document: Document, path: Location, value: Any, *, in_place: bool = False
 ) -> tuple[Document, Location, Location]:
-    """The document with the value in it, where the value is, and the outermost entry that changed."""
+    """Return the changed document, the location of the value, and the outermost entry that changed."""
     data, location, outermost = _with_value(document.data, path, value)
     if in_place:
         return replace(document, data=data), location, outermost
@@ -95,7 +94,7 @@ def _changed(
 
 
 def inserted(document: Document, section: str, other: Document) -> Document:
-    """A copy of the document whose section is what another file holds, where problems with it are told.
+    """Return a copy of the document with another file as one section; its problems name that file.
 
     Raises InputError.
     """
@@ -105,14 +104,14 @@ def inserted(document: Document, section: str, other: Document) -> Document:
 
 
 def without(document: Document, section: str) -> Document:
-    """A copy of the document without one of its sections."""
+    """Return a copy of the document without one of its sections."""
     return replace(document, data={key: value for key, value in document.data.items() if key != section})
 
 
 def set_value(document: Document, assignment: str) -> Document:
-    """A copy of the document with one value set: ``a.b[0].c=value`` (``a.b.0.c`` means the same).
+    """Return a copy of the document with one value set: ``a.b[0].c=value`` (``a.b.0.c`` is the same path).
 
-    The value is YAML, so that ``1e9`` is a number and ``[1, 2]`` a list; nothing means null. Missing keys
+    The value is YAML, so ``1e9`` is a number and ``[1, 2]`` a list; an empty value is null. Missing keys
     are created; an entry of a list must exist. Raises InputError.
     """
     path, text = split_assignment(assignment)
@@ -125,7 +124,7 @@ def set_value(document: Document, assignment: str) -> Document:
 
 
 def read_option(text: str, *, option: str, key: str) -> Document:
-    """YAML given for a key in an option of the command line: a document without positions.
+    """Read the YAML that an option of the command line gives for a key, as a document without positions.
 
     Raises InputError.
     """
@@ -137,7 +136,7 @@ def read_option(text: str, *, option: str, key: str) -> Document:
 
 
 def split_assignment(assignment: str) -> tuple[str, str | None]:
-    """The path and the value of ``a.b=value``, None without a value; a key in quotes may hold a ``=``."""
+    """Split ``a.b=value`` into path and value, None without a value; a quoted key may contain ``=``."""
     in_quotes = re.match(r'(?:"[^"]*"|[^"=])*=', assignment)
     end = in_quotes.end() - 1 if in_quotes else assignment.find("=")
     return (assignment.strip(), None) if end < 0 else (assignment[:end].strip(), assignment[end + 1 :])
@@ -157,9 +156,9 @@ def parse_path(path: str) -> Location:
 
 
 def _with_value(node: Any, path: Location, value: Any, at: Location = ()) -> tuple[Any, Location, Location]:
-    """The node with the value in it, where the value is, and the outermost entry that changed.
+    """Return the changed node, the location of the value, and the outermost entry that changed.
 
-    Only the path is copied: the rest of the tree is shared. Raises InputError where the path leads nowhere.
+    Only nodes on the path are copied. Raises InputError for a path that does not exist.
     """
     if not path:
         return value, at, at
@@ -175,19 +174,21 @@ def _with_value(node: Any, path: Location, value: Any, at: Location = ()) -> tup
 
 
 def _slot(node: Any, part: str | int, location: Location) -> str | int:
-    """Where in a node the part of a path leads: a key of a mapping, an index of a list."""
+    """Return the entry of a node that a part of a path names: a key of a mapping, an index of a list."""
     if isinstance(node, dict):
         if isinstance(part, int):
-            raise _refusal(location, f"this has keys and is not a list, so [{part}] leads nowhere")
+            raise _refusal(location, f"this is a mapping and not a list, so it has no entry [{part}]")
         return part
     if not isinstance(node, list):
-        raise _refusal(location, f"this is a single value, so {quoted(str(part))} leads nowhere")
+        raise _refusal(location, f"this is a single value, so it has no entry {quoted(str(part))}")
     if isinstance(part, str) and not re.fullmatch("[0-9]{1,6}", part):
         raise _refusal(
-            location, f"this is a list, so its entries have numbers and not names such as {quoted(part)}"
+            location, f"this is a list, so its entries have numbers, not names such as {quoted(part)}"
         )
     if int(part) >= len(node):
-        raise _refusal(location, f"entry [{part}] does not exist; the list has {len(node)}, counted from 0")
+        raise _refusal(
+            location, f"entry [{part}] does not exist; the list has {len(node)} entries, counted from 0"
+        )
     return int(part)
 
 

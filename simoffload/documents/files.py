@@ -1,37 +1,43 @@
-"""From a file or a text to a document: what can be refused before the syntax is looked at."""
+"""Reading files as documents, checked before their syntax is parsed, and writing trees as YAML or JSON."""
 
 from __future__ import annotations
 
+import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from simoffload.documents.document import Document
-from simoffload.documents.reader import parse_json, parse_yaml
+from simoffload.documents.reader import is_text, parse_json, parse_yaml
 from simoffload.errors import InputError, Problem, shortened
 
 __all__ = [
     "SUFFIXES",
+    "ds_config_text",
     "exists",
     "file_errors",
     "read_document",
     "read_text",
     "resolved",
+    "yaml_text",
 ]
 
 SUFFIXES = (".yaml", ".yml", ".json")
-"""Of the names of documents."""
+"""The endings that names of documents may have."""
 _LARGEST = 1_000_000
-"""[B] a scenario or a profile has a hundredth of it."""
+"""[B] The largest document; a scenario or a profile has about a hundredth of this."""
 
 
 @contextmanager
 def file_errors(name: str | Path, *, option: str = "", what: str = "cannot be read") -> Iterator[None]:
-    """Around everything that asks the system for a file whose name a user gave.
+    """Turn errors of the system about a file that a user named into InputError.
 
-    Raises InputError for a name that the system refuses, such as one that is too long, and for a file that
-    it does not let us use. The problem is about the file, or about ``option``, which named it.
+    Raises InputError for a name that the system refuses, such as one that is too long, and for a file to
+    which it denies access. The problem names the file, or the ``option`` that gave its name.
     """
     try:
         yield
@@ -50,7 +56,7 @@ def _reason(error: Exception) -> str:
 
 
 def exists(name: str | Path) -> bool:
-    """Whether there is a file or folder of that name. Raises InputError where the system cannot say."""
+    """Return whether a file or folder exists. Raises InputError where the system cannot tell."""
     with file_errors(name, what="cannot be used"):
         try:
             Path(name).stat()
@@ -60,15 +66,15 @@ def exists(name: str | Path) -> bool:
 
 
 def resolved(path: str | Path) -> Path:
-    """The path without links, whether or not it exists. Raises InputError for what can be no path."""
+    """Return the path without links, whether or not it exists. Raises InputError for an invalid path."""
     with file_errors(path, what="cannot be used"):
         return Path(path).resolve()
 
 
 def read_document(path: Path) -> Document:
-    """Read a .yaml, .yml or .json file whose top is a mapping.
+    """Read a .yaml, .yml or .json file whose top level is a mapping.
 
-    Raises InputError for a file that cannot be read or holds anything but data.
+    Raises InputError for a file that cannot be read or holds anything except data.
     """
     if path.suffix not in SUFFIXES:
         wrong_name = "the name of a document ends in .yaml, .yml or .json"
@@ -78,7 +84,7 @@ def read_document(path: Path) -> Document:
 
 
 def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
-    """The text of a file of at most ``most`` [B]. Refusals of what is in the file end with the remedy.
+    """Return the text of a file of at most ``most`` [B]. Errors about its content end with ``remedy``.
 
     Raises InputError.
     """
@@ -99,9 +105,48 @@ def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        message = f"not a text in UTF-8 (byte 0x{content[error.start]:02x}){after}"
+        message = f"not text in UTF-8 (byte 0x{content[error.start]:02x}){after}"
         raise _refusal(name, message, line=content.count(b"\n", 0, error.start) + 1) from None
 
 
 def _refusal(name: str | Path, message: str, *, line: int | None = None) -> InputError:
     return InputError([Problem(str(name), line, None, "", message)])
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        """Write a value each time that it occurs, because documents have no anchors."""
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Quote unprintable text, and text such as ``1e9`` that is a number in YAML 1.2 but not in 1.1."""
+        is_plain = is_text(data) and data.replace("\n", "").isprintable()
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def yaml_text(tree: Mapping[str, Any], *, flow: bool = False) -> str:
+    """Write a tree as YAML in its own order; ``flow`` puts each innermost mapping and list on one line."""
+    return yaml.dump(
+        dict(tree),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None if flow else False,
+        width=10**6 if flow else 100,
+    )
+
+
+def ds_config_text(config: Any) -> str:
+    """Write a ds_config as JSON; floats such as 4e9 become integers, which DeepSpeed expects."""
+    return json.dumps(_with_integers(config), indent=2) + "\n"
+
+
+def _with_integers(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _with_integers(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_with_integers(value) for value in node]
+    return int(node) if isinstance(node, float) and node.is_integer() and abs(node) >= 1e3 else node

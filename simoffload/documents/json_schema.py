@@ -1,7 +1,7 @@
-"""What a document may hold as a JSON schema, for editors that complete and check while one types.
+"""JSON schemas of documents, for editors that complete keys and check values during typing.
 
-Descriptions are the docstrings below the fields. They are read from the source when a schema is asked for:
-pydantic would do it whenever a model is defined, and every start of the program would wait for it.
+Descriptions are the docstrings below the fields. They are read from the source when a schema is made:
+pydantic would read them whenever a model is defined, which would delay every start of the program.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ __all__ = ["DIALECT", "json_schema"]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-"""Pydantic's names of limits behind a validator of our own, where it does not translate them."""
+"""Pydantic's names of limits, which it does not translate behind custom validators."""
 
 
 def json_schema(kind: Any, *, title: str) -> dict[str, Any]:
-    """The schema of a model, or of a union of models."""
+    """Return the schema of a model, or of a union of models."""
     schema = TypeAdapter(kind).json_schema(schema_generator=_Described)
     return {"$schema": DIALECT, "title": title, **_named(schema)}
 
 
 class _Described(GenerateJsonSchema):
-    """Pydantic's schema with the docstrings of the fields, defaults as a document would write them, and
-    without what means nothing to a person."""
+    """Pydantic's schema with docstrings as descriptions and defaults as a document would write them."""
 
     def generate_inner(self, schema: Any) -> JsonSchemaValue:
-        """Leave out what pydantic adds for programs."""
+        """Remove the entries that pydantic adds for programs, such as discriminators."""
         part = super().generate_inner(schema)
         part.pop("discriminator", None)
         if part.get("default", "") is None:
@@ -50,7 +49,7 @@ class _Described(GenerateJsonSchema):
         return part
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
-        """Return False: a title would be the key in other letters."""
+        """Return False, because a title would only repeat the key."""
         return False
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
@@ -65,7 +64,7 @@ class _Described(GenerateJsonSchema):
             if name in texts:
                 one["description"] = texts[name]
             one.pop("default", None)
-            # The keys of a section have their own.
+            # The keys of a section have their own defaults.
             if (
                 not field.is_required()
                 and defaults[name] is not None
@@ -77,24 +76,24 @@ class _Described(GenerateJsonSchema):
 
 @cache
 def _texts(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings say about the fields of a model and of those it is derived from."""
-    found: dict[str, str] = {}
+    """Return the docstrings of the fields of a model and of its base classes, by field."""
+    texts: dict[str, str] = {}
     for one in reversed(model.__mro__):
         if issubclass(one, BaseModel) and one is not BaseModel and "[" not in one.__name__:
             tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
             (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef))
-            found |= dict(_documented(body, _aliases(one.__module__)))
-    return found
+            texts |= dict(_documented(body, _aliases(one.__module__)))
+    return texts
 
 
 @cache
 def _aliases(module: str) -> dict[str, str]:
-    """The docstrings of the types that a module names."""
+    """Return the docstrings of the type aliases of a module, by alias."""
     return dict(_documented(ast.parse(inspect.getsource(sys.modules[module])).body, {}))
 
 
 def _documented(body: Sequence[ast.stmt], aliases: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Names that are assigned, with what is said below them and about their type."""
+    """Return each assigned name with its own docstring and that of its type alias."""
     for number, node in enumerate(body):
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id=kind)):
@@ -116,12 +115,12 @@ def _docstring(body: Sequence[ast.stmt]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A docstring in one line, code as Markdown has it."""
+    """Return a docstring on one line, with code marked as in Markdown."""
     return " ".join(text.replace("``", "`").split())
 
 
 def _named(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """A schema in which a generic model is called after what its value is, with a number from the second."""
+    """Rename the generic models of a schema after their values, numbered from the second one on."""
     text, counts = json.dumps(schema), Counter[str]()
     for name, part in schema.get("$defs", {}).items():
         generic, annotated, _ = name.partition("_Annotated_")

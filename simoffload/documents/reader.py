@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from simoffload.documents.choices import quoted
 from simoffload.documents.document import (
     MOST_PROBLEMS,
     Document,
@@ -28,26 +27,27 @@ from simoffload.documents.document import (
     Position,
     input_error,
     key_path,
+    quoted,
 )
 from simoffload.errors import InputError, Problem
 
 __all__ = ["DEEPEST", "is_text", "parse_json", "parse_yaml"]
 
 DEEPEST = 32
-"""Levels of a document."""
+"""The most levels that a document may nest."""
 _MOST_NODES = 50_000
 _LONGEST = 1_000_000
-"""[characters] of a document."""
+"""[characters] The longest document."""
 _MOST_DIGITS = 30
 _LONGEST_FLOAT = 60
 
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters that YAML refuses (https://yaml.org/spec/1.2.2/#51-character-set)."""
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
-"""Characters that an escape sequence can write and no file or path can hold."""
+"""Characters that an escape sequence can express but no file or path can contain."""
 _TOKEN = re.compile(r'\n|[{}\[\]]|"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+')
-"""What matters in JSON whose syntax is right."""
-_CONSTANTS: dict[str, bool | None] = {
+"""The tokens of JSON whose syntax is already checked."""
+_KEYWORDS: dict[str, bool | None] = {
     **dict.fromkeys(["", "~", "null", "Null", "NULL"]),
     **dict.fromkeys(["true", "True", "TRUE"], True),
     **dict.fromkeys(["false", "False", "FALSE"], False),
@@ -58,13 +58,13 @@ _NUMBER = re.compile(
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
 _NO_ENTRY = ("did not find expected key", "did not find expected '-'", "expected <block end>")
-"""Beginnings of what the parsers, libyaml's and PyYAML's own, say of a line that is indented like none."""
+"""The beginnings of the messages of libyaml and PyYAML about a line whose indentation matches no entry."""
 # The C parser is ten times as fast; wheels of PyYAML have it, other builds may not.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def parse_yaml(text: str, *, name: str, root: Path | None = None, any_value: bool = False) -> Document:
-    """Read YAML text whose top is a mapping, or ``any_value``; ``name`` stands for the file in messages.
+    """Read YAML text with a mapping, or ``any_value``, at its top level; messages call the file ``name``.
 
     Raises InputError.
     """
@@ -76,7 +76,7 @@ def parse_yaml(text: str, *, name: str, root: Path | None = None, any_value: boo
             tree.read(next_event)
             next_event()  # the end of the document
             if not isinstance(event := next_event(), yaml.StreamEndEvent):
-                raise tree.refusal(_position(event), "a second document begins; a file holds one")
+                raise tree.refusal(_position(event), "a second document begins; a file may contain only one")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = Position(mark.line + 1, mark.column + 1) if mark else None
@@ -85,7 +85,7 @@ def parse_yaml(text: str, *, name: str, root: Path | None = None, any_value: boo
 
 
 def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
-    """Read JSON text whose top is a mapping; ``name`` stands for the file in messages.
+    """Read JSON text with a mapping at its top level; messages call the file ``name``.
 
     Raises InputError.
     """
@@ -98,13 +98,13 @@ def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
             position = Position(error.lineno, error.colno)
             raise tree.refusal(position, f"not valid JSON: {reason}") from None
         except RecursionError:
-            pass  # what nests so deeply is refused below, with its place
+            pass  # the depth limit below refuses it, with its position
         tree.read(_json_events(text).__next__)
     return tree.document(root)
 
 
 def is_text(plain: str) -> bool:
-    """Whether a plain scalar of YAML is read as text."""
+    """Return whether a plain scalar of YAML is read as text."""
     try:
         return isinstance(_parsed(plain), str)
     except ValueError:
@@ -112,36 +112,36 @@ def is_text(plain: str) -> bool:
 
 
 def _parsed(text: str) -> str | int | float | bool | None:
-    """Read a plain (unquoted) scalar: a word such as ``true``, a number, or else text.
+    """Parse a plain (unquoted) scalar as a word such as ``true``, a number, or else text.
 
-    Raises ValueError for a number that is too long to be meant, or beyond the range of a float.
+    Raises ValueError for a number that is too long or beyond the range of a float.
     """
-    if text in _CONSTANTS:
-        return _CONSTANTS[text]
+    if text in _KEYWORDS:
+        return _KEYWORDS[text]
     if not (match := _NUMBER.fullmatch(text)):
         return text
     if match.lastgroup is None:
         return float(text.replace(".", ""))
     if match.lastgroup == "integer":
         if len(text) > _MOST_DIGITS:
-            raise ValueError(f"an integer may have {_MOST_DIGITS} digits, and this one has {len(text)}")
+            raise ValueError(f"an integer of {len(text)} digits is too long (at most {_MOST_DIGITS})")
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if len(text) > _LONGEST_FLOAT:
-        raise ValueError(f"a number may have {_LONGEST_FLOAT} characters, and this one has {len(text)}")
+        raise ValueError(f"a number of {len(text)} characters is too long (at most {_LONGEST_FLOAT})")
     if math.isinf(number := float(text)):
         raise ValueError(f"{text} is too large for a number (at most 1.8e308)")
     return number
 
 
 class _TokenMark(NamedTuple):
-    """Where a token of JSON begins; both count from 0, as in the marks of PyYAML."""
+    """The place where a token of JSON begins; both numbers count from 0, as in PyYAML's marks."""
 
     line: int
     column: int
 
 
 def _json_events(text: str) -> Iterator[yaml.Event]:
-    """The events of a JSON text whose syntax is right."""
+    """Return the events of a JSON text whose syntax is already checked."""
     line = line_start = 0
     for match in _TOKEN.finditer(text):
         token = match.group()
@@ -170,9 +170,9 @@ def _position(event: yaml.Event) -> Position:
 
 
 class _Tree:
-    """A tree made of events by recursive descent; the depth limit bounds the recursion.
+    """Builds a tree from events by recursive descent; the depth limit bounds the recursion.
 
-    Raises InputError if the text is too long or holds what only binary files do.
+    Raises InputError if the text is too long or contains characters of binary files.
     """
 
     def __init__(self, path: str, text: str) -> None:
@@ -185,17 +185,17 @@ class _Tree:
         if control := _CONTROL.search(text):
             start = control.start()
             position = Position(text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start))
-            raise self.refusal(position, f"not a text: it holds the character U+{ord(control[0]):04X}")
+            raise self.refusal(position, f"not text: it contains the character U+{ord(control[0]):04X}")
 
     def read(self, next_event: Callable[[], yaml.Event]) -> None:
-        """Read the value at the top. Raises InputError where it is no use to go on."""
+        """Read the top-level value. Raises InputError for a problem after which reading cannot go on."""
         self._next = next_event
         self._data = self._node(next_event(), ())
 
     def document(self, root: Path | None, *, any_value: bool = False) -> Document:
-        """Hand over the document.
+        """Return the document.
 
-        Raises InputError if there were problems, or its top is no mapping and may not be ``any_value``.
+        Raises InputError for problems, and, without ``any_value``, for a top level that is not a mapping.
         """
         if self._problems:
             raise input_error(self._problems)
@@ -203,16 +203,17 @@ class _Tree:
             raise self.refusal(None, "the document is empty")
         if not any_value and not isinstance(self._data, dict):
             kind = "a list" if isinstance(self._data, list) else "a single value"
-            raise self.refusal(self._marks[()].value, f"must hold keys and values at its top, not {kind}")
+            message = f"must have keys and values at its top level, not {kind}"
+            raise self.refusal(self._marks[()].value, message)
         return Document(self._path, self._data, root, self._marks)
 
     def refusal(self, position: Position | None, message: str, location: Location = ()) -> InputError:
-        """The error with which to stop, after the problems met so far."""
+        """Return the final error, together with the problems found before it."""
         line, column = position or (None, None)
         return input_error([*self._problems, Problem(self._path, line, column, key_path(location), message)])
 
     def _node(self, event: yaml.Event, location: Location, key: Position | None = None) -> Any:
-        """The value that begins with an event."""
+        """Return the value that begins with an event."""
         position = _position(event)
         if isinstance(event, yaml.AliasEvent):
             self._complain(location, position, 'aliases ("*name") are not accepted; write the value out')
@@ -230,9 +231,9 @@ class _Tree:
         return self._list(location) if in_list else self._mapping(location)
 
     def _complain(self, location: Location, position: Position, message: str) -> None:
-        """Note a problem and go on.
+        """Record a problem and continue.
 
-        Raises InputError when there are as many as people read.
+        Raises InputError at the ``MOST_PROBLEMS``-th problem.
         """
         self._problems.append(Problem(self._path, *position, key_path(location), message))
         if len(self._problems) >= MOST_PROBLEMS:
@@ -243,9 +244,9 @@ class _Tree:
             self._complain(location, position, 'anchors ("&name") are not accepted; remove it')
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._complain(location, position, f"tags are not accepted, and {quoted(tag)} is one")
+            self._complain(location, position, f"tags such as {quoted(tag)} are not accepted; remove the tag")
         if isinstance(event, yaml.ScalarEvent) and _UNUSABLE.search(event.value):
-            message = "text may not hold a NUL character or half of a surrogate pair"
+            message = "text may not contain a NUL character or half of a surrogate pair"
             self._complain(location, position, message)
 
     def _scalar(self, event: yaml.ScalarEvent, location: Location, position: Position) -> Any:
@@ -283,7 +284,7 @@ class _Tree:
         return entries
 
     def _key(self, event: yaml.Event, location: Location, position: Position) -> str | None:
-        """The text of a key; anything but a scalar is complained about and is None."""
+        """Return the text of a key; a key that is not a scalar is a problem and gives None."""
         if not isinstance(event, yaml.ScalarEvent):
             self._node(event, (*location, "?"))
             self._complain(location, position, "a key must be text")
@@ -299,8 +300,8 @@ class _Tree:
 
 
 def _explain(error: yaml.MarkedYAMLError, lines: list[str]) -> str:
-    """Say in one line what the parser met, with a remedy for the usual slips."""
-    problem, mark, start = error.problem or "it ends too early", error.problem_mark, error.context_mark
+    """Explain a syntax error in one line, with a remedy for the usual mistakes."""
+    problem, mark, start = error.problem or "the text ends too early", error.problem_mark, error.context_mark
     row, column = (mark.line, mark.column) if mark else (len(lines), 0)
     line = "".join(lines[row : row + 1])
     begins_line = row < len(lines) and not line[:column].strip()
@@ -313,13 +314,13 @@ def _explain(error: yaml.MarkedYAMLError, lines: list[str]) -> str:
         # A key below a value, ended by the colon at the mark.
         if above and not re.search(r":\s|[{\[\"']", line[:column]):
             where = f"deeper than line {above[-1]}, which ends with a value"
-            return f"wrong indentation: {where}; indent both alike"
-        return 'a value that holds ": " needs quotes'
+            return f"wrong indentation: {where}; indent both equally"
+        return 'a value that contains ": " needs quotes'
     if problem.endswith("<document start>") and begins_line:
-        return "wrong indentation: further left than what is above; indent all entries alike"
+        return "wrong indentation: further left than the lines above; indent all entries equally"
     if start and problem.startswith(_NO_ENTRY) and begins_line:
-        where = f"column {column + 1}, like no entry of what begins on line {start.line + 1}"
-        return f"wrong indentation: {where}; indent all entries of a mapping or list alike"
+        where = f"column {column + 1} matches no entry of the block that begins on line {start.line + 1}"
+        return f"wrong indentation: {where}; indent all entries of a mapping or list equally"
     if error.context and start and mark and start.line != row:
         return f"{problem} {error.context} that begins on line {start.line + 1}"
     return f"{problem} {error.context or ''}".rstrip()

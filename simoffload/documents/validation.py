@@ -1,4 +1,4 @@
-"""From a document to a pydantic model, or to everything that is wrong with it, in words for people."""
+"""Validation: a document becomes a pydantic model, or a list of everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import ast
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails, core_schema
 
-from simoffload.documents.choices import either, listing, quoted, suggest
-from simoffload.documents.document import Document, Location, input_error
-from simoffload.documents.model_fields import accepted_values, key_names, place_of
+from simoffload.documents.document import Document, Location, either, input_error, listing, quoted, suggest
 from simoffload.errors import Problem
 
-__all__ = ["validate"]
+__all__ = ["Place", "accepted_values", "key_names", "place_of", "validate"]
 
 M = TypeVar("M", bound=BaseModel)
 
 _LONGEST = 40
 _EXPECTED = {
-    kind: description
-    for description, kinds in {
+    kind: phrase
+    for phrase, kinds in {
         "a whole number": "int_type int_parsing int_parsing_size int_from_float",
         "a number": "float_type float_parsing",
         "a finite number": "finite_number",
@@ -47,28 +46,28 @@ _EXPECTED = {
     }.items()
     for kind in kinds.split()
 }
-"""What ends the sentence "must be …", for the errors of pydantic that say what they expected."""
+"""The end of the sentence "must be …", for each error of pydantic that tells what it expected."""
 _BUILT_IN = frozenset(get_args(core_schema.ErrorType))
 
 
 class _Finding(NamedTuple):
-    """Something wrong with one entry of a document."""
+    """A fault of one entry of a document."""
 
     location: Location
     value: Any
     expected: str = ""
-    """What ends the sentence "must be …"."""
+    """The end of the sentence "must be …"."""
     hint: str = ""
-    """What follows that sentence."""
+    """The text that follows that sentence."""
     message: str = ""
-    """What to say if nothing particular was expected."""
+    """The complete message, if nothing particular was expected."""
     at_key: bool = False
     unions: tuple[Location, ...] = ()
-    """The unions around the entry, of which this concerns one member."""
+    """The unions around the entry; the fault concerns one member of each."""
 
 
 def validate(document: Document, model: type[M], *, at: Location = ()) -> M:
-    """Turn a document, or the part of it at a location, into a model.
+    """Return the model of a document, or of the part of it at a location.
 
     Raises InputError with every problem found, in the order of the file.
     """
@@ -78,16 +77,16 @@ def validate(document: Document, model: type[M], *, at: Location = ()) -> M:
             tree = tree[part]
         except (KeyError, IndexError, TypeError):
             raise input_error([document.problem(at, "required key is missing")]) from None
-    # No quantity here is infinite or undefined, whether or not the model thinks of it.
-    found = list(_not_finite(tree, ()))
+    # Infinite and undefined numbers are refused everywhere, whether or not the model checks them.
+    findings = list(_not_finite(tree, ()))
     try:
         result = model.model_validate(tree)
     except ValidationError as error:
-        found += [_finding(details, model, tree) for details in error.errors(include_url=False)]
+        findings += [_finding(details, model, tree) for details in error.errors(include_url=False)]
     else:
-        if not found:
+        if not findings:
             return result
-    raise input_error(_problems(document, at, found))
+    raise input_error(_problems(document, at, findings))
 
 
 def _not_finite(node: Any, location: Location) -> Iterator[_Finding]:
@@ -99,7 +98,7 @@ def _not_finite(node: Any, location: Location) -> Iterator[_Finding]:
 
 
 def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding:
-    """Put an error that the model found in the tree in words."""
+    """Describe an error that pydantic found in the tree."""
     kind, context = error["type"], error.get("ctx", {})
     place = place_of(model, tree, error["loc"], missing=kind == "missing")
     location = place.location
@@ -126,7 +125,7 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         return finding._replace(expected=_EXPECTED[kind].format(**numbers))
     if kind in _BUILT_IN:
         return finding._replace(message=error["msg"][0].lower() + error["msg"][1:])
-    return finding._replace(message=error["msg"])  # raised by a validator in its own words
+    return finding._replace(message=error["msg"])  # a message of our own validators
 
 
 def _missing(types: tuple[Any, ...], key: str | int) -> str:
@@ -147,7 +146,7 @@ def _named(choices: Sequence[Any]) -> list[str]:
 
 
 def _literals(listed: str) -> list[Any]:
-    """Read pydantic's list ``'a', 'b' or 'c'`` back; what is no plain value stays text."""
+    """Parse pydantic's list ``'a', 'b' or 'c'``; anything else stays text."""
     try:
         return list(ast.literal_eval(f"[{listed.replace(' or ', ', ')}]"))
     except (SyntaxError, ValueError):
@@ -159,15 +158,15 @@ def _plain(value: Any) -> Any:
 
 
 def _problems(document: Document, at: Location, found: list[_Finding]) -> Iterator[Problem]:
-    """One problem for each entry about which something was found."""
+    """Return one problem for each entry that has faults."""
     by_location: dict[Location, list[_Finding]] = {}
-    # Someone who writes a mapping where text or a mapping may stand did not mean the text.
+    # Where text or a mapping is valid, a mapping in the file rules the text out.
     entered = {union for finding in found for union in finding.unions if finding.location != union}
     for finding in found:
         if not (finding.location in finding.unions and finding.location in entered):
             by_location.setdefault(finding.location, []).append(finding)
     for location, findings in by_location.items():
-        # A key that one member of a union does not know, another may.
+        # A key that one member of a union does not know may be valid in another.
         telling = [finding for finding in findings if not finding.at_key] or findings
         place = (*at, *location)
         message = _sentence(telling, document.written(place))
@@ -175,7 +174,7 @@ def _problems(document: Document, at: Location, found: list[_Finding]) -> Iterat
 
 
 def _sentence(findings: list[_Finding], written: str | None) -> str:
-    """What is wrong with one entry; several findings are the members of a union, none of which fits."""
+    """Describe the faults of one entry; several findings are the members of a union, none of which fits."""
     value = findings[0].value
     shown = _shown(value, written)
     if isinstance(value, float) and not math.isfinite(value):
@@ -192,7 +191,7 @@ def _sentence(findings: list[_Finding], written: str | None) -> str:
 
 
 def _shown(value: Any, written: str | None) -> str:
-    """A value as people wrote it, shortened."""
+    """Return a value exactly as written, shortened."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
@@ -201,3 +200,114 @@ def _shown(value: Any, written: str | None) -> str:
         shown = json.dumps(value[:_LONGEST], ensure_ascii=False)
         return shown if len(value) <= _LONGEST else f'{shown[:-1]}…"'
     return written or ("nothing" if value is None else str(value))
+
+
+Types = tuple[Any, ...]
+
+
+class Place(NamedTuple):
+    """A place of a document, and the types that are valid there."""
+
+    location: Location
+    unions: tuple[Location, ...]
+    """The unions around it; an error may concern only one member of each."""
+    types: Types
+    around: Types
+    """The types of the mapping or list that contains it."""
+
+
+def place_of(model: type[BaseModel], tree: Any, labelled: Location, *, missing: bool) -> Place:
+    """Return the place in the tree of an error that pydantic found.
+
+    Pydantic puts labels for the members of unions into a location; these are removed. The last key of a
+    ``missing`` entry is not a label, although the tree does not have it.
+    """
+    types, around = tuple(_members(model)), ()
+    real: list[str | int] = []
+    unions: list[Location] = []
+    for index, part in enumerate(labelled):
+        is_tag = (
+            isinstance(tree, dict)
+            and len(types) > 1
+            and unions[-1:] != [tuple(real)]
+            and any(part == value for member in _models(types) for value, _ in _tags(member, tree))
+        )
+        keys = tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+        has_part = part in keys
+        if is_tag or not (has_part or (missing and index == len(labelled) - 1)):
+            unions.append(tuple(real))
+            continue
+        around = _fitting(types, tree)
+        types, tree = _below(around, part), tree[part] if has_part else None
+        real.append(part)
+    return Place(tuple(real), tuple(unions), _fitting(types, tree), around)
+
+
+def key_names(types: Types) -> list[str]:
+    """Return the keys that a mapping of these types may have, in the order of their definition."""
+    names = (field.alias or name for model in _models(types) for name, field in model.model_fields.items())
+    return list(dict.fromkeys(names))
+
+
+def accepted_values(types: Types, key: str) -> list[Any]:
+    """Return the valid values of a key of these types; empty if they are not a short list."""
+    return list(dict.fromkeys(value for model in _models(types) for value in _few_values(model, key)))
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Return the types that a value may have: members of unions, and the ``alternatives`` of a model."""
+    origin: Any = get_origin(annotation)
+    if origin is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif origin in {Union, UnionType}:
+        for member in get_args(annotation):
+            yield from _members(member)
+    elif isinstance(annotation, type) and issubclass(annotation, RootModel):
+        yield from _members(annotation.model_fields["root"].annotation)
+    elif isinstance(annotation, type) and "alternatives" in vars(annotation):
+        yield from annotation.alternatives()  # type: ignore[attr-defined]
+    elif annotation is not type(None):
+        yield annotation
+
+
+def _is_literal(annotation: Any) -> bool:
+    origin: Any = get_origin(annotation)
+    return origin is Literal
+
+
+def _models(types: Types) -> list[type[BaseModel]]:
+    return [one for one in types if isinstance(one, type) and issubclass(one, BaseModel)]
+
+
+def _few_values(model: type[BaseModel], name: str) -> list[Any]:
+    """Return the values of a field that accepts only a short list, such as a discriminator."""
+    field = model.model_fields.get(name)
+    members = tuple(_members(field.annotation)) if field else ()
+    return [value for one in members for value in get_args(one)] if all(map(_is_literal, members)) else []
+
+
+def _tags(model: type[BaseModel], node: dict[str, Any]) -> list[tuple[Any, bool]]:
+    """Return the values of such fields in a node, each with whether the model accepts it."""
+    few = ((node[name], _few_values(model, name)) for name in model.model_fields if name in node)
+    return [(value, value in choices) for value, choices in few if choices]
+
+
+def _fitting(types: Types, node: Any) -> Types:
+    """Remove the models whose discriminator has another value, unless none remains."""
+    if not isinstance(node, dict):
+        return types
+    return tuple(one for one in _models(types) if all(fits for _, fits in _tags(one, node))) or types
+
+
+def _below(types: Types, part: str | int) -> Types:
+    """Return the types of an entry of a value of these types."""
+    annotations: list[Any] = []
+    for model in _models(types):
+        fields = model.model_fields.items()
+        annotations += [field.annotation for name, field in fields if part in {name, field.alias}]
+    for generic in types:
+        arguments = get_args(generic)
+        if arguments and not _is_literal(generic):
+            is_mapping = len(arguments) == 2 and isinstance(part, str)
+            annotations += [arguments[1]] if is_mapping else arguments
+    return tuple(member for annotation in annotations for member in _members(annotation))

@@ -1,1 +1,1 @@
-"""Foreign file formats, one module each: ``read_x`` or ``write_x``."""
+"""Foreign file formats: each has a module with ``read_<format>`` or ``write_<format>``."""

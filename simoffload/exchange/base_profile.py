@@ -1,8 +1,8 @@
-"""What a profile made of measurements keeps of the one that it was made from, and what it must not keep.
+"""The base profile of a measured one: which of its numbers are kept, lowered or left out.
 
-A benchmark of one direction says nothing of the other; but the rate of the profile behind it, a different
-device, may be far from what was measured. Such a rate is brought down in proportion and marked an estimate,
-and a count of requests that the measured rate cannot carry is left out.
+A benchmark of one direction does not give the rate of the other, and the rate of the base profile, which is a
+different device, may be implausible next to the measured one. Such a rate is lowered in proportion and marked
+an estimate; a number of requests that exceeds the measured rate is left out.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ __all__ = ["BaseProfile", "base_profile"]
 
 _HEAD = frozenset({"kind", "id", "name", "notes"})
 _REQUEST = 4096
-"""[B] of the random requests that profiles count."""
+"""[B] Size of the random requests that profiles count."""
 _LONGEST = 1900
-"""[characters] of a source; profiles accept 2000."""
+"""[characters] The longest text of a source; profiles accept 2000."""
 
 _BESIDE = {
     "drive": {"write": "read"},
     "pcie": {"host_to_device": "device_to_host", "device_to_host": "host_to_device"},
 }
-"""Rates, and the measured one beside which each is seen."""
+"""The measured rate with which each unmeasured rate is compared, by kind of profile."""
 _MOST = 1.5
-"""Times that one: our choice. In the shipped profiles no drive writes faster than it reads, and both
-directions of PCIe differ by less than a fifth."""
+"""The largest plausible ratio to that rate (our choice). In the shipped profiles no drive writes faster than
+it reads, and both directions of PCIe differ by less than a fifth."""
 
 
 class BaseProfile(NamedTuple):
-    """The numbers beside the measured ones."""
+    """The part of the base profile that goes into the new one."""
 
     data: dict[str, Any]
-    """By key, as the file has them."""
+    """The kept numbers by key, as in the file."""
     estimated: tuple[str, ...]
-    """Keys whose rates were brought down."""
+    """The keys whose rates were lowered."""
     left_out: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -48,16 +48,16 @@ class BaseProfile(NamedTuple):
 def base_profile(
     base: Entry, measured: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Profile]
 ) -> BaseProfile:
-    """All of ``base`` that was not ``measured``, as far as it is plausible beside that.
+    """Return what ``base`` has in addition to ``measured``, as far as it is plausible with it.
 
-    ``read`` makes a profile of keys and statements.
+    ``read`` makes a profile from keys and statements.
     """
-    # A curve of the old drive would overrule the new rate.
+    # A curve of the old drive would override the new rate.
     document = base.document.data
     own = {
         key: value for key, value in document.items() if key not in {*_HEAD, *measured, "read_by_outstanding"}
     }
-    cache = own.pop("write_cache", None)  # without it the new rate of writing may be any
+    cache = own.pop("write_cache", None)  # without it any new rate of writing is valid
     data: dict[str, Any] = _of(base.profile.id, own)
     lowered = list(_lowered(base, measured, read({**data, **measured})))
     data |= {one.key: one.statement for one in lowered}
@@ -80,7 +80,7 @@ class _Lowered(NamedTuple):
 
 
 def _lowered(base: Entry, measured: Mapping[str, Any], profile: Profile) -> Iterator[_Lowered]:
-    """Rates of the old profile that are too high beside a measured one, in proportion to it."""
+    """Return the rates of the base profile that are too high, lowered in proportion to a measured rate."""
     for key, beside in _BESIDE.get(base.use.kind, {}).items():
         if key in measured or beside not in measured:
             continue
@@ -89,15 +89,15 @@ def _lowered(base: Entry, measured: Mapping[str, Any], profile: Profile) -> Iter
         if rate <= _MOST * seen or share >= 1:
             continue
         warning = (
-            f"not measured: {key}; {format_rate(rate)} of {base.profile.id} is not plausible beside the "
-            f"measured {beside} of {format_rate(seen)}, so that the profile has an estimate in proportion, "
+            f"not measured: {key}; {format_rate(rate)} of {base.profile.id} is not plausible next to the "
+            f"measured {beside} of {format_rate(seen)}, so the profile has the proportional estimate "
             f"{format_rate(rate * share)}; measure it"
         )
         yield _Lowered(key, _scaled(base, key, beside, share), warning)
 
 
 def _refused(base: Entry, data: Mapping[str, Any], profile: Profile) -> Iterator[tuple[str, str]]:
-    """Keys of ``data`` that a drive need not have and that its rates contradict, and why."""
+    """Return the optional keys of ``data`` that contradict the drive's rates, each with the reason."""
     drive = base.profile
     if not isinstance(drive, Drive) or not isinstance(profile, Drive):
         return
@@ -121,20 +121,20 @@ def _refused(base: Entry, data: Mapping[str, Any], profile: Profile) -> Iterator
 
 
 def _numbers(base: Entry, keys: Set[str]) -> Iterator[str]:
-    """Each number of the old profile that stands below one of ``keys``, with its key."""
+    """Return each number of the base profile below one of ``keys``, with its key."""
     for one in base.inputs():
         if one.key.partition(".")[0] in keys:
             yield f"{one.key} {one.text}"
 
 
 def _top(profile: Profile, key: str) -> float:
-    """[B/s] of a rate, or of the fastest point of a curve."""
+    """Return a rate [B/s], or that of the fastest point of a curve."""
     value = getattr(profile, key)
     return float(value.top if isinstance(value, RateCurve) else value.value)
 
 
 def _of(identifier: str, node: Any) -> Any:
-    """Statements of another device as they count for this one: nothing of them was measured here."""
+    """Return the statements of another device with the source "not measured here"."""
     if not isinstance(node, dict):
         return node
     if "origin" not in node:
@@ -145,7 +145,7 @@ def _of(identifier: str, node: Any) -> Any:
 
 
 def _scaled(base: Entry, key: str, beside: str, share: float) -> dict[str, Any]:
-    """The rates of a key times ``share``."""
+    """Return the rates of a key times ``share``, marked as an estimate."""
     node, value = base.document.data[key], getattr(base.profile, key)
     source = f"not measured here; {key} of {base.profile.id} times {share:.3g}, as {beside} was measured"
     provenance = {"origin": "estimate", "source": source, "date": node["date"]}

@@ -1,4 +1,5 @@
-"""Reading the output of benchmark tools: text of bounded size, JSON with finite numbers, plain refusals."""
+"""Output files of benchmark tools: bounded text, JSON with finite numbers, and the measurements in SI
+units."""
 
 from __future__ import annotations
 
@@ -6,29 +7,29 @@ import datetime
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from simoffload.documents import file_errors, read_text
 from simoffload.errors import InputError, Problem
 
-__all__ = ["BenchmarkFile", "Fields", "finite"]
+__all__ = ["BenchmarkFile", "CopyMeasurement", "Fields", "StorageMeasurement", "finite"]
 
 _LARGEST = 20_000_000
-"""[B] json+ of fio with all its bins stays below."""
+"""[B] The largest file; fio's json+ with all its bins is smaller."""
 
 
 class BenchmarkFile(NamedTuple):
-    """The text of a file that a tool wrote."""
+    """The text of a file that a benchmark tool wrote."""
 
     path: str
-    """As the user named it."""
+    """The path as the user gave it."""
     text: str
     date: datetime.date
-    """When it was last modified, in UTC."""
+    """The day of its last modification, in UTC."""
 
     @classmethod
     def read(cls, path: str | Path) -> BenchmarkFile:
-        """Raises InputError for what is no readable text, or larger than 20 MB."""
+        """Read a file. Raises InputError if it is not readable text, or larger than 20 MB."""
         text = read_text(path, most=_LARGEST, remedy="import the files that the tool wrote, run by run")
         with file_errors(path):
             modified = datetime.datetime.fromtimestamp(Path(path).stat().st_mtime, tz=datetime.UTC)
@@ -36,22 +37,24 @@ class BenchmarkFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Without its folder."""
+        """The name of the file without its folder."""
         return Path(self.path).name
 
     def refuse(self, message: str, *, line: int | None = None, key: str = "") -> NoReturn:
-        """Raise InputError about this file."""
+        """Raise an InputError about this file."""
         raise InputError((Problem(self.path, line, None, key, message),))
 
     def json_object(self, tool: str) -> Fields:
-        """The JSON object whose ``{`` begins a line; text around it is passed over.
+        """Return the JSON object whose ``{`` begins a line; other text is ignored.
 
-        Raises InputError if there is none, or it holds NaN or Infinity.
+        Raises InputError if there is none, or if it contains NaN or Infinity.
         """
         start = 0 if self.text.startswith("{") else self.text.find("\n{") + 1
         line = self.text.count("\n", 0, start)
         if not self.text.startswith("{", start):
-            self.refuse(f'holds no JSON object (no line begins with "{{"); is it the JSON output of {tool}?')
+            self.refuse(
+                f'contains no JSON object (no line begins with "{{"); is it the JSON output of {tool}?'
+            )
         decoder = json.JSONDecoder(parse_constant=_refuse_constant)
         try:
             data, _ = decoder.raw_decode(self.text[start:])
@@ -60,7 +63,7 @@ class BenchmarkFile(NamedTuple):
             raise InputError((Problem(self.path, line + error.lineno, error.colno, "", message),)) from None
         except (ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            self.refuse(f"not usable JSON ({reason}); run {tool} again", line=line + 1)
+            self.refuse(f"unusable JSON ({reason}); run {tool} again", line=line + 1)
         return Fields(self, "", data)
 
 
@@ -69,7 +72,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def finite(text: str) -> float | None:
-    """A finite number that is not negative; None if the text is no such number."""
+    """Return a finite, non-negative number; None if the text is not such a number."""
     try:
         value = float(text)
     except ValueError:
@@ -78,22 +81,22 @@ def finite(text: str) -> float | None:
 
 
 class Fields(NamedTuple):
-    """An object within JSON, with the place where it stands."""
+    """An object within JSON, with its key path."""
 
     file: BenchmarkFile
     key: str
     data: dict[str, Any]
 
     def place(self, name: str) -> str:
-        """Where an entry stands, e.g. ``jobs[0].error``."""
+        """Return the key path of an entry, e.g. ``jobs[0].error``."""
         return f"{self.key}.{name}" if self.key else name
 
     def refuse(self, name: str, message: str) -> NoReturn:
-        """Raise InputError about an entry."""
+        """Raise an InputError about an entry."""
         self.file.refuse(message, key=self.place(name))
 
     def object(self, name: str) -> Fields:
-        """An entry that is an object; empty if it is missing.
+        """Return an entry that is an object; empty if it is missing.
 
         Raises InputError if it is anything else.
         """
@@ -103,25 +106,77 @@ class Fields(NamedTuple):
         return Fields(self.file, self.place(name), value)
 
     def objects(self, name: str) -> tuple[Fields, ...]:
-        """An entry that is a list of objects, not empty.
+        """Return an entry that is a non-empty list of objects.
 
         Raises InputError if it is not.
         """
         value = self.data.get(name)
         if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
-            self.refuse(name, "must be a list of objects, and not empty; is this another tool's output?")
+            self.refuse(name, "must be a non-empty list of objects; is this another tool's output?")
         return tuple(Fields(self.file, f"{self.place(name)}[{i}]", one) for i, one in enumerate(value))
 
     def number(self, name: str) -> float:
-        """An entry that is a finite number, not negative; 0 if it is missing.
+        """Return an entry that is a finite, non-negative number; 0 if it is missing.
 
         Raises InputError if it is not.
         """
         value = self.data.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or finite(str(value)) is None:
-            self.refuse(name, f"must be a finite number that is not negative, not {str(value)[:40]!r}")
+            self.refuse(name, f"must be a finite number of at least 0, not {str(value)[:40]!r}")
         return value
 
     def text(self, name: str, default: str = "") -> str:
-        """An entry as text; ``default`` if it is missing."""
+        """Return an entry as text; ``default`` if it is missing."""
         return str(self.data.get(name, default))
+
+
+class StorageMeasurement(NamedTuple):
+    """One measured run of reads or writes on a drive, array or file system."""
+
+    operation: Literal["read", "write"]
+    block: int
+    """[B] Size of one request."""
+    queue_depth: int
+    """The number of requests that one job has in flight."""
+    jobs: int
+    """The number of concurrent threads or processes."""
+    rate: int
+    """[B/s] Total rate of all jobs."""
+    latency: float | None
+    """[s] Mean latency of a request under this load."""
+    direct: bool | None
+    """Whether I/O bypassed the page cache; None if the file does not tell."""
+    random: bool | None
+    """Whether offsets were random; None if the file does not tell."""
+    tool: str
+    version: str
+    """Empty if the file does not say."""
+    file: str
+    """Name of the file, without its folder."""
+    date: datetime.date
+    """The day of the run if the file tells it, else that of the file."""
+
+    @property
+    def outstanding(self) -> int:
+        """[B] The amount in flight."""
+        return self.block * self.queue_depth * self.jobs
+
+
+class CopyMeasurement(NamedTuple):
+    """Measured copies between pinned host memory and one GPU by the copy engine."""
+
+    direction: Literal["host_to_device", "device_to_host"]
+    both_ways: bool
+    """Whether copies in the other direction ran at the same time; ``rate`` is that of this direction."""
+    gpu: int
+    size: int
+    """[B] Size of one copy."""
+    rate: int
+    """[B/s] Rate of the copies."""
+    tool: str
+    version: str
+    """Empty if the file does not say."""
+    file: str
+    """Name of the file, without its folder."""
+    date: datetime.date
+    """The day of the file, which does not tell that of the measurement."""

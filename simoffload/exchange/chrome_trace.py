@@ -21,12 +21,13 @@ __all__ = ["write_trace"]
 
 
 def write_trace(timeline: Timeline, path: str | Path, *, max_events: int = 200_000) -> None:
-    """Write a recorded run; of a longer one the first ``max_events`` operations to end (at least one, and
-    whatever ends at the same moment), and say so.
+    """Write a timeline; of a longer one only the first ``max_events`` operations to end, which the file
+    notes.
 
-    Operations without duration are left out. Raises InputError if the file cannot be written.
+    There is at least one operation, and all that end at the same time as the last one. Operations without
+    duration are left out. Raises InputError if the file cannot be written.
     """
-    # The limit is a moment, so that no rank is cut off earlier than another.
+    # The limit is a point in time, so that all ranks are cut off together.
     last = next(islice(timeline, max_events - 1, None)) if len(timeline) > max_events else None
     until = last.end if last else timeline.makespan
     with replacing(path) as file:
@@ -40,17 +41,17 @@ def write_trace(timeline: Timeline, path: str | Path, *, max_events: int = 200_0
 
 
 def _about(timeline: Timeline, until: int) -> dict[str, Any]:
-    """What the viewer shows under "Info and stats"."""
-    about = {
+    """Return what the viewer shows under "Info and stats"."""
+    info = {
         "pass": printable(timeline.schedule.name),
         "simulated_s": timeline.makespan * 1e-12,
         "operations": len(timeline),
         "truncated": until < timeline.makespan,
     }
     if until < timeline.makespan:
-        about["shown_until_s"] = until * 1e-12
-        about["note"] = "only the beginning is here: operations that ended later are left out"
-    return about
+        info["shown_until_s"] = until * 1e-12
+        info["note"] = "this is only the beginning: operations that ended later are left out"
+    return info
 
 
 def _tracks(schedule: Schedule) -> Iterator[str]:
@@ -82,7 +83,7 @@ def _events(timeline: Timeline, until: int) -> Iterator[str]:
 
 
 def _head(op: Op, schedule: Schedule) -> str:
-    """The part of an event that is the same wherever the operation stands, without the closing brace."""
+    """Return the common part of all events of an operation, without the closing brace."""
     args: dict[str, Any] = {"kind": op.kind}
     if op.size:
         args |= {"bytes": op.size, "route": printable(schedule.routes[op.route].name)}
@@ -91,7 +92,7 @@ def _head(op: Op, schedule: Schedule) -> str:
 
 
 def _event(done: Interval, head: str, schedule: Schedule) -> str:
-    # Both ends are cut to whole nanoseconds, so that neighbours on a stream still do not overlap.
+    # Both ends are truncated to nanoseconds, so that neighbours on a stream still do not overlap.
     start, end = done.start // 1000, done.end // 1000
     block = json.dumps(printable(schedule.blocks[done.block].name))
     where = f',"block":{block},"iteration":{done.iteration}}}'
@@ -101,8 +102,11 @@ def _event(done: Interval, head: str, schedule: Schedule) -> str:
 
 
 def _microseconds(nanoseconds: int) -> str:
-    """Exact decimals. Perfetto multiplies by 1000 in floating point and cuts: the "1" that ``ts`` gets
-    behind the last digit, a tenth of a nanosecond, keeps it from landing on the nanosecond before."""
+    """Return exact decimals.
+
+    Perfetto multiplies by 1000 in floating point and truncates; the "1" that follows ``ts``, a tenth of a
+    nanosecond, prevents the result from becoming the nanosecond before.
+    """
     return f"{nanoseconds // 1000}.{nanoseconds % 1000:03}"
 
 

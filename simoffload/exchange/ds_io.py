@@ -1,4 +1,4 @@
-"""What DeepSpeed's ``ds_io`` and ``ds_nvme_tune`` print.
+"""Output of DeepSpeed's ``ds_io`` and ``ds_nvme_tune``.
 
 Format: deepspeedai/DeepSpeed, deepspeed/nvme: "E2E Read Speed = 12.3 GB/sec" for all threads together, with
 the settings in the name of the log; GB is 1024^3.
@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, finite
-from simoffload.exchange.measurements import StorageMeasurement
+from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, StorageMeasurement, finite
 
 __all__ = ["read_ds_io"]
 
@@ -24,7 +23,7 @@ _UNITS = {"": 1, "K": 1024, "M": 1024**2}
 
 
 class _Settings(NamedTuple):
-    """The defaults are those of DeepNVMe's handle."""
+    """Settings of a run; the defaults are those of DeepNVMe's handle."""
 
     block: int = 1024**2
     queue_depth: int = 128
@@ -32,26 +31,26 @@ class _Settings(NamedTuple):
 
 
 def read_ds_io(path: str | Path) -> tuple[StorageMeasurement, ...]:
-    """Read the log of one ``ds_io`` run, or what ``ds_nvme_tune`` printed at its end.
+    """Read the log of one ``ds_io`` run, or the final output of ``ds_nvme_tune``.
 
-    The speed of single tasks is passed over: E2E counts all of them. Raises InputError if there is none.
+    Speeds of single tasks are ignored, because E2E includes all tasks. Raises InputError if there is none.
     """
     file = BenchmarkFile.read(path)
-    found: list[StorageMeasurement] = []
+    measurements: list[StorageMeasurement] = []
     for number, line in enumerate(file.text.splitlines(), start=1):
         if match := _E2E.fullmatch(line):
             operation: Literal["read", "write"] = "read" if match[1] == "Read" else "write"
-            found.append(_measured(file, operation, match[2], _by_name(file), line=number))
+            measurements.append(_measured(file, operation, match[2], _by_name(file), line=number))
         elif match := _BEST.fullmatch(line):
             best = _tuned(file, number)
-            found.append(_measured(file, "read", match[1], best, line=number))
-            found.append(_measured(file, "write", match[2], best, line=number))
-    if not found:
+            measurements.append(_measured(file, "read", match[1], best, line=number))
+            measurements.append(_measured(file, "write", match[2], best, line=number))
+    if not measurements:
         file.refuse(
-            'holds no line "E2E Read Speed = … GB/sec" (or Write) and no "Best performance (GB/sec): …"; '
-            "give the log of ds_io, or what ds_nvme_tune printed"
+            'contains no line "E2E Read Speed = … GB/sec" (or Write) and no "Best performance (GB/sec): …"; '
+            "give the log of ds_io or the output of ds_nvme_tune"
         )
-    return tuple(found)
+    return tuple(measurements)
 
 
 def _measured(
@@ -77,7 +76,7 @@ def _measured(
 
 
 def _by_name(file: BenchmarkFile) -> _Settings:
-    """Settings from e.g. ``read_single_overlap_ftd1_d32_bs1M_p4.txt``; the rest are defaults."""
+    """Return settings from a name such as ``read_single_overlap_ftd1_d32_bs1M_p4.txt``, else defaults."""
     tags: dict[str, int] = {}
     for part in Path(file.name).stem.split("_"):
         match = _TAG.fullmatch(part)
@@ -92,7 +91,7 @@ def _by_name(file: BenchmarkFile) -> _Settings:
 
 
 def _tuned(file: BenchmarkFile, line: int) -> _Settings:
-    """The ``aio`` object after the line with the best performance."""
+    """Return the settings of the ``aio`` object after the line with the best performance."""
     rest = "\n".join(file.text.splitlines()[line:])
     start = rest.find("{")
     try:
@@ -101,7 +100,7 @@ def _tuned(file: BenchmarkFile, line: int) -> _Settings:
         data = None
     if not isinstance(data, dict) or not isinstance(data.get("aio"), dict):
         file.refuse(
-            'after "Best performance" its settings {"aio": {…}} must follow; give all of it', line=line
+            'the settings {"aio": {…}} must follow "Best performance"; give the complete output', line=line
         )
     aio = Fields(file, "aio", data["aio"])
     threads = "num_threads" if "num_threads" in aio.data else "intra_op_parallelism"

@@ -1,7 +1,7 @@
-"""What ``elbencho --csvfile`` wrote.
+"""Output of ``elbencho --csvfile``.
 
-Format: breuner/elbencho, source/Statistics.cpp: a row for each phase; columns "[first]" are the state when
-the fastest thread ended, "[last]" that when all had.
+Format: breuner/elbencho, source/Statistics.cpp: a row per phase; columns "[first]" are the state when the
+fastest thread ended, "[last]" the state when all threads had ended.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from simoffload.exchange.benchmark_files import BenchmarkFile, finite
-from simoffload.exchange.measurements import StorageMeasurement
+from simoffload.exchange.benchmark_files import BenchmarkFile, StorageMeasurement, finite
 
 __all__ = ["read_elbencho"]
 
@@ -22,14 +21,14 @@ _MIXED = "rwmix read MiB/s [last]"
 
 
 class _Row(NamedTuple):
-    """One phase."""
+    """One phase of a benchmark, which is a row of the file."""
 
     file: BenchmarkFile
     line: int
     cells: dict[str, str]
 
     def positive_integer(self, name: str, default: int = 1) -> int:
-        """A number above 0; ``default`` if the cell is empty or missing."""
+        """Return a number above 0; ``default`` if the cell is empty or missing."""
         text = self.cells.get(name, "").strip()
         if not text:
             return default
@@ -38,7 +37,7 @@ class _Row(NamedTuple):
         return int(text)
 
     def number(self, name: str) -> float | None:
-        """A finite number; None if the cell is empty or missing."""
+        """Return a finite number; None if the cell is empty or missing."""
         text = self.cells.get(name, "").strip()
         value = finite(text) if text else None
         if text and value is None:
@@ -46,19 +45,19 @@ class _Row(NamedTuple):
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Whether a cell is 1; None if it is empty or missing."""
+        """Return whether a cell is 1; None if it is empty or missing."""
         text = self.cells.get(name, "").strip()
         return text != "0" if text else None
 
 
 def read_elbencho(path: str | Path) -> tuple[StorageMeasurement, ...]:
-    """Read the phases READ and WRITE; pass over the others.
+    """Read the phases READ and WRITE, and ignore the others.
 
-    Raises InputError for a table of live statistics, for mixed reads and writes and if there is no phase.
+    Raises InputError for a table of live statistics, for mixed reads and writes, and if there is no phase.
     """
     file = BenchmarkFile.read(path)
     rows = csv.reader(file.text.splitlines(), strict=True)
-    found: list[StorageMeasurement] = []
+    measurements: list[StorageMeasurement] = []
     header: list[str] = []
     try:
         for row in rows:
@@ -73,12 +72,12 @@ def read_elbencho(path: str | Path) -> tuple[StorageMeasurement, ...]:
                     line=rows.line_num,
                 )
             else:
-                found += _phase(_Row(file, rows.line_num, dict(zip(header, row, strict=True))))
+                measurements += _phase(_Row(file, rows.line_num, dict(zip(header, row, strict=True))))
     except csv.Error as error:
         file.refuse(f"not valid CSV: {error}", line=rows.line_num)
-    if not found:
-        file.refuse("holds no phase READ or WRITE; run elbencho with -r or -w and --csvfile")
-    return tuple(found)
+    if not measurements:
+        file.refuse("contains no phase READ or WRITE; run elbencho with -r or -w and --csvfile")
+    return tuple(measurements)
 
 
 def _check_header(file: BenchmarkFile, header: list[str]) -> None:
@@ -93,7 +92,7 @@ def _phase(row: _Row) -> list[StorageMeasurement]:
     name = row.cells["operation"]
     if name.startswith("RWMIX") or row.number(_MIXED):
         row.file.refuse(
-            "the phase both read and wrote, so that neither rate stands alone; run two phases", line=row.line
+            "the phase mixed reads and writes, so neither rate is usable; run two phases", line=row.line
         )
     if name not in {"READ", "WRITE"}:
         return []

@@ -1,4 +1,4 @@
-"""What ``fio --output-format=json`` (or json+) wrote.
+"""Output of ``fio --output-format=json`` (or json+).
 
 Format: fio's HOWTO ("Output"): ``bw_bytes`` is in B/s (``bw`` in KiB/s), times are in ns, options are text.
 """
@@ -11,36 +11,35 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from simoffload.exchange.benchmark_files import BenchmarkFile, Fields
-from simoffload.exchange.measurements import StorageMeasurement
+from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, StorageMeasurement
 
 __all__ = ["read_fio_json"]
 
 _SYNCHRONOUS = {"sync", "psync", "vsync", "pvsync", "pvsync2", "mmap"}
-"""Engines that have one request in flight whatever iodepth says; psync is the default."""
+"""The engines with one request in flight whatever iodepth is; psync is the default."""
 _SIZE = re.compile(r"([0-9]{1,15})([kmgt]?)(i?b)?")
 
 Operation = Literal["read", "write"]
 
 
 class _Job(NamedTuple):
-    """One entry of ``jobs``."""
+    """One entry of the list ``jobs``."""
 
     fields: Fields
     operation: Operation
     group: int
     pattern: str
-    """Value of rw."""
+    """The value of the option rw."""
     settings: tuple[int, int, bool]
-    """Block [B], queue depth, direct."""
+    """The block size [B], queue depth, and whether I/O is direct."""
     numjobs: int
 
 
 def read_fio_json(path: str | Path) -> tuple[StorageMeasurement, ...]:
-    """Read the runs of a file; jobs of one group that do the same are one run with their summed rate.
+    """Read the runs of a file; equal jobs of one group are one run with their total rate.
 
-    Text before the JSON is passed over. Raises InputError for a job that failed or did both reads and
-    writes, and for jobs that ran at once with different settings.
+    Text before the JSON is ignored. Raises InputError for a job that failed or mixed reads and writes, and
+    for concurrent jobs with different settings.
     """
     file = BenchmarkFile.read(path)
     top = file.json_object("fio")
@@ -57,7 +56,7 @@ def read_fio_json(path: str | Path) -> tuple[StorageMeasurement, ...]:
 
 
 def _date(top: Fields) -> datetime.date | None:
-    """The day of the run in UTC."""
+    """Return the day of the run in UTC; None if the file does not tell."""
     timestamp = top.number("timestamp")
     try:
         return datetime.datetime.fromtimestamp(timestamp, tz=datetime.UTC).date() if timestamp else None
@@ -66,13 +65,15 @@ def _date(top: Fields) -> datetime.date | None:
 
 
 def _job(fields: Fields, common: Fields) -> _Job | None:
-    """One entry; None if it moved nothing (it only trimmed, say)."""
+    """Return one job; None if it moved no data (a trim, for example)."""
     error = fields.number("error")
     if error:
-        fields.refuse("error", f"the job ended with error {error:.0f}; its rates mean nothing, run it again")
+        fields.refuse(
+            "error", f"the job ended with error {error:.0f}, so its rates are not valid; run it again"
+        )
     directions = [one for one in ("read", "write") if fields.object(one).number("io_bytes")]
     if len(directions) > 1:
-        fields.refuse("read", "the job both read and wrote, so that neither rate stands alone; run two jobs")
+        fields.refuse("read", "the job mixed reads and writes, so neither rate is usable; run two jobs")
     if not directions:
         return None
     operation: Operation = "read" if directions[0] == "read" else "write"
@@ -102,7 +103,8 @@ def _count(options: Fields, name: str) -> int:
 
 
 def _block(options: Fields, operation: Operation) -> int:
-    """[B] of a request: ``bs`` is one size, or "read,write,trim" where an empty one repeats the first."""
+    """Return the size of a request [B]: ``bs`` is one size, or "read,write,trim" (empty ones repeat the
+    first)."""
     name = "blocksize" if "blocksize" in options.data else "bs"
     if {"bsrange", "blocksize_range", "bssplit"} & options.data.keys():
         options.refuse(name, "requests of several sizes (bsrange, bssplit) cannot be imported; give one bs")
@@ -120,14 +122,16 @@ def _block(options: Fields, operation: Operation) -> int:
 
 
 def _run(jobs: list[_Job], version: str, date: datetime.date) -> StorageMeasurement:
-    """What jobs that ran at once reached together."""
+    """Return the combined measurement of jobs that ran at once."""
     first = jobs[0]
     different = next((job for job in jobs if (job.settings, job.operation) != _kind(first)), None)
     if different is not None:
-        message = f"ran at once with {first.fields.key} at another bs, iodepth or direct; use stonewall"
+        message = (
+            f"ran concurrently with {first.fields.key} with another bs, iodepth or direct; use stonewall"
+        )
         different.fields.refuse("job options", message)
     names = Counter(job.fields.text("jobname") for job in jobs)
-    # With group_reporting one entry stands for all clones of a job, else each has its own.
+    # With group_reporting one entry is for all clones of a job, else each clone has its own.
     clones = sum(job.numjobs if names[job.fields.text("jobname")] == 1 else 1 for job in jobs)
     rates = [job.fields.object(job.operation).number("bw_bytes") for job in jobs]
     if not all(rates):
@@ -155,11 +159,12 @@ def _kind(job: _Job) -> tuple[tuple[int, int, bool], Operation]:
 
 
 def _latency(jobs: list[_Job]) -> float | None:
-    """[s] mean of all requests, from submission or else from their acceptance; None if not recorded."""
+    """Return the mean latency of all requests [s], from submission or else from acceptance; None if
+    absent."""
     for name in ("lat_ns", "clat_ns"):
-        found = [job.fields.object(job.operation).object(name) for job in jobs]
-        counts = [one.number("N") for one in found]
-        means = [one.number("mean") for one in found]
+        latencies = [job.fields.object(job.operation).object(name) for job in jobs]
+        counts = [one.number("N") for one in latencies]
+        means = [one.number("mean") for one in latencies]
         if all(counts) and all(means):
             return sum(n * mean for n, mean in zip(counts, means, strict=True)) / sum(counts) * 1e-9
     return None

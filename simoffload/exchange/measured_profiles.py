@@ -1,4 +1,4 @@
-"""A profile in which measurements take the place of another profile's numbers."""
+"""Profiles in which measurements replace the numbers of another profile."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from simoffload.documents import parse_yaml, suggest, validate, yaml_text
-from simoffload.documents.choices import quoted
+from simoffload.documents import parse_yaml, quoted, suggest, validate, yaml_text
 from simoffload.errors import InputError, Problem, printable
 from simoffload.exchange.base_profile import base_profile
+from simoffload.exchange.benchmark_files import CopyMeasurement, StorageMeasurement
 from simoffload.exchange.ds_io import read_ds_io
 from simoffload.exchange.elbencho import read_elbencho
 from simoffload.exchange.fio_json import read_fio_json
-from simoffload.exchange.measurements import CopyMeasurement, StorageMeasurement
 from simoffload.exchange.nvbandwidth import BUFFER, read_nvbandwidth
 from simoffload.hardware.library import KINDS, Library, is_path
 from simoffload.hardware.profiles import Profile
@@ -29,36 +28,36 @@ _STORAGE: dict[str, Callable[[str | Path], tuple[StorageMeasurement, ...]]] = {
 }
 _COPIES = "nvbandwidth"
 _STREAMING = 128 * 1024
-"""[B] Smaller requests are bound by their number: they say nothing about the rate of offloading, which asks
-for 1 MiB at a time (DeepSpeed's default)."""
+"""[B] The smallest request of a streaming rate. Smaller requests are limited by their number, unlike
+offloading with requests of 1 MiB (DeepSpeed's default)."""
 _RANDOM = 4096
-"""[B] of the requests that data sheets count."""
+"""[B] Size of the random requests that data sheets count."""
 _LONGEST = 1900
-"""[characters] of a source; profiles accept 2000."""
+"""[characters] The longest text of a source; profiles accept 2000."""
 _SHOWN = 12
-"""Settings that a source names."""
+"""The most settings that the text of a source names."""
 
 Statement = dict[str, Any]
 
 
 class MeasuredProfile(NamedTuple):
-    """A profile as text, and what is to be said about it."""
+    """A new profile as text, with remarks about its origin."""
 
     kind: str
     text: str
     measured: tuple[str, ...]
-    """Keys that the measurements gave."""
+    """The keys that were measured."""
     kept: tuple[str, ...]
-    """Keys whose numbers are those of the profile that it was made from."""
+    """The keys with numbers of the base profile."""
     warnings: tuple[str, ...]
     estimated: tuple[str, ...] = ()
-    """Keys whose numbers that profile gave in proportion: its own were not plausible beside the measured."""
+    """The keys whose numbers are those of the base profile, lowered in proportion to be plausible."""
     left_out: tuple[str, ...] = ()
-    """Keys of that profile that were not plausible, and which a profile need not have."""
+    """The optional keys of the base profile that were not plausible and were left out."""
 
 
 class _Findings(NamedTuple):
-    """What measurements give."""
+    """The numbers and warnings that measurements give."""
 
     numbers: dict[str, Statement]
     warnings: list[str]
@@ -67,19 +66,19 @@ class _Findings(NamedTuple):
 def import_profile(
     form: str, files: Sequence[str | Path], *, identifier: str, base: str | None, size: int | None = None
 ) -> MeasuredProfile:
-    """Make a drive's profile from files of "fio", "ds-io" or "elbencho", or one of PCIe from "nvbandwidth"'s.
+    """Make a profile of a drive from files of fio, ds-io or elbencho, or of PCIe from files of nvbandwidth.
 
     ``base`` names the profile that gives all other numbers; ``size`` [B] is nvbandwidth's ``--bufferSize``.
-    Raises InputError for files that cannot be read or do not hold what a profile needs.
+    Raises InputError for files that cannot be read or lack numbers that a profile needs.
     """
     known = (*_STORAGE, _COPIES)
     if form not in known:
-        raise _error("format", f"{quoted(form)} is none of {', '.join(known)}{suggest(form, known)}")
+        raise _error("format", f"{quoted(form)} is not one of {', '.join(known)}{suggest(form, known)}")
     kind = "pcie" if form == _COPIES else "drive"
     if fault := id_fault(identifier):
         raise _error("--id", fault)
     if size is not None and kind != "pcie":
-        raise _error("--buffer-size", "only nvbandwidth has it")
+        raise _error("--buffer-size", "only nvbandwidth has this option")
     if base is None:
         raise _error("--from", _missing_base(kind))
     try:
@@ -116,11 +115,11 @@ def _error(path: str, message: str) -> InputError:
 
 def _missing_base(kind: str) -> str:
     known = ", ".join(one.id for one in Library().summaries(kind))
-    return f"missing: name the {kind} whose other numbers (size, slot, …) are to be kept, one of {known}"
+    return f"missing: name the {kind} that supplies the other numbers (size, slot, …), one of {known}"
 
 
 def _storage(runs: list[StorageMeasurement]) -> _Findings:
-    """Numbers of a drive: rates of large requests, latency of single ones, requests/s of 4 KiB."""
+    """Return numbers of a drive: rates of large requests, latency of single ones, requests/s of 4 KiB."""
     large = [run for run in runs if run.block >= _STREAMING]
     reads = [run for run in large if run.operation == "read"]
     if not reads:
@@ -132,11 +131,11 @@ def _storage(runs: list[StorageMeasurement]) -> _Findings:
     numbers: dict[str, Statement] = {}
     warnings: list[str] = []
     for operation in ("read", "write"):
-        mine = [run for run in large if run.operation == operation]
-        if not mine:
+        runs_of_operation = [run for run in large if run.operation == operation]
+        if not runs_of_operation:
             warnings.append(f"no {operation}s of 128 KiB or more: {operation} is not measured")
             continue
-        best = max(mine, key=lambda run: run.rate)
+        best = max(runs_of_operation, key=lambda run: run.rate)
         numbers[operation] = _number(_rate(best.rate), [best])
         alone = [run for run in runs if run.operation == operation and run.outstanding == run.block]
         latency = _latency(alone, best.rate)
@@ -164,7 +163,7 @@ def _storage(runs: list[StorageMeasurement]) -> _Findings:
 
 
 def _latency(alone: list[StorageMeasurement], rate: int) -> Statement | None:
-    """Latency of the smallest request that was measured alone, without the time that its bytes need."""
+    """Return the latency of the smallest single request without the transfer time of its bytes."""
     timed = [run for run in alone if run.latency is not None]
     if not timed:
         return None
@@ -179,7 +178,7 @@ def _latency(alone: list[StorageMeasurement], rate: int) -> Statement | None:
 
 
 def _curve(reads: list[StorageMeasurement]) -> Statement | None:
-    """The best read rate of each amount in flight; None for a single one, which would say nothing."""
+    """Return the best read rate of each amount in flight; None for a single amount, which is no curve."""
     best: dict[int, StorageMeasurement] = {}
     for run in sorted(reads, key=lambda run: run.rate):
         best[run.outstanding] = run
@@ -191,15 +190,15 @@ def _curve(reads: list[StorageMeasurement]) -> Statement | None:
 
 
 def _copies(copies: list[CopyMeasurement]) -> _Findings:
-    """Numbers of PCIe: the median GPU's rates, and what is left of them when both directions are busy."""
+    """Return numbers of PCIe: the median GPU's rates, and their share when both directions are busy."""
     numbers: dict[str, Statement] = {}
     warnings: list[str] = []
     alone: dict[str, float] = {}
     busy: dict[str, float] = {}
     for direction in ("host_to_device", "device_to_host"):
-        mine = [one for one in copies if one.direction == direction]
-        single = [one for one in mine if not one.both_ways]
-        double = [one for one in mine if one.both_ways]
+        same_direction = [one for one in copies if one.direction == direction]
+        single = [one for one in same_direction if not one.both_ways]
+        double = [one for one in same_direction if one.both_ways]
         if double:
             busy[direction] = median(one.rate for one in double)
         if not single:
@@ -256,7 +255,7 @@ def _setting(run: StorageMeasurement) -> str:
 
 
 def _size(size: int) -> str:
-    """A size, exactly."""
+    """Return a size exactly, with its unit."""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size % 1024**power == 0:
             return f"{size // 1024**power} {unit}"
@@ -264,7 +263,7 @@ def _size(size: int) -> str:
 
 
 def _rate(rate: int) -> str:
-    """A rate, exactly."""
+    """Return a rate exactly, with its unit."""
     return _amount(rate / 10**6, "MB/s", digits=6)
 
 
@@ -273,9 +272,9 @@ def _amount(value: float, unit: str, *, digits: int) -> str:
 
 
 def _head(data: dict[str, Any], findings: _Findings, identifier: str, form: str) -> dict[str, Any]:
-    """Names and notes of what is made from the profile ``data``."""
+    """Return the names and notes of a profile that is made from the profile ``data``."""
     measured = f"Measured with {form}: {', '.join(findings.numbers)}."
-    notes = [measured, f"Nothing else was; it comes from {data['id']} ({data['name']})."]
+    notes = [measured, f"Everything else comes from {data['id']} ({data['name']})."]
     notes += [f"{warning[0].upper()}{warning[1:]}." for warning in findings.warnings]
     if data.get("notes"):
         notes.append(f"Notes of {data['id']}: {data['notes'].strip()}")

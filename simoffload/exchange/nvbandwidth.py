@@ -1,4 +1,4 @@
-"""What ``nvbandwidth`` printed: the JSON of ``-j`` or the plain matrices.
+"""Output of ``nvbandwidth``: the JSON of ``-j`` or the plain matrices.
 
 Format: NVIDIA/nvbandwidth, json_output.cpp and README.md: GB/s are decimal, cells of the JSON are text, a row
 is a CPU and a column a GPU, "N/A" a pair that was not measured.
@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from simoffload.exchange.benchmark_files import BenchmarkFile, Fields, finite
-from simoffload.exchange.measurements import CopyMeasurement
+from simoffload.exchange.benchmark_files import BenchmarkFile, CopyMeasurement, Fields, finite
 
 __all__ = ["BUFFER", "read_nvbandwidth"]
 
 BUFFER = 64 * 1024**2
-"""[B] of one copy unless ``--bufferSize`` said otherwise, which the output does not tell (README.md)."""
+"""[B] Default size of one copy; the output does not contain ``--bufferSize`` (README.md)."""
 _GB = 10**9
 _TEST = re.compile(r"(host_to_device|device_to_host)_(bidirectional_)?memcpy_ce")
 _RUNNING = re.compile(r"Running (?:benchmark )?(\w+)\.?")
@@ -25,7 +24,7 @@ _VERSION = re.compile(r"nvbandwidth Version: v?(\S+)")
 
 
 class _Cell(NamedTuple):
-    """One number of a matrix."""
+    """One number of a bandwidth matrix."""
 
     test: str
     gpu: int
@@ -35,7 +34,7 @@ class _Cell(NamedTuple):
 
 
 def read_nvbandwidth(path: str | Path, *, size: int = BUFFER) -> tuple[CopyMeasurement, ...]:
-    """Read the copies between host and single GPUs by the copy engine, of ``size`` [B]; pass over the rest.
+    """Read the copies of ``size`` [B] between host and single GPUs by the copy engine; ignore the others.
 
     Raises InputError for a test that failed, and if no such copies were measured.
     """
@@ -49,15 +48,15 @@ def read_nvbandwidth(path: str | Path, *, size: int = BUFFER) -> tuple[CopyMeasu
     else:
         found_version = _VERSION.search(file.text)
         version, cells = found_version[1] if found_version else "", _text_cells(file)
-    found = tuple(
+    measurements = tuple(
         _measured(file, cell, size, version.removeprefix("v")) for cell in cells if cell.text != "N/A"
     )
-    if not found:
+    if not measurements:
         file.refuse(
-            "holds no copies between host and GPU; run nvbandwidth -t host_to_device_memcpy_ce "
+            "contains no copies between host and GPU; run nvbandwidth -t host_to_device_memcpy_ce "
             "device_to_host_memcpy_ce (and the bidirectional ones)"
         )
-    return found
+    return measurements
 
 
 def _measured(file: BenchmarkFile, cell: _Cell, size: int, version: str) -> CopyMeasurement:
@@ -65,7 +64,7 @@ def _measured(file: BenchmarkFile, cell: _Cell, size: int, version: str) -> Copy
     assert match is not None
     rate = finite(cell.text)
     if not rate:
-        file.refuse(f"{cell.text[:40]!r} is not a rate above 0 in GB/s", line=cell.line, key=cell.key)
+        file.refuse(f"{cell.text[:40]!r} is not a rate above 0 GB/s", line=cell.line, key=cell.key)
     direction: Literal["host_to_device", "device_to_host"] = (
         "host_to_device" if match[1] == "host_to_device" else "device_to_host"
     )
@@ -104,7 +103,8 @@ def _json_cells(report: Fields) -> Iterator[_Cell]:
 
 
 def _text_cells(file: BenchmarkFile) -> Iterator[_Cell]:
-    """Cells of the matrices: a line of GPU numbers, then a line for each CPU that begins with its number."""
+    """Return the cells of the matrices: a line of GPU numbers, then a line per CPU that begins with its
+    number."""
     test, gpus = "", list[int]()
     for number, line in enumerate(file.text.splitlines(), start=1):
         cells = line.split()
@@ -125,5 +125,5 @@ def _text_cells(file: BenchmarkFile) -> Iterator[_Cell]:
         elif cells[0].startswith(("ERROR", "[ERROR")) or "CUDA_ERROR" in line:
             file.refuse(f"{test} failed; run it again", line=number)
         else:
-            # Titles stand before the matrix; anything after it ends it.
+            # Titles come before the matrix; any other line after it ends it.
             test = "" if gpus else test

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from simoffload.documents import Document, Edit, edited, suggest
-from simoffload.documents.document import key_path
+from simoffload.documents import Document, Edit, edited, key_path, suggest
 from simoffload.errors import InputError, Problem
 
 __all__ = ["Changes", "spelled"]

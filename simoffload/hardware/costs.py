@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from simoffload.documents import quoted
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen, quoted
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Origin, Share, Sourced, Text
 from simoffload.units import PositiveBytes, Watts

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from simoffload.documents import Document, DocumentLocation, validate
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Document, DocumentLocation, Frozen, validate
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.library import ProfileInput
 from simoffload.hardware.platform import Attachment, PlatformProfile, StorageTier, name_fault

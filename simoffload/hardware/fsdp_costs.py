@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.hardware.quantities import Count, Sourced
 from simoffload.units import BytesPerSecond, Seconds
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Count, Name, Provenance, Reference, Text
 

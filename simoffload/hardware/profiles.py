@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.hardware.fsdp_costs import FsdpCosts, scaled_costs
 from simoffload.hardware.quantities import (

@@ -11,8 +11,7 @@ from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, model_validator
 
-from simoffload.documents import quoted
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen, quoted
 from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds
 
 __all__ = [

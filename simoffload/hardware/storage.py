@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.hardware.profiles import Profile, Slot
 from simoffload.hardware.quantities import (
     Count,

@@ -13,7 +13,9 @@ from pydantic import ConfigDict, TypeAdapter, model_validator
 
 from simoffload.documents import (
     Document,
+    Frozen,
     file_errors,
+    listing,
     parse_yaml,
     quoted,
     read_document,
@@ -21,8 +23,6 @@ from simoffload.documents import (
     suggest,
     validate,
 )
-from simoffload.documents.choices import listing
-from simoffload.documents.frozen import Frozen
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import all_invalid, invalid

@@ -15,8 +15,7 @@ from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
-from simoffload.scenario import LoadedScenario
-from simoffload.scenario.tiers import placement_of
+from simoffload.scenario import LoadedScenario, placement_of
 from simoffload.simulation import Progress, fit, labelled, simulate
 from simoffload.simulation.metrics import refused
 from simoffload.strategies import Plan

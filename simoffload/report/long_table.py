@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from simoffload.exchange.csv_rows import write_csv
+from simoffload.exchange.files import write_csv
 from simoffload.report.document import Datum, ReportDocument, ReportSection
 
 __all__ = ["COLUMNS", "write_long_table"]

@@ -1,21 +1,38 @@
-"""A scenario: which model does what work on which platform, offloaded how."""
+"""A scenario: which model does what work on which platform, and what is offloaded where."""
 
 from __future__ import annotations
 
-from simoffload.scenario.cache import ScenarioCache
-from simoffload.scenario.defaults import default_scenario
-from simoffload.scenario.loaded import LoadedScenario
-from simoffload.scenario.loading import find_scenario, list_scenarios, load_scenario, resolve
+from simoffload.scenario.cache import ScenarioCache, canonical
+from simoffload.scenario.loaded import LoadedScenario, other_work, placement_of, tier_name
+from simoffload.scenario.loading import (
+    SWEEP,
+    completed,
+    default_scenario,
+    find_scenario,
+    list_scenarios,
+    load_scenario,
+    locate,
+    opened,
+    resolve,
+)
 from simoffload.scenario.schema import EngineOptions, Scenario
 
 __all__ = [
+    "SWEEP",
     "EngineOptions",
     "LoadedScenario",
     "Scenario",
     "ScenarioCache",
+    "canonical",
+    "completed",
     "default_scenario",
     "find_scenario",
     "list_scenarios",
     "load_scenario",
+    "locate",
+    "opened",
+    "other_work",
+    "placement_of",
     "resolve",
+    "tier_name",
 ]

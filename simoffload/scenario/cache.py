@@ -1,4 +1,4 @@
-"""What scenarios have in common, each read and built once: files, platforms, machines, models."""
+"""A cache of what scenarios share: files, platforms, machines and models are read and built once."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ __all__ = ["ScenarioCache", "canonical"]
 T = TypeVar("T")
 _MODELS, _PLATFORMS, _CHANGES = 64, 256, 65_536
 _SECTIONS = ("checkpoint", "dataset")
-"""Sections that may use tiers, too."""
+"""Sections next to the strategy that may use tiers."""
 _SPEEDS = ("read", "write", "latency", "read_latency", "write_latency", "per_connection")
-"""Keys of storage profiles that do not decide what fits."""
+"""Keys of storage profiles that do not decide whether something fits."""
 
 
 def canonical(data: Any) -> str:
-    """Plain values as JSON in which equal values have equal text."""
+    """Write plain values as JSON, so that equal values have equal text."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 class _Recent(Generic[T]):
-    """The values asked for last."""
+    """A cache of the most recently used values."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -56,9 +56,9 @@ class _Recent(Generic[T]):
 
 
 class ScenarioCache:
-    """Keeps what is read and built for the next scenario that asks for the same.
+    """A cache of files, platforms, machines and models for all scenarios that use the same ones.
 
-    A file is read once: what changes on disk afterwards is not seen. Not for several threads at once.
+    A file is read once; later changes on disk are not seen. The cache is not safe for threads.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class ScenarioCache:
         self._machines: _Recent[tuple[Platform, Machine]] = _Recent(_PLATFORMS)
 
     def model(self, spec: ModelSpec, *, root: Path | None) -> ModelShape:
-        """The shape of a model; raises what ``load_model`` raises."""
+        """Return the shape of a model; raises what ``load_model`` raises."""
         if spec.config is not None:
             return self._from_config(spec, root)[0]
         return self._models.get(canonical(spec.model_dump()), lambda: load_model(spec, root=root))
@@ -85,15 +85,15 @@ class ScenarioCache:
         return self._shapes[key]
 
     def name_platform(self, reference: str, path: Path) -> None:
-        """Let ``reference`` mean a platform file that the user has named apart from any scenario.
+        """Let ``reference`` mean a platform file that the user named outside of any scenario.
 
-        It need not be in the folder of a scenario that is put on it; paths in it start from its own.
+        It may be outside the folder of the scenarios that use it; paths in it start from its own folder.
         """
         folder = path.parent.parent if path.parent.name == "platform" else path.parent
         self._apart[reference] = folder, f"./{path.relative_to(folder).as_posix()}"
 
     def platform(self, document: Document, *, changed: bool = True) -> Platform:
-        """The platform of a scenario with its equipment and, if ``changed``, the changes to its profiles.
+        """Return the platform of a scenario with its equipment and, if ``changed``, its changes to profiles.
 
         Raises what ``load_platform`` raises.
         """
@@ -113,15 +113,15 @@ class ScenarioCache:
         )
 
     def machine(self, platform: Platform, *, nodes: int) -> Machine:
-        """``nodes`` hosts of a platform; raises what ``Platform.machine`` raises."""
-        # The platform is kept beside its machine: no other can then have its identity.
+        """Return a machine of ``nodes`` hosts of a platform; raises what ``Platform.machine`` raises."""
+        # The platform is kept with its machine, so that no other object can get the same id().
         made = self._machines.get((id(platform), nodes), lambda: (platform, platform.machine(nodes=nodes)))
         return made[1]
 
     def opened(self, document: Document, key: str, content: type[BaseModel]) -> Document:
-        """The document with the content of a file where the section ``strategy`` has its path.
+        """Return the document with the content of a file where the section ``strategy`` has its path.
 
-        Raises InputError for a file that cannot be read, or holds anything but ``content``.
+        Raises InputError for a file that cannot be read or is not valid ``content``.
         """
         name = document.data["strategy"].get(key)
         if not isinstance(name, str):
@@ -132,10 +132,10 @@ class ScenarioCache:
         return edited(document, [Edit(("strategy", key), self._contents[kept])], in_place=True)
 
     def cache_key(self, data: dict[str, Any], *, root: Path | None) -> str:
-        """A hash of what decides the result of a complete scenario: files by their content, neither its name
-        nor rates of storage that it does not use.
+        """Return a hash of everything that decides the result of a complete scenario.
 
-        Files that cannot be read count by their names.
+        Files count by their content, or by their names if they cannot be read. The scenario's name and the
+        rates of unused storage do not count.
         """
         content = {key: value for key, value in data.items() if key not in {"name", "description"}}
         platform, model = content.get("platform"), content.get("model")
@@ -156,7 +156,7 @@ class ScenarioCache:
         return [use.sha256 for use in platform.profiles]
 
     def _changes(self, document: Document) -> Any:
-        """The changes to profiles that decide anything; all of them where they cannot be made."""
+        """Return the changes to profiles that affect the result, or all of them if they are not valid."""
         data, changes = document.data, document.data["profiles"]
         try:
             decide = _cache_key_changes(data, self.platform(document, changed=False))
@@ -169,7 +169,7 @@ class ScenarioCache:
         return decide if possible else changes
 
     def _is_possible(self, document: Document) -> bool:
-        """Whether a machine can be made with the changes of a scenario."""
+        """Return whether a machine can be made with the scenario's changes to profiles."""
         try:
             machine = self.platform(document).machine()
         except InputError:
@@ -184,12 +184,12 @@ class ScenarioCache:
             return model
 
     def profiles(self) -> tuple[tuple[str, str, str], ...]:
-        """(kind, id, sha256) of all profiles that were read."""
+        """Return (kind, id, sha256) of all profiles that were read."""
         uses = (use for library in self._libraries.values() for use in library.uses())
         return tuple(sorted({(use.kind, use.id, use.sha256) for use in uses}))
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that was read from files, to be sent where those files are not."""
+        """Return everything that was read from files, for machines that do not have those files."""
         libraries = {root: library.snapshot() for root, library in self._libraries.items()}
         return {
             "libraries": libraries,
@@ -200,7 +200,7 @@ class ScenarioCache:
 
     @classmethod
     def restored(cls, snapshot: dict[str, Any]) -> ScenarioCache:
-        """The cache of a snapshot."""
+        """Make a cache from the snapshot of another one."""
         cache = cls()
         cache._libraries = {
             root: Library.restored(library, root) for root, library in snapshot["libraries"].items()
@@ -224,9 +224,9 @@ def _read_content(root: Path, name: str, content: type[BaseModel]) -> Any:
 
 
 def _cache_key_changes(data: Mapping[str, Any], platform: Platform) -> Any:
-    """The section ``profiles`` of a complete scenario without how fast storage is that is left aside.
+    """Return the section ``profiles`` of a complete scenario without the rates of unused storage.
 
-    Its capacity counts: advice names the smallest tier that would do.
+    Its capacity stays, because advice names the smallest tier that would suffice.
     """
     changes, used = data["profiles"], _used(data)
     if used is None or not isinstance(changes, Mapping):
@@ -240,7 +240,7 @@ def _cache_key_changes(data: Mapping[str, Any], platform: Platform) -> Any:
 
 
 def _used(data: Mapping[str, Any]) -> set[str] | None:
-    """Tiers that the scenario names; None if it leaves any of them to be found out."""
+    """Return the tiers that the scenario names; None if it leaves any of them open."""
     strategy = data.get("strategy")
     kind = strategy.get("kind") if isinstance(strategy, Mapping) else None
     known = strategy_of(kind)
@@ -252,11 +252,11 @@ def _used(data: Mapping[str, Any]) -> set[str] | None:
 
 
 def _left_aside(platform: Platform, used: set[str]) -> set[str]:
-    """Names of the profiles of storage of which no tier is used."""
+    """Return the names of storage profiles of which no tier is used."""
     targets = platform.targets
     aside = {target.id for name, target in targets.items() if name not in used}
     if any(target.drive for name, target in targets.items() if name in used):
-        # One may be built of the other.
+        # One drive's tier may be built from another's.
         aside -= {target.id for target in targets.values() if target.drive}
     aside -= {target.id for name, target in targets.items() if name in used}
     kinds = {one: [use.kind for use in platform.profiles if use.id == one] for one in aside}

@@ -1,12 +1,12 @@
-"""A scenario that was read and resolved, and the plans that follow from it."""
+"""A scenario with everything resolved: its plan, its edits, its placements and the names of its tiers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from simoffload.documents import Document, Edit, edited
+from simoffload.documents import Document, Edit, edited, quoted, suggest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Platform
 from simoffload.hardware.changes import spelled
@@ -15,40 +15,50 @@ from simoffload.limits import keep, limited, now_doing
 from simoffload.models import ModelShape
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import Scenario
-from simoffload.scenario.tiers import RESIDENT, placement_of
 from simoffload.strategies import Plan, Strategy, strategy_for
+from simoffload.strategies.base import TierChoice
+from simoffload.strategies.placement import Placement
 
-__all__ = ["LoadedScenario", "other_work"]
+__all__ = [
+    "READ_TIER",
+    "RESIDENT",
+    "LoadedScenario",
+    "other_work",
+    "placement_of",
+    "storage_name",
+    "tier_name",
+]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LoadedScenario:
-    """A scenario with everything it refers to, checked and resolved."""
+    """A scenario that was checked, with everything that it refers to."""
 
     scenario: Scenario
     document: Document
-    """What was read, overrides applied and a ds_config in place of its path."""
+    """The content of the file with overrides applied and the content of a ds_config instead of its path."""
     model: ModelShape
     machine: Machine
     remarks: tuple[str, ...] = ()
-    """What the user should know of how it came about."""
+    """Remarks for the user about how the scenario was derived from another one."""
     cache: ScenarioCache = field(default_factory=ScenarioCache, repr=False, compare=False)
-    """What it was built with, for others that are like it."""
+    """The cache that it was built with, which its variants share."""
 
     @property
     def name(self) -> str:
-        """The scenario's name."""
+        """The name of the scenario in reports."""
         return str(self.document.data["name"])
 
     def on(self, target: str) -> LoadedScenario:
-        """The same work elsewhere; InputError if the machine has no such tier.
+        """Return the same work with the offloaded data on another tier.
 
-        Elsewhere are the weights, or the checkpoints of a scenario of checkpoints; of training
-        ``weights+optimizer`` says both. "gpu" and "cpu" mean the tiers "hbm" and "dram". "resident" is no
-        place but another strategy, which edits the whole section: a whole copy in each GPU, without ZeRO.
-        Raises PlacementError, an InputError, where the strategy has no meaning on a tier.
+        ``target`` is the tier of the weights (or of the checkpoints, where they are the work); in training
+        ``weights+optimizer`` names both tiers. "gpu" and "cpu" mean the tiers "hbm" and "dram". "resident" is
+        not a tier but another strategy, a complete copy in each GPU without ZeRO, which replaces the section
+        ``strategy``. Raises InputError if the machine has no such tier, and its subclass PlacementError if
+        the strategy cannot use it.
         """
         strategy = self.scenario.strategy
         if target == RESIDENT:
@@ -61,9 +71,9 @@ class LoadedScenario:
         )
 
     def changed(self, *edits: Edit) -> Document:
-        """The document with edits made to it.
+        """Return the document with edits.
 
-        Profiles are named ``kind/id`` in edits; where the document has one by its id, it goes on so.
+        Edits name profiles ``kind/id``; a profile that the document names by its id keeps that name.
         """
         document = self.document
         for path, value in edits:
@@ -74,14 +84,14 @@ class LoadedScenario:
         return document
 
     def edited(self, *edits: Edit) -> LoadedScenario:
-        """The scenario with edits, resolved anew: every question about a changed scenario begins here.
+        """Return the scenario with edits, resolved again.
 
-        Numbers of profiles that the changed machine does not have any more are left out. Raises InputError.
+        Changes to profiles that the new machine does not have are dropped. Raises InputError.
         """
         return self._resolved(self._possible(*edits))
 
     def platform(self, *edits: Edit) -> Platform:
-        """Its platform with edits; raises InputError for one that cannot be."""
+        """Return the platform with edits; raises InputError if they are not valid."""
         return self.cache.platform(self._possible(*edits))
 
     def _possible(self, *edits: Edit) -> Document:
@@ -100,7 +110,7 @@ class LoadedScenario:
 
     @property
     def places(self) -> tuple[str, str]:
-        """Tiers of the weights (or of the checkpoints) and of the optimizer; "" where there is none."""
+        """The tiers of the weights (or of the checkpoints) and of the optimizer; "" where there is none."""
         try:
             weights, optimizer = self.scenario.strategy.places(self.machine)
         except InputError:
@@ -109,9 +119,10 @@ class LoadedScenario:
 
     @limited
     def plan(self) -> Plan:
-        """Apply the strategy; InputError, with its place in the file, for what DeepSpeed would refuse.
+        """Return the plan of the strategy for this model, workload and machine.
 
-        Raises WorkLimitError beyond one of the scenario's limits.
+        Raises InputError, with its place in the file, for settings that the real program would refuse, and
+        WorkLimitError beyond one of the scenario's limits.
         """
         keep(self.scenario.engine.limits)
         now_doing("planning")
@@ -119,27 +130,27 @@ class LoadedScenario:
         if workload.kind not in strategy.serves:
             raise self._mismatch()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
-        self._checked(lambda: plan.memory_stages)  # counted in a pass in which DeepSpeed may lack buffers
+        self._checked(lambda: plan.memory_stages)  # raises if DeepSpeed would run out of buffers
         options = self.scenario.checkpoint
         if options is None:
             return plan
         saving = self._checked(lambda: plan.saving(options))
         if saving is None:
-            text = f"checkpoints of {strategy.kind} are not modelled; leave the section out"
+            text = f"checkpoints of {strategy.kind} are not modelled; remove this section"
             raise InputError([self.document.problem(("checkpoint",), text, at_key=True)])
         return saving
 
     def exports(self) -> dict[str, Any]:
-        """Configuration files with which real programs do what is simulated, content by name.
+        """Return the configuration files with which real programs do what is simulated, by file name.
 
-        Of ZeRO the complete ds_config.json; empty where there is nothing to configure. Raises what
+        For ZeRO this is the complete ds_config.json; empty if there is nothing to configure. Raises what
         :meth:`plan` raises.
         """
         return self.scenario.strategy.exports(self.plan())
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """About how it came about, the host's memory, and hosts that do nothing; beyond those of the plan."""
+        """Warnings beyond those of the plan: about edits, the host's memory, and idle hosts."""
         memory = memory_warnings(self.machine.host, self.machine.inputs())
         return (*self.remarks, *memory, *self._idle_hosts)
 
@@ -149,14 +160,13 @@ class LoadedScenario:
         used = machine.nodes_of(gpus)
         if used >= machine.nodes:
             return ()
-        text = (
-            f"{machine.nodes - used} of {machine.nodes} hosts are idle, and counted in prices, power and rent"
-        )
-        taken = f"with {machine.gpus_per_node} GPU(s) each, {gpus} rank(s) take {used}"
-        return (f"{text} all the same: {taken}; set nodes: {used}, or strategy.ranks: {machine.gpus}",)
+        idle = f"{machine.nodes - used} of {machine.nodes} hosts are idle"
+        needed = f"{gpus} rank(s) need {used} host(s) with {machine.gpus_per_node} GPU(s) each"
+        remedy = f"set nodes: {used}, or strategy.ranks: {machine.gpus}"
+        return (f"{idle} but count in prices, power and rent: {needed}; {remedy}",)
 
     def link_warnings(self, plan: Plan) -> tuple[str, ...]:
-        """Devices in use that are faster than the links that they are behind."""
+        """Return warnings about devices in use that are faster than the links in front of them."""
         named = (self.scenario.checkpoint, self.scenario.dataset)
         return self.machine.overruns({*plan.tiers, *(one.tier for one in named if one is not None)})
 
@@ -181,7 +191,7 @@ class LoadedScenario:
             raise InputError(self._placed(problem) for problem in error.problems) from None
 
     def _placed(self, problem: Problem) -> Problem:
-        """Give a problem that names only a key the place of that key in the document."""
+        """Add the position in the document to a problem that names only a key."""
         if problem.path:
             return problem
         return self.document.problem(tuple(problem.key.split(".")), problem.message)
@@ -190,24 +200,74 @@ class LoadedScenario:
 def _kind_changed(before: Strategy, after: Strategy) -> tuple[str, ...]:
     if before.kind == after.kind:
         return ()
-    text = f"strategy.kind is {after.kind} here, not {before.kind}: every GPU holds a whole copy, and nothing"
-    text = f"{text} else that the strategy says counts; compare --strategy FILE does that with any strategy"
+    text = f"strategy.kind is {after.kind} here, not {before.kind}: every GPU holds a complete copy, and no"
+    text = f"{text} other setting of the strategy applies; compare --strategy FILE accepts any strategy"
     return text, *other_work(before, after)
 
 
 def other_work(before: Strategy, after: Strategy) -> tuple[str, ...]:
-    """What makes the work of another strategy other work, on as many GPUs."""
+    """Return remarks about how the work of another strategy differs from that of ``before``."""
     differences = []
     if before.trains != after.trains:
         differences.append(
-            f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}: other work"
+            f"strategy.kind {after.kind} trains {after.trains} here, not {before.trains}, so the work differs"
         )
     if before.gpus == after.gpus and before.replicas != after.replicas:
         now, then = _batches(after.replicas), _batches(before.replicas)
-        differences.append(f"{after.gpus} GPUs work on {now} here, on {then} before: another amount of work")
+        differences.append(
+            f"{after.gpus} GPUs work on {now} here, on {then} before, so the amount of work differs"
+        )
     return tuple(differences)
 
 
 def _batches(batches: int) -> str:
-    """ "one batch", "2 batches side by side"."""
+    """Return the number of batches as "one batch" or "2 batches side by side"."""
     return "one batch" if batches == 1 else f"{batches} batches side by side"
+
+
+_ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
+RESIDENT = "resident"
+"""The target of ``compare --on`` that is not a tier but a complete copy in each GPU."""
+
+
+def tier_name(name: str, machine: Machine, key: str) -> str:
+    """Return the machine's name for a tier; "gpu", "cpu" and "ram" are aliases. Raises InputError."""
+    known = _ALIASES.get(name.lower(), name)
+    if known in machine.tiers:
+        return known
+    raise _no_tier("tier", name, machine, tuple(machine.tiers), key)
+
+
+def storage_name(name: str, machine: Machine, key: str) -> str:
+    """Return the name of a tier that must be on storage. Raises InputError if it is not."""
+    storage = tuple(tier.name for tier in machine.tiers.values() if tier.kind not in {"hbm", "dram"})
+    if name in storage:
+        return name
+    raise _no_tier("storage tier", name, machine, storage, key)
+
+
+def _no_tier(what: str, name: str, machine: Machine, tiers: tuple[str, ...], key: str) -> InputError:
+    has = ", ".join(tiers) or "none"
+    message = f'no {what} {quoted(name)} on platform "{machine.platform}" (has: {has}){suggest(name, tiers)}'
+    return InputError.at(key, message)
+
+
+READ_TIER: Mapping[TierChoice, Callable[[str, Machine, str], str]] = {
+    "any": tier_name,
+    "storage": storage_name,
+}
+"""The function that checks the name of a tier, by which tiers are valid."""
+
+
+def placement_of(target: str, machine: Machine) -> Placement:
+    """Return the placement for ``weights`` or ``weights+optimizer``, with the machine's names of tiers.
+
+    Raises InputError if the machine has no such tier.
+    """
+    if target == RESIDENT:
+        return Placement(RESIDENT, "hbm")
+    weights, plus, optimizer = target.partition("+")
+    return Placement(
+        tier_name(weights, machine, "strategy.weights"),
+        tier_name(optimizer, machine, "strategy.optimizer") if plus else None,
+    )

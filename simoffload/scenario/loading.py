@@ -1,4 +1,4 @@
-"""Reading a scenario and everything that it refers to."""
+"""Loading: a scenario file, a shipped scenario or a model's name becomes a resolved scenario."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from simoffload.documents import (
     SUFFIXES,
     Document,
     Edit,
+    Location,
     edited,
     exists,
+    parse_path,
     read_document,
     set_value,
+    split_assignment,
     suggest,
     validate,
     without,
 )
-from simoffload.documents.document import Location
-from simoffload.documents.edits import parse_path, split_assignment
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, list_profiles
 from simoffload.limits import keep, limited
 from simoffload.models import ModelSpec
 from simoffload.models.spec import is_model, list_models
 from simoffload.scenario.cache import ScenarioCache
-from simoffload.scenario.loaded import LoadedScenario
+from simoffload.scenario.loaded import READ_TIER, LoadedScenario
 from simoffload.scenario.schema import EngineOptions, Scenario
-from simoffload.scenario.tiers import READ_TIER
 from simoffload.shipped import shipped_folder
 from simoffload.strategies import strategy_for, strategy_of
 from simoffload.strategies.base import TierChoice
@@ -42,6 +42,7 @@ from simoffload.workload import Training
 __all__ = [
     "SWEEP",
     "completed",
+    "default_scenario",
     "find_scenario",
     "list_scenarios",
     "load_scenario",
@@ -54,14 +55,14 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 SWEEP = "sweep"
-"""Section of a scenario file that says what to vary; one simulation does without it."""
+"""The section of a scenario file that says what a sweep varies; a single simulation ignores it."""
 _OF_TRAINING = ("checkpoint", "dataset")
 _OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} for name in _OF_TRAINING}
-"""Where a scenario names tiers beside its strategy: by section and key, which ones may be named."""
+"""The tiers that a scenario names outside its strategy: which tiers are valid, by section and key."""
 
 
 def list_scenarios() -> tuple[str, ...]:
-    """Names of the shipped scenarios, as ``load_scenario`` takes them."""
+    """Return the names of the shipped scenarios, as ``load_scenario`` accepts them."""
     folder = shipped_folder("scenarios")
     return tuple(
         sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
@@ -69,15 +70,15 @@ def list_scenarios() -> tuple[str, ...]:
 
 
 def find_scenario(name: str) -> Path | None:
-    """The file of a shipped scenario; None if there is none of that name."""
+    """Return the file of a shipped scenario; None if there is none of that name."""
     return shipped_folder("scenarios") / f"{name}.yaml" if name in list_scenarios() else None
 
 
 @limited
 def load_scenario(source: str | Path, *, overrides: Sequence[str] = ()) -> LoadedScenario:
-    """Read a scenario file (or a shipped scenario by name), apply ``a.b=value`` overrides, resolve it.
+    """Read a scenario file (or a shipped scenario by name), apply ``a.b=value`` overrides, and resolve it.
 
-    Raises InputError with every problem found, each with file, line, key and what is valid.
+    Raises InputError with all problems, each with its file, line, key and what is valid.
     """
     return resolve(read_document(locate(source)), overrides=overrides)
 
@@ -89,9 +90,9 @@ def resolve(
     overrides: Sequence[str] = (),
     cache: ScenarioCache | None = None,
 ) -> LoadedScenario:
-    """Check a document and load all that it refers to. Raises InputError.
+    """Check a document and load everything that it refers to. Raises InputError.
 
-    Scenarios that share a ``cache`` read what they have in common once.
+    Scenarios that share a ``cache`` read common files once.
     """
     cache = ScenarioCache() if cache is None else cache
     for assignment in overrides:
@@ -119,13 +120,13 @@ def resolve(
 
 
 def _keep_limits(document: Document) -> None:
-    """Let the limits of a document hold that is still to be checked; if they are wrong, that is told then."""
+    """Apply the limits of a document that is not yet checked; invalid ones are reported by the check."""
     with suppress(ValidationError):
         keep(EngineOptions.model_validate(document.data.get("engine", {})).limits)
 
 
 def _all_of(problems: list[Problem], document: Document) -> InputError:
-    """Problems each once: those of the document first, each file from its top."""
+    """Join problems into one error: each once, those of the document first, each file in its own order."""
 
     def order(problem: Problem) -> tuple[bool, str, int, int]:
         return problem.path != document.path, problem.path, problem.line or 0, problem.column or 0
@@ -143,7 +144,7 @@ def _machine(
 
 
 def _check_the_rest(document: Document, cache: ScenarioCache, problems: list[Problem]) -> None:
-    """Add what is wrong with references in those sections of a broken scenario that are right themselves."""
+    """Add the problems with references in the valid sections of an invalid scenario."""
     data, own = document.data, [one.key for one in problems if one.path in ("--set", document.path)]
     broken = {re.split(r"[.\[]", key)[0] for key in own}
     if "model" in data and "model" not in broken:
@@ -163,14 +164,14 @@ def _check_the_rest(document: Document, cache: ScenarioCache, problems: list[Pro
 
 
 def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
-    """Where a scenario names tiers: by section and key, which tiers may be named."""
+    """Return which tiers are valid wherever a scenario names one, by section and key."""
     strategy = data.get("strategy")
     known = strategy_of(strategy.get("kind")) if isinstance(strategy, dict) else None
     return _OTHER_TIERS | ({} if known is None else {"strategy": known.tier_keys})
 
 
 def opened(document: Document, location: Location, cache: ScenarioCache) -> Document:
-    """The document with the content of a file in place of its path, where the location lies in that file.
+    """Return the document with a file's content instead of its path, if the location is inside that file.
 
     Raises InputError.
     """
@@ -185,35 +186,35 @@ def opened(document: Document, location: Location, cache: ScenarioCache) -> Docu
 
 
 def _usual(workload: Any) -> str:
-    """The kind of strategy that a workload has where a scenario names none."""
+    """Return the default kind of strategy of a workload."""
     kind = workload.get("kind") if isinstance(workload, dict) else None
     return (strategy_for(str(kind)) or strategy_for("inference"))[0]
 
 
 def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:
-    """Sections that only training has."""
+    """Return a problem for each section that is valid only for training."""
     work = scenario.workload
     if isinstance(work, Training):
         return []
-    found = [name for name in _OF_TRAINING if getattr(scenario, name) is not None]
-    text = f"belongs to a workload of training, not of {work.kind}; leave it out"
-    return [document.problem((name,), text, at_key=True) for name in found]
+    misplaced = [name for name in _OF_TRAINING if getattr(scenario, name) is not None]
+    text = f"is valid only for a training workload, not for {work.kind}; remove it"
+    return [document.problem((name,), text, at_key=True) for name in misplaced]
 
 
 def _with_tiers(
     document: Document, scenario: Scenario, machine: Machine, problems: list[Problem]
 ) -> Scenario:
-    """The machine's names for all tiers, and a problem for each that it does not have."""
+    """Return the scenario with the machine's names of tiers, and add a problem for each unknown one."""
     keys = {"strategy": scenario.strategy.tier_keys, **_OTHER_TIERS}
 
     def resolved(part: M, section: str) -> M:
-        found = {}
+        names = {}
         for key, choice in keys[section].items():
             written = getattr(part, key, None)
             if written is not None:
                 place, name = f"{section}.{key}", READ_TIER[choice]
-                found[key] = _try(document, problems, place, partial(name, written, machine, place))
-        return part.model_copy(update=found)
+                names[key] = _try(document, problems, place, partial(name, written, machine, place))
+        return part.model_copy(update=names)
 
     parts = {section: getattr(scenario, section) for section in keys}
     changes = {section: resolved(part, section) for section, part in parts.items() if part is not None}
@@ -221,7 +222,7 @@ def _with_tiers(
 
 
 def locate(source: str | Path) -> Path:
-    """The file of a scenario, which may be a shipped one's name. Raises InputError if there is none."""
+    """Return the file of a scenario given by path or shipped name. Raises InputError if there is none."""
     path = Path(source)
     if path.suffix in SUFFIXES or exists(path):
         return path
@@ -231,14 +232,16 @@ def locate(source: str | Path) -> Path:
     known = [*list_scenarios(), *list_models()]
     message = f"no such file, and no shipped scenario or model of that name{suggest(str(source), known)}"
     if is_model(str(source)):
-        message = "is a model and no scenario; default_scenario (run, fit and compare) makes one of it"
+        message = (
+            "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
+        )
     raise InputError([Problem(shortened(str(source)), None, None, "", message)])
 
 
 def completed(document: Document, cache: ScenarioCache, problems: list[Problem]) -> Document:
-    """The document with the kinds that were left out, and a ds_config in place of its path.
+    """Return the document with omitted kinds filled in and the content of a ds_config instead of its path.
 
-    What is wrong is added to ``problems``.
+    Faults are added to ``problems``.
     """
     if SWEEP in document.data:
         document = without(document, SWEEP)
@@ -252,7 +255,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     strategy = {"kind": _usual(workload), **strategy}
     for key in ("weights", "optimizer"):
         if key in strategy and strategy[key] is None:
-            text = "is empty; name a tier of the platform, e.g. dram, or leave the key out"
+            text = "is empty; name a tier of the platform, e.g. dram, or remove the key"
             problems.append(document.problem(("strategy", key), text))
     document = edited(document, [Edit(("strategy",), strategy)], in_place=True)
     known = strategy_of(strategy["kind"])
@@ -264,7 +267,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
 
 
 def _try(document: Document, problems: list[Problem], key: str, action: Callable[[], T]) -> T | None:
-    """Run ``action``; note what is wrong, placed at ``key`` where it names no file of its own."""
+    """Run ``action`` and record its problems, placed at ``key`` unless they name a position themselves."""
     try:
         return action()
     except InputError as error:
@@ -273,7 +276,45 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
             location = tuple(within.split("."))
             if problem.line is not None or problem.path in ("--set", document.path):
                 problems.append(problem)
-            else:  # about a file as a whole, or no file at all: what matters is where it is referred to
+            else:  # a problem with a complete file, or with none, belongs where the document refers to it
                 text = f"{problem.path}: {problem.message}" if problem.path else problem.message
                 problems.append(document.problem(location, text))
         return None
+
+
+_WORKLOAD = {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32}
+"""The workload of a default scenario: one short conversation on each GPU (our choice)."""
+
+
+@limited
+def default_scenario(
+    model: str, platform: str | None = None, *, overrides: Sequence[str] = ()
+) -> LoadedScenario:
+    """Return a scenario of a model under ZeRO-Inference on all GPUs of a platform.
+
+    It has one sequence on each GPU, 512 tokens in and 32 out, weights in host memory unless ds_config names
+    another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter.
+    ``overrides`` (``a.b=value``) replace any of these, including the platform.
+    Raises InputError for an unknown model or platform, or if there is no platform.
+    """
+    data: dict[str, Any] = {"name": model, "model": model, "workload": _WORKLOAD}
+    if platform is not None:
+        data["platform"] = platform
+    document = Document(model, {**data, "strategy": {}}, Path())
+    for assignment in overrides:
+        document = set_value(document, assignment)
+    if "platform" not in document.data:
+        known = ", ".join(one.id for one in list_profiles("platform"))
+        text = f"a model needs a platform: --on PLATFORM:TIER,… or --set platform=PLATFORM, of {known}"
+        raise InputError([document.problem((), text)])
+    cache = ScenarioCache()
+    return resolve(_filled(resolve(document, cache=cache)), cache=cache)
+
+
+def _filled(scenario: LoadedScenario) -> Document:
+    """Return the document with the values that follow from model and platform, unless it has them."""
+    document, strategy = scenario.document, scenario.scenario.strategy
+    if "ranks" not in document.data["strategy"]:
+        strategy = strategy.model_copy(update={"ranks": scenario.machine.gpus})
+    ranks = Edit.at("strategy.ranks", strategy.ranks)
+    return edited(document, (ranks, *strategy.filled(scenario.model)))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.hardware.equipment import Parts
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec
@@ -19,7 +19,7 @@ __all__ = ["EngineOptions", "Scenario"]
 
 
 Shortcut = Literal["on", "off", "verify"]
-"""``verify``: with and without it, and any difference is an error."""
+"""``verify`` simulates with and without the shortcut; any difference is an error."""
 
 
 def _enough(memory: int) -> int:
@@ -30,26 +30,27 @@ def _enough(memory: int) -> int:
 
 
 class EngineOptions(Frozen):
-    """How the simulation is carried out, not what is simulated."""
+    """Options of the simulator that do not change what is simulated."""
 
     fold: Shortcut = "on"
-    """Ranks that are alike are simulated as one."""
+    """Identical ranks are simulated as one."""
     jump: Shortcut = "on"
-    """Periods of a steady state are counted instead of being simulated one by one."""
+    """Repeated periods of a steady state are counted instead of simulated."""
     tokens: Shortcut = "on"
-    """Of the decode steps a few are simulated; those after them follow as far as that is certain."""
+    """A few decode steps are simulated; the others are extrapolated as far as the result is certain."""
     max_events: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """Refuse a pass of more operations on all ranks, those that are counted and not run included."""
+    """Largest number of operations in a pass, summed over all ranks and including counted ones; a larger pass
+    is refused."""
     timeout: Annotated[Seconds, Field(gt=0)] | None = None
-    """Stop with an error when reading, planning, simulating and reporting a scenario have taken so long; on
-    the command line importing libraries counts, too."""
+    """Time limit for reading, planning, simulating and reporting a scenario, after which it stops with an
+    error; on the command line it includes importing libraries."""
     memory: Annotated[PositiveBytes, AfterValidator(_enough)] = DEFAULT_MEMORY
-    """Stop with an error when they have taken so much memory of the machine that simoffload runs on, at least
-    256 MiB; on the command line the whole process counts."""
+    """Limit of the memory that simoffload itself uses for this, at least 256 MiB, beyond which it stops with
+    an error; on the command line it includes the complete process."""
 
     @property
     def limits(self) -> Limits:
-        """The limits among the options."""
+        """The limits of time, memory and operations among the options."""
         return Limits(self.timeout, self.memory, self.max_events)
 
 
@@ -57,26 +58,26 @@ class Scenario(Frozen):
     """The content of a scenario file."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    """What reports call it."""
+    """Name of the scenario in reports."""
     description: Annotated[str, Field(max_length=4000)] = ""
-    """What it stands for, and what its source leaves open."""
+    """What the scenario represents, and which of its values are assumptions."""
     model: ModelSpec
-    """The model, by name, by config or by sizes."""
+    """The model: a name, a `config.json` or its sizes."""
     platform: Annotated[str, Field(min_length=1)]
-    """Id of a shipped platform or the path of a platform file, relative to the scenario."""
+    """Id of a shipped platform, or path of a platform file relative to the scenario."""
     nodes: Annotated[int, Field(strict=True, ge=1, le=8192)] = 1
-    """Equal hosts of that platform."""
+    """Number of identical hosts of that platform."""
     equipment: Parts = Parts()
-    """What is added to the platform, or put in the place of its own."""
+    """Devices that are added to the platform or replace its own."""
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Numbers in place of those of the platform's profiles, by ``id`` or ``kind/id``."""
+    """Values that replace those of the platform's profiles, by ``id`` or ``kind/id``."""
     workload: Workload
-    """What is done."""
+    """The work: inference, training or checkpoints."""
     strategy: AnyStrategy
-    """What is offloaded, and how."""
+    """The offload strategy and its settings."""
     checkpoint: TrainingCheckpoints | None = None
-    """Checkpoints that a training run saves."""
+    """Checkpoints that the training run saves."""
     dataset: Dataset | None = None
-    """What a training run reads."""
+    """Training data that the run reads from storage."""
     engine: EngineOptions = EngineOptions()
-    """Shortcuts and limits of the simulation."""
+    """Shortcuts and limits of the simulator."""

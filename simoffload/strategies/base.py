@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import BaseModel, Field
 
-from simoffload.documents import Edit
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Edit, Frozen
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results.capacity import Change, Estimate, MemoryStage

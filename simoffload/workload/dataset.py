@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.units import PositiveBytes, Seconds
 
 __all__ = ["READ_AHEAD", "Dataset"]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 
 __all__ = ["Inference"]
 

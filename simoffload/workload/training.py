@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.units import PositiveBytes, Seconds
 
 __all__ = [

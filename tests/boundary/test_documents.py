@@ -28,13 +28,13 @@ links: {pcie: {lanes: 16}}
 """
 
 BEGUN = "that begins on line 1"
-ENTRIES = "indent all entries alike"
-WRONG, ALIKE = "not valid YAML: wrong indentation", "indent all entries of a mapping or list alike"
+ENTRIES = "indent all entries equally"
+WRONG, ALIKE = "not valid YAML: wrong indentation", "indent all entries of a mapping or list equally"
 FLOW = f"while parsing a flow sequence {BEGUN}"
 
 
 def refused(text: str) -> str:
-    """What is said about a text that cannot be read."""
+    """Return the message about a text that cannot be read."""
     with pytest.raises(InputError) as caught:
         parse_yaml(text, name="f.yaml")
     return str(caught.value)
@@ -135,11 +135,11 @@ def test_keys_that_need_quotes_get_them() -> None:
         ("a: &x 1", 'f.yaml:1:4: a: anchors ("&name") are not accepted; remove it'),
         ("&x a: 1", 'f.yaml:1:1: anchors ("&name") are not accepted; remove it'),
         ("a: *x", 'f.yaml:1:4: a: aliases ("*name") are not accepted; write the value out'),
-        ("a: !!str 5", 'f.yaml:1:4: a: tags are not accepted, and "!!str" is one'),
-        ("a: ! 5", 'f.yaml:1:4: a: tags are not accepted, and "!" is one'),
+        ("a: !!str 5", 'f.yaml:1:4: a: tags such as "!!str" are not accepted; remove the tag'),
+        ("a: ! 5", 'f.yaml:1:4: a: tags such as "!" are not accepted; remove the tag'),
         (
             "a: !!python/object/apply:os.system ['ls']",
-            'f.yaml:1:4: a: tags are not accepted, and "!!python/object/apply:os.system" is one',
+            'f.yaml:1:4: a: tags such as "!!python/object/apply:os.system" are not accepted; remove the tag',
         ),
         ("a:\n  b: 1\n  c: 2\n  b: 3", "f.yaml:4:3: a.b: key given twice (first on line 2)"),
         ("a: 1\n'a': 2", "f.yaml:2:1: a: key given twice (first on line 1)"),
@@ -150,10 +150,10 @@ def test_keys_that_need_quotes_get_them() -> None:
         ("[a]: 1", "f.yaml:1:1: a key must be text"),
         ("? {a: b}\n: 1", "f.yaml:1:3: a key must be text"),
         ("<<: {a: 1}", 'f.yaml:1:1: merge keys ("<<") are not accepted; write the keys out'),
-        ("a: 1\n---\nb: 2", "f.yaml:2:1: a second document begins; a file holds one"),
-        (f"a: {'9' * 31}", "f.yaml:1:4: a: an integer may have 30 digits, and this one has 31"),
-        (f"a: 0x{'f' * 40}", "f.yaml:1:4: a: an integer may have 30 digits, and this one has 42"),
-        (f"a: 0.{'9' * 60}", "f.yaml:1:4: a: a number may have 60 characters, and this one has 62"),
+        ("a: 1\n---\nb: 2", "f.yaml:2:1: a second document begins; a file may contain only one"),
+        (f"a: {'9' * 31}", "f.yaml:1:4: a: an integer of 31 digits is too long (at most 30)"),
+        (f"a: 0x{'f' * 40}", "f.yaml:1:4: a: an integer of 42 digits is too long (at most 30)"),
+        (f"a: 0.{'9' * 60}", "f.yaml:1:4: a: a number of 62 characters is too long (at most 60)"),
         ("a: 1e400", "f.yaml:1:4: a: 1e400 is too large for a number (at most 1.8e308)"),
         (f"a: {'[' * 40}", "f.yaml:1:35: a[0][0]: nested deeper than 32 levels"),
         ("- " * 40, "f.yaml:1:65: [0][0][0]: nested deeper than 32 levels"),
@@ -161,17 +161,17 @@ def test_keys_that_need_quotes_get_them() -> None:
         ("", "f.yaml: the document is empty"),
         ("# only a comment\n", "f.yaml: the document is empty"),
         ("null", "f.yaml: the document is empty"),
-        ("- 1", "f.yaml:1:1: must hold keys and values at its top, not a list"),
-        ("text", "f.yaml:1:1: must hold keys and values at its top, not a single value"),
-        ("a: \0", "f.yaml:1:4: not a text: it holds the character U+0000"),
-        ("a: 1\nb: \x1b[2J", "f.yaml:2:4: not a text: it holds the character U+001B"),
-        ("a: \ud800", "f.yaml:1:4: not a text: it holds the character U+D800"),
+        ("- 1", "f.yaml:1:1: must have keys and values at its top level, not a list"),
+        ("text", "f.yaml:1:1: must have keys and values at its top level, not a single value"),
+        ("a: \0", "f.yaml:1:4: not text: it contains the character U+0000"),
+        ("a: 1\nb: \x1b[2J", "f.yaml:2:4: not text: it contains the character U+001B"),
+        ("a: \ud800", "f.yaml:1:4: not text: it contains the character U+D800"),
         (
             'a: "\\0"',
-            "f.yaml:1:4: a: text may not hold a NUL character or half of a surrogate pair",
+            "f.yaml:1:4: a: text may not contain a NUL character or half of a surrogate pair",
         ),
         # Syntax
-        ("a: b: c", 'f.yaml:1:5: not valid YAML: a value that holds ": " needs quotes'),
+        ("a: b: c", 'f.yaml:1:5: not valid YAML: a value that contains ": " needs quotes'),
         ("a:\n\tb: 1", "f.yaml:2:1: not valid YAML: a tab cannot indent; use spaces"),
         ("a: @x", 'f.yaml:1:4: not valid YAML: a value cannot start with "@"; put it in quotes'),
         (
@@ -180,21 +180,21 @@ def test_keys_that_need_quotes_get_them() -> None:
         ),
         (
             "a:\n  b: 1\n c: 2\n",
-            f"f.yaml:3:2: {WRONG}: column 2, like no entry of what begins on line 1; {ALIKE}",
+            f"f.yaml:3:2: {WRONG}: column 2 matches no entry of the block that begins on line 1; {ALIKE}",
         ),
         (
             "a: 1\n  b: 2\n",
-            f"f.yaml:2:4: {WRONG}: deeper than line 1, which ends with a value; indent both alike",
+            f"f.yaml:2:4: {WRONG}: deeper than line 1, which ends with a value; indent both equally",
         ),
         (
             "- a: 1\n - b\n",
-            f"f.yaml:2:2: {WRONG}: column 2, like no entry of what begins on line 1; {ALIKE}",
+            f"f.yaml:2:2: {WRONG}: column 2 matches no entry of the block that begins on line 1; {ALIKE}",
         ),
         (
             "  a: 1\nb: 2\n",
-            f"f.yaml:2:1: {WRONG}: further left than what is above; {ENTRIES}",
+            f"f.yaml:2:1: {WRONG}: further left than the lines above; {ENTRIES}",
         ),
-        ("a: 1\nb: c: d\n", 'f.yaml:2:5: not valid YAML: a value that holds ": " needs quotes'),
+        ("a: 1\nb: c: d\n", 'f.yaml:2:5: not valid YAML: a value that contains ": " needs quotes'),
         (
             "a: 'x",
             "f.yaml:1:6: not valid YAML: found unexpected end of stream while scanning a quoted scalar",
@@ -214,7 +214,7 @@ def test_everything_refused_is_told_at_once() -> None:
     assert refused("a: &x 1\nb: *x\nc: !!int 5\na: 2\n1: d\n").split("\n") == [
         'f.yaml:1:4: a: anchors ("&name") are not accepted; remove it',
         'f.yaml:2:4: b: aliases ("*name") are not accepted; write the value out',
-        'f.yaml:3:4: c: tags are not accepted, and "!!int" is one',
+        'f.yaml:3:4: c: tags such as "!!int" are not accepted; remove the tag',
         "f.yaml:4:1: a: key given twice (first on line 1)",
         'f.yaml:5:1: key "1" is not text unless it is in quotes',
     ]
@@ -256,9 +256,9 @@ def test_a_file_is_read_with_its_folder(tmp_path: Path) -> None:
     [
         ("p.yaml", b"", ": the document is empty"),
         ("p.json", b" \n", ": the document is empty"),
-        ("p.yaml", b"a: 1\nb: \xff", ":2: not a text in UTF-8 (byte 0xff)"),
-        ("p.yaml", "a: 1".encode("utf-16"), ":1: not a text in UTF-8 (byte 0xff)"),
-        ("p.yaml", b"\x7fELF\x02\x01", ":1:1: not a text: it holds the character U+007F"),
+        ("p.yaml", b"a: 1\nb: \xff", ":2: not text in UTF-8 (byte 0xff)"),
+        ("p.yaml", "a: 1".encode("utf-16"), ":1: not text in UTF-8 (byte 0xff)"),
+        ("p.yaml", b"\x7fELF\x02\x01", ":1:1: not text: it contains the character U+007F"),
         ("p.toml", b"a = 1", ": the name of a document ends in .yaml, .yml or .json"),
         ("p", b"a: 1", ": the name of a document ends in .yaml, .yml or .json"),
         ("p.json", b"a: 1", ":1:1: not valid JSON: expecting value"),

@@ -1,4 +1,4 @@
-"""Errors survive the trip through a process, and their text is safe to print."""
+"""Errors can be pickled between processes, and their text is safe to print."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_tree() -> None:
     ("problem", "text"),
     [
         (UNKNOWN, 'a.yaml:6:5: tiers[1].capcity: unknown field; did you mean "capacity"?'),
-        (Problem("a.yaml", 6, None, "", "not a text in UTF-8"), "a.yaml:6: not a text in UTF-8"),
+        (Problem("a.yaml", 6, None, "", "not text in UTF-8"), "a.yaml:6: not text in UTF-8"),
         (Problem("a.yaml", None, None, "", "no such file"), "a.yaml: no such file"),
         (Problem("--set", None, None, "a.b", "must be text"), "--set: a.b: must be text"),
         (Problem("", None, None, "aio.queue_depth", "must be text"), "aio.queue_depth: must be text"),

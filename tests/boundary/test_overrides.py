@@ -1,4 +1,4 @@
-"""Values set from the command line, in place of the document's own."""
+"""Values from the command line replace those of the document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ model:
 
 
 def changed(*assignments: str) -> Any:
-    """The tree after assignments."""
+    """Return the tree after assignments."""
     document = parse_yaml(TEXT, name="s.yaml")
     for assignment in assignments:
         document = set_value(document, assignment)
@@ -91,7 +91,7 @@ def test_a_path_reads_back_from_its_assignment(keys: list[str], value: str) -> N
 
 
 def read_back(edit: Edit) -> Any:
-    """The value that ``--set`` puts where the edit does."""
+    """Return the value that ``--set`` writes at the path of the edit."""
     node = set_value(parse_yaml(TEXT, name="s.yaml"), edit.assignment).data
     for part in edit.path:
         node = node[part]
@@ -158,21 +158,21 @@ def test_the_last_assignment_wins() -> None:
         ("a.=3", '--set: "a." is not the path of a key; write e.g. tiers[1].capacity=40 GB'),
         ("a[x]=3", '--set: "a[x]" is not the path of a key; write e.g. tiers[1].capacity=40 GB'),
         ("a[-1]=3", '--set: "a[-1]" is not the path of a key; write e.g. tiers[1].capacity=40 GB'),
-        ("batch.x=3", '--set: batch: this is a single value, so "x" leads nowhere'),
-        ("batch[0]=3", '--set: batch: this is a single value, so "0" leads nowhere'),
-        ("model[0]=3", "--set: model: this has keys and is not a list, so [0] leads nowhere"),
-        ("tiers[2].name=x", "--set: tiers: entry [2] does not exist; the list has 2, counted from 0"),
+        ("batch.x=3", '--set: batch: this is a single value, so it has no entry "x"'),
+        ("batch[0]=3", '--set: batch: this is a single value, so it has no entry "0"'),
+        ("model[0]=3", "--set: model: this is a mapping and not a list, so it has no entry [0]"),
+        ("tiers[2].name=x", "--set: tiers: entry [2] does not exist; the list has 2 entries, counted from 0"),
         (
             "tiers.raid=3",
-            '--set: tiers: this is a list, so its entries have numbers and not names such as "raid"',
+            '--set: tiers: this is a list, so its entries have numbers, not names such as "raid"',
         ),
         ("batch=[1", None),
         ("batch=*x", '--set: batch: aliases ("*name") are not accepted; write the value out'),
         ("batch={a: 1, a: 2}", "--set: batch: key given twice (first on line 1)"),
-        ("batch=!!int 3", '--set: batch: tags are not accepted, and "!!int" is one'),
+        ("batch=!!int 3", '--set: batch: tags such as "!!int" are not accepted; remove the tag'),
         ("batch=1e400", "--set: batch: 1e400 is too large for a number (at most 1.8e308)"),
-        ("batch=\x1b[2J", "--set: batch: not a text: it holds the character U+001B"),
-        ("batch=\udc80", "--set: batch: not a text: it holds the character U+DC80"),
+        ("batch=\x1b[2J", "--set: batch: not text: it contains the character U+001B"),
+        ("batch=\udc80", "--set: batch: not text: it contains the character U+DC80"),
         ("batch=" + "[" * 40, "--set: batch: nested deeper than 32 levels"),
         ("a." * 40 + "a=1", None),
     ],

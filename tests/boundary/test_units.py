@@ -1,4 +1,4 @@
-"""Quantities: what is read, to the last byte, and what is refused, in which words."""
+"""Quantities are read exactly, and wrong ones are refused with a message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Parser = Callable[[str], float]
 
 
 def exactly(message: str) -> str:
-    """A pattern for the whole of a message."""
+    """Return a pattern for a complete message."""
     return rf"\A{re.escape(message)}\Z"
 
 

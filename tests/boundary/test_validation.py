@@ -1,4 +1,4 @@
-"""From a document to a model: every error of pydantic becomes a line that helps."""
+"""Validation of documents: every error of pydantic becomes a helpful line."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ GOOD = "tiers: [{kind: dram, capacity: 1 TiB}]\n"
 
 
 def problems(text: str, model: type[BaseModel] = Scenario, **options: Any) -> list[str]:
-    """The lines about a text that is not a scenario."""
+    """Return the lines about a text that is not a valid scenario."""
     with pytest.raises(InputError) as caught:
         validate(parse_yaml(text, name="s.yaml"), model, **options)
     return str(caught.value).split("\n")

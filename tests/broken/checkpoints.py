@@ -156,7 +156,7 @@ CASES: tuple[Case, ...] = (
         "dataset",
         "  tier: pfs\n",
         "  tier: pfs\ndataset: {tier: nfs, sample_size: 8 KiB, samples: 10}\n",
-        ("s.yaml:13:1: dataset:", "belongs to a workload of training, not of checkpoint"),
+        ("s.yaml:13:1: dataset:", "is valid only for a training workload, not for checkpoint"),
     ),
     # ---- training with sections ----
     _trained(

@@ -143,7 +143,7 @@ CASES: tuple[Case, ...] = (
     command(
         "set-into-value",
         "run s.yaml --set model.layers.x=3",
-        ("--set: model:", 'this is a single value, so "layers" leads nowhere'),
+        ("--set: model:", 'this is a single value, so it has no entry "layers"'),
     ),
     command(
         "set-bad-yaml",
@@ -153,7 +153,7 @@ CASES: tuple[Case, ...] = (
     command(
         "set-tag",
         "run s.yaml --set name=!!str&x",
-        ("--set: name:", 'tags are not accepted, and "!!str&x" is one'),
+        ("--set: name:", 'tags such as "!!str&x" are not accepted'),
     ),
     command(
         "on-unknown", "compare s.yaml --on dram,disk", ("--on:", 'no tier "disk" on platform "dgx-a100"')

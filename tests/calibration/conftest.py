@@ -11,7 +11,7 @@ from tests.calibration.needs import PACKAGES, missing_tools
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip before any fixture begins a run."""
+    """Skip the test before any fixture starts a run."""
     if item.get_closest_marker("deepspeed") is None:
         return
     missing = [name for name in PACKAGES if find_spec(name) is None] or missing_tools()

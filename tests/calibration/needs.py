@@ -13,7 +13,7 @@ PACKAGES = ("torch", "transformers", "deepspeed")
 
 
 def missing_tools() -> list[str]:
-    """What the compilation of DeepSpeed's storage library lacks."""
+    """Return what is missing to compile DeepSpeed's storage library."""
     if not sys.platform.startswith("linux"):
         return ["Linux"]
     missing = []
@@ -33,7 +33,7 @@ def missing_tools() -> list[str]:
 
 
 def rendered(missing: list[str]) -> str:
-    """One line for people; empty where nothing is missing."""
+    """Return one line about what is missing; empty if nothing is."""
     if not missing:
         return ""
     if missing == ["Linux"]:

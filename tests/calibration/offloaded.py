@@ -1,4 +1,4 @@
-"""Gives a ds_config to real DeepSpeed and says where everything then lies: python offloaded.py CASE."""
+"""Give a ds_config to real DeepSpeed and report where everything is stored: python offloaded.py CASE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from simoffload.calibration.deepspeed import build
 
 
 def main(path: Path) -> None:
-    """One step or one forward pass under exactly the configuration of the case; the answer beside it."""
+    """Run one step or forward pass with the exact configuration of the case, and write the report next to
+    it."""
     case = json.loads(path.read_text())
     deepspeed.init_distributed()
     model = build.build(case, case["config"])
@@ -34,7 +35,7 @@ def main(path: Path) -> None:
 
 
 def _places(model: torch.nn.Module, engine: Any, *, training: bool) -> dict[str, Any]:
-    """Elements of parameters by where DeepSpeed keeps them, and what it made of the settings."""
+    """Return the elements of parameters by their place in DeepSpeed, and its resulting settings."""
     numel: Counter[str] = Counter()
     for parameter in model.parameters():
         at = parameter.ds_tensor.final_location
@@ -63,7 +64,7 @@ def _places(model: torch.nn.Module, engine: Any, *, training: bool) -> dict[str,
 
 
 def _optimizer(zero: Any) -> dict[str, Any]:
-    """Its class, where ZeRO keeps its states, and the master weights that are in memory."""
+    """Return the optimizer's class, the place of its states, and the master weights in memory."""
     masters = zero.fp32_partitioned_groups_flat
     return {
         "class": type(zero.optimizer).__name__,

@@ -1,4 +1,4 @@
-"""A record as ``calibrate deepspeed`` writes it, of imagined runs whose times are known exactly."""
+"""Records as ``calibrate deepspeed`` writes them, of invented runs with exactly known times."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _layer(number: int) -> tuple[str, str]:
 
 
 def inference(name: str = "small", *, times: dict[str, Any] = TIMES, **changes: Any) -> dict[str, Any]:
-    """A run of inference; ``changes`` replace its keys."""
+    """Return a run of inference; ``changes`` replace its keys."""
     passes = [{"name": "prefill", "repetition": 0, "seconds": times["first"]}]
     passes += [{"name": f"decode {n}", "repetition": 0, "seconds": 9.0} for n in (1, 2, 3)]
     passes.append({"name": "prefill", "repetition": 1, "seconds": times["prefill"]})
@@ -59,7 +59,7 @@ def inference(name: str = "small", *, times: dict[str, Any] = TIMES, **changes: 
 
 
 def training(name: str = "trained") -> dict[str, Any]:
-    """A run of training: 2 and 3 s per pass in the steps that count, with two micro-steps each."""
+    """Return a run of training with 2 and 3 s per pass in the counted steps of two micro-steps."""
     passes = [
         {"name": part, "repetition": step, "seconds": seconds}
         for step, seconds in enumerate((50.0, 40.0, 2.0, 3.0))
@@ -69,7 +69,7 @@ def training(name: str = "trained") -> dict[str, Any]:
 
 
 def fsdp(name: str = "sharded", **settings: Any) -> dict[str, Any]:
-    """A run of FSDP: whole steps of 1.0 and 1.2 s, and one in parts."""
+    """Return a run of FSDP with complete steps of 1.0 and 1.2 s, and one in parts."""
     passes = [{"name": "step", "repetition": index, "seconds": 1.0 + 0.1 * index} for index in range(3)]
     parts = {"forward": 0.2, "backward": 0.5, "optimizer": 0.3}
     passes += [{"name": part, "repetition": 0, "seconds": seconds} for part, seconds in parts.items()]
@@ -81,7 +81,7 @@ def fsdp(name: str = "sharded", **settings: Any) -> dict[str, Any]:
 
 
 def record(*runs: dict[str, Any], gpu: str = "NVIDIA H200") -> dict[str, Any]:
-    """A whole file."""
+    """Return the content of a complete file of runs."""
     machine = {"cpu": "some", "gpu": gpu, "gpus": 1, "deepspeed": "0.19.8"}
     return {"schema": "simoffload/deepspeed-runs/1", "date": "2026-11-21", "machine": machine,
             "runs": list(runs), "failed": []}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the simulator says that DeepSpeed does in one pass, in the form in which the runner records it."""
+"""The storage operations that the simulator expects in one pass, in the form of a recorded run."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from simoffload.strategies.replay import hook
 from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 LAYER = re.compile(r"^(?:model\.decoder|model|transformer)\.(?:layers|h)\.(\d+)(?:\.|$)")
-"""What full names have before the names that repeat in every layer."""
+"""The prefix of full names before the names that repeat in every layer."""
 
 
 class Row(NamedTuple):
     """One call to the storage library."""
 
     operation: str
-    """read or wait read"""
+    """The operation: read or wait read."""
     layer: int
-    """0 outside the layers."""
+    """The number of the layer; 0 outside the layers."""
     tensor: str
     size: int
-    """[B]"""
+    """[B] Size of the request."""
     free_buffers: int
-    """Swap buffers that nothing occupies after the call."""
+    """The number of free swap buffers after the call."""
 
 
 def plan_of(run: Mapping[str, Any], *, version: str) -> ZeroInferencePlan:
-    """The simulator's plan for a run of the runner, on a machine with a drive and enough GPUs."""
+    """Return the simulator's plan for a recorded run, on a machine with a drive and enough GPUs."""
     strategy = {**run["strategy"], "deepspeed_version": version}
     plan = resolve(Document("", {**run, "strategy": strategy, "platform": "dgx-a100"})).plan()
     assert isinstance(plan, ZeroInferencePlan)
@@ -41,12 +41,12 @@ def plan_of(run: Mapping[str, Any], *, version: str) -> ZeroInferencePlan:
 
 
 def module_names(plan: ZeroInferencePlan) -> list[str]:
-    """Every module in the order of its hook; "" is the layer itself."""
+    """Return every module in the order of its hook; "" is the layer itself."""
     return ["" if one is plan.model.layer[0] else one.name for one, *_ in plan.layered.visits]
 
 
 def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
-    """All reads of one rank in order, and where its host thread waits for them."""
+    """Return all reads of one rank in order, with the waits of its host thread."""
     sizes = _sizes(plan, first=first)
     whole = plan.layered.full
     layers = _layers(whole.parameters.tensors)
@@ -68,7 +68,7 @@ def planned_rows(plan: ZeroInferencePlan, *, first: bool) -> list[Row]:
 
 
 def recorded_rows(storage: Sequence[Sequence[Any]], *, tied: str) -> list[Row]:
-    """A record's rows without times; ``tied`` is the word embedding that also serves as ``lm_head``."""
+    """Return a record's rows without times; ``tied`` is the word embedding that is also ``lm_head``."""
     rows = []
     for operation, name, size, _begin, _duration, free in storage:
         full = tied if name == "lm_head.weight" and tied else name
@@ -84,7 +84,7 @@ def _in_one_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def _sizes(plan: ZeroInferencePlan, *, first: bool) -> Iterator[int]:
-    """[B] of the reads in the schedule that the engine would carry out."""
+    """Return the bytes of all reads in the schedule [B]."""
     schedule = plan.schedule(plan.forward("pass", 1, 8, first=first))
     for block in schedule.blocks:
         for _ in range(block.repeat):
@@ -92,7 +92,7 @@ def _sizes(plan: ZeroInferencePlan, *, first: bool) -> Iterator[int]:
 
 
 def _layers(tensors: Sequence[Tensor]) -> dict[int, int]:
-    """The layer of every tensor: how often its name came before."""
+    """Return the layer of every tensor, which is how often its name occurred before."""
     seen: Counter[str] = Counter()
     layers = {}
     for tensor in tensors:

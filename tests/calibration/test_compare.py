@@ -1,4 +1,4 @@
-"""``simoffload calibrate compare``: runs beside predictions, stream by stream and layer by layer."""
+"""``simoffload calibrate compare``: runs and predictions, stream by stream and layer by layer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.compare import ComparedPass, ComparedRun, compare_file, errors, to_dict
-from simoffload.calibration.compare_text import comparison_text
+from simoffload.calibration.compare import (
+    ComparedPass,
+    ComparedRun,
+    compare_file,
+    comparison_text,
+    errors,
+    to_dict,
+)
 from simoffload.cli import calibrate_compare
 from simoffload.cli.console import Console
 from simoffload.documents import Document
@@ -33,7 +39,7 @@ def one(path: Path, **options: Any) -> ComparedRun:
 
 
 def simulated(**strategy: Any) -> Any:
-    """The same small run as a scenario of its own, every step simulated."""
+    """Return the same small run as a scenario in which every step is simulated."""
     data = {"name": "small", "model": MODEL, "platform": "dgx-h200", "workload": WORK,
             "engine": {"tokens": "off"}, "strategy": {"ds_config": ds_config(), **strategy}}  # fmt: skip
     return simulate(resolve(Document("", data)))
@@ -79,7 +85,7 @@ def test_errors_are_averaged_by_size_and_the_worst_keeps_its_sign() -> None:
 
 @pytest.fixture
 def own_platform(repository: Path) -> Callable[[Path], None]:
-    """Puts a platform file into a folder, with the shipped devices."""
+    """Return a function that writes a platform file with shipped devices into a folder."""
 
     def put(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -116,7 +122,7 @@ def test_the_shipped_platform_of_the_gpu_is_named(tmp_path: Path) -> None:
     ("gpu", "message"), [("Some GPU 9000", 'has the GPU "Some GPU 9000"'), ("", "no GPU")]
 )
 def test_without_a_platform_there_is_nothing_to_predict_with(tmp_path: Path, gpu: str, message: str) -> None:
-    with pytest.raises(InputError, match=rf"machine\.gpu: .*{message}.*; name one with --platform"):
+    with pytest.raises(InputError, match=rf"machine\.gpu: .*{message}.*; name a platform with --platform"):
         compare_file(write(tmp_path, inference(), gpu=gpu))
 
 
@@ -293,7 +299,7 @@ Compare = Callable[..., Answer]
 
 @pytest.fixture
 def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
-    """The command alone, in a folder that holds ``runs.json``."""
+    """Run the command in a folder that contains ``runs.json``."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path, inference(traces={"decode 1": trace()}), training(), inference("two", ranks=2))
 
@@ -331,7 +337,7 @@ def test_streams_on_request(compare: Compare) -> None:
     out = compare("runs.json", "--streams").out
     assert "small, 1 rank(s): one decode step on rank 0, ms" in out
     assert next(line.split() for line in out.splitlines() if line.startswith("  layer 0"))[3] == "1.1"
-    assert "of the step apart (layer" in out
+    assert "of the step too early or too late (layer" in out
 
 
 def test_the_document_is_plain_data(compare: Compare) -> None:
@@ -367,7 +373,7 @@ def test_names_from_files_cannot_move_the_cursor(tmp_path: Path) -> None:
 
 
 def test_no_runs_at_all(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="runs: no run in it came to its end"):
+    with pytest.raises(InputError, match="runs: none of its runs was completed"):
         compare_file(write(tmp_path))
 
 

@@ -42,21 +42,21 @@ SMALL = {
     "zero-offload-2021/gpt2": (OPT,),
     "micron/opt-30b-hbm": (OPT, "strategy.ranks=1"),
 }
-"""Shipped scenarios, each with a model of its family that fits anywhere, and buffers for that."""
+"""Shipped scenarios with a model of their family that fits on any machine, and buffers for it."""
 
 
 class Run(NamedTuple):
-    """What was planned, and what DeepSpeed did."""
+    """The simulator's plan and the placement that DeepSpeed reported."""
 
     scenario: LoadedScenario
     config: dict[str, Any]
     places: dict[str, Any]
     files: dict[str, int]
-    """[B] in its folders of swap files."""
+    """[B] Size of the swap files."""
 
 
 def placed(node: Any, folder: Path) -> Any:
-    """A configuration whose folders are here."""
+    """Return a configuration whose folders are in the test's own folder."""
     if not isinstance(node, dict):
         return node
     return {key: str(folder) if key == "nvme_path" else placed(one, folder) for key, one in node.items()}

@@ -41,7 +41,7 @@ def calibrate(runs: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the runner wrote down of all runs."""
+    """Return the records of all runs."""
     folder = tmp_path_factory.mktemp("runs") / "out"
     done = calibrate(RUNS_FILE, folder)
     assert done.returncode == 0, done.stderr + (folder / "log.txt").read_text()[-4000:]
@@ -53,20 +53,20 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(params=RUNS)
 def run(request: pytest.FixtureRequest, record: dict[str, Any]) -> dict[str, Any]:
-    """The record of one run."""
+    """Return the record of one run."""
     (found,) = (run for run in record["runs"] if run["name"] == request.param)
     return found
 
 
 @pytest.fixture
 def plan(run: dict[str, Any], record: dict[str, Any]) -> ZeroInferencePlan:
-    """The simulator's plan for it."""
+    """Return the simulator's plan for a recorded run."""
     return plan_of(RUNS[run["name"]], version=record["machine"]["deepspeed"])
 
 
 @pytest.fixture
 def tied(plan: ZeroInferencePlan) -> str:
-    """Name of the tensor that ``lm_head`` shares; "" where it has its own."""
+    """Return the name of the tensor that ``lm_head`` shares; "" if it has its own."""
     weight = plan.layered.visits[-1][0].parameters[0]
     return weight.name if weight.tied else ""
 

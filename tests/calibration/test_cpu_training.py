@@ -37,7 +37,7 @@ def big_gradients(ranks: int) -> int:
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the runner wrote down, run by run."""
+    """Return the records of all runs by name."""
     folder = tmp_path_factory.mktemp("training")
     work = {"kind": "training", "batch_size": 1, "sequence_length": 8, "steps": STEPS,
             "gradient_accumulation_steps": MICRO_STEPS}  # fmt: skip

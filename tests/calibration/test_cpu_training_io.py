@@ -119,12 +119,12 @@ KNOWN = {
     "test_backward_moves_the_bytes_of_its_schedule": [MISALIGNED, MANY],
     "test_the_optimizer_moves_the_bytes_of_its_schedule": [MISALIGNED, MANY],
 }
-"""Where the simulator is known to be wrong in this."""
+"""The runs for which the simulator is known to be wrong here."""
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the runner wrote down of all runs."""
+    """Return the records of all runs."""
     folder = tmp_path_factory.mktemp("training")
     runs = [{"name": name, **one} for name, one in CASES.items()]
     (folder / "runs.json").write_text(json.dumps({"runs": runs}))
@@ -136,7 +136,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(params=CASES)
 def run(request: pytest.FixtureRequest, record: dict[str, Any]) -> dict[str, Any]:
-    """The record of one run."""
+    """Return the record of one run."""
     if request.param in KNOWN.get(request.function.__name__, ()):
         request.applymarker(pytest.mark.xfail(strict=True, reason=ORDER))
     (found,) = (run for run in record["runs"] if run["name"] == request.param)
@@ -145,7 +145,7 @@ def run(request: pytest.FixtureRequest, record: dict[str, Any]) -> dict[str, Any
 
 @pytest.fixture
 def plan(run: dict[str, Any], record: dict[str, Any]) -> ZeroTrainingPlan:
-    """The simulator's plan for it, on a machine with a drive and enough GPUs."""
+    """Return the simulator's plan for a recorded run, on a machine with a drive and enough GPUs."""
     reported = CASES[run["name"]]
     strategy = {
         **reported["strategy"],
@@ -160,7 +160,7 @@ def plan(run: dict[str, Any], record: dict[str, Any]) -> ZeroTrainingPlan:
 
 
 def recorded(run: Mapping[str, Any], step: int, *phases: str) -> Counter[tuple[str, str]]:
-    """[B] that the swappers of one rank moved in these phases of a step (by default in all of them)."""
+    """Return the bytes that one rank's swappers moved in some phases of a step, by default in all [B]."""
     moved: Counter[tuple[str, str]] = Counter()
     for one in run["passes"]:
         if one["repetition"] == step and (not phases or one["name"] in phases):
@@ -171,7 +171,7 @@ def recorded(run: Mapping[str, Any], step: int, *phases: str) -> Counter[tuple[s
 
 
 def planned(stages: Iterable[StorageStage]) -> Counter[tuple[str, str]]:
-    """The same, as the plan sums it up."""
+    """Return these bytes as the plan counts them [B]."""
     moved: Counter[tuple[str, str]] = Counter()
     for stage in stages:
         for one in stage.transfers:
@@ -181,7 +181,7 @@ def planned(stages: Iterable[StorageStage]) -> Counter[tuple[str, str]]:
 
 
 def scheduled(plan: ZeroTrainingPlan, phase: str) -> Counter[tuple[str, str]]:
-    """The same, as the engine would carry it out."""
+    """Return these bytes as the schedule contains them [B]."""
     moved: Counter[tuple[str, str]] = Counter()
     for part in plan.parts:
         if part.phase == phase:

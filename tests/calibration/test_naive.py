@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.naive import naive_bounds, naive_seconds
+from simoffload.calibration.prediction import naive_bounds, naive_seconds
 from simoffload.documents import Document
 from simoffload.models import Sequences
 from simoffload.scenario import resolve
@@ -27,7 +27,7 @@ def plan(config: dict[str, Any], **strategy: Any) -> ZeroInferencePlan:
 
 
 def rate(found: ZeroInferencePlan, *, pinned: bool) -> float:
-    """[B/s] of large copies from host memory."""
+    """[B/s] Rate of large copies from host memory."""
     return max(rate for _, rate in found.machine.host_to_device(0, pinned=pinned).curve.points)
 
 

@@ -1,4 +1,4 @@
-"""What ``make test`` says before it begins, and again where DeepSpeed's tests would run."""
+"""``make test`` reports missing tools before it starts, and again instead of DeepSpeed's tests."""
 
 from __future__ import annotations
 

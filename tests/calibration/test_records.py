@@ -1,4 +1,4 @@
-"""Reading what ``calibrate deepspeed`` wrote."""
+"""Files of ``calibrate deepspeed`` are read, and wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def _torn(data: dict[str, Any]) -> None:
     [
         (_without_a_time, "runs[0].passes[0].seconds: required key is missing"),
         (_of_another_schema, 'schema: must be "simoffload/deepspeed-runs/1"'),
-        (_of_nothing, "a run has either ds_config or strategy"),
+        (_of_nothing, "a run must have either ds_config or strategy"),
         (_negative, "runs[0].passes[0].seconds: must be at least 1e-09, got -1"),
-        (_torn, "the columns of a trace must be of one length"),
+        (_torn, "the columns of a trace must have equal lengths"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, spoil: Any, message: str) -> None:
@@ -110,5 +110,5 @@ def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not a text in UTF-8"):
+    with pytest.raises(InputError, match="not text in UTF-8"):
         read_records(tmp_path / "runs.json")

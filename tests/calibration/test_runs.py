@@ -1,4 +1,4 @@
-"""What a run file may say, and what would run as something else than it says."""
+"""Run files are read; settings that the run would not follow are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
     [
         ({"strategy": {"ds_config": {"zero_optimization": {"stage": 2}}}}, "stage: must be 3"),
         ({"strategy": {"weights": "hbm", "ds_config": NVME}}, 'weights: "hbm" contradicts ds_config'),
-        ({"workload": {**RUN["workload"], "prompt_length": 5000}}, "more than the 2048 positions"),
+        ({"workload": {**RUN["workload"], "prompt_length": 5000}}, "exceed the 2048 positions"),
         (
             {
                 "strategy": {
@@ -80,7 +80,7 @@ def test_what_says_one_thing_and_would_do_another(
 def test_a_list_holds_runs_of_different_names_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'runs\[1\].name: "one" is the name of an earlier run'):
         read_requests([written(tmp_path, {"runs": [RUN, RUN]})])
-    with pytest.raises(InputError, match='foo: unknown beside "runs"'):
+    with pytest.raises(InputError, match='foo: unknown key next to "runs"'):
         read_requests([written(tmp_path, {"runs": [RUN], "foo": 1})])
     with pytest.raises(InputError, match="must be a list of runs"):
         read_requests([written(tmp_path, {"runs": None})])
@@ -94,7 +94,7 @@ def test_folders_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
     for changes, rendered in (
         ({"folder": tmp_path}, "is not an empty folder"),
         ({"swap_folder": tmp_path / "file"}, "is not an empty folder, and DeepSpeed empties it"),
-        ({"swap_folder": tmp_path / "file" / "x"}, "lies below|cannot be used"),
+        ({"swap_folder": tmp_path / "file" / "x"}, "is below|cannot be used"),
         ({"largest": 10**9}, r"would write 2.63 GB of swap files, above --max-size 1 GB"),
     ):
         with pytest.raises(InputError, match=rendered):

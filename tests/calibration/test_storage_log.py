@@ -1,15 +1,15 @@
-"""Every request to the swappers' handles is noted, by what it is for."""
+"""Every request to the swappers' handles is recorded, by swapper and operation."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from simoffload.calibration.deepspeed.storage_log import StorageLog
+from simoffload.calibration.deepspeed.recorders import StorageLog
 
 
 class Handle:
-    """An aio handle that says how many requests it has been given."""
+    """An aio handle that returns the number of its requests."""
 
     def __init__(self) -> None:
         self.pending = 0
@@ -42,7 +42,7 @@ class Buffer:
 
 
 class Model:
-    """With one parameter, whose slice is on storage or not."""
+    """A model with one parameter, whose slice is or is not on storage."""
 
     def __init__(self, swapper: Any = None) -> None:
         self._weight = SimpleNamespace(nvme_swapper=swapper, ds_id=7)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.calibration.deepspeed.timed_parts import BACKWARD, OPTIMIZER, timed_parts
+from simoffload.calibration.deepspeed.recorders import BACKWARD, OPTIMIZER, timed_parts
 
 
 class DeepSpeedZeroOptimizer_Stage3:  # noqa: N801 (DeepSpeed's name, which Python puts before private methods)
-    """As much of DeepSpeed's class as the names need."""
+    """The part of DeepSpeed's class that the mangled names need."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

@@ -209,9 +209,9 @@ def test_names_of_files_cannot_break_the_profile(program: Program) -> None:
     [
         (
             ("--id", "mine"),
-            "--from: missing: name the drive whose other numbers (size, slot, …) are to be kept",
+            "--from: missing: name the drive that supplies the other numbers (size, slot, …)",
         ),
-        (("--id", "Mine!", "--from", BASE), '--id: "Mine!" is no id'),
+        (("--id", "Mine!", "--from", BASE), '--id: "Mine!" is not an id'),
         (("--id", "x" * 300, "--from", BASE), "has 300 characters; an id has at most 80"),
         (("--id", "mine", "--from", "micron"), '--from: there is no drive "micron"'),
         (("--id", "mine", "--from", BASE, "-o", "x.json"), "x.json: the name of a profile must end in .yaml"),
@@ -219,7 +219,7 @@ def test_names_of_files_cannot_break_the_profile(program: Program) -> None:
         (("--id", "mine", "--from", BASE, "--overwrite"), "--overwrite: nothing to overwrite"),
         (
             ("--id", "mine", "--from", BASE, "--buffer-size", "1 MiB"),
-            "--buffer-size: only nvbandwidth has it",
+            "--buffer-size: only nvbandwidth has this option",
         ),
         (("--from", BASE), "required: --id"),
     ],

@@ -1,4 +1,4 @@
-"""What is said of files that are refused."""
+"""Messages about refused files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simoffload.errors import InputError
 
 
 def refusal_by(read: Callable[[Path], object], path: Path) -> str:
-    """The message without the name of the file."""
+    """Return the message without the name of the file."""
     with pytest.raises(InputError) as caught:
         read(path)
     return str(caught.value).removeprefix(str(path))

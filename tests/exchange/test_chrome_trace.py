@@ -109,7 +109,7 @@ def test_processes_are_named_with_their_programs_and_streams_with_their_devices(
 
 
 def overlaps(events: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Neighbours on a track that overlap, in nanoseconds as Perfetto reads them."""
+    """Return neighbours on a track that overlap in nanoseconds, as Perfetto reads them."""
     tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in events:
         start, duration = int(event["ts"] * 1000), int(event["dur"] * 1000)

@@ -69,9 +69,9 @@ def test_the_end_of_a_tuning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Task Read Speed = 12 GB/sec\n", ': holds no line "E2E Read Speed'),
+        ("Task Read Speed = 12 GB/sec\n", ': contains no line "E2E Read Speed'),
         ("\nE2E Write Speed = nan GB/sec\n", ":2: 'nan' is not a speed above 0 in GB/sec; run it again"),
-        (TUNED.splitlines()[0], ':1: after "Best performance" its settings'),
+        (TUNED.splitlines()[0], ':1: the settings {"aio": {…}} must follow'),
         (TUNED.replace("32", '"deep"'), ": aio.queue_depth: must be a whole number above 0, not 'deep'"),
     ],
 )

@@ -58,17 +58,17 @@ def test_runs_are_appended_with_or_without_a_header(tmp_path: Path) -> None:
             ":1: this is the CSV of live statistics (--livecsv); give the one of --csvfile",
         ),
         (["a,b", "1,2"], ":1: no column operation, MiB/s [last], block size, threads"),
-        ([HEADER, MKDIRS], ": holds no phase READ or WRITE"),
+        ([HEADER, MKDIRS], ": contains no phase READ or WRITE"),
         ([HEADER, "2026,x"], ":2: the row has 2 cells for 39 columns; was elbencho interrupted?"),
         ([HEADER, READ.replace("9600,9000", "9600,inf")], ":2: MiB/s [last]: must be a finite number"),
         ([HEADER, READ.replace("1048576", "")], ":2: block size: missing"),
         ([HEADER, READ.replace("1048576", "1M")], ":2: block size: must be a whole number above 0, not '1M'"),
-        ([HEADER, READ.replace(",,3.1-1", ",700,3.1-1")], ":2: the phase both read and wrote"),
+        ([HEADER, READ.replace(",,3.1-1", ",700,3.1-1")], ":2: the phase mixed reads and writes"),
         (
             [HEADER, READ.replace("2026-05-22", "yesterday")],
             ":2: ISO date: 'yesterdayT16:09:38' is not an ISO date",
         ),
-        ([], ": holds no phase"),
+        ([], ": contains no phase"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:

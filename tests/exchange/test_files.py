@@ -1,13 +1,14 @@
-"""Files are written whole or not at all."""
+"""Files are written completely or not at all; CSV files contain no formulas for spreadsheets."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.exchange.files import replacing
+from simoffload.exchange.files import replacing, write_csv
 
 
 def test_a_new_file(tmp_path: Path) -> None:
@@ -30,10 +31,10 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("missing/a.txt", "its folder does not exist; make it first"),
+        ("missing/a.txt", "its folder does not exist; create it first"),
         ("folder", "this is a folder, not a file"),
         ("", "this is a folder, not a file"),
-        ("folder/file/a.txt", "its folder does not exist; make it first"),
+        ("folder/file/a.txt", "its folder does not exist; create it first"),
         ("x" * 300 + ".html", "cannot be used: File name too long"),
         ("\ud800.html", "cannot be used: its name holds half of a surrogate pair"),
         ("a\0.html", "cannot be used: embedded null byte"),
@@ -61,3 +62,31 @@ def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path) -> None:
     with replacing(path) as file:
         file.write("whole")
     assert path.read_text() == "whole"
+
+
+def test_rows_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    write_csv(path, ("name", "fits", "seconds"), [('a, "b"', True, 0.25), ("two\nlines", False, None)])
+    assert path.read_text() == 'name,fits,seconds\n"a, ""b""",true,0.25\n"two\nlines",false,\n'
+    with path.open(newline="") as file:
+        assert list(csv.reader(file))[2] == ["two\nlines", "false", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("=1+1", "'=1+1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("-2+3", "'-2+3"),
+        ("\t=1", "'\t=1"),
+        ("-5", "-5"),
+        ("-5.5e-3", "-5.5e-3"),
+        ("-5 GB/s", "-5 GB/s"),
+        ("a=1", "a=1"),
+    ],
+)
+def test_formulas_become_text(tmp_path: Path, text: str, written: str) -> None:
+    write_csv(tmp_path / "rows.csv", ("cell",), [(text,)])
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        assert list(csv.reader(file))[1] == [written]

@@ -1,4 +1,4 @@
-"""fio's JSON, with its traps."""
+"""fio's JSON is read, including unusual options, and wrong files are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1024**2
 
 
 def job(name: str = "a", *, rate: int = 1000, kind: str = "read", **more: Any) -> dict[str, Any]:
-    """One entry of ``jobs``; keywords in capitals replace keys of the entry, others add options."""
+    """Return one entry of ``jobs``; keywords in capitals replace its keys, others add options."""
     options = {"rw": kind, "bs": "1M", "iodepth": "8", "ioengine": "libaio", "direct": "1"}
     options |= {key: value for key, value in more.items() if key.islower()}
     operation = "write" if "write" in kind else "read"
@@ -111,8 +111,11 @@ def test_global_options_and_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (job(ERROR=5), ": jobs[0].error: the job ended with error 5; its rates mean nothing, run it again"),
-        (job(WRITE={"io_bytes": 9, "bw_bytes": 9}), ": jobs[0].read: the job both read and wrote"),
+        (
+            job(ERROR=5),
+            ": jobs[0].error: the job ended with error 5, so its rates are not valid; run it again",
+        ),
+        (job(WRITE={"io_bytes": 9, "bw_bytes": 9}), ": jobs[0].read: the job mixed reads and writes"),
         (job(bs="big"), ": jobs[0].job options.bs: 'big' is not a size; fio writes e.g. 1M or 128k"),
         (job(bssplit="4k/50:8k/50"), "requests of several sizes"),
         (job(iodepth="0"), ": jobs[0].job options.iodepth: must be a whole number above 0, not '0'"),
@@ -127,25 +130,27 @@ def test_jobs_that_are_refused(tmp_path: Path, entry: dict[str, Any], message: s
 
 def test_jobs_at_once_with_other_settings_are_refused(tmp_path: Path) -> None:
     message = refusal(written(tmp_path, job(), job("b", iodepth="1")))
-    assert ": jobs[1].job options: ran at once with jobs[0] at another bs, iodepth or direct" in message
+    assert (
+        ": jobs[1].job options: ran concurrently with jobs[0] with another bs, iodepth or direct" in message
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fio-3.33\nall good\n", ': holds no JSON object (no line begins with "{")'),
+        ("fio-3.33\nall good\n", ': contains no JSON object (no line begins with "{")'),
         (
             'warning\n{"jobs": [\n,',
             ":3:1: not valid JSON (Expecting value); was fio interrupted? Run it again",
         ),
-        ('{"jobs": NaN}', ":1: not usable JSON (NaN is not a finite number)"),
+        ('{"jobs": NaN}', ":1: unusable JSON (NaN is not a finite number)"),
         (
             '{"fio version": "fio-3.33", "jobs": [{"error": 1e999}]}',
             ": jobs[0].error: must be a finite number",
         ),
         ('{"a": 1}', ": fio version: missing"),
-        ('{"fio version": "x", "client_stats": []}', ": jobs: must be a list of objects"),
-        ('{"a":' + "[" * 100_000, ":1: not usable JSON (nested too deeply)"),
+        ('{"fio version": "x", "client_stats": []}', ": jobs: must be a non-empty list of objects"),
+        ('{"a":' + "[" * 100_000, ":1: unusable JSON (nested too deeply)"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -165,4 +170,4 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         file.truncate(20_000_001)
     assert "larger than 20 MB" in refusal(big)
     big.write_bytes(b"\n\xff")
-    assert refusal(big).startswith(":2: not a text in UTF-8")
+    assert refusal(big).startswith(":2: not text in UTF-8")

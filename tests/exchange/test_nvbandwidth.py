@@ -81,11 +81,11 @@ def test_json_has_text_in_its_cells(tmp_path: Path) -> None:
             case(status="Error", error="CUDA_ERROR_OUT_OF_MEMORY"),
             "testcases[0].status: host_to_device_memcpy_ce ended with Error (CUDA_ERROR_OUT_OF_MEMORY)",
         ),
-        (case(bandwidth_matrix=[["fast"]]), "bandwidth_matrix[0][0]: 'fast' is not a rate above 0 in GB/s"),
+        (case(bandwidth_matrix=[["fast"]]), "bandwidth_matrix[0][0]: 'fast' is not a rate above 0 GB/s"),
         (case(bandwidth_matrix=[["nan"]]), "'nan' is not a rate above 0"),
         (case(bandwidth_matrix="x"), "must be a list of rows"),
         (case(bandwidth_description="latency (ns)"), "must be in GB/s"),
-        (case("host_to_device_memcpy_sm"), "holds no copies between host and GPU"),
+        (case("host_to_device_memcpy_sm"), "contains no copies between host and GPU"),
     ],
 )
 def test_tests_that_are_refused(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
@@ -103,6 +103,6 @@ def test_a_row_that_lost_cells_is_refused(tmp_path: Path) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_text("hello\n")
-    assert "holds no copies" in refusal(tmp_path / "out.txt")
+    assert "contains no copies" in refusal(tmp_path / "out.txt")
     (tmp_path / "out.txt").write_text('{"fio version": 1}')
     assert "is this the output of nvbandwidth -j?" in refusal(tmp_path / "out.txt")

@@ -1,4 +1,4 @@
-"""Every shipped scenario runs, and where its time went adds up to the last picosecond."""
+"""Every shipped scenario runs, and the causes of its time sum to the total to the picosecond."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _of_checkpoints(result: SimulationResult) -> Iterator[PassResult]:
 
 
 def _sums_up(rendered: dict) -> None:
-    """The same of what JSON says."""
+    """Check the same sums in the JSON output."""
     for rows in (rendered["time_by_cause"], rendered["time_by_group"]):
         assert sum(row["exposed_ps"] for row in rows) == rendered["time_ps"]
         assert {type(row["exposed_ps"]) for row in rows} == {int}

@@ -1,4 +1,4 @@
-"""The shipped scenarios of checkpoints: sizes of MLPerf Storage, what a filesystem allows, a whole run."""
+"""Shipped scenarios of checkpoints: sizes of MLPerf Storage, limits of filesystems, and a complete run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORT = {
     "405b": ["nodes=8", "strategy.ranks=64"],
     "1t": ["nodes=8", "strategy.ranks=64"],
 }
-"""As many bytes from fewer ranks, which are enough to fill the filesystem."""
+"""Write the same bytes from fewer ranks, which still saturate the filesystem."""
 
 
 def saved(name: str, *overrides: str) -> CheckpointResult:
@@ -82,7 +82,7 @@ def test_two_of_the_largest_need_more_than_four_drives() -> None:
 
 
 def test_a_run_with_data_and_checkpoints() -> None:
-    """9,537 steps an epoch: 2,441,406 samples over 8 ranks, 4 a batch, 8 batches a step."""
+    """An epoch has 9,537 steps: 2,441,406 samples over 8 ranks, 4 per batch, 8 batches per step."""
     result = simulate(load_scenario("checkpoint/llama-3.1-8b-training"))
     assert isinstance(result, TrainingResult)
     assert result.data_loading is not None

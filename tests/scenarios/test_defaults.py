@@ -1,4 +1,4 @@
-"""A model by its name becomes a scenario."""
+"""A model's name alone becomes a scenario."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_without_a_platform_the_platforms_are_listed() -> None:
 
 
 def test_a_model_is_no_scenario() -> None:
-    with pytest.raises(InputError, match=r"llama-3\.1-8b: is a model and no scenario; default_scenario"):
+    with pytest.raises(InputError, match=r"llama-3\.1-8b: is a model, not a scenario; default_scenario"):
         load_scenario("llama-3.1-8b")

@@ -1,4 +1,4 @@
-"""The ds_config that is told to be pasted is complete: given back, it is the same to the picosecond."""
+"""The exported ds_config is complete: a scenario with it takes the same time to the picosecond."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from simoffload.strategies.zero_inference import ZeroInferencePlan
 
 FILE = "ds_config.json"
 NAMED = ("weights", "optimizer")
-"""Keys of a strategy that say what a ds_config says, too."""
+"""The keys of a strategy that a ds_config also has."""
 OFFLOAD = ("offload_param", "offload_optimizer")
 
 
@@ -48,7 +48,7 @@ STUDIES = {name.rpartition("/")[0]: name for name in SHIPPED}.values()
 
 
 def small(name: str) -> LoadedScenario:
-    """A shipped scenario with three layers on one host, which changes none of its settings."""
+    """Return a shipped scenario with three layers on one host and unchanged settings."""
     found = load_scenario(name)
     data = found.document.data
     reported, work, strategy = data["model"], data["workload"], data["strategy"]
@@ -60,7 +60,7 @@ def small(name: str) -> LoadedScenario:
 
 
 def elsewhere(scenario: LoadedScenario) -> Iterator[LoadedScenario]:
-    """The scenario in HBM, host memory and on every storage, as far as DeepSpeed allows it."""
+    """Return the scenario in HBM, in host memory and on each storage tier that DeepSpeed allows."""
     training = isinstance(scenario.scenario.strategy, ZeroTraining)
     for tier in ("hbm", "dram", *scenario.machine.topology.targets):
         for target in (f"{tier}+{tier}", f"hbm+{tier}") if training else (tier,):
@@ -73,7 +73,7 @@ def elsewhere(scenario: LoadedScenario) -> Iterator[LoadedScenario]:
 
 
 def pasted(scenario: LoadedScenario, *without: str) -> LoadedScenario:
-    """The scenario with what is to be pasted, read from JSON, and without some other keys."""
+    """Return the scenario with the exported ds_config read from JSON, without some other keys."""
     config = json.loads(json.dumps(scenario.exports()[FILE]))
     data = scenario.document.data
     strategy = {key: value for key, value in data["strategy"].items() if key not in without}
@@ -82,7 +82,7 @@ def pasted(scenario: LoadedScenario, *without: str) -> LoadedScenario:
 
 
 def planned(scenario: LoadedScenario) -> tuple[Any, ...]:
-    """Everything on which the time depends but the work and the machine, and what is told."""
+    """Return everything except work and machine on which time and report depend."""
     plan = scenario.plan()
     rendered = (plan.warnings, plan.memory_stages, scenario.exports())
     if isinstance(plan, ZeroInferencePlan):
@@ -92,7 +92,7 @@ def planned(scenario: LoadedScenario) -> tuple[Any, ...]:
 
 
 def answer(scenario: LoadedScenario) -> Any:
-    """All that a result says but how the scenario was written."""
+    """Return a result's data without the text of the scenario."""
     found = simulate(scenario).to_dict()
     found["provenance"].pop("scenario")
     return found
@@ -212,7 +212,7 @@ def test_the_scenarios_word_counts_more_than_the_path() -> None:
 
 
 def test_what_is_left_to_others_has_a_value() -> None:
-    """Transformers fills in "auto"; DeepSpeed by itself does not take it."""
+    """Transformers replaces "auto"; DeepSpeed alone refuses it."""
     auto = [
         "train_batch_size=auto",
         "gradient_clipping=auto",

@@ -1,4 +1,4 @@
-"""Weights in the HBM of several GPUs under ZeRO-3: gathered for every token, and told so everywhere."""
+"""Weights in the HBM of several GPUs under ZeRO-3 are gathered for every token, and reports say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scenario that is put elsewhere keeps the kind of its strategy, or says why it cannot be there."""
+"""A scenario on another tier keeps the kind of its strategy, or tells why the tier is not possible."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_elsewhere_the_kind_stays_and_the_document_says_the_same(name: str, targ
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_placement_is_edits_of_the_document_and_all_others_are_refused(name: str) -> None:
-    """What a strategy lists it takes, with edits that leave its kind alone; what it does not it refuses."""
+    """A strategy accepts the placements that it lists, without changing its kind, and refuses others."""
     before = scenario(name)
     strategy, machine = before.scenario.strategy, before.machine
     listed = strategy.placements(machine)
@@ -162,7 +162,7 @@ def test_what_no_machine_has_is_no_placement(target: str) -> None:
 def test_a_platform_file_of_the_same_name_elsewhere_is_not_the_scenarios(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path of the command line starts from where one is, that of a scenario from its file."""
+    """A path on the command line starts from the current folder, a path in a scenario from its file."""
     for folder, name in (("mine", "dgx-a100"), ("here", "dgx-h100")):
         (tmp_path / folder / "machines").mkdir(parents=True)
         text = find_profile(f"platform/{name}").document.path

@@ -1,4 +1,4 @@
-"""Numbers of profiles that a scenario changes."""
+"""A scenario changes numbers of profiles."""
 
 from __future__ import annotations
 

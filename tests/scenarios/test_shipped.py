@@ -1,4 +1,4 @@
-"""Every shipped scenario loads, says what it is, keeps its source's settings, and runs."""
+"""Every shipped scenario loads, has a description, keeps its source's settings, and runs."""
 
 from __future__ import annotations
 

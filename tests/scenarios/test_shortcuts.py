@@ -1,4 +1,4 @@
-"""Folding, jumping and following decode steps change no shipped scenario by a picosecond."""
+"""The engine's shortcuts change no shipped scenario by a picosecond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shipped scenarios of training: they run short, and say of the published runs what was printed of them."""
+"""Shipped scenarios of training run with few steps and agree with the published runs."""
 
 from __future__ import annotations
 

@@ -203,6 +203,8 @@ def test_another_strategy_uses_as_many_gpus_and_says_what_is_other_work() -> Non
     piped, zero = so.load_scenario("s.yaml"), so.load_scenario("four.yaml")
     moved = [with_strategy(one, file) for one in (piped, zero) for file in ("whole.yaml", "piped.yaml")]
     assert [one.scenario.strategy.gpus for one in moved] == [2, 2, 4, 2], "two stages are two"
-    rendered = "2 GPUs work on 2 batches side by side here, on one batch before: another amount of work"
+    rendered = (
+        "2 GPUs work on 2 batches side by side here, on one batch before, so the amount of work differs"
+    )
     assert [rendered in one.warnings for one in moved] == [True, False, False, False]
     assert rendered in piped.on("resident").warnings

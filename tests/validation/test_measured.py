@@ -1,4 +1,4 @@
-"""Recorded runs beside predictions: which errors count, the tables and the figures."""
+"""Recorded runs and predictions: which errors count, the tables and the figures."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def measured(
     decode: tuple[float, float, float] | None = (1.0, 1.1, 0.5),
     **changes: object,
 ) -> MeasuredRun:
-    """A run whose decode step has these times: measured, predicted, naive [s]."""
+    """Return a run whose decode step has these measured, predicted and naive times [s]."""
     run = RecordedRun.model_validate(inference(name, **changes))
     passes = (ComparedPass("decode", *decode),) if decode else ()
     return MeasuredRun(part, "box", ComparedRun(run, passes, "" if decode else "no", (), (), None))
 
 
 def copy_profile(folder: Path) -> None:
-    """As if this machine had been measured; it has no drive."""
+    """Write the profile of a measured machine without a drive."""
     for path in PROFILE.glob("*.yaml"):
         shutil.copy(path, folder)
 
@@ -162,10 +162,10 @@ def test_errors_by_work_and_place() -> None:
     assert (drives.place, drives.mean, drives.most_gpus) == ("nvme", 0.25, 1)
 
 
-# -- knobs --------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
-def test_knobs_that_differ_from_the_default() -> None:
+def test_settings_that_differ_from_the_default() -> None:
     config = ds_config(
         aio={"block_size": 8 << 20, "queue_depth": 8},
         stage3_prefetch_bucket_size=5e7,
@@ -208,11 +208,11 @@ def test_tables(folder: Path, runs: tuple[MeasuredRun, ...]) -> None:
     assert heads == [
         "### Errors",
         "### Held-out runs",
-        "### Runs that were in view",
+        "### Runs of the fit set",
         "### Training",
         "### FSDP",
         "### With shipped profiles alone",
-        "### Knobs",
+        "### Settings",
     ]
     held = [line for line in lines if line.startswith("| holdout | decode | mean 5%, worst 12% |")]
     assert len(held) == 1
@@ -229,7 +229,7 @@ def test_tables(folder: Path, runs: tuple[MeasuredRun, ...]) -> None:
             assert len({line.count("|") for line in table.splitlines()}) == 1, table
 
 
-def test_a_knobs_ratios_stand_side_by_side() -> None:
+def test_ratios_of_a_setting_are_in_one_row() -> None:
     rows = [
         measured("default", decode=(1.0, 1.2, 1.0)),
         measured("bucket", ds_config=ds_config(stage3_prefetch_bucket_size=0), decode=(2.0, 1.8, 1.0)),
@@ -271,6 +271,6 @@ def test_every_point_is_drawn(figures: ModuleType, runs: tuple[MeasuredRun, ...]
     (axes,) = figures.scatter(points).axes
     drawn = {dots.get_label(): len(dots.get_offsets()) for dots in axes.collections}
     assert drawn["bytes over bandwidth"] == len(points)
-    both = ("held out", "in view")
+    both = ("held out", "fit set")
     counts = {pass_: sum(drawn[f"{pass_}, {part}"] for part in both) for pass_ in KINDS}
     assert counts == {"decode step": 5, "prefill": 5, "training": len(points) - 10}

@@ -1,4 +1,4 @@
-"""Published figures: when a bar holds, and how the table tells it."""
+"""Published figures: when a limit is met, and how the table reports it."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def test_error_is_relative_to_what_was_published() -> None:
 def test_a_line_of_the_table() -> None:
     about = {"scenario": "s", "target": "raid", "source": "S", "note": "a | b"}
     text = published_tables([PublishedRow(reference(rule="at_most", unit="ms", **about), 40.0)])
-    assert text.startswith("### S\n\n1 of 1 bars hold; 0 figures are only")
+    assert text.startswith("### S\n\n1 of 1 limits are met; 0 figures have no limit")
     assert "| x-1 | s on raid | 40 | 50 ms | -20.0% | at most | yes | a \\| b |" in text

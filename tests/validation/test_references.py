@@ -1,4 +1,4 @@
-"""The published figures as data: complete, and nothing in them that could not be simulated."""
+"""The published figures are complete data, and all of them can be simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of training: what needs no simulation, and ratios to other settings."""
+"""Published figures of training: those without simulation, and ratios to other settings."""
 
 from __future__ import annotations
 

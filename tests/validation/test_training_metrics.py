@@ -1,4 +1,4 @@
-"""Metrics of training that a published figure may be about."""
+"""The metrics of training that published figures use."""
 
 from __future__ import annotations
 

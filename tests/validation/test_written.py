@@ -1,4 +1,4 @@
-"""What ``python -m validation`` writes lies in the repository as it would be written today."""
+"""The files of ``python -m validation`` in the repository are up to date."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISSED = {
     *(f"zinf-1776-before-{what}" for what in ("forward", "backward")),
     *(f"zo20-10b-{what}" for what in ("step_time", "forward", "backward")),
 }
-"""Bars that predictions miss, each told under "Known misses" in docs/VALIDATION.md."""
+"""The limits that predictions miss, each explained under "Known misses" in docs/VALIDATION.md."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def program() -> ModuleType:
 
 @pytest.mark.slow
 def test_the_page_and_the_shipped_tables_are_what_is_predicted(program: ModuleType, repository: Path) -> None:
-    """All but the bytes of the drawings, which change with matplotlib's version."""
+    """Compare everything except the bytes of the drawings, which depend on matplotlib's version."""
     for path, text in program.files().items():
         shipped = (repository / path).read_text("utf-8")
         assert path.endswith(".svg") or text == shipped, f"{path}: run python -m validation"

@@ -1,2 +1,2 @@
-"""Running real ZeRO-3 offload and recording it. ``worker``, ``build``, ``tracing``, ``storage_log``,
-``parts`` and ``streams`` belong to the child process; only they may import torch."""
+"""Runs of real ZeRO-3 offload and their records. ``worker``, ``build`` and ``recorders`` belong to
+the child processes; only they may import PyTorch."""

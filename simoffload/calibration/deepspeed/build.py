@@ -1,4 +1,4 @@
-"""A model with random weights under ZeRO-3 (child process only)."""
+"""Construction of a model with random weights under ZeRO-3 (child process only)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 def dtype_of(case: Mapping[str, Any]) -> str:
-    """The case's type of numbers; bfloat16 instead of float16 on a CPU that cannot compute in the latter.
+    """Return the case's dtype; bfloat16 instead of float16 on a CPU that cannot compute in float16.
 
-    Both have 2 B, and times on a CPU mean nothing: what is moved, and in which order, is the same.
+    Both have 2 B, so the same bytes move in the same order; times on a CPU are not used.
     """
     accelerator = get_accelerator()
     if (
@@ -36,7 +36,7 @@ def dtype_of(case: Mapping[str, Any]) -> str:
 
 
 def engine_config(case: Mapping[str, Any], *, nvme_path: str) -> dict[str, Any]:
-    """The case's ``ds_config`` with what the runner decides: batch, type of numbers, swap folder."""
+    """Return the case's ``ds_config`` with batch, dtype and swap folder filled in."""
     config: dict[str, Any] = {**case["ds_config"]}
     zero = {**config.get("zero_optimization", {})}
     for part in ("offload_param", "offload_optimizer"):
@@ -64,10 +64,10 @@ def engine_config(case: Mapping[str, Any], *, nvme_path: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _no_initialization(*, training: bool) -> Iterator[None]:
-    """Leave weights as they are allocated: filling tens of GB takes minutes and changes no timing.
+    """Skip the initialization of weights, because filling tens of GB takes minutes and changes no timing.
 
-    In training only the model's own initialization is left out, which fails on partitioned tensors; the
-    layers' stays, for DeepSpeed skips the optimizer's step when gradients are not finite.
+    In training only the model's own initialization is skipped, which fails on partitioned tensors; layers are
+    initialized, because DeepSpeed skips the optimizer's step when gradients are not finite.
     """
     names = [name for name in dir(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
     names = [] if training else names
@@ -86,7 +86,7 @@ def _no_initialization(*, training: bool) -> Iterator[None]:
 
 
 def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
-    """Construct the model inside ``zero.Init``, so that every parameter is partitioned as it is made."""
+    """Construct the model inside ``zero.Init``, which partitions every parameter when it is created."""
     written = dict(case["hf_config"])
     hf_config = transformers.AutoConfig.for_model(written.pop("model_type"), **written)
     if case["attention"] is not None:
@@ -106,7 +106,7 @@ def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
 
 
 def initialize(model: torch.nn.Module, config: dict[str, Any]) -> Any:
-    """DeepSpeed's engine around the model."""
+    """Return DeepSpeed's engine around the model."""
     with contextlib.suppress(AttributeError):
         model.config.use_cache = "optimizer" not in config
     parameters = model.parameters() if "optimizer" in config else None
@@ -115,7 +115,7 @@ def initialize(model: torch.nn.Module, config: dict[str, Any]) -> Any:
 
 
 def forget(engine: Any) -> None:
-    """Give back all memory of a run, pinned host memory included."""
+    """Release all memory of a run, including pinned host memory."""
     with contextlib.suppress(Exception):
         engine.destroy()
     gc.collect()

@@ -1,4 +1,4 @@
-"""Carrying out cases with DeepSpeed in processes of their own; nothing of it is imported on this side."""
+"""Runs of cases with DeepSpeed in child processes; this side does not import DeepSpeed."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ SCHEMA = "simoffload/deepspeed-runs/1"
 NEEDED = ("torch", "transformers", "deepspeed")
 RUNS, LOG = "runs.json", "log.txt"
 _PART_OF_MEMORY = 0.3
-"""Of the host, that the runs of one set of processes pin together before new processes are begun."""
+"""The share of host memory that the runs of one set of processes may pin before new processes start."""
 _SPARE = 1.2
-"""Free space asked for, as a multiple of what is written."""
+"""The required free space as a multiple of the bytes written."""
 
 
 class LaunchSettings(NamedTuple):
-    """How the runs are carried out."""
+    """Folders and limits of the runs."""
 
     folder: Path
-    """Empty or absent; gets ``runs.json`` and ``log.txt``."""
+    """An empty or absent folder for ``runs.json`` and ``log.txt``."""
     swap_folder: Path
-    """Where DeepSpeed's swap files go while a run lasts."""
+    """The folder of DeepSpeed's swap files during a run."""
     largest: int
-    """[B] of swap files that no run may exceed."""
+    """[B] The most swap files that a run may write."""
     seconds_per_case: float
     seconds: float
-    """[s] for all cases together; those that do not fit in are left out."""
+    """[s] for all cases together; cases without time left are skipped."""
     trace: bool
 
 
 class Outcome(NamedTuple):
-    """What came of it."""
+    """The result of a set of runs."""
 
     file: Path
     done: int
     failed: tuple[tuple[str, str], ...]
-    """Pairs (name, why)."""
+    """The failed runs as pairs (name, reason)."""
 
 
 def describe(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
-    """What will be run and written, for the user to read before it begins."""
+    """Return a text for the user about what will run and what it will write."""
     lines = [f"{len(cases)} run(s) with DeepSpeed; results go to {settings.folder / RUNS}"]
     for case in cases:
         writes = f", writes up to {format_bytes(case.swap_bytes)} of swap files" if case.swap_bytes else ""
@@ -74,11 +74,11 @@ def run_cases(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Run every case and write ``runs.json``; InputError, before anything is written, where that cannot be.
+    """Run every case and write ``runs.json``.
 
-    Cases of equal numbers of ranks share processes. A case that fails or takes too long is noted and the
-    next one is begun in new processes. Swap files are removed in any case; on Ctrl-C the finished runs are
-    kept in ``runs.json``.
+    Cases with equal numbers of ranks share processes. A case that fails or takes too long is recorded, and
+    the next one starts in new processes. Swap files are always removed; on Ctrl-C the finished runs are kept
+    in ``runs.json``. Raises InputError, before anything is written, for wrong folders and missing packages.
     """
     missing = check(cases, settings)
     if missing:
@@ -90,7 +90,7 @@ def run_cases(
         work_folder.mkdir(parents=True)
         settings.swap_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _refusal(error.filename, f"cannot be made: {error.strerror}; name another folder") from None
+        raise _refusal(error.filename, f"cannot be created: {error.strerror}; name another folder") from None
     results: dict[int, dict[str, Any]] = {}
     try:
         _run_all(cases, settings, work_folder, progress)
@@ -106,7 +106,7 @@ def run_cases(
             with contextlib.suppress(OSError):
                 settings.folder.rmdir()
     failed = tuple(
-        (case.request.name, results[index].get("error", "was not begun: no time left"))
+        (case.request.name, results[index].get("error", "was not started: no time left"))
         for index, case in enumerate(cases)
         if "passes" not in results[index]
     )
@@ -114,7 +114,7 @@ def run_cases(
 
 
 def check(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
-    """Look at folders and sizes; InputError for what cannot be. Returns what packages are missing, or ""."""
+    """Check folders and sizes, and return a message about missing packages, or "". Raises InputError."""
     _check_folder(settings.folder, "is not an empty folder; name another")
     writes = max((case.swap_bytes for case in cases), default=0)
     if writes:
@@ -124,7 +124,8 @@ def check(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
         for case in cases:
             if case.swap_bytes > settings.largest:
                 size, limit = format_bytes(case.swap_bytes), format_bytes(settings.largest)
-                text = f"would write {size} of swap files, above --max-size {limit}; raise it or cut layers"
+                remedy = "raise it or reduce the layers"
+                text = f"would write {size} of swap files, above --max-size {limit}; {remedy}"
                 raise _refusal(case.request.name, text)
         free = shutil.disk_usage(above).free
         if free < writes * _SPARE:
@@ -141,7 +142,7 @@ def check(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
 
 
 def _check_folder(folder: Path, taken: str) -> Path:
-    """The nearest folder above that exists, or itself; InputError unless empty and writable."""
+    """Return the folder or the nearest one above that exists; InputError unless empty and writable."""
     with file_errors(folder, what="cannot be used"):
         if exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
             raise _refusal(str(folder), taken)
@@ -165,12 +166,12 @@ def _run_all(
 ) -> None:
     deadline = time.monotonic() + settings.seconds
     for ranks, indices in _groups(cases):
-        left = list(indices)
-        while left and time.monotonic() < deadline:
-            batch = _batch(cases, left)
+        remaining = list(indices)
+        while remaining and time.monotonic() < deadline:
+            batch = _batch(cases, remaining)
             progress(f"{ranks} rank(s): {', '.join(cases[index].request.name for index in batch)}")
             _run_group(cases, batch, ranks, settings, work_folder, deadline)
-            left = [index for index in left if not list(work_folder.glob(f"{index:03d}.*"))]
+            remaining = [index for index in remaining if not list(work_folder.glob(f"{index:03d}.*"))]
 
 
 def _groups(cases: Sequence[CalibrationRun]) -> Iterator[tuple[int, list[int]]]:
@@ -178,12 +179,12 @@ def _groups(cases: Sequence[CalibrationRun]) -> Iterator[tuple[int, list[int]]]:
         yield ranks, [index for index, case in enumerate(cases) if case.ranks == ranks]
 
 
-def _batch(cases: Sequence[CalibrationRun], left: Sequence[int]) -> list[int]:
-    """The next cases for one set of processes: PyTorch keeps pinned memory until a process ends."""
+def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[int]:
+    """Return the next cases for one set of processes; PyTorch keeps pinned memory until a process ends."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     batch: list[int] = []
     total = 0
-    for index in left:
+    for index in remaining:
         total += cases[index].host_bytes
         if batch and total > _PART_OF_MEMORY * memory:
             break
@@ -234,10 +235,10 @@ def _run_group(
 
 
 def thread_environment(ranks: int) -> dict[str, str]:
-    """OpenMP threads of each rank: an equal share of the cores, unless the caller's environment says another.
+    """Return the OpenMP threads of each rank: an equal share of the cores, unless the environment sets them.
 
-    DeepSpeed's CPU Adam takes as many threads as OpenMP gives it (its step is a ``parallel for``), and
-    torch.distributed.run sets one per process where nothing is said and there are several.
+    DeepSpeed's CPU Adam uses all OpenMP threads (its step is a ``parallel for``), and torch.distributed.run
+    sets one per process if there are several and the environment sets none.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // ranks))}
@@ -259,7 +260,7 @@ def _plain(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
 
 
 def _collect(cases: Sequence[CalibrationRun], work_folder: Path) -> dict[int, dict[str, Any]]:
-    """For every case its record, or why there is none."""
+    """Return the record of every case, or the reason why it has none."""
     results: dict[int, dict[str, Any]] = {}
     for index in range(len(cases)):
         results[index] = {}

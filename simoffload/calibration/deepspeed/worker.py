@@ -1,7 +1,7 @@
 """The process that runs DeepSpeed: ``python -m simoffload.calibration.deepspeed.worker JOB``.
 
-One process per rank. It carries out the cases of a job one after the other; rank 0 writes the record of
-each when it is done, so that nothing is lost when a later one fails.
+There is one process per rank. It runs the cases of a job one after the other; rank 0 writes the record of
+each case when it is done, so that nothing is lost when a later one fails.
 """
 
 from __future__ import annotations
@@ -24,22 +24,28 @@ from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
 from simoffload.calibration.deepspeed import build
-from simoffload.calibration.deepspeed.gpu_energy import energy_counter
-from simoffload.calibration.deepspeed.storage_log import StorageLog
-from simoffload.calibration.deepspeed.streams import gpu_activity
-from simoffload.calibration.deepspeed.timed_parts import BACKWARD, OPTIMIZER, timed_parts
-from simoffload.calibration.deepspeed.tracing import ModuleTrace
+from simoffload.calibration.deepspeed.recorders import (
+    BACKWARD,
+    OPTIMIZER,
+    ModuleTrace,
+    StorageLog,
+    energy_counter,
+    gpu_activity,
+    synchronize,
+    timed_parts,
+    write_record,
+)
 
 __all__ = ["main"]
 
 _REPETITIONS = 2
-"""Whole generations that are timed; the first is the one in which memory is allocated."""
+"""The number of timed generations; the first one allocates memory."""
 _TRACED_STEPS = 2
-"""Decode steps of the third generation, the last under the profiler."""
+"""The number of steps of the third generation that are traced; the last runs under the profiler."""
 
 
 class _DeepSpeedRun:
-    """One case on this rank."""
+    """One case as it runs on this rank."""
 
     def __init__(self, case: Mapping[str, Any], *, nvme_path: str) -> None:
         config = build.engine_config(case, nvme_path=nvme_path)
@@ -57,7 +63,7 @@ class _DeepSpeedRun:
         self.traces: dict[str, Any] = {}
 
     def carry_out(self) -> None:
-        """All passes of the case."""
+        """Run all passes of the case."""
         if self.case["workload"]["kind"] == "training":
             self._train()
             return
@@ -65,11 +71,11 @@ class _DeepSpeedRun:
             self._generate()
 
     def _timed(self, name: str, repetition: int, work: Callable[[], None]) -> None:
-        _synchronize()
+        synchronize()
         drawn = self._drawn() if self._drawn else 0.0
         begin = time.perf_counter()
         work()
-        _synchronize()
+        synchronize()
         seconds = time.perf_counter() - begin
         self.passes.append({"name": name, "repetition": repetition, "seconds": _slowest(seconds)})
         if self._drawn:
@@ -98,7 +104,7 @@ class _DeepSpeedRun:
         self.traces["gpu prefill"] = gpu_activity(self._generation())
 
     def _generation(self) -> Callable[[], None]:
-        """A function that makes the next pass of a new generation each time it is called."""
+        """Return a function that runs the next pass of a new generation at each call."""
         work = self.case["workload"]
         vocabulary = self.case["hf_config"]["vocab_size"]
         tokens = torch.randint(
@@ -119,13 +125,13 @@ class _DeepSpeedRun:
         return step
 
     def _traced(self, name: str, step: Callable[[], None]) -> None:
-        _synchronize()
+        synchronize()
         self._trace.start()
         if self._storage.swapper is not None:
             self._storage.start()
         begin = time.perf_counter()
         step()
-        _synchronize()
+        synchronize()
         seconds = time.perf_counter() - begin
         self.traces[name] = {"seconds": seconds, "modules": self._trace.stop()}
         if self._storage.swapper is not None:
@@ -151,7 +157,7 @@ class _DeepSpeedRun:
             raise RuntimeError(text)
 
     def _parts(self, tokens: torch.Tensor) -> Iterator[tuple[str, Callable[[], None]]]:
-        """The passes of a micro-step; each must be carried out before the next is asked for."""
+        """Return the passes of a micro-step; each must run before the next is requested."""
         kept: dict[str, Any] = {}
 
         def forward() -> None:
@@ -185,18 +191,18 @@ class _DeepSpeedRun:
             if name == "optimizer" and not last:
                 part()
                 continue
-            _synchronize()
+            synchronize()
             with timed_parts(self.engine.optimizer, methods[name]) as parts:
                 begin = time.perf_counter()
                 part()
                 host = time.perf_counter() - begin
-                _synchronize()
+                synchronize()
                 seconds = time.perf_counter() - begin
             trace = {"seconds": seconds, "host_seconds": host, "parts": parts}
             self.traces[f"{name} parts{suffix}"] = trace
 
     def record(self) -> dict[str, Any]:
-        """What was measured."""
+        """Return everything that was measured, as plain values."""
         memory = {"hbm_peak": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self._model.parameters())
         return {
@@ -220,18 +226,13 @@ class _DeepSpeedRun:
         }
 
 
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def _slowest(seconds: float) -> float:
-    """The longest time among the ranks [s]."""
+    """Return the longest time among the ranks [s]."""
     return _reduced(seconds, comm.ReduceOp.MAX)
 
 
 def _sum(joules: float) -> float:
-    """What the GPUs of all ranks drew [J]."""
+    """Return the energy of the GPUs of all ranks [J]."""
     return _reduced(joules, comm.ReduceOp.SUM)
 
 
@@ -254,14 +255,8 @@ def _carry_out(case: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any
         build.forget(run.engine)
 
 
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
-    partial.replace(path)
-
-
 def main(job_path: str) -> int:
-    """Carry out a job; its status is 1 if a case failed, and then no later case is begun."""
+    """Run a job; the status is 1 if a case failed, and later cases are then not started."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     rank = int(os.environ["LOCAL_RANK"])
     if torch.cuda.is_available():
@@ -275,7 +270,7 @@ def main(job_path: str) -> int:
         try:
             record = _carry_out(case, job)
         except Exception as error:
-            _write(
+            write_record(
                 place.with_suffix(f".failed-{rank}"),
                 {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()},
             )
@@ -283,7 +278,7 @@ def main(job_path: str) -> int:
         comm.barrier()
         if rank == 0:
             shutil.rmtree(Path(job["swap_folder"]) / "zero_stage_3", ignore_errors=True)
-            _write(place.with_suffix(".json"), record)
+            write_record(place.with_suffix(".json"), record)
         comm.barrier()
     with contextlib.suppress(Exception):
         comm.destroy_process_group()

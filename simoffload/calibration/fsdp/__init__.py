@@ -1,6 +1,6 @@
-"""Measuring PyTorch's FSDP: what its host thread and its AdamW cost, and whole steps of real models.
+"""Measurements of PyTorch's FSDP: costs of its host thread and of AdamW, and steps of real models.
 
 ``python -m simoffload.calibration.fsdp FOLDER`` runs everything on one machine within a time limit.
-``cases`` says what is run and which runs stay out of view; ``worker`` and what it imports run in child
-processes, which alone import PyTorch.
+``runs`` lists the runs and says which are held out. ``worker`` and ``steps`` run in child processes, which
+alone import PyTorch.
 """

@@ -1,8 +1,8 @@
-"""``python -m simoffload.calibration.fsdp FOLDER``: all measurements of FSDP on one machine.
+"""``python -m simoffload.calibration.fsdp FOLDER`` makes all measurements of FSDP on one machine.
 
-Into FOLDER go ``micro.json`` and ``micro-after.json`` (calibrate micro, before and after), ``costs.json``
-(tiny models and AdamW), ``fit.json`` and ``holdout.json`` (whole models) and ``log.txt``, written anew after
-everything that was measured.
+It writes ``micro.json`` and ``micro-after.json`` (calibrate micro, before and after), ``costs.json`` (tiny
+models and AdamW), ``fit.json`` and ``holdout.json`` (complete models) and ``log.txt``, and rewrites them
+after each measurement.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from simoffload.calibration.deepspeed.launch import thread_environment
 from simoffload.calibration.fsdp.runs import fsdp_runs, tiny_runs
 from simoffload.calibration.machine_facts import machine_facts
 from simoffload.calibration.processes import run_ranks
@@ -28,9 +28,9 @@ _SCHEMA = "simoffload/fsdp-runs/1"
 _BEFORE = "copies,collectives,hbm,matmul,kernels,dram"
 _AFTER = "copies,collectives,dram"
 _AFTER_S = 45.0
-"""[s] that are kept for the measurement afterwards."""
+"""[s] Time that is reserved for the measurement afterwards."""
 _COSTS_S = 200.0
-"""[s] that the tiny models and AdamW may take."""
+"""[s] Time limit of the tiny models and AdamW."""
 _RESTARTS = 10
 
 
@@ -49,7 +49,7 @@ class _Session:
             self._cases, self._tiny = [], [_shallow(job) for job in self._tiny if job["strategy"]]
 
     def carry_out(self) -> None:
-        """Everything, as far as time allows."""
+        """Run all measurements for which there is time."""
         self._micro("micro", _BEFORE)
         end = self._deadline - (0 if self._quick else _AFTER_S)
         self._work("costs", self._tiny, adamw=True, until=min(end, time.time() + _COSTS_S))
@@ -65,32 +65,31 @@ class _Session:
             file.write(line + "\n")
 
     def _micro(self, name: str, sections: str) -> None:
-        left = self._deadline - time.time()
-        if self._quick or left < 20:
-            self._report_progress(f"{name} left out")
+        remaining = self._deadline - time.time()
+        if self._quick or remaining < 20:
+            self._report_progress(f"{name} skipped: no time left")
             return
         self._report_progress(name)
         made = self._scratch / name
-        # One GPU has no collectives: the section is then skipped and says so.
+        # One GPU has no collectives; the section is then skipped with a message.
         command = [sys.executable, "-m", "simoffload", "calibrate", "micro", "-o", str(made)]
         command += ["--only", sections, "--gpus", str(self._ranks)]
         try:
             with self._log.open("ab") as log:
-                subprocess.run(command, stdout=log, stderr=log, timeout=left, check=False)
+                subprocess.run(command, stdout=log, stderr=log, timeout=remaining, check=False)
         except subprocess.TimeoutExpired:
             self._report_progress(f"{name} was stopped")
         if (made / "micro.json").is_file():
             shutil.copy(made / "micro.json", self._folder / f"{name}.json")
 
     def _work(self, name: str, jobs: list[dict[str, Any]], *, adamw: bool, until: float) -> None:
-        """Run jobs in processes of their own, in new ones after a failure."""
+        """Run jobs in child processes, and in new ones after a failure."""
         folder = self._scratch / name
         folder.mkdir()
         job = {"folder": str(folder), "cases": jobs, "adamw": adamw, "quick": self._quick, "deadline": until}
         path = folder / "job"
         path.write_text(json.dumps(job), encoding="utf-8")
-        threads = max(1, (os.cpu_count() or 1) // self._ranks)
-        environment = {"OMP_NUM_THREADS": str(threads)}
+        environment = thread_environment(self._ranks)
         seen = {path.name}
 
         def watch() -> bool:
@@ -99,7 +98,7 @@ class _Session:
                     seen.add(file.name)
                     self._report_progress(f"{name}: {file.name}")
                     self._write(name, jobs, folder)
-            # What is under way may be some seconds late.
+            # A running job may end some seconds late.
             return time.time() < until + _AFTER_S / 2
 
         for _ in range(_RESTARTS):
@@ -132,8 +131,8 @@ class _Session:
             self._put("costs.json", {**head, **more, "runs": runs})
         else:
             for part in ("fit", "holdout"):
-                mine = [run for run in runs if run["part"] == part]
-                self._put(f"{part}.json", {**head, "runs": mine})
+                selected = [run for run in runs if run["part"] == part]
+                self._put(f"{part}.json", {**head, "runs": selected})
 
     def _put(self, name: str, data: dict[str, Any]) -> None:
         partial = self._scratch / name
@@ -146,12 +145,12 @@ def _shallow(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Read the command line and measure."""
+    """Read the command line and run the measurements."""
     parser = argparse.ArgumentParser(prog="python -m simoffload.calibration.fsdp")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, help="GPUs, one process each (default: all, at most two)")
     parser.add_argument("--seconds", type=float, default=560.0, help="time limit")
-    parser.add_argument("--quick", action="store_true", help="some tiny models only, to try it without a GPU")
+    parser.add_argument("--quick", action="store_true", help="only some tiny models, to test without a GPU")
     arguments = parser.parse_args()
     deadline = time.time() + arguments.seconds
     arguments.folder.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""``python -m simoffload.calibration.fsdp.record FOLDER -o OUT``: what of a measurement is kept.
+"""``python -m simoffload.calibration.fsdp.record FOLDER -o OUT`` keeps the needed part of a measurement.
 
-Into OUT go ``micro.json``, whose section ``fsdp`` has the costs (``calibrate micro --from-json`` makes
-profiles of it), and ``fit/runs.json`` and ``holdout/runs.json`` without their traces.
+It writes ``micro.json``, whose section ``fsdp`` has the costs (``calibrate micro --from-json`` makes profiles
+from it), and ``fit/runs.json`` and ``holdout/runs.json`` without their traces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEPT = ("name", "model", "workload", "strategy", "ranks", "attention")
 
 
 def own_times(events: list[list[Any]]) -> dict[str, dict[str, float]]:
-    """Median time [us] of each function without those that it calls, of forward and of backward."""
+    """Return the median time [us] of each function without those that it calls, by forward and backward."""
     rows: dict[str, dict[str, list[float]]] = {"forward": {}, "backward": {}}
     for main, part in ((1, rows["forward"]), (0, rows["backward"])):
         stack: list[tuple[str, float, float]] = []  # name, end, own time so far
@@ -43,7 +43,7 @@ def _keep(part: dict[str, list[float]], call: tuple[str, float, float]) -> None:
 
 
 def costs_section(costs: Mapping[str, Any]) -> dict[str, Any]:
-    """The section ``fsdp`` of a record."""
+    """Return the section ``fsdp`` of a record."""
     runs = []
     for run in costs["runs"]:
         seconds: dict[str, list[float]] = {}
@@ -67,7 +67,7 @@ def _runs(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Read a folder of measurements, write another one."""
+    """Read a folder of measurements and write the needed part to another one."""
     parser = argparse.ArgumentParser(prog="python -m simoffload.calibration.fsdp.record")
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output-dir", type=Path, required=True)

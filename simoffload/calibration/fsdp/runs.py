@@ -1,8 +1,8 @@
-"""Which steps of training under FSDP are measured, and which of them stay out of view.
+"""The measured steps of training under FSDP, and which of them are held out.
 
-The split was written down before anything was measured. Runs of the part "fit" may be looked at while
-predictions are made; those of "holdout" are compared with once, at the end. The tiny models measure the
-host thread: in their steps nothing else takes time.
+The split was fixed before anything was measured. Runs of the part "fit" were available while the model was
+developed; those of "holdout" are compared once, at the end. The tiny models measure the host thread, because
+nothing else takes time in their steps.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _FEW_THREADS = 4
 
 
 class FsdpRun(NamedTuple):
-    """One run: which model does what work under which knobs of FSDP."""
+    """One run: a model, its work and the settings of FSDP."""
 
     part: Literal["fit", "holdout", "tiny"]
     model: str | dict[str, Any]
     batch: int
     length: int
     settings: dict[str, Any]
-    """As in a scenario's ``strategy``."""
+    """The settings, as in a scenario's ``strategy``."""
     work: dict[str, Any]
-    """As in a scenario's ``workload``, beyond batch and length."""
+    """Further keys of the work, as in a scenario's ``workload``."""
     seconds: float
-    """[s] that it takes about, the model's construction included: a run is begun only if so much is left."""
+    """[s] Estimated time including the model's construction; a run starts only if this much is left."""
     fsdp: bool = True
-    """False: the model without FSDP, whose host thread FSDP's is compared with."""
+    """False for the model without FSDP, whose host thread is the baseline."""
 
     def job(self, ranks: int) -> dict[str, Any]:
-        """As plain values, for a process that has no more than these."""
+        """Return the run as plain values for the child process."""
         model = {"name": self.model} if isinstance(self.model, str) else dict(self.model)
         return {
             "name": self.name(ranks),
@@ -53,7 +53,7 @@ class FsdpRun(NamedTuple):
         }
 
     def name(self, ranks: int) -> str:
-        """Says everything that two cases may differ by."""
+        """Return a name with everything by which two runs may differ."""
         model = self.model
         if isinstance(model, dict):
             changes = ", ".join(f"{key} {value}" for key, value in model.items() if key not in _SIZES)
@@ -101,7 +101,7 @@ _ONE_RANK = (
     FsdpRun("fit", "llama-3.2-1b", 4, 1024, {**_OFFLOAD, "cpu_threads": _FEW_THREADS}, {}, 60),
     FsdpRun("holdout", "llama-3.2-1b", 2, 1024, _OFFLOAD, {"gradient_accumulation_steps": 4}, 50),
 )
-"""Parts alternate, and what matters most comes first, so that a time limit takes from both."""
+"""Parts alternate and the most important runs come first, so that a time limit cuts both parts."""
 
 _TINY: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 512, "num_key_value_heads": 2},
@@ -111,12 +111,12 @@ _TINY_LAYERS = (24, 8)
 
 
 def fsdp_runs(ranks: int) -> tuple[FsdpRun, ...]:
-    """The runs on so many ranks, in the order in which they are carried out."""
+    """Return the runs on a number of ranks, in their order."""
     return {1: _ONE_RANK, 2: _TWO_RANKS}.get(ranks, ())
 
 
 def tiny_runs(ranks: int) -> Iterator[FsdpRun]:
-    """Steps of small models, so that each of FSDP's knobs is seen by itself."""
+    """Return runs of small models in which each setting of FSDP is varied alone."""
     kept = {"gradient_checkpointing": False}
     for family in _TINY:
         for layers in _TINY_LAYERS:

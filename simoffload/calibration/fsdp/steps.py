@@ -1,15 +1,16 @@
-"""A model with random weights under PyTorch's FSDP, and its steps under a clock (child process only)."""
+"""Timed steps of a model with random weights under PyTorch's FSDP (child process only)."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
-import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,19 +22,22 @@ from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     MixedPrecision,
     ShardingStrategy,
+    _flat_param,
+    _limiter_utils,
+    _runtime_utils,
+    fully_sharded_data_parallel,
 )
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
-from simoffload.calibration.deepspeed.streams import gpu_activity
-from simoffload.calibration.fsdp.hook_times import HookTimes
+from simoffload.calibration.deepspeed.recorders import gpu_activity, synchronize
 from simoffload.models import ModelSpec
 from simoffload.models.families import FAMILIES
 
-__all__ = ["cores_each", "measured"]
+__all__ = ["HookTimes", "measured"]
 
 _WARM_UP = 2
 _WHOLE_S = 10.0
-"""[s] that whole steps shall take together, as far as their number allows."""
+"""[s] Intended time of all complete steps, within the limits of their number."""
 _FEWEST, _MOST = 4, 8
 _IN_PARTS = 3
 _TINY_IN_PARTS, _TINY_TRACED = 8, 4
@@ -42,19 +46,19 @@ _PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACK
 
 
 def measured(job: Mapping[str, Any], hooks: HookTimes, device: str, *, threads: int) -> dict[str, Any]:
-    """Carry a job of ``cases`` out; the slowest rank's times count.
+    """Run a job of ``runs`` and return its record; times are those of the slowest rank.
 
-    Whole steps are timed with one wait at their end, steps in parts with a wait after each part.
+    Complete steps are timed with one wait at their end, steps in parts with a wait after each part.
     """
     settings = job["strategy"] or {}
     threads = settings.get("cpu_threads", threads)
     torch.set_num_threads(threads)
-    # PyTorch does not give back all that earlier models of this process held: peaks count from here.
+    # PyTorch does not release all memory of earlier models in this process, so peaks count from here.
     held = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     before = _machine_memory()
     begin = time.perf_counter()
     run = _FsdpTraining(job, device)
-    _synchronize()
+    synchronize()
     loading = time.perf_counter() - begin
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -85,7 +89,7 @@ def measured(job: Mapping[str, Any], hooks: HookTimes, device: str, *, threads: 
 
 
 class _FsdpTraining:
-    """One model on this rank."""
+    """One model under training on this rank."""
 
     def __init__(self, job: Mapping[str, Any], device: str) -> None:
         self._device, self._work = device, job["workload"]
@@ -120,19 +124,19 @@ class _FsdpTraining:
         self._optimizer.zero_grad()
 
     def _synchronized(self, index: int) -> Any:
-        """Gradients are summed up on the GPU until the last micro-step."""
+        """Return the context of a micro-step; before the last one, gradients are summed up on the GPU."""
         last = index == self._micro_steps - 1
         return contextlib.nullcontext() if last or not self._sharded else self._model.no_sync()
 
     def step(self) -> None:
-        """A step as a user would write it."""
+        """Run a step as a user would write it."""
         self._pass_all()
         self._update()
 
     def micro_steps(self) -> None:
-        """A step without the optimizer."""
+        """Run a step without the optimizer."""
         self._pass_all()
-        _synchronize()
+        synchronize()
         self._optimizer.zero_grad()
 
     def _pass_all(self) -> None:
@@ -142,7 +146,7 @@ class _FsdpTraining:
                 self._backward()
 
     def in_parts(self, repetition: int) -> None:
-        """A step with a wait after each part."""
+        """Run a step with a wait after each part."""
         for index in range(self._micro_steps):
             with self._synchronized(index):
                 self.timed("forward", repetition, self._forward, micro_step=index)
@@ -150,12 +154,12 @@ class _FsdpTraining:
         self.timed("optimizer", repetition, self._update, micro_step=self._micro_steps - 1)
 
     def timed(self, name: str, repetition: int, work: Callable[[], None], **more: Any) -> float:
-        """Keep the slowest rank's seconds, and what this rank's thread took until the call returned."""
-        _synchronize()
+        """Record and return the slowest rank's time [s]; also record when this rank's call returned."""
+        synchronize()
         begin = time.perf_counter()
         work()
         called = time.perf_counter() - begin
-        _synchronize()
+        synchronize()
         seconds = _slowest(time.perf_counter() - begin, self._device)
         row = {"name": name, "repetition": repetition, "seconds": seconds, "call_seconds": called}
         self.passes.append({**row, **more})
@@ -163,7 +167,7 @@ class _FsdpTraining:
 
 
 def _built(config: Mapping[str, Any], device: str, dtype: Any) -> Any:
-    """The model, made on the GPU, where its random numbers cost nothing."""
+    """Build the model on the GPU, where its random numbers are cheap."""
     written = dict(config)
     family = FAMILIES[written["model_type"]]
     made = transformers.AutoConfig.for_model(written.pop("model_type"), **written)
@@ -178,7 +182,7 @@ def _built(config: Mapping[str, Any], device: str, dtype: Any) -> Any:
 
 
 def _wrapped(model: Any, settings: Mapping[str, Any], device: str) -> Any:
-    """Every decoder layer a unit; the rest is the root."""
+    """Wrap the model in FSDP: every decoder layer is a unit, and the rest is the root."""
     layers = max((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), key=len)
     resharded_forward = settings.get("reshard_after_forward", True)
     half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
@@ -198,11 +202,6 @@ def _wrapped(model: Any, settings: Mapping[str, Any], device: str) -> Any:
     )
 
 
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def _slowest(seconds: float, device: str) -> float:
     if dist.get_world_size() == 1:
         return seconds
@@ -212,20 +211,20 @@ def _slowest(seconds: float, device: str) -> float:
 
 
 def _memory() -> dict[str, Any]:
-    """[B] of this rank: peaks on the GPU, the process's memory, page-locked memory."""
-    found: dict[str, Any] = {}
+    """Return memory of this rank [B]: peaks on the GPU, memory of the process, pinned memory."""
+    memory: dict[str, Any] = {}
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     for key, value in re.findall(r"^(Vm(?:RSS|HWM|Lck|Pin)|Rss\w+):\s+(\d+) kB", status, re.MULTILINE):
-        found[key] = int(value) * 1024
+        memory[key] = int(value) * 1024
     if torch.cuda.is_available():
-        found["hbm_peak"] = torch.cuda.max_memory_allocated()
-        found["hbm_reserved_peak"] = torch.cuda.max_memory_reserved()
+        memory["hbm_peak"] = torch.cuda.max_memory_allocated()
+        memory["hbm_reserved_peak"] = torch.cuda.max_memory_reserved()
         free, total = torch.cuda.mem_get_info()
-        found["hbm_used_with_context"] = total - free
+        memory["hbm_used_with_context"] = total - free
         with contextlib.suppress(Exception):
             stats = torch.cuda.host_memory_stats()
-            found["pinned"] = {key: value for key, value in stats.items() if "bytes.current" in key}
-    return found
+            memory["pinned"] = {key: value for key, value in stats.items() if "bytes.current" in key}
+    return memory
 
 
 def _machine_memory() -> dict[str, int]:
@@ -234,6 +233,92 @@ def _machine_memory() -> dict[str, int]:
     return {key: int(value) * 1024 for key, value in rows if key in _MACHINE}
 
 
-def cores_each() -> int:
-    """Cores over the ranks of this host."""
-    return max(1, len(os.sched_getaffinity(0)) // int(dist.get_world_size()))
+_FUNCTIONS = (
+    "_root_pre_forward",
+    "_pre_forward",
+    "_post_forward",
+    "_pre_backward_hook",
+    "_post_backward_hook",
+    "_post_backward_final_callback",
+    "_unshard",
+    "_reshard",
+    "_prefetch_handle",
+    "_reduce_grad",
+    "_reduce_grad_no_shard",
+    "_offload_grad",
+)
+_METHODS = (
+    "pre_unshard",
+    "unshard",
+    "post_unshard",
+    "_all_gather_flat_param",
+    "_use_unsharded_flat_param",
+    "prepare_gradient_for_backward",
+    "prepare_gradient_for_optim",
+    "reshard",
+    "post_reshard",
+)
+_MICRO = 1e6
+
+
+class HookTimes:
+    """A timer of FSDP's functions; a process creates one before any model is wrapped."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[str, float, float, bool]] = []
+        self._on = False
+        self._main = threading.get_ident()
+        for name in _FUNCTIONS:
+            for module in (_runtime_utils, fully_sharded_data_parallel):
+                self._watch(module, name, name)
+        for name in _METHODS:
+            self._watch(_flat_param.FlatParamHandle, name, f"handle.{name}")
+        self._watch(_limiter_utils._FreeEventQueue, "dequeue_if_needed", "limiter.dequeue")  # noqa: SLF001
+        self._watch(torch.cuda.Event, "synchronize", "wait for event")
+        self._watch(torch.cuda.Stream, "synchronize", "wait for stream")
+
+    def _watch(self, owner: Any, attribute: str, name: str) -> None:
+        original: Callable[..., Any] | None = getattr(owner, attribute, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def outer(*args: Any, **more: Any) -> Any:
+            if not self._on:
+                return original(*args, **more)
+            begin = time.perf_counter()
+            try:
+                return original(*args, **more)
+            finally:
+                here = threading.get_ident() == self._main
+                self._events.append((name, begin, time.perf_counter(), here))
+
+        setattr(owner, attribute, outer)
+
+    def traced(self, work: Callable[[], None], *, times: int = 1) -> dict[str, Any]:
+        """Run ``work`` several times; return the last run's events and all runs' medians by name [us].
+
+        An event is a name, begin and end [us], and whether it ran on the main thread. The time of a function
+        includes the functions that it calls.
+        """
+        rows: dict[str, list[float]] = {}
+        last: list[tuple[str, float, float, bool]] = []
+        begin = 0.0
+        for _ in range(times):
+            self._events, self._on = [], True
+            begin = time.perf_counter()
+            try:
+                work()
+            finally:
+                self._on = False
+            last = sorted(self._events, key=lambda event: event[1])
+            for name, start, end, _main in last:
+                rows.setdefault(name, []).append((end - start) * _MICRO)
+        return {
+            "median_us": {name: round(median(found), 2) for name, found in rows.items()},
+            "count": {name: len(found) // times for name, found in rows.items()},
+            "events": [
+                [name, round((start - begin) * _MICRO, 1), round((end - begin) * _MICRO, 1), int(main)]
+                for name, start, end, main in last
+            ],
+        }

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 from simoffload.errors import shortened
 from simoffload.models.shape import Attention, Dtype, ModelShape, Module, Traits
 

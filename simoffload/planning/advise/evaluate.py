@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simoffload.documents import Edit, ds_config_text, edited, yaml_text
-from simoffload.documents.document import Location
+from simoffload.documents import Edit, Location, ds_config_text, edited, yaml_text
 from simoffload.errors import InputError, SimulationError
 from simoffload.hardware.library import is_path
 from simoffload.planning.advise.options import options_of

@@ -20,9 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from simoffload.documents import Document, validate
-from simoffload.documents.document import Location, key_path
-from simoffload.documents.edits import parse_path, read_option
+from simoffload.documents import Document, Location, key_path, parse_path, read_option, validate
 from simoffload.errors import InputError, Problem, shortened
 
 __all__ = ["Axis", "SweepSection", "axes_of", "parse_axis", "same_names"]

@@ -10,15 +10,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simoffload import __version__
-from simoffload.documents import Document, Edit, edited, quoted, suggest, validate, without
-from simoffload.documents.document import Location, key_path
+from simoffload.documents import (
+    Document,
+    Edit,
+    Location,
+    edited,
+    key_path,
+    quoted,
+    suggest,
+    validate,
+    without,
+)
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.axes import Axis, SweepSection, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
-from simoffload.scenario import ScenarioCache
+from simoffload.scenario import SWEEP, ScenarioCache, completed, opened, resolve
 from simoffload.scenario.cache import canonical
-from simoffload.scenario.loading import SWEEP, completed, opened, resolve
 
 __all__ = ["MOST_POINTS", "Grid", "Points", "Sweep", "define_sweep", "find_points"]
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from simoffload.documents import exists
 from simoffload.errors import InputError
-from simoffload.exchange.csv_rows import write_csv
-from simoffload.exchange.files import replacing
+from simoffload.exchange.files import replacing, write_csv
 from simoffload.planning.sweep.definition import Points, Sweep
 from simoffload.planning.sweep.journal import AFTER, Journal, SweepId, beside
 from simoffload.planning.sweep.tasks import (

@@ -21,8 +21,7 @@ from simoffload.models import families
 from simoffload.planning.sweep.definition import Grid, Points, Sweep
 from simoffload.planning.sweep.journal import JournalRow
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import ScenarioCache
-from simoffload.scenario.loading import resolve
+from simoffload.scenario import ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry

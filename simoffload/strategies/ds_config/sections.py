@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from simoffload.documents.frozen import Frozen
+from simoffload.documents import Frozen
 
 __all__ = [
     "ActivationCheckpointingSection",
