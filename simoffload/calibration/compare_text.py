@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from simoffload.calibration.compare import ComparedFile, ComparedRun, Errors, errors
 from simoffload.calibration.streams import StreamRow
 from simoffload.errors import printable
-from simoffload.report.columns import columns
+from simoffload.report.formatting import columns
 from simoffload.units import format_bytes
 
 __all__ = ["comparison_text"]

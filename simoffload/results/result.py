@@ -39,6 +39,8 @@ class ResultProvenance:
     versions: dict[str, str]
     exports: dict[str, Any] = field(default_factory=dict)
     """Configuration files with which real programs do what was simulated, content by name."""
+    program: str = ""
+    """Program and version that the configuration files are for, such as "DeepSpeed 0.19.8"."""
 
     @property
     def origins(self) -> dict[str, int]:
@@ -78,6 +80,8 @@ class SimulationResult(ABC):
     """What lacks and what to do about it; empty when it fits."""
     warnings: tuple[str, ...]
     provenance: ResultProvenance
+    placement_name: str = ""
+    """Name of the placement of the weights where the tier alone would be ambiguous, such as "resident"."""
     extrapolations: tuple[str, ...] = ()
     """Describe what is outside the range in which the machine was measured."""
     refused: tuple[str, ...] = ()
@@ -113,6 +117,11 @@ class SimulationResult(ABC):
     @abstractmethod
     def per_token_s(self) -> float | None:
         """Time over the tokens of all sequences [s], 1 / throughput; None for work that makes none."""
+
+    @property
+    def weights_place(self) -> str:
+        """Name of the place of the weights: a tier, or the name that the strategy gives its placement."""
+        return self.placement_name or self.target
 
     @property
     def unit_s(self) -> float | None:

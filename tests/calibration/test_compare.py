@@ -15,7 +15,7 @@ import pytest
 
 from simoffload.calibration.compare import ComparedPass, ComparedRun, compare_file, errors, to_dict
 from simoffload.calibration.compare_text import comparison_text
-from simoffload.cli import calibrate_compare
+from simoffload.cli import calibrating
 from simoffload.cli.console import Console
 from simoffload.documents import Document
 from simoffload.errors import InputError
@@ -299,7 +299,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(*message: str) -> Answer:
         parser = argparse.ArgumentParser(prog="simoffload")
-        calibrate_compare.add(parser.add_subparsers())
+        calibrating.add(parser.add_subparsers())
         arguments = parser.parse_args(["compare", *message])
         console = Console(as_json=arguments.json)
         try:

@@ -181,7 +181,7 @@ def test_words_that_are_refused(micro: Micro, argv: tuple[str, ...], message: st
 def test_nothing_heavy_is_imported_here() -> None:
     """The parser does not even need the calibration package."""
     program = (
-        "import sys, simoffload.cli.calibrate_micro\n"
+        "import sys, simoffload.cli.calibrating\n"
         "print([name for name in ('torch', 'numpy', 'simoffload.calibration') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

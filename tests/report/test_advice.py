@@ -14,7 +14,7 @@ from simoffload.planning.advise.files import recommended
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.report.charts import front, gains
 from simoffload.report.document import ReportDocument
-from simoffload.report.from_advice import advice_document
+from simoffload.report.from_result import advice_document
 from simoffload.report.html import write_html
 from simoffload.report.markdown import write_markdown
 from simoffload.report.sections.advice import advice_verdict, advised, searched

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from simoffload.report import from_comparison, from_result
-from simoffload.report.document import Datum, ReportSection, ReportTable
+from simoffload.report.document import COLUMNS, Datum, ReportSection, ReportTable, write_long_table
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.html import write_comparison, write_report
-from simoffload.report.long_table import COLUMNS, write_long_table
 from simoffload.report.markdown import markdown
-from simoffload.report.sections.speed import unit_of
+from simoffload.report.sections.performance import unit_of
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult

@@ -8,7 +8,7 @@ from simoffload.documents import Edit
 from simoffload.planning.fit import Largest, Limit, MachineCount, MachinesNeeded
 from simoffload.report.document import ReportDocument
 from simoffload.report.from_fit import largest_document, machines_document
-from simoffload.report.sections.remedies import remedies_section
+from simoffload.report.sections.capacity import remedies_section
 from simoffload.report.terminal import terminal_text
 from simoffload.results.capacity import Change, Remedies, TierUse
 

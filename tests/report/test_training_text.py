@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from simoffload.report.formatting import causes_by_phase, stage_needs
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.training_overheads import storage
-from simoffload.report.training_tables import causes_by_phase, stage_needs
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
 from tests.report.conftest import ANSI, result_text
 
