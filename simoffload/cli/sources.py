@@ -75,7 +75,7 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
     if source in ids:
         return find_profile(source).document
     what, names = ("profile", ids) if profiles_only else ("scenario or profile", [*list_scenarios(), *ids])
-    message = f"no such file, and no shipped {what} with that name{suggest(source, names)}"
+    message = f"no such file, and no shipped {what} of that name{suggest(source, names)}"
     raise InputError((Problem(shortened(source), None, None, "", message),))
 
 
@@ -238,7 +238,7 @@ def _by_name(
         for source, scenario in loaded
     }
     if len(found) < len(loaded):
-        raise refusal(command, "the same scenario is given twice")
+        raise refusal(command, "a scenario is given twice")
     return found
 
 

@@ -174,7 +174,7 @@ CASES: tuple[Case, ...] = (
         "compare s.yaml s.yaml --on dram",
         ("simoffload compare:", "a scenario is given twice"),
     ),
-    command("compare-one", "compare s.yaml", ("simoffload compare:", "one scenario is no comparison")),
+    command("compare-one", "compare s.yaml", ("simoffload compare:", "one scenario is not a comparison")),
     command("compare-same", "compare s.yaml s.yaml", ("simoffload compare:", "a scenario is given twice")),
     command(
         "baseline-unknown",

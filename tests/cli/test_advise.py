@@ -21,7 +21,13 @@ def test_an_answer_in_words(program) -> None:
     assert (answer.status, answer.err) == (0, "")
     lines = answer.out.splitlines()
     assert lines[1].startswith("Verdict: TTFT is ")
-    titles = {"What helps", "Most for the money", "What does not help", "Confidence", "Cost and energy"}
+    titles = {
+        "Changes that help",
+        "Largest gain per cost",
+        "Changes that do not help",
+        "Confidence",
+        "Cost and energy",
+    }
     assert {*titles, "Storage bandwidth and throughput"} <= set(lines)
     assert max(map(len, lines)) <= 100
     assert "…" not in answer.out, "nothing is cut off"
@@ -146,7 +152,7 @@ def test_a_limit_that_stops_a_change_does_not_stop_the_others(
         "without the rates of storage: stopped by engine.timeout (--timeout) before decode 1\n"
     )
     assert "Storage bandwidth" not in answer.out
-    assert "What helps" in answer.out
+    assert "Changes that help" in answer.out
 
 
 def test_names_command_no_terminal_and_break_no_file(program, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_links_among_them_are_not_followed(program, advised: Path, tmp_path: Pat
     (advised / "model").symlink_to(tmp_path / "elsewhere")
     answer = program(*AGAIN, "--overwrite")
     assert answer.status == 2
-    assert '"recommended/model" in it is not a plain file' in answer.err
+    assert 'contains "recommended/model", which is not a plain file' in answer.err
 
 
 @pytest.mark.parametrize(

@@ -138,14 +138,20 @@ def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPat
     ("argv", "message"),
     [
         (("-o", "full"), "full: is not empty; name a new folder"),
-        (("-o", "micro.json"), "micro.json: is not a plain folder; name another"),
-        (("-o", "no/out"), "no/out: the folder above it does not exist; make it first"),
+        (("-o", "micro.json"), "micro.json: is not a plain folder; name another folder"),
+        (("-o", "no/out"), "no/out: its parent folder does not exist; create it first"),
         (("-o", "out", "--only", "storage"), "--storage: missing: name the folder to measure"),
         (("-o", "out", "--only", "dram", "--skip", "dram"), "--skip: leaves no section"),
         (("-o", "out", "--from", "dgx-h20"), '--from: there is no platform "dgx-h20"'),
         (("-o", "out", "--id", "Not An Id"), "--id: "),
-        (("-o", "out", "--from-json", "micro.json", "--gpus", "2"), "--gpus: has no use with --from-json"),
-        (("-o", "out", "--from-json", "micro.json", "--storage-size", "1 GiB"), "--storage-size: has no use"),
+        (
+            ("-o", "out", "--from-json", "micro.json", "--gpus", "2"),
+            "--gpus: cannot be combined with --from-json",
+        ),
+        (
+            ("-o", "out", "--from-json", "micro.json", "--storage-size", "1 GiB"),
+            "--storage-size: cannot be combined",
+        ),
         (("-o", "out", "--from-json", "other.json"), "other.json: schema: not a record"),
         (("-o", "out", "--from-json", "none.json"), "none.json: "),
     ],
@@ -165,9 +171,9 @@ def test_options_that_are_refused(micro: Micro, argv: tuple[str, ...], message: 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("-o", "out", "--only", "hook"), '"hook" is no section; did you mean "hooks"?'),
+        (("-o", "out", "--only", "hook"), '"hook" is not a section; did you mean "hooks"?'),
         (("-o", "out", "--skip", ""), '"" has an empty entry'),
-        (("-o", "out", "--gpus", "0"), '"0" is not a number of GPUs; write e.g. 4'),
+        (("-o", "out", "--gpus", "0"), '"0" is not a number of GPUs from 1 to 64'),
         (("-o", "out", "--storage-size", "2"), "unit"),
         ((), "required: -o/--output-dir"),
     ],

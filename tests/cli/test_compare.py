@@ -190,7 +190,7 @@ def test_no_number_is_cut_for_lack_of_room(program, tmp_path, monkeypatch, width
 def test_two_names_of_one_target_are_told_once(program) -> None:
     answer = program("compare", "small.yaml", "--on", "gpu,dram,hbm", "--json", *WIDE)
     assert list(compared(answer)) == ["gpu", "dram"]
-    assert answer.err.startswith("hbm is the same as gpu, and is listed once\n")
+    assert answer.err.startswith("hbm is the same as gpu; it is listed once\n")
 
 
 def test_other_strategies_come_from_files(program, tmp_path: Path) -> None:

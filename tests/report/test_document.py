@@ -111,7 +111,7 @@ def test_the_table_has_every_number_in_si_units(make_result: Make, tmp_path: Pat
     assert tuple(head) == COLUMNS
     for row in (
         ["Capacity", "", "raid, weights", "needed", "14000000000", "B"],
-        ["Capacity", "", "hbm, in all", "free", str(36 << 30), "B"],
+        ["Capacity", "", "hbm, total", "free", str(36 << 30), "B"],
         ["Links", "decode 1", "gpu0.pcie, gpu1.pcie", "capacity", "25000000000", "B/s"],
     ):
         assert row in rows
