@@ -267,7 +267,7 @@ def _verdict(one: CostVerdict, currency: str) -> list[str]:
 
 
 def _break_even(point: BreakEven, first: str, second: str, currency: str) -> str:
-    whole = {FIRST: f"a total purchase for {first}", SECOND: f"a total purchase for {second}"}
+    totals = {FIRST: f"a total purchase for {first}", SECOND: f"a total purchase for {second}"}
     now, at = _amount(point.now, currency), _amount(point.at, currency)
     direction = "below" if point.first_cheaper_above else "above"
-    return f"{second} would cost less with {whole.get(point.what, point.what)} {direction} {at} (now {now})"
+    return f"{second} would cost less with {totals.get(point.what, point.what)} {direction} {at} (now {now})"
