@@ -161,7 +161,7 @@ def _answer(summary: Summary, console: Console) -> ExitCode:
 def _summary_rows(summary: Summary) -> tuple[tuple[int, str], ...]:
     return (
         (summary.duplicates, "equal to another point"),
-        (summary.resumed, "taken from the journal"),
+        (summary.resumed, "simulations taken from the journal"),
         (summary.too_large, "do not fit"),
         (summary.failed, "failed (see the column error)"),
     )

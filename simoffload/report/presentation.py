@@ -123,7 +123,7 @@ def _metrics(
 # -- inference -----------------------------------------------------------------------------------
 
 _BOUND_LEGEND = "share of the bound: the bound over the time of the step"
-_GATHERED = "every GPU gathers every layer for every token (ZeRO-3)"
+_GATHERED = "ZeRO-3: every GPU gathers every layer for every token"
 _INFERENCE: Shown = {
     "ttft_s": ("time to first token", format_seconds),
     "tpot_s": ("time per output token", format_seconds),
@@ -137,7 +137,7 @@ _INFERENCE: Shown = {
 
 
 def _inference(result: InferenceResult) -> Presentation:
-    weights, several = result.weights_place, result.output_length > 1
+    weights, several = result.placement_name or result.target, result.output_length > 1
     ratio = "TPOT (time per output token of a sequence)" if several else "TTFT (time to first token)"
     one_token = "" if several else "only one token is generated, so there is no time per output token; "
     decode_cells = {"TPOT": seconds(result.tpot_s or None)} if several else {}
@@ -198,7 +198,7 @@ _TRAINING: Shown = {
 
 
 def _training(result: TrainingResult) -> Presentation:
-    weights, states = result.weights_place, result.optimizer_target
+    weights, states = result.placement_name or result.target, result.optimizer_target
     longest = max(result.phases, key=lambda phase: phase.time_s, default=None)
     accumulation = result.gradient_accumulation_steps
     batch = _batch(result) + (f" × accumulation {accumulation}" if accumulation > 1 else "")

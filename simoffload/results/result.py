@@ -119,11 +119,6 @@ class SimulationResult(ABC):
         """Time over the tokens of all sequences [s], 1 / throughput; None for work that makes none."""
 
     @property
-    def weights_place(self) -> str:
-        """Name of the place of the weights: a tier, or the name that the strategy gives its placement."""
-        return self.placement_name or self.target
-
-    @property
     def unit_s(self) -> float | None:
         """[s] for one ``unit`` of all that is made at once: 1 / throughput, by which changes are rated."""
         return self.per_token_s
@@ -162,10 +157,7 @@ class SimulationResult(ABC):
 
     @cached_property
     def explanation(self) -> Explanation | None:
-        """What its time hangs on, its range, and what faster storage would bring: many simulations more.
-
-        None where it has no time, or was not to be explained.
-        """
+        """Sensitivity, predicted range and storage bandwidth; None without times or if not asked for."""
         return None if self.planner is None or self.step is None else self.planner.explanation(self)
 
     @cached_property
@@ -192,8 +184,7 @@ class SimulationResult(ABC):
 
     @property
     def limit(self) -> str | None:
-        """What holds the bottleneck back: a full link, the latency of each transfer, …; empty for work that
-        only takes its time."""
+        """What limits the bottleneck: a full link, the latency of each transfer; empty for plain work."""
         return self.step.bottleneck.limit if self.step else None
 
     @property

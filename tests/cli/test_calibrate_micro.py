@@ -107,7 +107,7 @@ def test_without_a_gpu_the_record_stays_alone(micro: Micro, monkeypatch: pytest.
     monkeypatch.setattr(launch, "measure", lambda *_, **__: raw)
     answer = micro("-o", "out")
     assert answer.status == 0
-    assert "warning: no GPU, so no profiles" in answer.err
+    assert "warning: no GPU was found, so no profiles" in answer.err
     assert held("out") == ["micro.json"]
     assert micro("-o", "named", "--from", "dgx-a100").status == 0
     assert load_platform(Path("named/platform.yaml")).profile.gpus == ("cpu",)
@@ -140,8 +140,8 @@ def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPat
         (("-o", "full"), "full: is not empty; name a new folder"),
         (("-o", "micro.json"), "micro.json: is not a plain folder; name another folder"),
         (("-o", "no/out"), "no/out: its parent folder does not exist; create it first"),
-        (("-o", "out", "--only", "storage"), "--storage: missing: name the folder to measure"),
-        (("-o", "out", "--only", "dram", "--skip", "dram"), "--skip: leaves no section"),
+        (("-o", "out", "--only", "storage"), "--storage: is missing: name the folder to measure"),
+        (("-o", "out", "--only", "dram", "--skip", "dram"), "--skip: skips all sections"),
         (("-o", "out", "--from", "dgx-h20"), '--from: there is no platform "dgx-h20"'),
         (("-o", "out", "--id", "Not An Id"), "--id: "),
         (

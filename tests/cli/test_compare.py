@@ -82,7 +82,7 @@ def test_what_deepspeed_refuses_is_a_row_among_the_others(program) -> None:
     answer = program("compare", "small.yaml", "--on", "raid,dram", *TIGHT)
     assert answer.status == 0
     rendered = " ".join(answer.out.split())
-    assert "raid refused: strategy.ds_config.zero_optimization.offload_param.buffer_size: " in rendered
+    assert "raid is refused: strategy.ds_config.zero_optimization.offload_param.buffer_size: " in rendered
     assert "DeepSpeed would stop here" in rendered
     assert re.search(r"^  raid +refused$", answer.out, re.MULTILINE)
     both = program("fit", "small.yaml", "--on", "raid,dram", *TIGHT)

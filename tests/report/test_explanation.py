@@ -30,9 +30,9 @@ Storage bandwidth and throughput
   it is the bottleneck below 40 GB/s
   from 80 GB/s on, faster storage gains less than 2 % (2.5 times the throughput at most)
   storage  tokens/s  upper bound
-  13 GB/s         2                2.5
-  25 GB/s         4                  5  this platform
-  50 GB/s         7                  8
+  13 GB/s         2          2.5
+  25 GB/s         4            5  this platform
+  50 GB/s         7            8
 
 Sensitivity to inputs
   change of the time per output token (TPOT) with each input 10 % lower and higher: 3 of 3 inputs

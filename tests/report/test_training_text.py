@@ -135,7 +135,9 @@ def test_what_does_not_fit_says_when(make_training_refusal: Make) -> None:
         "does not fit on dgx-a100 with its weights in HBM and its optimizer on raid: raid needs"
         in description
     )
-    assert re.search(r"raid  total +100 GB     90 GB   −10 GB  in all    does not fit  optimizer step\n", text)
+    assert re.search(
+        r"raid  total +100 GB     90 GB   −10 GB  in all    does not fit  optimizer step\n", text
+    )
     coloured = result_text(make_training_refusal(), color=True)
     red = [line for line in coloured.splitlines() if "\x1b[31m" in line and "GiB" in line]
     assert [ANSI.sub("", line).split()[0] for line in red] == ["optimizer"], "the moment that is too much"

@@ -98,6 +98,7 @@ def remedies_section(remedies: Remedies) -> ReportSection:
 
 def _change(change: Change) -> Listing:
     use = change.tightest
-    free = f"{counted(use.headroom, use)} of {use.tier} free {use.scope}"
+    scope = "in total" if use.scope == "in all" else use.scope
+    free = f"{counted(use.headroom, use)} of {use.tier} free {scope}"
     options = " ".join(f"--set {shlex.quote(one)}" for one in change.assignments)
     return Listing(f"{change.description}: {free}", options)
