@@ -1,4 +1,4 @@
-"""``simoffload advise``."""
+"""``simoffload advise``: changes that help, and what to buy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``simoffload fit``."""
+"""``simoffload fit``: what each tier must hold, machines needed, the largest work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``simoffload sweep``."""
+"""``simoffload sweep``: simulate a scenario at many points."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def uncapitalized(text: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """ "1 GPU", "8 GPUs"."""
+    """Return a count with its noun: "1 GPU", "8 GPUs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -87,7 +87,7 @@ def counted(size: int, use: TierUse) -> str:
 
 
 def per_second(rate: float, unit: str = " tokens/s") -> str:
-    """ "3.86 tokens/s", "1,204 tokens/s"."""
+    """Return a rate with its unit: "3.86 tokens/s", "1,204 tokens/s"."""
     return f"{rate:,.0f}{unit}" if rate >= 100 else f"{format_number(rate)}{unit}"
 
 
