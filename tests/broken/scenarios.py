@@ -217,13 +217,13 @@ CASES: tuple[Case, ...] = (
         "model-config-outside",
         "model: bloom-560m",
         "model: {config: ../../etc/config.json}",
-        ("s.yaml:2:8: model:", '"../../etc/config.json" lies outside the scenario\'s folder'),
+        ("s.yaml:2:8: model:", '"../../etc/config.json" is outside the scenario\'s folder'),
     ),
     scenario(
         "model-config-absolute",
         "model: bloom-560m",
         "model: {config: /etc/hostname}",
-        ("s.yaml:2:8: model:", '"/etc/hostname" lies outside the scenario\'s folder'),
+        ("s.yaml:2:8: model:", '"/etc/hostname" is outside the scenario\'s folder'),
     ),
     scenario(
         "unknown-platform",
