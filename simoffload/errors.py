@@ -102,7 +102,7 @@ class InputError(SimoffloadError):
 
     @classmethod
     def at(cls, key: str, message: str, *, path: str = "") -> Self:
-        """Return an error for one problem at ``key`` of a file or option (``path``; default: the checked input)."""
+        """Return an error for one problem at ``key``; ``path`` is its file or option (default: the input)."""
         return cls((Problem(path, None, None, key, message),))
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ def test_examples_run_and_print_what_is_shown(
     assert shown in capsys.readouterr().out
     assert main(["run", "trained.yaml"]) == 0
     rendered = capsys.readouterr().out
-    assert [name for name in ("Checkpoint", "Data", "Wear") if f"\n{name}" not in rendered] == []
+    assert [name for name in ("Checkpoint", "Data", "Drive endurance") if f"\n{name}" not in rendered] == []
 
 
 @pytest.mark.parametrize("model", [Checkpointing, Writer, Dataset])

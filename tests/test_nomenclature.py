@@ -13,7 +13,7 @@ import pytest
 from simoffload.planning.compare import Comparison
 from simoffload.planning.costs import FORMULAS
 from simoffload.planning.sweep.definition import RESERVED
-from simoffload.report.sections.speed import unit_of
+from simoffload.report.sections.performance import unit_of
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult

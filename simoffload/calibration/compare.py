@@ -18,7 +18,7 @@ from simoffload.calibration.records import (
 )
 from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import load_platform
-from simoffload.report.columns import columns
+from simoffload.report.formatting import columns
 from simoffload.units import format_bytes
 
 __all__ = [

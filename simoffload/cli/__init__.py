@@ -1,6 +1,6 @@
-"""The command line. Nothing heavy is imported before a command needs it: ``--help`` must answer at once.
+"""The command line. Heavy modules are imported only when a command needs them, so that ``--help`` is fast.
 
-Nor is anything here that is not in the interpreter already: until ``main`` is called, Ctrl-C is a traceback.
+This module imports only what the interpreter has loaded: until ``main`` runs, Ctrl-C prints a traceback.
 """
 
 import gc
@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(argv: "Sequence[str] | None" = None) -> int:
-    """Run one command and return its exit status; without ``argv`` that of this process."""
+    """Run one command and return its exit status; without ``argv`` the command of this process."""
     if argv is not None:
         from simoffload.cli.program import run
 
@@ -26,21 +26,21 @@ def main(argv: "Sequence[str] | None" = None) -> int:
     from simoffload.cli.program import run
 
     status = run(sys.argv[1:], own_process=True)
-    gc.freeze()  # what is left goes with the process; the interpreter need not look through it first
+    gc.freeze()  # all objects end with the process; the interpreter need not collect them first
     return status
 
 
 def _start_lightly() -> None:
-    """Spare the process work that only long runs and other programs profit from."""
-    # Modules and schemas are a hundred thousand objects that stay: looking through them for garbage again and
-    # again while they are made takes a tenth of a short run.
+    """Switch off work of the interpreter that helps only long runs and other programs."""
+    # Modules and schemas are a hundred thousand objects that stay: collecting garbage while they are created
+    # takes a tenth of a short run.
     gc.set_threshold(100_000)
-    # Pydantic would look through every package that is installed for plugins.
+    # Pydantic would search all installed packages for plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
 def _stop_at_once() -> None:
-    """Until there is something to clean up, let signals end the process without a traceback."""
+    """Let signals end the process without a traceback, as long as there is nothing to clean up."""
     import _signal as signal  # type: ignore[import-not-found]  # what signal is made of, without its enums
 
     def stop(number: int, _frame: object) -> None:
@@ -57,10 +57,10 @@ def _stop_at_once() -> None:
 
 
 def _open_streams() -> None:
-    """Put something in the place of standard streams that were closed.
+    """Replace standard streams that were closed.
 
-    Otherwise the next file that is opened would get the number of one, and what is printed. What cannot be
-    read or written fails as it would on the closed stream, but for errors, which nobody wants to hear.
+    Otherwise the next file that is opened would get the descriptor of one, and the text printed to it.
+    Reading and writing fail as on the closed stream; only messages on standard error are dropped.
     """
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:

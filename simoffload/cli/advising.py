@@ -1,27 +1,21 @@
-"""``simoffload advise``."""
+"""``simoffload advise``: changes that help, and what to buy."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from simoffload.cli.console import Console, Progress
-from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.console import Console, ExitCode, Progress
 from simoffload.cli.output import (
-    DOCUMENT,
-    MARKDOWN,
     RECOMMENDED,
-    REPORT,
-    RESULT,
-    TABLE,
+    Answer,
     OutputFolder,
     Writer,
     content_writer,
     digest,
-    json_writer,
+    report_files,
 )
 from simoffload.cli.sources import load
 from simoffload.errors import InputError, Problem, WorkLimitError, shortened
@@ -31,14 +25,13 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import Advice, Search, ServiceLevel
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.evaluator import Evaluator
-    from simoffload.report.document import ReportDocument
     from simoffload.scenario import LoadedScenario
 
 __all__ = ["advise"]
 
 
 def advise(arguments: Namespace, console: Console) -> ExitCode:
-    """Say what would help, at what price; and what to buy within a budget and a service level."""
+    """List changes that help with their costs, and what to buy within a budget and a service level."""
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, overrides=arguments.overrides, targets=arguments.on, console=console)
     if arguments.on:
@@ -54,7 +47,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     service = [parse_service(text, kind) for text in arguments.slo]
     found = None
     with Progress(console) as progress:
-        # The search first: what is wrong with its options is then said before anything takes long.
+        # The search comes first, so that errors in its options are reported before long work starts.
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget is not None:
             found = search_catalogue(
                 scenario,
@@ -70,37 +63,26 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
             )
         advice = advise(scenario, costs=prices, progress=progress, evaluator=evaluator)
         curve = _curve(evaluator, console, progress) if advice.result.fits else None
-    reported = _reported(_Found(advice, curve, found, service), folder, arguments, console)
-    console.answer(reported.text, reported.data)
-    if reported.written:
-        console.print_lines("wrote " + ", ".join(_shown(reported.written)))
+    answer = _answer(advice, curve, found, service, folder=folder, arguments=arguments, console=console)
+    answer.show(console)
+    answer.list_files(console)
     helps = advice.result.fits or bool(advice.helping)
     return ExitCode.OK if helps and (found is None or found.best is not None) else ExitCode.DOES_NOT_FIT
 
 
-class _Found(NamedTuple):
-    """What was asked for, and what came of it."""
-
-    advice: Advice
-    curve: StorageCurve | None
-    search: Search | None
-    service: Sequence[ServiceLevel]
-
-
-class _AdviceReport(NamedTuple):
-    text: str
-    data: Any
-    written: tuple[Path, ...]
-
-
 @limited
-def _reported(
-    answer: _Found, folder: OutputFolder | None, arguments: Namespace, console: Console
-) -> _AdviceReport:
-    from simoffload.report.from_advice import advice_document
-    from simoffload.report.terminal import terminal_text
+def _answer(
+    advice: Advice,
+    curve: StorageCurve | None,
+    found: Search | None,
+    service: Sequence[ServiceLevel],
+    *,
+    folder: OutputFolder | None,
+    arguments: Namespace,
+    console: Console,
+) -> Answer:
+    from simoffload.report.from_result import advice_document
 
-    advice, curve, found, service = answer
     keep(advice.scenario.scenario.engine.limits)
     now_doing("reporting")
     document = advice_document(
@@ -110,22 +92,23 @@ def _reported(
         "storage": curve.to_dict() if curve else None,
         "search": found.to_dict() if found else None,
     }
-    written: tuple[Path, ...] = ()
+    files: dict[str, Writer] = {}
     if folder:
         recommended = _recommended(advice, found)
         data[RECOMMENDED] = {name: digest(content) for name, content in recommended.items()}
-        written = folder.write(_files(document, data, recommended))
-    return _AdviceReport(terminal_text(document, color=console.color, width=console.width), data, written)
+        files = report_files(document, data)
+        files |= {name: content_writer(content) for name, content in recommended.items()}
+    return Answer.of(document, data, folder, files, console)
 
 
 def _curve(evaluator: Evaluator, console: Console, progress: Progress) -> StorageCurve | None:
-    """What faster storage would bring; None where nothing is stored, or a simulation reaches its limit."""
+    """Return what faster storage would gain; None where no storage is used or a simulation hits its limit."""
     from simoffload.planning.bandwidth import storage_curve
 
     try:
         return storage_curve(evaluator.scenario, progress=progress, evaluator=evaluator)
     except WorkLimitError as error:
-        console.note(f"without the rates of storage: {error}")
+        console.note(f"storage bandwidth is left out: {error}")
         return None
 
 
@@ -133,7 +116,7 @@ def _retargeted(scenario: LoadedScenario, targets: tuple[str, ...]) -> LoadedSce
     from simoffload.cli.sources import move
 
     if len(targets) > 1:
-        text = f"one target at a time, not {len(targets)}; compare takes several"
+        text = f"only one target is possible, not {len(targets)}; compare takes several"
         raise InputError((Problem("--on", None, None, shortened(",".join(targets)), text),))
     (retargeted,) = move(scenario, targets).values()
     _referred(scenario, targets[0].rpartition(":")[0], "--on")
@@ -141,7 +124,7 @@ def _retargeted(scenario: LoadedScenario, targets: tuple[str, ...]) -> LoadedSce
 
 
 def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
-    """A platform as recommended scenarios refer to it: of a path, from the folder of the scenario's file."""
+    """Return a platform as recommended scenarios refer to it; a path is relative to the scenario's folder."""
     from simoffload.documents import resolved
     from simoffload.hardware.library import is_path
 
@@ -149,41 +132,18 @@ def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
     if not is_path(platform):
         return platform
     if not path.is_relative_to(root):
-        text = "is outside the folder of the scenario, whose files recommended scenarios refer to"
+        text = (
+            "must be inside the folder of the scenario, because recommended scenarios refer to it from there"
+        )
         raise InputError((Problem(option, None, None, shortened(platform), text),))
     return path.relative_to(root).as_posix()
 
 
 def _recommended(advice: Advice, found: Search | None) -> dict[str, bytes]:
-    """Scenarios and settings by the names of their files, with the user's own files that they need."""
+    """Return recommended scenarios and settings by file name, with the user's own files that they need."""
     from simoffload.planning.advise.evaluate import recommended, user_files
 
     texts = {name: text.encode() for name, text in recommended(advice, found).items()}
     bought = [point.scenario for point in (*found.front, found.best) if point] if found else []
     own = {name: path.read_bytes() for name, path in user_files((advice.scenario, *bought)).items()}
     return {f"{RECOMMENDED}/{name}": content for name, content in (texts | own).items()}
-
-
-def _files(document: ReportDocument, data: Any, recommended: Mapping[str, bytes]) -> dict[str, Writer]:
-    from simoffload.report.html import write_html
-    from simoffload.report.long_table import write_long_table
-    from simoffload.report.markdown import write_markdown
-
-    return {
-        RESULT: json_writer(data),
-        REPORT: partial(write_html, document),
-        MARKDOWN: partial(write_markdown, document),
-        DOCUMENT: json_writer(document.to_dict()),
-        TABLE: partial(write_long_table, document),
-        **{name: content_writer(content) for name, content in recommended.items()},
-    }
-
-
-def _shown(written: Sequence[Path]) -> list[str]:
-    """Names of the files; the recommended ones as their folder."""
-    from simoffload.report.formatting import plural
-
-    top = written[0].parent
-    plain = [str(path) for path in written if path.parent == top]
-    inner = len(written) - len(plain)
-    return [*plain, f"{top / RECOMMENDED}/ ({plural(inner, 'file')})"] if inner else plain

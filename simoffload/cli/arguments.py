@@ -1,4 +1,4 @@
-"""The commands and options that the program understands."""
+"""The commands and options of the program."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ example:
 
 A SCENARIO is a YAML or JSON file, the name of a shipped scenario (simoffload scenarios list), "-" for
 standard input or, for run, fit and compare, the name of a model (simoffload models list). Exit status:
-0 done, 1 the simulation could not finish, 2 bad input, 3 does not fit, 130 interrupted.
+0 success, 1 the simulation could not finish, 2 invalid input, 3 does not fit, 130 interrupted.
 """
-_SET = "replace or add a value of the scenario, as workload.batch_size=8; may be repeated"
-_JSON = "print one JSON document on standard output, errors too"
+_SET = "replace or add a value of the scenario, such as workload.batch_size=8; may be repeated"
+_JSON = "print one JSON document on standard output, also for errors"
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
-_TARGETS = "where the weights go: tiers of the platform; platform:tier for it and those after it on another"
+_TARGETS = (
+    "tiers for the weights (or weights+optimizer); platform:tier selects another platform from there on"
+)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises InputError with one line instead of printing a usage page and leaving."""
+    """A parser that raises InputError with one line instead of printing a usage page and exiting."""
 
     def error(self, message: str) -> NoReturn:
         text = f"{_one_line(message)}; see {self.prog} --help"
         raise InputError((Problem(self.prog, None, None, "", text),))
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Argparse's own would be silent where the output cannot be written."""
+        """Write the message; unlike argparse, fail if the output cannot be written."""
         (file or sys.stdout).write(message)
 
 
 def _one_line(message: str) -> str:
-    """Argparse's complaint; for an unknown command the nearest ones instead of a list of Python reprs."""
+    """Return argparse's message; for an unknown choice with the nearest valid one."""
     unknown, found, choices = message.partition(" (choose from ")
     if not found:
         return re.sub(r"\S+", lambda word: shortened(word[0]), message)
@@ -62,9 +64,9 @@ def _one_line(message: str) -> str:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; ``command`` is the function that does the work, ``line`` what was typed.
+    """Read the command line; ``command`` is the function to call, ``line`` the command as typed.
 
-    Raises InputError for what it does not understand and SystemExit after ``--help`` and ``--version``.
+    Raises InputError for an invalid command line and SystemExit after ``--help`` and ``--version``.
     """
     arguments = program(argv[0] if argv else "").parse_args(argv)
     line = shlex.join(["simoffload", *argv])
@@ -73,7 +75,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def program(only: str | None = None) -> argparse.ArgumentParser:
-    """All commands with their options; the options of the ``only`` one that is called, if it is said."""
+    """Return the parser of all commands; with ``only``, just that command gets its options."""
     parser = _Parser(
         prog="simoffload",
         description=_DESCRIPTION,
@@ -91,7 +93,7 @@ def program(only: str | None = None) -> argparse.ArgumentParser:
 
 
 class _Commands(Protocol):
-    """What ``add_subparsers`` returns: argparse gives its type no public name."""
+    """The return type of ``add_subparsers``, which has no public name."""
 
     def add_parser(self, name: str, *, help: str, description: str, allow_abbrev: bool) -> _Parser: ...  # noqa: A002
 
@@ -111,12 +113,14 @@ def _add_overrides(parser: _Parser) -> None:
 def _add_output(parser: _Parser, holds: str) -> None:
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help=f"write {holds} into this folder")
     parser.add_argument(
-        "--overwrite", action="store_true", help="use DIR even if it holds other files; they stay"
+        "--overwrite",
+        action="store_true",
+        help="write into DIR even if it contains other files, which are kept",
     )
 
 
 def _add_costs(parser: _Parser) -> None:
-    text = "prices and powers of your own, that replace or extend the shipped ones (docs/costs.md)"
+    text = "your own prices and powers, which replace or extend the shipped ones (docs/costs.md)"
     parser.add_argument("--costs", type=Path, metavar="FILE", help=text)
 
 
@@ -131,14 +135,14 @@ def _add_run(parser: _Parser) -> None:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="also what the result depends on, its range, and faster storage",
+        help="also show sensitivity, predicted range, the effect of faster storage and next steps",
     )
     parser.add_argument("--trace", action="store_true", help="also write trace.json, for ui.perfetto.dev")
     parser.set_defaults(command=running.run)
 
 
 def _add_compare(parser: _Parser) -> None:
-    from simoffload.cli import comparing
+    from simoffload.cli import running
 
     parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
     parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
@@ -147,15 +151,15 @@ def _add_compare(parser: _Parser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="also with what this file holds in place of the section strategy; without ranks: the "
-        "scenario's; may be repeated",
+        help="also simulate with the section strategy from FILE (ranks by default as in the scenario); "
+        "may be repeated",
     )
-    parser.add_argument("--baseline", metavar="NAME", help="what ratios refer to (default: the first)")
+    parser.add_argument("--baseline", metavar="NAME", help="result that ratios refer to (default: the first)")
     _add_overrides(parser)
     add_limits(parser)
     _add_costs(parser)
     _add_output(parser, _WRITTEN)
-    parser.set_defaults(command=comparing.compare)
+    parser.set_defaults(command=running.compare)
 
 
 def _add_advise(parser: _Parser) -> None:
@@ -163,28 +167,34 @@ def _add_advise(parser: _Parser) -> None:
 
     parser.add_argument("scenario", metavar="SCENARIO")
     parser.add_argument("--on", type=listed, metavar="TARGET", help=_TARGETS)
-    parser.add_argument("--search", action="store_true", help="also look through the catalogue of storage")
-    parser.add_argument("--budget", type=amount, metavar="AMOUNT", help="most that a purchase may cost")
+    parser.add_argument(
+        "--search", action="store_true", help="also search the catalogue of storage for purchases"
+    )
+    parser.add_argument(
+        "--budget", type=amount, metavar="AMOUNT", help="largest amount that a purchase may cost"
+    )
     parser.add_argument(
         "--slo",
         action="append",
         default=[],
         metavar="METRIC=LIMIT",
-        help="a service level that purchases must keep, as tpot=200ms; may be repeated",
+        help="service level that purchases must meet, such as tpot=200ms; may be repeated",
     )
     parser.add_argument(
         "--objective",
         choices=("throughput", "cost"),
         default="throughput",
-        help="what the best purchase is: the fastest (default), or the cheapest per unit of work",
+        help="criterion for the best purchase: the fastest (default), or the cheapest per unit of work",
     )
-    parser.add_argument("--platforms", type=listed, metavar="ID,…", help="look at these machines, too")
+    parser.add_argument("--platforms", type=listed, metavar="ID,…", help="also consider these machines")
     parser.add_argument(
         "--method",
         choices=("grid", "optuna"),
-        help="try all, or what NSGA-II chooses (default: by their number)",
+        help="simulate all combinations, or those that NSGA-II selects (default: by their number)",
     )
-    parser.add_argument("--trials", type=count, default=200, metavar="N", help="of optuna (default: 200)")
+    parser.add_argument(
+        "--trials", type=count, default=200, metavar="N", help="number of trials of optuna (default: 200)"
+    )
     _add_overrides(parser)
     add_limits(parser)
     _add_costs(parser)
@@ -205,7 +215,7 @@ def _add_fit(parser: _Parser) -> None:
     parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
-        "--machines", action="store_true", help="how many machines it takes, without offload and with it"
+        "--machines", action="store_true", help="how many machines are needed, without and with offload"
     )
     questions.add_argument(
         "--largest", action="store_true", help="the largest batch, context and model that fit"
@@ -218,41 +228,54 @@ def _add_fit(parser: _Parser) -> None:
 def _add_check(parser: _Parser) -> None:
     from simoffload.cli import checking
 
-    parser.add_argument("files", metavar="FILE", nargs="+", help="or the name of something shipped, or -")
+    parser.add_argument(
+        "files", metavar="FILE", nargs="+", help="a file, the name of a shipped scenario or profile, or -"
+    )
     parser.add_argument("--json", action="store_true", help=_JSON)
     parser.set_defaults(command=checking.check)
 
 
 def _add_profiles(parser: _Parser) -> None:
-    from simoffload.cli import catalogue, checking, importing
+    from simoffload.cli import catalogue, checking
 
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = _command(actions, "list", "list the shipped profiles")
     listing.add_argument("kind", metavar="KIND", nargs="?", help="accelerator, host, drive, platform …")
     showing = _command(actions, "show", "print every number of a profile with its origin, source and date")
-    showing.add_argument("profile", metavar="ID", help="an id, kind/id where several share it, or a file")
+    showing.add_argument(
+        "profile", metavar="ID", help="an id, kind/id if several profiles share the id, or a file"
+    )
     checked = _command(actions, "check", "check profile files and what they refer to")
-    checked.add_argument("files", metavar="FILE", nargs="+", help="or the id of a shipped profile")
+    checked.add_argument("files", metavar="FILE", nargs="+", help="a file or the id of a shipped profile")
     _finish(
         (listing, catalogue.list_profiles),
         (showing, catalogue.show_profile),
         (checked, checking.check_profiles),
-        (_add_import(actions), importing.import_profile),
+        (_add_import(actions), catalogue.import_profile),
     )
 
 
 def _add_import(actions: _Commands) -> _Parser:
-    parser = _command(actions, "import", "make a profile from what fio and other tools measured")
+    parser = _command(actions, "import", "make a profile from measurements of fio and other tools")
     parser.add_argument("format", metavar="FORMAT", choices=_FORMATS, help=", ".join(_FORMATS))
-    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="what the tool wrote")
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="output files of the tool")
     parser.add_argument("--id", required=True, metavar="ID", help="id of the new profile")
     parser.add_argument(
-        "--from", dest="base", metavar="PROFILE_ID", help="the drive or pcie profile with all other numbers"
+        "--from",
+        dest="base",
+        metavar="PROFILE_ID",
+        help="drive or pcie profile that provides all other numbers",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there, not to the screen")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the profile to FILE instead of standard output",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
     parser.add_argument(
-        "--buffer-size", type=size, metavar="SIZE", help='nvbandwidth\'s --bufferSize, e.g. "512 MiB"'
+        "--buffer-size", type=size, metavar="SIZE", help='the --bufferSize of nvbandwidth, such as "512 MiB"'
     )
     return parser
 
@@ -269,7 +292,7 @@ def _add_models(parser: _Parser) -> None:
     from simoffload.cli import catalogue
 
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    listing = _command(actions, "list", "list the models that are known by name")
+    listing = _command(actions, "list", "list the models that have a name")
     showing = _command(actions, "show", "print the modules of a model with their parameters")
     showing.add_argument("model", metavar="NAME", help="a name, or the path of a Hugging Face config.json")
     _finish((listing, catalogue.list_models), (showing, catalogue.show_model))
@@ -284,12 +307,9 @@ def _add_schema(parser: _Parser) -> None:
 
 
 def _add_calibrate(parser: _Parser) -> None:
-    from simoffload.cli import calibrate_compare, calibrate_deepspeed, calibrate_micro
+    from simoffload.cli import calibrating
 
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    calibrate_micro.add(actions)
-    calibrate_deepspeed.add(actions)
-    calibrate_compare.add(actions)
+    calibrating.add(parser.add_subparsers(metavar="ACTION", required=True))
 
 
 def _finish(*actions: tuple[_Parser, Command]) -> None:
@@ -299,16 +319,19 @@ def _finish(*actions: tuple[_Parser, Command]) -> None:
 
 
 _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
-    "run": ("simulate a scenario: does it fit, how fast, and why not faster", _add_run),
+    "run": ("simulate a scenario: whether it fits, its speed and its bottleneck", _add_run),
     "compare": ("simulate several scenarios, or one on several targets", _add_compare),
-    "fit": ("say what each tier must hold and whether it can, without simulating", _add_fit),
-    "advise": ("say what would help, at what price: drives, memory, cables, batch, settings", _add_advise),
+    "fit": ("report what each tier must hold and whether it fits, without simulating", _add_fit),
+    "advise": (
+        "find changes that help, with their costs: drives, memory, cables, batch, settings",
+        _add_advise,
+    ),
     "check": ("check files: scenarios, profiles, ds_config.json, config.json", _add_check),
     "profiles": ("list, show, check or import hardware profiles", _add_profiles),
     "scenarios": ("list the shipped scenarios", _add_scenarios),
-    "models": ("list models or show one module by module", _add_models),
-    "schema": ("print a JSON schema, with which editors complete and check files", _add_schema),
-    "sweep": ("simulate a scenario at many points: axes, constraints, a table", _add_sweep),
+    "models": ("list models or show the modules of one", _add_models),
+    "schema": ("print a JSON schema, which editors use to complete and check files", _add_schema),
+    "sweep": ("simulate a scenario at many points and write a table", _add_sweep),
     "calibrate": ("measure this machine, run real DeepSpeed, compare with predictions", _add_calibrate),
 }
-"""What each command is for, and what adds its options."""
+"""Description of each command, and the function that adds its options."""

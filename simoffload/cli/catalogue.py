@@ -1,4 +1,4 @@
-"""What is shipped: profiles, scenarios, models."""
+"""``simoffload profiles``, ``scenarios`` and ``models``: list, show and import what scenarios refer to."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simoffload.cli.console import Console
-from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.sources import find_profile
-from simoffload.report.columns import columns
+from simoffload.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simoffload.exchange.measured_profiles import MeasuredProfile
     from simoffload.hardware.library import Entry, ProfileInput
     from simoffload.models import ModelShape, Module
     from simoffload.scenario import LoadedScenario
 
-__all__ = ["Command", "list_models", "list_profiles", "list_scenarios", "show_model", "show_profile"]
+__all__ = [
+    "Command",
+    "import_profile",
+    "list_models",
+    "list_profiles",
+    "list_scenarios",
+    "show_model",
+    "show_profile",
+]
 
 Command = Callable[[Namespace, Console], ExitCode]
 
 
 def _table(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> str:
+    from simoffload.report.formatting import columns
+
     return "\n".join(line.rstrip() for line in columns(rows, right=right))
 
 
@@ -38,7 +48,7 @@ def list_profiles(arguments: Namespace, console: Console) -> ExitCode:
 
 
 def show_profile(arguments: Namespace, console: Console) -> ExitCode:
-    """Print every number of a profile with where it comes from."""
+    """Print every number of a profile with its origin and source."""
     entry = find_profile(arguments.profile)
     numbers = _numbers(entry)
     rows = [(one.profile, one.key, one.text, one.origin, one.date, one.source) for one in numbers]
@@ -61,7 +71,7 @@ def show_profile(arguments: Namespace, console: Console) -> ExitCode:
 
 
 def _numbers(entry: Entry) -> tuple[ProfileInput, ...]:
-    """The numbers of a profile; of a platform also those of everything that it is made of."""
+    """Return the numbers of a profile; for a platform also those of all its parts."""
     from simoffload.hardware import load_platform
 
     if entry.use.kind != "platform":
@@ -81,13 +91,13 @@ def list_scenarios(_arguments: Namespace, console: Console) -> ExitCode:
 
 
 def _sentence(scenario: LoadedScenario) -> str:
-    """The first sentence of a description."""
+    """Return the first sentence of a description."""
     text = " ".join(scenario.scenario.description.split())
     return text.split(". ")[0].rstrip(".")
 
 
 def list_models(_arguments: Namespace, console: Console) -> ExitCode:
-    """List the models that are known by name."""
+    """List the models that have a name."""
     from simoffload.models import list_models as names
     from simoffload.models import load_model
 
@@ -134,6 +144,72 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
 
 
 def _module(module: Module, part: str, repeat: int) -> dict[str, Any]:
-    """One row; parameters that are tied to earlier ones count there."""
+    """Return one row; tied parameters are counted with the module that owns them."""
     own = sum(parameter.numel for parameter in module.parameters if not parameter.tied)
     return {"part": part, "name": module.name, "kind": module.kind, "parameters": own, "repeat": repeat}
+
+
+# -- import --------------------------------------------------------------------------------------
+
+
+def import_profile(arguments: Namespace, console: Console) -> ExitCode:
+    """Make a profile from the output of a benchmark tool; print it, or write it to the file of ``-o``."""
+    from simoffload.exchange.files import replacing
+    from simoffload.exchange.measured_profiles import import_profile as imported
+
+    output: Path | None = arguments.output
+    if output is not None:
+        _check_target(output, overwrite=arguments.overwrite)
+    elif arguments.overwrite:
+        raise _refusal("--overwrite", "there is nothing to overwrite; name a file with -o")
+    profile = imported(
+        arguments.format,
+        arguments.files,
+        identifier=arguments.id,
+        base=arguments.base,
+        size=arguments.buffer_size,
+    )
+    console.warn(profile.warnings)
+    if output is not None:
+        with replacing(output) as file:
+            file.write(profile.text)
+    _print_import(profile, output, console)
+    return ExitCode.OK
+
+
+def _print_import(profile: MeasuredProfile, output: Path | None, console: Console) -> None:
+    data = {
+        "schema": "simoffload/profile-import/1",
+        "kind": profile.kind,
+        "file": None if output is None else str(output),
+        "measured": list(profile.measured),
+        "kept": list(profile.kept),
+        "estimated": list(profile.estimated),
+        "left_out": list(profile.left_out),
+        "warnings": list(profile.warnings),
+        "text": profile.text,
+    }
+    if output is None:
+        console.answer(profile.text, data)
+    elif console.as_json:
+        console.answer("", data)
+    else:
+        console.print_lines(f"{output}: {profile.kind}, measured: {', '.join(profile.measured)}")
+
+
+def _check_target(output: Path, *, overwrite: bool) -> None:
+    from simoffload.documents import exists
+
+    if output.suffix not in {".yaml", ".yml"}:
+        raise _refusal(str(output), "the name of a profile must end in .yaml or .yml")
+    there = exists(output)
+    if output.is_symlink() or (there and not output.is_file()):
+        raise _refusal(str(output), "is not a plain file; name another file")
+    if there and not overwrite:
+        raise _refusal(str(output), "exists; name another file or give --overwrite")
+    if not output.parent.is_dir():
+        raise _refusal(str(output), "its folder does not exist; create it first")
+
+
+def _refusal(path: str, message: str) -> InputError:
+    return InputError((Problem(path, None, None, "", message),))

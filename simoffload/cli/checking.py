@@ -1,4 +1,4 @@
-"""``simoffload check`` and ``simoffload profiles check``: is it right, without simulating anything."""
+"""``simoffload check`` and ``simoffload profiles check``: validate files without simulating anything."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simoffload.cli.console import Console
-from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.sources import STDIN_NAME, find
 from simoffload.errors import InputError, Problem
 from simoffload.limits import limited
@@ -23,7 +22,7 @@ Warnings = tuple[str, ...]
 
 
 def check(arguments: Namespace, console: Console) -> ExitCode:
-    """Check files of any known kind, recognized by what they hold, and what is shipped, by name."""
+    """Check files of any known kind, recognized by their keys, and shipped ones by name."""
     return _check(arguments.files, console, _CHECKS)
 
 
@@ -40,7 +39,7 @@ def _check(files: list[str], console: Console, checks: dict[str, Callable[[Docum
             document = find(file, profiles_only=len(checks) == 1)
             kind = _kind(document) if len(checks) > 1 else next(iter(checks))
             if document.path == STDIN_NAME and kind in _FILES_ONLY:
-                raise InputError((document.problem((), f"a {kind} is checked as a file"),))
+                raise InputError((document.problem((), f"a {kind} must be a file, not standard input"),))
             warnings = checks[kind](document)
         except InputError as error:
             problems |= dict.fromkeys(error.problems)
@@ -55,10 +54,7 @@ def _check(files: list[str], console: Console, checks: dict[str, Callable[[Docum
 
 
 def _kind(document: Document) -> str:
-    """What a file is, by the keys at its top.
-
-    Raises InputError if it is nothing that is known.
-    """
+    """Return the kind of a file by its top-level keys. Raises InputError if it is unknown."""
     marks = {
         "profile": {"kind", "id"},
         "scenario": {"workload", "strategy", "platform"},
@@ -143,4 +139,4 @@ _CHECKS: dict[str, Callable[[Document], Warnings]] = {
     "ds_config": _check_ds_config,
     "model config": _check_model,
 }
-_FILES_ONLY = {"profile", "model config"}  # their folder counts
+_FILES_ONLY = {"profile", "model config"}  # they refer to other files in their folder

@@ -1,4 +1,4 @@
-"""What goes to standard output and what to standard error."""
+"""Standard output, standard error and the exit status of the program."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from enum import IntEnum
 from io import TextIOWrapper
 from threading import Timer
 from types import TracebackType
@@ -15,14 +16,32 @@ from typing import Any, Self, TextIO
 
 from simoffload.errors import Problem, printable
 
-__all__ = ["Console", "Progress"]
+__all__ = ["Console", "ExitCode", "Progress"]
 
 _ERROR_SCHEMA = "simoffload/error/1"
 _PATIENCE = 1.0  # [s] shorter work shows no progress
 
 
+class ExitCode(IntEnum):
+    """The exit status of a command."""
+
+    OK = 0
+    FAILED = 1
+    """The simulation could not finish, the output could not be written, or simoffload has a bug."""
+    BAD_INPUT = 2
+    """A file, an option or a value is wrong."""
+    DOES_NOT_FIT = 3
+    """The input is valid, and the answer is that the memory is too small."""
+    INTERRUPTED = 130
+    """The status after Ctrl-C, as shells count it."""
+    PIPE_CLOSED = 141
+    """The reader of the output closed the pipe, as shells count it."""
+    TERMINATED = 143
+    """The status after SIGTERM, which ``timeout`` and schedulers send, as shells count it."""
+
+
 class Console:
-    """Answers on standard output, everything else on standard error.
+    """Writes answers to standard output and everything else to standard error.
 
     With ``--json`` standard output carries exactly one JSON document, be it an answer or an error.
     """
@@ -37,23 +56,23 @@ class Console:
 
     @property
     def color(self) -> bool:
-        """Whether to use ANSI colours (https://no-color.org)."""
+        """Whether to use ANSI colours (see https://no-color.org)."""
         return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     @property
     def width(self) -> int:
-        """[characters] of a line."""
+        """Width of a line [characters]."""
         return min(140, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 100
 
     def answer(self, text: str, data: Any) -> None:
-        """Print an answer: as text to people (escaped by who wrote it), as JSON to programs."""
+        """Print an answer: as text (already escaped), or with ``--json`` as one document."""
         if self.as_json:
             self._document(data)
         else:
             sys.stdout.write(text.rstrip("\n") + "\n")
 
     def print_lines(self, text: str) -> None:
-        """Print lines that belong to the answer; with ``--json`` they step aside."""
+        """Print lines that belong to the answer; with ``--json`` they go to standard error."""
         if self.as_json:
             self.note(text)
         else:
@@ -64,7 +83,7 @@ class Console:
         self.draw(_lines(text))
 
     def draw(self, text: str) -> None:
-        """Write to standard error as it is; where nobody can read that, do without."""
+        """Write to standard error unchanged; if it is closed, write nothing."""
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -72,12 +91,12 @@ class Console:
             _to_nowhere(sys.stderr)
 
     def warn(self, warnings: Iterable[str]) -> None:
-        """Print warnings."""
+        """Print warnings, one to a line."""
         for warning in warnings:
             self.note(f"warning: {warning}")
 
     def fail(self, problems: Iterable[Problem]) -> None:
-        """Print what is wrong, one line for each problem."""
+        """Print problems, one to a line."""
         problems = list(problems)
         if self.as_json:
             try:
@@ -96,11 +115,11 @@ class Console:
         sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
 
     def close(self) -> None:
-        """Hand over what is still buffered; OSError where that cannot be, such as a pipe that was closed."""
+        """Flush the output. Raises OSError if that fails, as on a closed pipe."""
         sys.stdout.flush()
 
     def abandon(self) -> None:
-        """Keep the interpreter from complaining at exit about output that cannot be written."""
+        """Discard output that cannot be written, so that the interpreter does not report it at exit."""
         _to_nowhere(sys.stdout)
 
 
@@ -109,17 +128,17 @@ def _lines(text: str) -> str:
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """Let what is written to a stream, and what it has buffered, vanish."""
+    """Redirect a stream, with what it has buffered, to the null device."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 class Progress:
-    """Shows what is being done when it takes long and somebody watches.
+    """Shows the current activity when it takes long and standard error is a terminal.
 
-    A context manager that is called with a line at each beginning; the lines go to standard error if that
-    is a terminal, from one second of work on.
+    A context manager that is called with a line at the start of each activity; lines appear after one second
+    of work.
     """
 
     def __init__(self, console: Console) -> None:
@@ -142,7 +161,7 @@ class Progress:
         self._timer.cancel()
 
     def __call__(self, line: str) -> None:
-        """Say what begins."""
+        """Show the activity that starts now."""
         self._latest = line
         if self._visible:
             self._show()

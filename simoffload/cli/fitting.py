@@ -1,4 +1,4 @@
-"""``simoffload fit``."""
+"""``simoffload fit``: what each tier must hold, machines needed, the largest work."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from simoffload.cli.console import Console, Progress
-from simoffload.cli.exit_codes import ExitCode
-from simoffload.cli.scenario_set import scenario_set
+from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.sources import scenario_set
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.limits import keep, limited
 
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 
 def fit(arguments: Namespace, console: Console) -> ExitCode:
-    """Say what each tier must hold; how many machines it takes; how large the work can be."""
+    """Say what each tier must hold, how many machines are needed, or how large the work can be."""
     targets = None if arguments.machines else arguments.on
     answer = _answer(arguments, targets, console)
     console.answer(answer.text, answer.data)
@@ -63,7 +62,7 @@ def _one(scenario: LoadedScenario, console: Console) -> _FitAnswer:
     from simoffload.report.from_result import result_document
 
     with Progress(console) as progress:
-        progress("what would make it fit")
+        progress("searching for changes that make it fit")
         result = fit(scenario)
         data = result.to_dict()
     return _FitAnswer(_text(result_document(result), console), data, result.fits)
@@ -80,33 +79,33 @@ def _several(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
 
 
 class _Each(NamedTuple, Generic[T]):
-    """Answers for several scenarios, and why others have none: the limits of each hold for it alone."""
+    """Answers for several scenarios, and why others have none; the limits of each apply to it alone."""
 
     answers: list[T]
     stopped: dict[str, str]
 
     @property
     def reasons(self) -> list[str]:
-        """Why some have no answer."""
+        """Reasons why scenarios have no answer."""
         return [f"{label}: {why}" for label, why in self.stopped.items()]
 
     def as_answer(self, name: str, text: str, rows: list[dict[str, Any]], *, fits: bool) -> _FitAnswer:
-        """The answers under ``name``, and what was stopped."""
+        """Return the answers under ``name``, with what was stopped."""
         return _FitAnswer(text, {"schema": _SCHEMA, name: rows, "stopped": self.stopped}, fits)
 
 
 def _each(
     found: dict[str, LoadedScenario], question: Callable[[LoadedScenario], T], console: Console
 ) -> _Each[T]:
-    """Raises WorkLimitError if all reach their limits."""
-    asked = limited(question)
+    """Ask a question about each scenario. Raises WorkLimitError if all reach their limits."""
+    limited_question = limited(question)
     answers: list[T] = []
     stopped: dict[str, str] = {}
     with Progress(console) as progress:
         for label, scenario in found.items():
             progress(label)
             try:
-                answers.append(asked(scenario))
+                answers.append(limited_question(scenario))
             except WorkLimitError as error:
                 if len(stopped) == len(found) - 1:
                     raise
@@ -117,7 +116,7 @@ def _each(
 def _machines(
     found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, console: Console
 ) -> _FitAnswer:
-    """``tiers`` are those to offload to."""
+    """Count the machines that each scenario needs; ``tiers`` are those to offload to."""
     from simoffload.planning.sizing import MachinesNeeded, machines_needed
     from simoffload.report.from_fit import machines_document
 

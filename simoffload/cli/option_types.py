@@ -1,4 +1,4 @@
-"""What option values may look like, and what a command is registered with."""
+"""Types of option values, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,34 +13,39 @@ __all__ = ["Options", "SubParsers", "add_limits", "amount", "count", "listed", "
 
 
 class SubParsers(Protocol):
-    """What argparse's ``add_subparsers`` returns: its type has no public name."""
+    """The return type of argparse's ``add_subparsers``, which has no public name."""
 
     def add_parser(self, name: str, **options: Any) -> Any:
         """Make the parser of a command."""
 
 
 class Options(Protocol):
-    """What options are added to."""
+    """Anything that options can be added to."""
 
     def add_argument(self, *names: str, **options: Any) -> Any:
-        """Add one."""
+        """Add an option with its names and properties."""
 
 
 def add_limits(parser: Options) -> None:
-    """Options that are short for ``--set engine.…``."""
+    """Add the options that are short for ``--set engine.…``."""
     for option, key, metavar, about in (
         (
             "--max-events",
             "max_events",
             "N",
-            "refuse a pass of more operations, those that are counted and not run included",
+            "refuse a pass with more operations, including those that need not be simulated",
         ),
-        ("--timeout", "timeout", "TIME", 'stop a scenario that takes longer, as "10 min", planning included'),
+        (
+            "--timeout",
+            "timeout",
+            "TIME",
+            'stop a scenario that takes longer than this, such as "10 min", including planning',
+        ),
         (
             "--memory-limit",
             "memory",
             "SIZE",
-            "stop a scenario that takes more memory (least 256 MiB, default 4 GiB)",
+            "stop a scenario that needs more memory (at least 256 MiB, default 4 GiB)",
         ),
     ):
         parser.add_argument(
@@ -66,11 +71,11 @@ def _limit(key: str, text: str) -> str:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Split ``a,b,c``; empty entries are mistakes."""
+    """Split ``a,b,c``. Raises ArgumentTypeError for an empty entry."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
         raise argparse.ArgumentTypeError(
-            f'"{shortened(text)}" has an empty entry; write names with commas between them'
+            f'"{shortened(text)}" has an empty entry; separate names by single commas'
         )
     return parts
 
@@ -90,13 +95,7 @@ def size(text: str) -> int:
 
 def amount(text: str) -> float:
     """Read an amount of money above zero."""
-    try:
-        number = float(text.replace(",", ""))
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not an amount above 0')
-    return number
+    return _positive(text, text.replace(",", ""), "an amount above 0")
 
 
 def count(text: str) -> int:
@@ -108,10 +107,14 @@ def count(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Read a time [s] above zero."""
+    return _positive(text, text, "a time in seconds above 0")
+
+
+def _positive(text: str, digits: str, what: str) -> float:
     try:
-        number = float(text)
+        number = float(digits)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a time in seconds above 0')
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not {what}')
     return number

@@ -1,4 +1,7 @@
-"""The folder of ``--output-dir``: only our own files are replaced, and all of them or none."""
+"""The answer of a command, and the folder of ``--output-dir`` that it is written to.
+
+Only files that simoffload wrote are replaced, and all of them or none.
+"""
 
 from __future__ import annotations
 
@@ -7,65 +10,120 @@ import json
 import shutil
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from simoffload.cli.console import Console
 from simoffload.errors import InputError, Problem
 
+if TYPE_CHECKING:
+    from simoffload.report.document import ReportDocument
+
 __all__ = [
-    "DOCUMENT",
-    "MARKDOWN",
     "RECOMMENDED",
-    "REPORT",
-    "RESULT",
-    "TABLE",
     "TRACE",
+    "Answer",
     "OutputFolder",
     "Writer",
     "content_writer",
     "digest",
-    "json_writer",
+    "report_files",
 ]
 
 Writer = Callable[[Path], object]
-"""Writes one file to the given path."""
+"""A function that writes one file to the given path."""
 
 RESULT, TABLE = "result.json", "table.csv"
 REPORT, MARKDOWN, DOCUMENT = "report.html", "report.md", "report.json"
 TRACE = "trace.json"
 RECOMMENDED = "recommended"
-"""A folder in it; of its files those are ours whose names and contents our result.json has under this key."""
+"""A folder inside it; of its files those are ours whose digests result.json lists under this key."""
 _OURS = {RESULT, REPORT, MARKDOWN, DOCUMENT, TABLE, TRACE}
 _SIGNATURE = b'"schema": "simoffload/'  # near the beginning of every result.json that we write
 
 
 def json_writer(data: Any) -> Writer:
-    """Write plain values as JSON."""
+    """Return a writer of plain values as JSON."""
     return lambda path: path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def content_writer(content: bytes) -> Writer:
-    """Write bytes as they are."""
+    """Return a writer of the given bytes."""
     return lambda path: path.write_bytes(content)
 
 
 def digest(content: bytes) -> str:
-    """What tells the content of a file from others (SHA-256)."""
+    """Return the SHA-256 digest of the content of a file."""
     return hashlib.sha256(content).hexdigest()
 
 
+def report_files(document: ReportDocument, data: Any, *, table: Writer | None = None) -> dict[str, Writer]:
+    """Return the files of an answer by name; ``table`` writes table.csv, by default with all numbers."""
+    from simoffload.report.document import write_long_table
+    from simoffload.report.html import write_html
+    from simoffload.report.markdown import write_markdown
+
+    return {
+        RESULT: json_writer(data),
+        REPORT: partial(write_html, document),
+        MARKDOWN: partial(write_markdown, document),
+        DOCUMENT: json_writer(document.to_dict()),
+        TABLE: table or partial(write_long_table, document),
+    }
+
+
+class Answer(NamedTuple):
+    """The answer of a command: text, plain values for ``--json``, and the files that were written."""
+
+    text: str
+    data: Any
+    written: Sequence[Path] = ()
+
+    @classmethod
+    def of(
+        cls,
+        document: ReportDocument,
+        data: Any,
+        folder: OutputFolder | None,
+        files: Mapping[str, Writer],
+        console: Console,
+    ) -> Self:
+        """Render a document for the terminal, after writing the files if there is a folder for them."""
+        from simoffload.report.terminal import terminal_text
+
+        written = folder.write(files) if folder else ()
+        return cls(terminal_text(document, color=console.color, width=console.width), data, written)
+
+    def show(self, console: Console) -> None:
+        """Print the answer as text or as JSON."""
+        console.answer(self.text, self.data)
+
+    def list_files(self, console: Console) -> None:
+        """Print the names of the files; those in the folder of recommended scenarios are only counted."""
+        from simoffload.report.formatting import plural
+
+        if not self.written:
+            return
+        top = self.written[0].parent
+        names = [str(path) for path in self.written if path.parent == top]
+        inner = len(self.written) - len(names)
+        names += [f"{top / RECOMMENDED}/ ({plural(inner, 'file')})"] if inner else []
+        console.print_lines("wrote " + ", ".join(names))
+
+
 class OutputFolder:
-    """A folder that results are written to."""
+    """The folder that results are written to."""
 
     @classmethod
     def of(cls, arguments: Namespace) -> Self | None:
-        """The folder that a command line names, if it does."""
+        """Return the folder that a command line names, if it names one."""
         path = arguments.output_dir
         return cls(path, overwrite=arguments.overwrite) if path is not None else None
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
-        """Look before anything is computed; InputError if the folder cannot be used."""
+        """Check the folder before anything is computed. Raises InputError if it cannot be used."""
         from simoffload.documents import file_errors
 
         self._path = path
@@ -77,7 +135,7 @@ class OutputFolder:
 
         if not exists(self._path):
             if self._path.is_symlink():
-                raise self._refusal("is a link to nowhere")
+                raise self._refusal("is a broken link")
             above = next(parent for parent in self._path.absolute().parents if parent.exists())
             if not above.is_dir():
                 raise self._refusal(f'is below "{above.name}", which is not a folder')
@@ -88,35 +146,35 @@ class OutputFolder:
         for name in _OURS.intersection(present):
             entry = self._path / name
             if entry.is_symlink() or not entry.is_file():
-                raise self._refusal(f'"{name}" in it is not a plain file')
+                raise self._refusal(f'contains "{name}", which is not a plain file')
         foreign = [name for name in present if name not in (*_OURS, RECOMMENDED)]
         foreign += sorted(set(self._inside()).difference(self._recommended()))
         if overwrite or not present or (not foreign and self._is_ours()):
             return
         held = f'"{foreign[0]}"' if foreign else "files of another program"
-        raise self._refusal(f"is not empty (it holds {held}); choose another folder or give --overwrite")
+        raise self._refusal(f"is not empty (it contains {held}); choose another folder or give --overwrite")
 
     def _inside(self) -> Iterator[str]:
-        """The files in the folder of recommended ones."""
+        """Return the names of the files in the folder of recommended scenarios."""
         inner = self._path / RECOMMENDED
         if inner.is_symlink() or (inner.exists() and not inner.is_dir()):
-            raise self._refusal(f'"{RECOMMENDED}" in it is not a plain folder')
+            raise self._refusal(f'contains "{RECOMMENDED}", which is not a plain folder')
         for entry in inner.rglob("*"):
             name = entry.relative_to(self._path).as_posix()
             if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-                raise self._refusal(f'"{name}" in it is not a plain file')
+                raise self._refusal(f'contains "{name}", which is not a plain file')
             if entry.is_file():
                 yield name
 
     def _recommended(self) -> Iterator[str]:
-        """Those of them that are ours and still as we wrote them."""
+        """Return those of them that simoffload wrote and nobody changed."""
         written = self._written()
         for name in self._inside():
             if written.get(name) == digest((self._path / name).read_bytes()):
                 yield name
 
     def _written(self) -> dict[str, Any]:
-        """Digests of the recommended files by name, as our result.json has them."""
+        """Return the digests of the recommended files by name, as result.json lists them."""
         if not self._is_ours():
             return {}
         try:
@@ -136,9 +194,9 @@ class OutputFolder:
         return InputError((Problem("--output-dir", None, None, str(self._path), message),))
 
     def write(self, files: Mapping[str, Writer]) -> tuple[Path, ...]:
-        """Write all files, or leave the folder as it was; InputError if that cannot be done.
+        """Write all files, or leave the folder unchanged. Raises InputError if that fails.
 
-        The files are made in a temporary folder beside their places and moved when all are complete.
+        The files are written to a temporary folder and moved when all are complete.
         """
         try:
             return self._write(files)
@@ -169,7 +227,7 @@ class OutputFolder:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder and those in it, as far as there is nothing in them."""
+    """Remove a folder and its subfolders where they are empty."""
     for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
         if not any(inner.iterdir()):
             inner.rmdir()

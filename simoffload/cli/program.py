@@ -1,4 +1,4 @@
-"""The program: arguments in, exit status out, and no traceback in between."""
+"""The program: it runs a command and turns every error into a message and an exit status."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from simoffload.cli.arguments import parse
-from simoffload.cli.console import Console
-from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.console import Console, ExitCode
 from simoffload.errors import InputError, Problem, SimulationError, WorkLimitError, shortened
 from simoffload.limits import Interrupted, count_whole_process
 
@@ -21,7 +20,7 @@ __all__ = ["run"]
 def run(argv: Sequence[str], *, own_process: bool = False) -> int:
     """Run one command and return its exit status.
 
-    ``own_process`` = nothing else is done in the process, which may be ended here.
+    ``own_process`` = the process does nothing else and may be ended here.
     """
     if own_process:
         count_whole_process()
@@ -31,7 +30,7 @@ def run(argv: Sequence[str], *, own_process: bool = False) -> int:
         with _stoppable(received):
             status = _guarded(argv, console, received, own_process=own_process)
         console.close()
-    except KeyboardInterrupt:  # another one, while the first was dealt with
+    except KeyboardInterrupt:  # a second one, while the first was handled
         return _stopped(console, received)
     except BrokenPipeError:
         console.abandon()
@@ -43,8 +42,8 @@ def run(argv: Sequence[str], *, own_process: bool = False) -> int:
 
 @contextlib.contextmanager
 def _stoppable(received: list[int]) -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, and note which of them came: a library that is interrupted in the
-    middle may turn that into an error of its own."""
+    """Treat SIGTERM like Ctrl-C, and record which signal came, because an interrupted library may raise an
+    error of its own."""
     if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
         yield
         return
@@ -54,7 +53,7 @@ def _stoppable(received: list[int]) -> Iterator[None]:
         raise KeyboardInterrupt
 
     def again(unraisable: sys.UnraisableHookArgs) -> None:
-        """Where Python would print the interrupt and go on, in a destructor: interrupt what comes next."""
+        """Interrupt again where Python would only print the interrupt, as it does in a destructor."""
         if issubclass(unraisable.exc_type, Interrupted):
             return  # by a limit, which interrupts again
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -63,7 +62,7 @@ def _stoppable(received: list[int]) -> Iterator[None]:
             hook(unraisable)
 
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # else somebody wants it ignored
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # otherwise the caller wants it ignored
         before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
     hook, sys.unraisablehook = sys.unraisablehook, again
     try:
@@ -83,7 +82,7 @@ def _stopped(console: Console, received: Sequence[int]) -> int:
 
 
 def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, own_process: bool) -> int:
-    """Turn whatever a command raises into a message and a status."""
+    """Turn every exception of a command into a message and a status."""
     try:
         arguments = parse(argv)
         return int(arguments.command(arguments, console))
@@ -96,7 +95,7 @@ def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, 
         console.fail([Problem("", None, None, "", str(error))])
         if own_process and isinstance(error, WorkLimitError):
             console.close()
-            os._exit(ExitCode.FAILED)  # to let go of the gigabytes that the error holds on to takes seconds
+            os._exit(ExitCode.FAILED)  # freeing the gigabytes that the error refers to takes seconds
         return ExitCode.FAILED
     except KeyboardInterrupt:
         return _stopped(console, received)
@@ -117,7 +116,7 @@ def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, 
 
 
 def _unwritable(error: OSError, console: Console) -> int:
-    """What is left to say when a file or the output cannot be written."""
+    """Report that a file or the output cannot be written."""
     what = shortened(str(error.filename or "the output"))
     console.fail([Problem("", None, None, "", f"cannot write {what}: {error.strerror or error}")])
     try:

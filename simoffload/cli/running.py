@@ -1,74 +1,53 @@
-"""``simoffload run``."""
+"""``simoffload run`` and ``simoffload compare``."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from simoffload.cli.console import Console, Progress
-from simoffload.cli.exit_codes import ExitCode
-from simoffload.cli.output import (
-    DOCUMENT,
-    MARKDOWN,
-    REPORT,
-    RESULT,
-    TABLE,
-    TRACE,
-    OutputFolder,
-    Writer,
-    json_writer,
-)
-from simoffload.cli.sources import load
-from simoffload.errors import InputError, Problem
-from simoffload.limits import limited, now_doing
+from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
+from simoffload.cli.sources import load, refusal, scenario_set
+from simoffload.limits import keep, limited, now_doing
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from simoffload.report.document import ReportDocument
-    from simoffload.results.passes import PassResult
+    from simoffload.planning.compare import Comparison
+    from simoffload.report.comparison import Published
     from simoffload.results.result import SimulationResult
+    from simoffload.scenario import LoadedScenario
 
-__all__ = ["run"]
+__all__ = ["compare", "run"]
 
 
 def run(arguments: Namespace, console: Console) -> ExitCode:
-    """Simulate one scenario, print the answer and write what was asked for."""
+    """Simulate one scenario, print the answer and write the files that were asked for."""
     if arguments.trace and arguments.output_dir is None:
-        raise InputError((Problem("simoffload run", None, None, "", "--trace needs --output-dir"),))
+        raise refusal("run", "--trace needs --output-dir")
     folder = OutputFolder.of(arguments)
-    # An explanation simulates many scenarios more, each within the limits.
-    answer = (_answer if arguments.explain else limited(_answer))(arguments, folder, console)
-    console.answer(answer.text, answer.data)
+    # An explanation simulates many more scenarios, each within the limits.
+    answered = (_run if arguments.explain else limited(_run))(arguments, folder, console)
+    answered.answer.show(console)
     if console.as_json:
-        console.warn(answer.result.all_warnings)
-    if answer.written:
-        console.print_lines("wrote " + ", ".join(map(str, answer.written)))
-    shown, unit_name = answer.shown, answer.unit_name
-    if arguments.trace and unit_name != "pass" and shown:
-        console.note(f'{TRACE} shows "{shown.name}", the part of the {unit_name} that takes longest')
-    return ExitCode.OK if answer.result.fits else ExitCode.DOES_NOT_FIT
+        console.warn(answered.result.all_warnings)
+    answered.answer.list_files(console)
+    if answered.trace_note:
+        console.note(answered.trace_note)
+    return ExitCode.OK if answered.result.fits else ExitCode.DOES_NOT_FIT
 
 
-class _RunAnswer(NamedTuple):
-    text: str
-    data: Mapping[str, Any]
+class _Run(NamedTuple):
+    answer: Answer
     result: SimulationResult
-    written: tuple[Path, ...]
-    shown: PassResult | None
-    unit_name: str
-    """What the shown pass is a part of."""
+    trace_note: str
 
 
-def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console) -> _RunAnswer:
+def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) -> _Run:
     scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
     from simoffload.planning.answers import simulate
     from simoffload.planning.costs import load_costs
     from simoffload.report.from_result import result_document
     from simoffload.report.presentation import presentation
-    from simoffload.report.terminal import terminal_text
 
     prices = load_costs(arguments.costs)
     with Progress(console) as progress:
@@ -81,30 +60,93 @@ def _answer(arguments: Namespace, folder: OutputFolder | None, console: Console)
         )
         data = result.to_dict()
     now_doing("reporting")
-    shown = presentation(result).shown
+    wording = presentation(result)
     document = result_document(result, command=arguments.line)
-    written = folder.write(_files(result, data, document, trace=arguments.trace)) if folder else ()
-    text = terminal_text(document, color=console.color, width=console.width)
-    return _RunAnswer(text, data, result, written, shown, presentation(result).unit_name)
+    note, files = "", report_files(document, data) if folder else {}
+    if arguments.trace and wording.shown is not None:
+        from simoffload.exchange.chrome_trace import write_trace
+
+        files[TRACE] = partial(write_trace, result.timelines[wording.shown.name])
+        if wording.unit_name != "pass":
+            part = f'"{wording.shown.name}", the longest part of the {wording.unit_name}'
+            note = f"{TRACE} shows {part}"
+    return _Run(Answer.of(document, data, folder, files, console), result, note)
 
 
-def _files(
-    result: SimulationResult, data: Mapping[str, Any], document: ReportDocument, *, trace: bool
-) -> dict[str, Writer]:
-    from simoffload.exchange.chrome_trace import write_trace
-    from simoffload.report.html import write_html
-    from simoffload.report.long_table import write_long_table
-    from simoffload.report.markdown import write_markdown
-    from simoffload.report.presentation import presentation
+def compare(arguments: Namespace, console: Console) -> ExitCode:
+    """Simulate several scenarios, or one on several targets; print one table and write one page."""
+    folder = OutputFolder.of(arguments)
+    if len(arguments.scenarios) == 1 and not arguments.on and not arguments.strategy:
+        message = "one scenario is not a comparison; give several scenarios, --on TARGET,… or --strategy FILE"
+        raise refusal("compare", message)
+    scenarios = scenario_set(
+        arguments.scenarios,
+        arguments.on,
+        overrides=arguments.overrides,
+        strategies=arguments.strategy,
+        command="compare",
+        console=console,
+    )
+    from simoffload.planning.compare import compare_scenarios
+    from simoffload.planning.costs import load_costs
 
-    files: dict[str, Writer] = {
-        RESULT: json_writer(data),
-        REPORT: partial(write_html, document),
-        MARKDOWN: partial(write_markdown, document),
-        DOCUMENT: json_writer(document.to_dict()),
-        TABLE: partial(write_long_table, document),
-    }
-    shown = presentation(result).shown
-    if trace and shown is not None:
-        files[TRACE] = partial(write_trace, result.timelines[shown.name])
-    return files
+    prices = load_costs(arguments.costs)
+    with Progress(console) as progress:
+        comparison = compare_scenarios(
+            scenarios,
+            baseline=arguments.baseline,
+            costs=prices,
+            keep_timelines=folder is not None,
+            progress=progress,
+        )
+    answer = _compared(comparison, scenarios, folder, arguments, console)
+    answer.show(console)
+    if console.as_json:
+        for label, result in comparison.results.items():
+            console.warn(f"{label}: {warning}" for warning in result.warnings)
+    answer.list_files(console)
+    return ExitCode.OK if comparison.fits else ExitCode.DOES_NOT_FIT
+
+
+@limited
+def _compared(
+    comparison: Comparison,
+    scenarios: dict[str, LoadedScenario],
+    folder: OutputFolder | None,
+    arguments: Namespace,
+    console: Console,
+) -> Answer:
+    from simoffload.exchange.files import write_csv
+    from simoffload.report.comparison import exact_name
+    from simoffload.report.from_comparison import comparison_document
+
+    keep(next(iter(scenarios.values())).scenario.engine.limits)
+    now_doing("reporting")
+    names = {label: exact_name(result) for label, result in comparison.results.items()}
+    document = comparison_document(
+        tuple(comparison.results.values()),
+        published=_published(comparison, scenarios, names),
+        baseline=names[comparison.baseline] if comparison.baseline is not None else None,
+        command=arguments.line,
+    )
+    data = comparison.to_dict()
+    columns, rows = comparison.table()
+    table = partial(write_csv, columns=columns, rows=rows)
+    files = report_files(document, data, table=table) if folder else {}
+    return Answer.of(document, data, folder, files, console)
+
+
+def _published(
+    comparison: Comparison, scenarios: dict[str, LoadedScenario], names: dict[str, str]
+) -> dict[str, Published]:
+    """Return the published ratios by the names of results that reports know."""
+    from simoffload.planning.published_ratios import published_ratios
+    from simoffload.report.comparison import Published
+
+    published: dict[str, Published] = {}
+    for label, scenario in scenarios.items():
+        result, base = comparison.results[label], comparison.baseline_of(label)
+        ratios = published_ratios(scenario, comparison.results[base].target) if base is not None else {}
+        if result.target in ratios:
+            published[names[label]] = Published(*ratios[result.target])
+    return published

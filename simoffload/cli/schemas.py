@@ -1,4 +1,4 @@
-"""``simoffload schema``: what files may hold, as JSON schemas for editors."""
+"""``simoffload schema``: JSON schemas of files, for editors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any
 
-from simoffload.cli.console import Console
-from simoffload.cli.exit_codes import ExitCode
+from simoffload.cli.console import Console, ExitCode
 
 __all__ = ["SCHEMAS", "print_schema", "schema_of"]
 
@@ -20,7 +19,7 @@ SCHEMAS = {
     "platform": "a platform",
     "ds_config": "DeepSpeed's ds_config.json, as far as it is read",
 }
-"""What there are schemas of."""
+"""Descriptions of the kinds of files that have a schema."""
 
 
 def print_schema(arguments: Namespace, console: Console) -> ExitCode:
@@ -31,7 +30,7 @@ def print_schema(arguments: Namespace, console: Console) -> ExitCode:
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The schema of a kind in ``SCHEMAS``."""
+    """Return the schema of a kind in ``SCHEMAS``."""
     from simoffload.documents.json_schema import json_schema
 
     title = f"simoffload: {SCHEMAS[kind]}"
@@ -55,8 +54,8 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 def _scenario(title: str) -> dict[str, Any]:
-    """The schema of the model, and what is understood before a file becomes one: names and paths in place of
-    what they stand for, kinds that are left out, the section sweep."""
+    """Return the schema of the scenario model with what is resolved before: names and paths instead of their
+    content, kinds that are left out, the section sweep."""
     from simoffload.documents.json_schema import json_schema
     from simoffload.models.families import FAMILIES
     from simoffload.planning.sweep.axes import SweepSection
@@ -85,7 +84,7 @@ def _scenario(title: str) -> dict[str, Any]:
 
 
 def _sizes() -> dict[str, Any]:
-    """Hugging Face's keys of all families."""
+    """Return the Hugging Face keys of all families."""
     from simoffload.documents.json_schema import json_schema
     from simoffload.models.families import FAMILIES
 

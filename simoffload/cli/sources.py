@@ -1,10 +1,11 @@
-"""Where scenarios and profiles come from: files, the shipped ones, or standard input."""
+"""Scenarios and profiles from files, from standard input, or shipped with the package."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,22 @@ if TYPE_CHECKING:
     from simoffload.hardware.library import Entry
     from simoffload.scenario import LoadedScenario
 
-__all__ = ["STDIN", "STDIN_NAME", "find", "find_profile", "load", "move", "read", "with_strategy"]
+__all__ = [
+    "STDIN",
+    "STDIN_NAME",
+    "find",
+    "find_profile",
+    "load",
+    "move",
+    "read",
+    "refusal",
+    "scenario_set",
+    "with_strategy",
+]
 
 STDIN = "-"
 STDIN_NAME = "<stdin>"
-_LONGEST_NAME = 200  # of a scenario
+_LONGEST_NAME = 200  # [characters] of the name of a scenario
 _STDIN_LIMIT = 1 << 21  # [B] above the limit for documents, which then says what is wrong
 
 
@@ -68,7 +80,7 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
 
 
 def find_profile(reference: str) -> Entry:
-    """A profile by id, kind/id or path; InputError if there is none or several share the id."""
+    """Find a profile by id, kind/id or path. Raises InputError if there is none or several share the id."""
     from simoffload.documents import exists, quoted, suggest
     from simoffload.hardware.library import KINDS, Library, is_path
 
@@ -90,9 +102,8 @@ def find_profile(reference: str) -> Entry:
 def load(
     source: str, *, overrides: Sequence[str] = (), targets: Sequence[str] | None = None, console: Console
 ) -> LoadedScenario:
-    """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for a
-    model, on the platform that stands before the first of ``targets`` that has one.
-    """
+    """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for the
+    name of a model, on the platform that the first of ``targets`` names, if any does."""
     from simoffload.scenario import load_scenario, resolve
 
     if source == STDIN:
@@ -103,7 +114,7 @@ def load(
 
 
 def _is_model(source: str) -> bool:
-    """Whether it names a model; a file or a shipped scenario of the name comes first."""
+    """Whether the source is the name of a model, and of neither a file nor a shipped scenario."""
     from simoffload.models.spec import is_model
     from simoffload.scenario import find_scenario
 
@@ -124,12 +135,12 @@ def _of_model(
     if isinstance(work, Inference):
         text = f"batch {work.batch_size} per GPU, {work.prompt_length} tokens in, {work.output_length} out"
     where = f"{plural(scenario.scenario.strategy.ranks, 'GPU')} of {scenario.machine.platform}"
-    console.note(f"{model} is a model: {text}, on {where}; change with --set")
+    console.note(f"{model} is a model; simulated with {text}, on {where}; change this with --set")
     return scenario
 
 
 def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedScenario]:
-    """The same work on every target of ``--on``."""
+    """Return the scenario on every target of ``--on``."""
     from simoffload.planning.compare import on_targets
 
     try:
@@ -140,9 +151,9 @@ def move(scenario: LoadedScenario, targets: Sequence[str]) -> dict[str, LoadedSc
 
 
 def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
-    """The same work with another section ``strategy``, that of a file. Raises InputError.
+    """Return the scenario with the section ``strategy`` of a file. Raises InputError.
 
-    It is called after the file; without ``ranks`` it uses as many GPUs as that of the scenario.
+    Its name ends in that of the file; if the file has no ``ranks``, it uses as many GPUs as the scenario.
     """
     from simoffload.documents import Edit, edited, inserted, read_document
     from simoffload.scenario import other_work, resolve
@@ -155,3 +166,81 @@ def with_strategy(scenario: LoadedScenario, file: str) -> LoadedScenario:
     if "ranks" not in strategy.data and after.gpus != before.gpus:
         found = resolve(edited(document, after.spread(before.gpus)), cache=scenario.cache)
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))
+
+
+# -- several scenarios ---------------------------------------------------------------------------
+
+
+def scenario_set(
+    sources: Sequence[str],
+    targets: Sequence[str] | None,
+    *,
+    overrides: Sequence[str],
+    strategies: Sequence[str] = (),
+    command: str,
+    console: Console,
+) -> dict[str, LoadedScenario]:
+    """Return every scenario by its label, unchanged and with each of the ``strategies`` (files), on every
+    target. Raises InputError with all problems."""
+    scenario_of = partial(load, overrides=overrides, targets=targets, console=console)
+    if len(sources) == 1 and not strategies and targets:
+        return _once(move(scenario_of(sources[0]), targets), console)
+    named: dict[str, LoadedScenario] = {}
+    for name, scenario in _by_name(sources, scenario_of, command).items():
+        named[name] = scenario
+        for file in strategies:
+            other = with_strategy(scenario, file)
+            if other.name in named:
+                raise refusal(command, f"two strategies have the name {other.name}; rename a file")
+            named[other.name] = other
+    if not targets:
+        return named
+    found: dict[str, LoadedScenario] = {}
+    for name, scenario in named.items():
+        retargeted = move(scenario, targets).items()
+        found |= _once({f"{name} {target}": case for target, case in retargeted}, console)
+    return found
+
+
+def _once(found: dict[str, LoadedScenario], console: Console) -> dict[str, LoadedScenario]:
+    """Drop targets that are equal to an earlier one: with ``dram`` the optimizer may be in ``dram``, too."""
+    kept: dict[str, LoadedScenario] = {}
+    for label, case in found.items():
+        twin = next((other for other, known in kept.items() if _same(case, known)), None)
+        if twin is None:
+            kept[label] = case
+        else:
+            console.note(f"{label} is the same as {twin}; it is listed once")
+    return kept
+
+
+def _same(one: LoadedScenario, other: LoadedScenario) -> bool:
+    return one.places == other.places and one.document.data == other.document.data
+
+
+def _by_name(
+    sources: Sequence[str], scenario_of: Callable[[str], LoadedScenario], command: str
+) -> dict[str, LoadedScenario]:
+    """Load every scenario and label it with its name; where names are equal, also with its file."""
+    problems: list[Problem] = []
+    loaded: list[tuple[str, LoadedScenario]] = []
+    for source in sources:
+        try:
+            loaded.append((source, scenario_of(source)))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+    names = [scenario.name for _, scenario in loaded]
+    found = {
+        scenario.name if names.count(scenario.name) == 1 else f"{scenario.name} ({source})": scenario
+        for source, scenario in loaded
+    }
+    if len(found) < len(loaded):
+        raise refusal(command, "a scenario is given twice")
+    return found
+
+
+def refusal(command: str, message: str) -> InputError:
+    """Return the error for a contradictory command line: "simoffload compare: …"."""
+    return InputError((Problem(f"simoffload {command}", None, None, "", message),))

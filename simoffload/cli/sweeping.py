@@ -1,4 +1,4 @@
-"""``simoffload sweep``."""
+"""``simoffload sweep``: simulate a scenario at many points."""
 
 from __future__ import annotations
 
@@ -10,58 +10,53 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simoffload.cli.console import Console
-from simoffload.cli.exit_codes import ExitCode
-from simoffload.cli.option_types import add_limits
-from simoffload.cli.sources import STDIN, read
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.cli.console import Console, ExitCode
+from simoffload.cli.option_types import add_limits, count
+from simoffload.cli.sources import STDIN, read, refusal
+from simoffload.errors import InputError
 
 if TYPE_CHECKING:
     from simoffload.planning.sweep import Counts, Points, Summary, Sweep
 
 __all__ = ["add", "sweep"]
 
-SCHEMA = "simoffload/sweep/1"
-_LINES = 10  # of progress where there is no terminal
+_SCHEMA = "simoffload/sweep/1"
+_LINES = 10  # number of lines of progress where there is no terminal
 
 
 def add(parser: argparse.ArgumentParser, *, set_help: str, json_help: str) -> None:
     """Add the options of the command."""
     parser.epilog, parser.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
     option = parser.add_argument
-    option("scenario", metavar="SCENARIO", help="with a section sweep, unless --axis is given")
+    option("scenario", metavar="SCENARIO", help="a scenario with a section sweep, unless --axis is given")
     option("--axis", action="append", default=[], metavar="PATH=…", dest="axes", help=_AXIS)
     option("--constraint", action="append", default=[], metavar="EXPR", dest="constraints", help=_CONSTRAINT)
     option("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=set_help)
     add_limits(parser)
     option("-o", "--output", action="append", type=Path, metavar="FILE", dest="outputs", help=_OUTPUT)
-    option("--resume", action="store_true", help="go on where an earlier run of the same sweep ended")
+    option("--resume", action="store_true", help="continue an earlier run of the same sweep")
     option("--overwrite", action="store_true", help="replace FILE and its journal if they exist")
-    option("--workers", type=_count, metavar="N", help="processes (default: one for each core)")
-    option("--chunk", type=_count, metavar="N", help="points that a worker is given at once")
-    option("--cluster", metavar="tcp://…", help='Dask scheduler to use, or "local" to try it')
-    option("--max-points", type=_count, default=None, metavar="N", help="refuse more (default: 1,000,000)")
-    option("--dry-run", action="store_true", help="only say how many points there are, with an example")
-    option("--quiet", action="store_true", help="no progress")
+    option("--workers", type=count, metavar="N", help="number of processes (default: one per core)")
+    option("--chunk", type=count, metavar="N", help="number of points that a worker gets at once")
+    option("--cluster", metavar="tcp://…", help='address of a Dask scheduler, or "local" for a test')
+    option(
+        "--max-points", type=count, default=None, metavar="N", help="refuse more points (default: 1,000,000)"
+    )
+    option("--dry-run", action="store_true", help="only print the number of points and an example")
+    option("--quiet", action="store_true", help="show no progress")
     option("--json", action="store_true", help=json_help)
     parser.set_defaults(command=sweep)
 
 
-_AXIS = "what to vary: PATH=1,2,4 or PATH=range(min=1, max=64, n=7, scale=log); may be repeated"
-_CONSTRAINT = 'points to keep, as "batch_size * ranks <= 256"; may be repeated'
-_OUTPUT = "result.csv, .json or .parquet; may be repeated (default: the scenario's name with -sweep.csv)"
+_AXIS = "key to vary: PATH=1,2,4 or PATH=range(min=1, max=64, n=7, scale=log); may be repeated"
+_CONSTRAINT = 'condition for points, such as "batch_size * ranks <= 256"; may be repeated'
+_OUTPUT = "table to write: .csv, .json or .parquet; may be repeated (default: SCENARIO-sweep.csv)"
 _EPILOG = """\
 example:
   simoffload sweep ddn/bloom-7b1 --axis workload.batch_size=1,4,16 --axis strategy.weights=dram,raid,ai400x2
 
-What is done stands in FILE.journal at once; after an interruption the same command with --resume goes on.
+Every result is written to FILE.journal at once; after an interruption, --resume continues the sweep.
 """
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) < 10**9):
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a whole number above 0')
-    return int(text)
 
 
 def sweep(arguments: Namespace, console: Console) -> ExitCode:
@@ -69,7 +64,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.planning.sweep import MOST_POINTS, check_files, define_sweep, find_points, run_sweep
 
     if arguments.resume and arguments.overwrite:
-        raise _refusal("--resume keeps what --overwrite would replace; give one of them")
+        raise refusal("sweep", "--resume keeps what --overwrite would replace; give one of them")
     outputs = arguments.outputs or [_default_output(arguments.scenario)]
     document = _document(arguments)
     defined = define_sweep(
@@ -78,7 +73,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
         constraints=arguments.constraints,
         most=arguments.max_points or MOST_POINTS,
     )
-    if not arguments.dry_run:  # what is wrong with the sweep itself comes first
+    if not arguments.dry_run:  # errors in the sweep itself come first
         check_files(outputs, resume=arguments.resume, overwrite=arguments.overwrite)
     points = find_points(defined)
     if arguments.dry_run:
@@ -127,7 +122,7 @@ def _dry_run(sweep: Sweep, points: Points, console: Console) -> ExitCode:
     sizes = " x ".join(f"{len(axis.values):,} {axis.name}" for axis in grid.axes)
     lines = [
         f"{len(points):,} points of {grid.size:,} combinations ({sizes})",
-        f"{points.duplicates:,} of them are the same scenario as another; {len(points.unique):,} simulations",
+        f"{points.duplicates:,} of them are equal to another point; {len(points.unique):,} simulations",
         f"first point: {example}",
     ]
     data = {
@@ -146,7 +141,7 @@ def _answer(summary: Summary, console: Console) -> ExitCode:
     texts = [f"{summary.points:,} points"]
     texts += [f"{number:,} {what}" for number, what in _summary_rows(summary) if number]
     data = {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "points": summary.points,
         "duplicates": summary.duplicates,
         "resumed": summary.resumed,
@@ -158,14 +153,14 @@ def _answer(summary: Summary, console: Console) -> ExitCode:
     console.answer(", ".join(texts), data)
     console.print_lines("wrote " + ", ".join(map(str, summary.outputs)))
     if summary.failed == summary.points:
-        console.note("no point has a result; the column error says why")
+        console.note("no point has a result; the column error gives the reasons")
         return ExitCode.FAILED
     return ExitCode.DOES_NOT_FIT if summary.failed + summary.too_large == summary.points else ExitCode.OK
 
 
 def _summary_rows(summary: Summary) -> tuple[tuple[int, str], ...]:
     return (
-        (summary.duplicates, "the same scenario as another"),
+        (summary.duplicates, "equal to another point"),
         (summary.resumed, "simulations taken from the journal"),
         (summary.too_large, "do not fit"),
         (summary.failed, "failed (see the column error)"),
@@ -174,16 +169,12 @@ def _summary_rows(summary: Summary) -> tuple[tuple[int, str], ...]:
 
 def _print_resume_command(arguments: Namespace, counts: Counts, console: Console) -> None:
     argv = [word for word in shlex.split(arguments.line) if word not in ("--resume", "--overwrite")]
-    console.note(f"{counts.done:,} of {counts.total:,} simulations are kept; to go on:")
+    console.note(f"{counts.done:,} of {counts.total:,} simulations are kept; to continue:")
     console.note("  " + shlex.join([*argv, "--resume"]))
 
 
-def _refusal(message: str) -> InputError:
-    return InputError((Problem("simoffload sweep", None, None, "", message),))
-
-
 class ProgressBar:
-    """Shows how far a sweep is: a bar on a terminal, some lines elsewhere."""
+    """Shows the progress of a sweep: a bar on a terminal, a few lines elsewhere."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self.counts: Counts | None = None
@@ -194,7 +185,7 @@ class ProgressBar:
         self._visible = False
 
     def __call__(self, counts: Counts) -> None:
-        """Show the counts."""
+        """Show the progress that the counts give."""
         if self.counts is None:
             self._began = time.monotonic()
             self._printed_steps = counts.done * _LINES // max(1, counts.total)
@@ -222,14 +213,14 @@ class ProgressBar:
         self._console.draw(f"\r[{'#' * filled}{'.' * (24 - filled)}] {line}\x1b[K")
 
     def end(self) -> None:
-        """Leave the line of the bar."""
+        """End the line of the progress bar."""
         if self._visible:
             self._console.draw("\n")
             self._visible = False
 
 
 def progress_line(counts: Counts, elapsed: float) -> str:
-    """How many of how many, how fast [1/s], and how long it will still take."""
+    """Return the points done and in total, the rate [1/s] and the remaining time."""
     from simoffload.units import format_number
 
     line = f"{counts.done:,}/{counts.total:,}"

@@ -1,4 +1,4 @@
-"""Several results side by side: one group for each model and kind of work, ratios within the group."""
+"""Results side by side: one group for each model and kind of work, with ratios within the group."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ __all__ = [
 
 
 _SHORT, _LONG = 8, 16
-"""Characters of a baseline's name for which there is room in a head, of a narrow table and of another."""
+"""[characters] of a baseline's name for which the head of a narrow table and of any other has room."""
 
 
 _APART = 0.05
-"""By how much speed and throughput may differ before both are told, our choice."""
+"""Relative difference between the ratios of time and throughput above which both are shown: our choice."""
 
 
 class Published(NamedTuple):
-    """A published value to print beside a simulated one."""
+    """A published value to print next to a simulated one."""
 
     ratio: float
-    """Time over that of the baseline, as the source counts it."""
+    """Published time over that of the baseline."""
     source: str = ""
-    """Where it was published, and how exact it is."""
+    """Where the value was published, and how exact it is."""
 
 
 class ComparisonRow(NamedTuple):
-    """One result among others."""
+    """One result in a comparison."""
 
     label: str
-    """Unique within its group: the target where that says enough, else the scenario."""
+    """Name that is unique within its group: the target if that is enough, else the scenario."""
     result: SimulationResult
     ratio: float | None
     """Time (``SimulationResult.compared_by``) over that of the baseline; None where either has none."""
@@ -57,7 +57,7 @@ class ComparisonRow(NamedTuple):
     """Tokens (checkpoints) per second over those of the baseline."""
     published: Published | None
     margin: float | None = None
-    """How near the baseline is a tie, where the row is one; None where it is none."""
+    """Relative margin within which the row is a tie with the baseline; None where it is not a tie."""
 
     @property
     def ratio_text(self) -> str:
@@ -78,31 +78,31 @@ class Group(NamedTuple):
     kind: str
     model: str
     title: str
-    """The model, with the kind of work where there are several."""
+    """The model, with the kind of work where there are several kinds."""
     rows: tuple[ComparisonRow, ...]
     baseline: str
-    """Label of the row that ratios refer to; empty where none has a time."""
+    """Label of the row that ratios refer to; empty where no row has a time."""
 
     @property
     def throughput_apart(self) -> bool:
-        """Whether throughput tells another story than the ratio of times, as where batches differ."""
+        """Whether the ratio of throughputs differs from that of times, as it does where batches differ."""
         return any(
             abs(row.ratio * row.throughput - 1) > _APART for row in self.rows if row.ratio and row.throughput
         )
 
     @property
     def compared(self) -> str:
-        """The time by which the rows are compared, as it begins a sentence."""
+        """Name of the time by which the rows are compared, as it begins a sentence."""
         return presentation(self.rows[0].result).compared
 
     @property
     def narrow(self) -> bool:
-        """Whether a table has room for little else, as more than the weights can be elsewhere."""
+        """Whether a table needs its room for several places, because more than the weights is offloaded."""
         return len(presentation(self.rows[0].result).places) > 1
 
     @property
     def against(self) -> str:
-        """The baseline for the head of a column; empty if there is none, or none short enough."""
+        """The baseline for the head of a column; empty if there is none or its name is too long."""
         return "" if len(self.baseline) > (_SHORT if self.narrow else _LONG) else self.baseline
 
 
@@ -135,12 +135,12 @@ def groups(
 
 
 def exact_name(result: SimulationResult) -> str:
-    """ "scenario@target": the name that says most of the names by which ``groups`` knows a result."""
+    """ "scenario@target": the most specific of the names by which ``groups`` knows a result."""
     return presentation(result).exact
 
 
 def _names(result: SimulationResult) -> tuple[str, str, str]:
-    """What a result may be called, most exact first."""
+    """Return the names of a result, the most specific first."""
     return exact_name(result), result.name, result.target
 
 
@@ -178,7 +178,7 @@ def _tie_within(result: SimulationResult, reference: SimulationResult | None) ->
 
 
 def _labels(results: Sequence[SimulationResult]) -> list[str]:
-    """The shortest names that tell the results apart."""
+    """Return the shortest names that distinguish the results."""
     labels: list[str] = []
     for names in zip(*(presentation(result).labels for result in results), strict=True):
         labels = list(names)
@@ -188,9 +188,9 @@ def _labels(results: Sequence[SimulationResult]) -> list[str]:
 
 
 def keys(group: Group) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Heads and cells that say which row is which.
+    """Return the heads and cells that identify the rows.
 
-    Where only the weights can be elsewhere the label says it; where more can, each has a column, and the
+    Where only the weights are offloaded this is the label; where more is, each part has a column, and the
     scenario has one if it is needed.
     """
     shown_as = [presentation(row.result) for row in group.rows]
@@ -207,7 +207,7 @@ def keys(group: Group) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
 
 
 def by_kind(found: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
-    """The groups of each kind of work."""
+    """Return the groups of each kind of work, in order."""
     kinds = dict.fromkeys(group.kind for group in found)
     return {kind: tuple(group for group in found if group.kind == kind) for kind in kinds}
 
@@ -226,31 +226,31 @@ def group_verdict(group: Group) -> str:
     barred = [row.label for row in group.rows if row.result.refused]
     refused = f"refused: {', '.join(barred)}" if barred else ""
     parts = filter(None, (times, too_large, refused))
-    return f"{group.title}, {'; '.join(parts) or 'fits everywhere'}."
+    return f"{group.title}, {'; '.join(parts) or 'fits on all targets'}."
 
 
 def tie_rule(found: Sequence[Group]) -> str:
-    """What "tie" means in the tables of several results; empty where none is one."""
+    """Explain "tie" for the tables of several results; empty where there is no tie."""
     margins = sorted(row.margin for group in found for row in group.rows if row.margin is not None)
     if not margins:
         return ""
     least, most = percent(margins[0]), percent(margins[-1])
     within = f"±{most}" if least == most else f"±{least} to ±{most}"
     return (
-        f"tie: within {within} of the baseline, the mean errors of predictions of real runs of both results "
-        "together, so that either may be faster"
+        f"tie: within {within} of the baseline, the mean prediction error of both results "
+        "together, so either may be faster"
     )
 
 
 def in_common(results: Sequence[SimulationResult]) -> tuple[str, ...]:
-    """The words of the headline that hold for all results."""
+    """Return the parts of the headline that all results have in common."""
     known = [result for result in results if not result.refused] or results
     first, *others = (headline(result) for result in known)
     return tuple(description for description in first if all(description in other for other in others))
 
 
 def warnings(found: Sequence[Group]) -> list[str]:
-    """Each warning once, after the rows that it is about."""
+    """Return each warning once, with the rows that it is about."""
     about: dict[str, list[str]] = {}
     for group in found:
         for row in group.rows:

@@ -1,4 +1,4 @@
-"""Charts of several results."""
+"""Charts that compare several results."""
 
 from __future__ import annotations
 
@@ -6,29 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
+from simoffload.report import plotting as draw
 from simoffload.report.comparison import ComparisonRow, Group
 from simoffload.report.formatting import uncapitalized
-from simoffload.report.plotting import (
-    BLACK,
-    CYCLE,
-    FRAME,
-    LEGEND,
-    ROOM_FOR_NAMES,
-    ROW,
-    VERMILION,
-    CauseBar,
-    Properties,
-    axis,
-    bars,
-    by_cause,
-    figure,
-    labelled,
-    names_axis,
-    note,
-    plain,
-    points,
-    short,
-)
 from simoffload.report.presentation import presentation
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
@@ -40,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["causes_compared", "phases_compared", "times_compared"]
 
 _FLAT = 6
-"""Bars up to which there is room for words between them."""
+"""Number of bars up to which there is room for horizontal text between them."""
 _ONE_LINE = 8
-"""Causes up to which a line of legend is enough room; beyond, there are three in a line."""
+"""Number of causes up to which one line of legend is enough; beyond, a line has three."""
 
 
 def times_compared(groups: Sequence[Group]) -> Figure:
-    """The time by which results are compared, a cluster of bars for each model and a colour for each target;
-    published ratios as marks."""
+    """Draw the time by which results are compared, a cluster of bars for each model and a colour for each
+    target, with published ratios as marks."""
     labels = list(dict.fromkeys(row.label for group in groups for row in group.rows))
     width = 0.8 / len(labels)
     at = {
@@ -61,29 +41,29 @@ def times_compared(groups: Sequence[Group]) -> Figure:
             groups,
             at,
             width=0.92 * width,
-            marker={"color": CYCLE[number % len(CYCLE)]},
+            marker={"color": draw.CYCLE[number % len(draw.CYCLE)]},
             showlegend=len(groups) > 1,
         )
         for number, label in enumerate(labels)
     ]
     if len(groups) == 1:
-        names = {at[0, label]: short(label) for label in labels}
+        names = {at[0, label]: draw.short(label) for label in labels}
     else:
-        names = {float(cluster): short(group.title) for cluster, group in enumerate(groups)}
+        names = {float(cluster): draw.short(group.title) for cluster, group in enumerate(groups)}
     marks = _marks(groups, at)
     times = [time for trace in (*data, *marks) for time in trace.y]
-    return figure(
+    return draw.figure(
         [*data, *marks],
         380,
         barmode="overlay",
-        xaxis=axis(
+        xaxis=draw.axis(
             showgrid=False,
             zeroline=False,
             range=[-0.5, len(groups) - 0.5],
             tickvals=list(names),
             ticktext=list(names.values()),
         ),
-        yaxis=axis(
+        yaxis=draw.axis(
             f"{uncapitalized(groups[0].compared)} [ms]",
             type="log",
             dtick=1,
@@ -104,43 +84,43 @@ def _times(label: str, groups: Sequence[Group], at: Mapping[tuple[int, str], flo
         if row.label == label and row.result.compared_s is not None
     ]
     return Bar(
-        name=plain(label),
+        name=draw.plain(label),
         x=[x for x, _ in found],
         y=[time * 1e3 for _, time in found],
         text=[format_seconds(time) for _, time in found],
         textposition="inside",
         insidetextanchor="start",
-        hovertext=[f"{plain(label)}: {format_seconds(time)}" for _, time in found],
+        hovertext=[f"{draw.plain(label)}: {format_seconds(time)}" for _, time in found],
         hoverinfo="text",
         **more,
     )
 
 
 def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Scatter]:
-    """Published ratios, as times of the simulated baseline; nothing where there are none."""
+    """Draw published ratios times the simulated baseline; nothing where there are none."""
     found = []
     for cluster, group in enumerate(groups):
         base = next((row.result.compared_s for row in group.rows if row.label == group.baseline), None)
         for row in group.rows:
             if row.published is not None and base is not None:
-                hover = f"published: {format_number(row.published.ratio)} × {plain(group.baseline)}"
+                hover = f"published: {format_number(row.published.ratio)} × {draw.plain(group.baseline)}"
                 found.append((at[cluster, row.label], row.published.ratio * base * 1e3, hover))
     if not found:
         return []
     x, y, hovers = zip(*found, strict=True)
-    marker = {"symbol": "diamond-open", "size": 11, "color": BLACK, "line": {"width": 2}}
+    marker = {"symbol": "diamond-open", "size": 11, "color": draw.BLACK, "line": {"width": 2}}
     name = "published ratio × simulated baseline"
-    return [points(name, x=x, y=y, hover=hovers, showlegend=True, marker=marker)]
+    return [draw.points(name, x=x, y=y, hover=hovers, showlegend=True, marker=marker)]
 
 
-def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Properties]:
-    """Presentation where a bar is missing."""
+def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[draw.Properties]:
+    """Write why a bar is missing."""
     below = {"y": 0, "yref": "paper", "yanchor": "bottom", "textangle": 0 if len(at) <= _FLAT else -90}
     return [
-        note(
+        draw.note(
             "refused" if row.result.refused else "does not fit",
             x=at[cluster, row.label],
-            font={"color": VERMILION},
+            font={"color": draw.VERMILION},
             **below,
         )
         for cluster, group in enumerate(groups)
@@ -150,34 +130,34 @@ def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> li
 
 
 def causes_compared(groups: Sequence[Group]) -> Figure:
-    """Which causes a step's time went to, as fractions of it; reading from whichever target is one cause."""
+    """Draw the share of each cause in the step; reading from any target counts as one cause."""
     rows = [(group, row, row.result.step) for group in groups for row in group.rows if row.result.step]
-    data = by_cause(
+    data = draw.by_cause(
         [
-            CauseBar(
+            draw.CauseBar(
                 y,
                 _general(share.cause, row.result),
                 share.exposed_s / step.time_s,
-                f"{plain(share.cause)}: {format_seconds(share.exposed_s)}",
+                f"{draw.plain(share.cause)}: {format_seconds(share.exposed_s)}",
             )
             for y, (_, row, step) in enumerate(rows)
             for share in step.shares
             if share.exposed_s
         ]
     )
-    return figure(
+    return draw.figure(
         data,
-        FRAME + LEGEND * (1 if len(data) <= _ONE_LINE else -(-len(data) // 3)) + ROW * max(2, len(rows)),
+        draw.height(len(rows), legends=1 if len(data) <= _ONE_LINE else -(-len(data) // 3)),
         barmode="stack",
         showlegend=True,
-        uniformtext=ROOM_FOR_NAMES,
-        xaxis=axis("exposed time, as a fraction of the step", tickformat=".0%", range=[0, 1]),
+        uniformtext=draw.ROOM_FOR_NAMES,
+        xaxis=draw.axis("exposed time, as a fraction of the step", tickformat=".0%", range=[0, 1]),
         yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
     )
 
 
 def phases_compared(groups: Sequence[Group]) -> Figure:
-    """How long the phases of a training step take, one row for each result."""
+    """Draw the times of the phases of a training step, one row for each result."""
     rows = [
         (group, row, row.result)
         for group in groups
@@ -189,39 +169,41 @@ def phases_compared(groups: Sequence[Group]) -> Figure:
     for number, name in enumerate(names):
         times = [result.phase_s(name) or 0.0 for _, _, result in rows]
         data.append(
-            bars(
+            draw.bars(
                 name,
                 y=range(len(rows)),
                 x=times,
-                hover=[f"{plain(name)}: {format_seconds(time)}" for time in times],
-                color=CYCLE[number % len(CYCLE)],
-                **labelled(name, len(rows)),
+                hover=[f"{draw.plain(name)}: {format_seconds(time)}" for time in times],
+                color=draw.CYCLE[number % len(draw.CYCLE)],
+                **draw.labelled(name, len(rows)),
             )
         )
-    return figure(
+    return draw.figure(
         data,
-        FRAME + LEGEND + ROW * max(2, len(rows)),
+        draw.height(len(rows), legends=1),
         barmode="stack",
         showlegend=True,
-        uniformtext=ROOM_FOR_NAMES,
-        xaxis=axis("time of one step [s]", rangemode="tozero"),
+        uniformtext=draw.ROOM_FOR_NAMES,
+        xaxis=draw.axis("time of one step [s]", rangemode="tozero"),
         yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
     )
 
 
-def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, ComparisonRow]]) -> Properties:
-    """Names of results, with their models where there are several."""
-    return names_axis([row.label if len(groups) == 1 else _both(group, row.label) for group, row in rows])
+def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, ComparisonRow]]) -> draw.Properties:
+    """Return the axis with the names of results, with their models where there are several."""
+    return draw.names_axis(
+        [row.label if len(groups) == 1 else _both(group, row.label) for group, row in rows]
+    )
 
 
 def _both(group: Group, label: str) -> str:
-    """Model and target; the model gives way where that is too long."""
+    """Join model and target; the model is cut where they are too long."""
     room = max(8, 25 - len(label))
     return f"{group.model if len(group.model) <= room else group.model[:room] + '…'}, {label}"
 
 
 def _general(cause: str, result: SimulationResult) -> str:
-    """ "raid read" as "storage read", where raid is what holds weights or optimizer."""
+    """Return "storage read" for "raid read", where raid holds weights or optimizer."""
     for place in presentation(result).places:
         if cause.startswith(f"{place.tier} "):
             return f"storage{cause.removeprefix(place.tier)}"

@@ -1,14 +1,15 @@
-"""The report document: what is told of a result, built once, then rendered by ``terminal``, ``markdown``,
-``html`` and ``long_table``.
+"""The report document: everything that a report says about a result, built once and then rendered by
+``terminal``, ``markdown`` and ``html``, as JSON, or as a CSV table of all numbers.
 
-A terminal shows a selection of it: neither sections and tables that are ``page_only`` nor tables that a page
-folds up, no listings of sections but those it is asked to copy from, and charts nowhere but on a page.
+A terminal shows a selection: neither sections and tables that are ``page_only`` nor tables that a page folds,
+no listings of those sections, and no charts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import printable
@@ -19,44 +20,27 @@ from simoffload.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = [
-    "Chart",
-    "Datum",
-    "Entry",
-    "Listing",
-    "ReportDocument",
-    "ReportSection",
-    "ReportTable",
-    "byte_count",
-    "byte_rate",
-    "count",
-    "fraction",
-    "group_cell",
-    "held",
-    "rate",
-    "seconds",
-    "shown",
-]
-
 _SCHEMA = "simoffload/report/1"
+COLUMNS = ("section", "table", "row", "column", "value", "unit")
+"""Columns of the CSV table of all numbers."""
 
 
 class Datum(NamedTuple):
-    """A cell of a table whose text is not all that there is to it."""
+    """A cell of a table that has a number or a longer name in addition to its text."""
 
     text: str
     value: float | None = None
-    """In ``unit``, for whoever sorts or computes."""
+    """The number in ``unit``, for sorting and computing."""
     unit: str = ""
     name: str = ""
-    """What it is called in full, or by programs, where that is not the text."""
+    """The full name, or the name that programs use, where it is not the text."""
 
 
 Entry = str | Datum
 
 
 class ReportTable(NamedTuple):
-    """Rows under a head."""
+    """A table with one head and any number of rows."""
 
     caption: str
     head: tuple[str, ...]
@@ -64,19 +48,19 @@ class ReportTable(NamedTuple):
     numbers: tuple[int, ...]
     """Columns that are aligned at the right."""
     keys: int = 1
-    """Columns at the left that say what a row is about."""
+    """Number of columns at the left that identify a row."""
     refused: tuple[int, ...] = ()
     """Rows about something that does not fit."""
     folded: str = ""
-    """What a page says in place of the table until it is unfolded; empty = it is shown at once."""
+    """What a page shows instead of the table until it is unfolded; empty = the table is shown at once."""
     page_columns: tuple[int, ...] = ()
     """Columns that a terminal has no room for."""
     page_only: bool = False
-    """A terminal does not show the table."""
+    """Whether a terminal leaves the table out."""
     grouped: bool = False
-    """Rows with the same first cell belong together; a terminal shows that cell once."""
+    """Whether rows with an equal first cell belong together; a terminal shows that cell once."""
     most: int | None = None
-    """Rows that a terminal shows; None = all."""
+    """Number of rows that a terminal shows; None = all."""
 
     @property
     def texts(self) -> tuple[tuple[str, ...], ...]:
@@ -92,7 +76,7 @@ class ReportTable(NamedTuple):
         }
 
     def without_empty_columns(self) -> ReportTable:
-        """The table without columns in which no row has anything; the first one always stays."""
+        """The table without columns that are empty in every row; the first column always stays."""
         kept = [at for at in range(len(self.head)) if at == 0 or any(row[at] != "" for row in self.rows)]
         return self._replace(
             head=tuple(self.head[at] for at in kept),
@@ -103,7 +87,7 @@ class ReportTable(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Lines to be copied as they are."""
+    """Lines to be copied unchanged, such as a command or a file."""
 
     caption: str
     text: str
@@ -113,27 +97,27 @@ class Chart(NamedTuple):
     """A figure that is drawn only where it is shown."""
 
     label: str
-    """What it shows, for those who cannot see it."""
+    """What the figure shows, for readers who cannot see it."""
     draw: Callable[[], Figure]
     caption: str = ""
 
 
 class ReportSection(NamedTuple):
-    """What is told about one subject, in this order."""
+    """Everything that a report says about one subject, in this order."""
 
     title: str
     sentences: tuple[str, ...] = ()
-    """Without the capital letter and the full stop."""
+    """Sentences without the capital letter and the full stop, which ``formatting.sentence`` adds."""
     tables: tuple[ReportTable, ...] = ()
     notes: tuple[str, ...] = ()
-    """What must be known to read the tables."""
+    """Explanations that are needed to read the tables."""
     listings: tuple[Listing, ...] = ()
     charts: tuple[Chart, ...] = ()
-    """A page shows them before the tables."""
+    """Figures, which a page shows before the tables."""
     page_only: bool = False
-    """A terminal does not show the section."""
+    """Whether a terminal leaves the section out."""
     notes_on_terminal: bool = False
-    """A terminal shows the notes, too, as the tables mean nothing without them."""
+    """Whether a terminal shows the notes, because the tables mean nothing without them."""
 
     def to_dict(self) -> dict[str, Any]:
         """The section as plain values, without its charts."""
@@ -147,21 +131,21 @@ class ReportSection(NamedTuple):
 
 
 class ReportDocument(NamedTuple):
-    """Everything that is told, in the order of reading."""
+    """A complete report, in the order of reading."""
 
     title: tuple[str, ...]
-    """What it is about, in a few words each."""
+    """Model, workload and platform, in a few words each."""
     fits: bool | None
-    """None where the document is about several results."""
+    """Whether the result fits; None where the document is about several results."""
     verdicts: tuple[str, ...]
     """The answer, in a sentence for each model and kind of work."""
     warnings: tuple[str, ...]
     sections: tuple[ReportSection, ...]
-    """The findings."""
+    """The findings, in the order of reading."""
     background: tuple[ReportSection, ...] = ()
-    """What the findings were computed from."""
+    """The inputs from which the findings were computed."""
     each: tuple[tuple[str, ReportDocument], ...] = ()
-    """Of several results, each under its name."""
+    """The documents of several results, each under its name."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document as plain values; charts are left out, since their numbers are in the tables."""
@@ -176,13 +160,36 @@ class ReportDocument(NamedTuple):
         }
 
 
+def write_long_table(document: ReportDocument, path: str | Path) -> None:
+    """Write every number of the findings as a row of CSV [SI units]. Raises InputError if that fails."""
+    from simoffload.exchange.files import write_csv
+
+    write_csv(path, COLUMNS, _numbers(document))
+
+
+def _numbers(document: ReportDocument) -> Iterator[tuple[str | float, ...]]:
+    for section in document.sections:
+        for table in section.tables:
+            for row in table.rows:
+                keys = (
+                    cell if isinstance(cell, str) else cell.name or cell.text for cell in row[: table.keys]
+                )
+                name = ", ".join(keys)
+                for head, cell in zip(table.head[table.keys :], row[table.keys :], strict=True):
+                    if isinstance(cell, Datum) and cell.value is not None:
+                        yield section.title, table.caption, name, head, cell.value, cell.unit
+
+
 def _plain_cell(cell: Entry) -> str | dict[str, Any]:
     if isinstance(cell, str):
         return cell
     plain = cell._asdict()
     if cell.value is not None and not isfinite(cell.value):
-        plain["value"] = None  # JSON has no word for it
+        plain["value"] = None  # JSON has no infinity
     return {key: value for key, value in plain.items() if value not in ("", None)}
+
+
+# -- cells ---------------------------------------------------------------------------------------
 
 
 def shown(cell: Entry) -> str:
@@ -191,40 +198,40 @@ def shown(cell: Entry) -> str:
 
 
 def seconds(value: float | None) -> Entry:
-    """A time [s]; empty for None."""
+    """A cell for a time [s]; empty for None."""
     return "" if value is None else Datum(format_seconds(value), value, "s")
 
 
 def byte_count(size: float) -> Datum:
-    """A size [B]."""
+    """A cell for a size [B]."""
     return Datum(format_bytes(size), size, "B")
 
 
 def held(size: int, use: TierUse) -> Datum:
-    """A size [B] on a tier, in the unit that is usual there."""
+    """A cell for a size [B] on a tier, in the unit that is usual there."""
     return Datum(counted(size, use), size, "B")
 
 
 def byte_rate(rate: float) -> Datum:
-    """A rate [B/s]."""
+    """A cell for a rate [B/s]."""
     return Datum(format_rate(rate), rate, "B/s")
 
 
 def rate(value: float | None) -> Entry:
-    """How many each second; empty for None."""
+    """A cell for a rate [1/s]; empty for None."""
     return "" if value is None else Datum(per_second(value, ""), value, "1/s")
 
 
 def fraction(value: float) -> Datum:
-    """A fraction of one."""
+    """A cell for a fraction, written in per cent."""
     return Datum(percent(value), value)
 
 
 def count(number: int) -> Datum:
-    """How many."""
+    """A cell for a whole number."""
     return Datum(str(number), number)
 
 
 def group_cell(names: tuple[str, ...]) -> Datum:
-    """The first of several names that are alike, and how many there are."""
+    """A cell for several names with equal values: the first, and how many more there are."""
     return Datum(group_name(names), name=", ".join(names))

@@ -1,50 +1,77 @@
-"""The sentences and numbers that terminal and page share."""
+"""How reports write numbers, names and sentences, and how they group what a result holds.
+
+Nothing here belongs to one kind of report: terminal, page, tables and charts share it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from simoffload.errors import printable
 from simoffload.results.capacity import TierUse
 from simoffload.results.passes import LinkUse, PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import PassWork
+from simoffload.results.training import TimedPhase, TrainingResult
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds
-
-__all__ = [
-    "LIMITS",
-    "LinkGroup",
-    "bottleneck",
-    "bound",
-    "capacity",
-    "carried",
-    "counted",
-    "group_bounds",
-    "group_links",
-    "group_name",
-    "held_back",
-    "largest",
-    "origins",
-    "per_second",
-    "percent",
-    "place",
-    "plural",
-    "sentence",
-    "uncapitalized",
-    "worked",
-]
-
-LIMITS = (
-    "The profiles hold data-sheet and published values and timings of single operations; nothing here has "
-    "been calibrated against runs on the machine itself yet. Ratios between targets are safer than "
-    "absolute times."
-)
-"""What must not be concluded."""
 
 _ORIGINS = ("measured", "spec", "estimate")
 _MOST_REASONS = 3
 _BINARY = {"hbm", "dram"}  # memory is sold and shown by its tools in powers of two, storage is not
+_IDENTIFIER = re.compile(r"\w*[_\d]")
+_GAP = "  "
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+class NameFirst(str):
+    """A sentence that begins with a name, such as that of a tier, which keeps its lower-case letter."""
+
+    __slots__ = ()
+
+
+def sentence(text: str) -> str:
+    """Text with a capital letter and a full stop; a name or an identifier at its start is not changed."""
+    if not (isinstance(text, NameFirst) or _IDENTIFIER.match(text)):
+        text = f"{text[:1].upper()}{text[1:]}"
+    return f"{text}{'' if text.endswith('.') else '.'}"
+
+
+def uncapitalized(text: str) -> str:
+    """Text as it continues a sentence: "time per token" for "Time per token"."""
+    return text[:1].lower() + text[1:]
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 GPU", "8 GPUs"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def place(target: str) -> str:
+    """Where the weights are: "in HBM", "in DRAM", "on raid"."""
+    return {"hbm": "in HBM", "dram": "in DRAM"}.get(target, f"on {printable(target)}")
+
+
+def columns(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Align cells below each other, two spaces apart; the columns in ``right`` to the right.
+
+    Every line is as wide as the table. Control characters are escaped, since cells may come from files.
+    """
+    table = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        _GAP.join(
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in table
+    ]
+
+
+# -- numbers -------------------------------------------------------------------------------------
 
 
 def percent(fraction: float) -> str:
@@ -54,58 +81,13 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %" if 0 < fraction < 0.0995 else f"{fraction * 100:.0f} %"
 
 
-def plural(count: int, noun: str) -> str:
-    """ "1 GPU", "8 GPUs"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def sentence(text: str) -> str:
-    """Text with a capital letter and a full stop."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
-
-
-def uncapitalized(text: str) -> str:
-    """Text as it goes on within a sentence: "time per token" of "Time per token"."""
-    return text[:1].lower() + text[1:]
-
-
-def place(target: str) -> str:
-    """Where the weights are: "in HBM", "in DRAM", "on raid"."""
-    return {"hbm": "in HBM", "dram": "in DRAM"}.get(target, f"on {printable(target)}")
-
-
-def bottleneck(one: PassResult, called: str = "") -> str:
-    """ "raid read takes 81 % of decode 1, limited by nvme"; ``called`` is another name for the pass."""
-    share = one.bottleneck
-    part = percent(share.exposed_s / one.time_s)
-    held = f", limited by {printable(share.limit)}" if share.limit else ""
-    return f"{printable(share.cause)} takes {part} of {called or printable(one.name)}{held}"
-
-
-def largest(one: PassResult) -> str:
-    """ "raid read 81 %": what most of a pass goes to."""
-    return f"{printable(one.bottleneck.cause)} {percent(one.bottleneck.exposed_s / one.time_s)}"
-
-
-def held_back(one: PassResult) -> str:
-    """ ", limited by ib0 in": what else keeps the largest part of a pass from being faster, if anything."""
-    share = one.bottleneck
-    return f", limited by {printable(share.limit)}" if share.limit not in {"", share.cause} else ""
-
-
-def bound(one: PassResult) -> str:
-    """ "74 % of the bound (14.2 s, set by raid)"."""
-    light = f"{format_seconds(one.bound_s)}, set by {printable(one.bound_by)}"
-    return f"{percent(one.bound_s / one.time_s)} of the bound ({light})"
-
-
 def counted(size: int, use: TierUse) -> str:
     """A size on a tier, negative for what is missing, in the unit that is usual there."""
     return ("−" if size < 0 else "") + format_bytes(abs(size), binary=use.kind in _BINARY)
 
 
 def per_second(rate: float, unit: str = " tokens/s") -> str:
-    """ "3.86 tokens/s", "1,204 tokens/s"."""
+    """Return a rate with its unit: "3.86 tokens/s", "1,204 tokens/s"."""
     return f"{rate:,.0f}{unit}" if rate >= 100 else f"{format_number(rate)}{unit}"
 
 
@@ -115,61 +97,59 @@ def origins(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[name]} {name}" for name in (*known, *sorted(counts.keys() - set(known))))
 
 
-def worked(result: SimulationResult) -> tuple[str, ...]:
-    """How many operations were run and how many counted, and where there was nothing to count."""
-    if not result.work:
-        return ()
-    operations, run = (sum(getattr(one, name) for one in result.work) for name in ("operations", "run"))
-    first = f"all {operations:,} operations were run"
-    if run < operations:
-        first = f"{run:,} of {operations:,} operations were run; the others are copies to the picosecond"
-    found = _reasons(result.work)
-    reasons = [f"{group_name(names)}: {printable(why)}" for why, names in found]
-    more = [f"and {len(found) - _MOST_REASONS} more like this"] if len(found) > _MOST_REASONS else []
-    return (first, *_derived(result.particulars()), *reasons[:_MOST_REASONS], *more)
+# -- passes --------------------------------------------------------------------------------------
 
 
-def _derived(derived: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which decode steps were not simulated."""
-    steps, simulated, estimated = (
-        derived.get(f"decode_steps{which}", 0) for which in ("", "_simulated", "_estimated")
-    )
-    if steps == simulated:
-        return ()
-    followed = steps - simulated - estimated
-    parts = [f"{followed:,} of {steps:,} decode steps follow exactly from the {simulated:,} simulated"]
-    if estimated:
-        off = percent(derived["decode_bound"])
-        parts.append(f"{estimated:,} are interpolated, each off by at most {off}")
-    return ("; ".join(parts),)
+def bottleneck(one: PassResult, called: str = "") -> str:
+    """ "raid read, 81 % of decode 1, limited by nvme"; ``called`` replaces the name of the pass."""
+    share = one.bottleneck
+    part = f"{printable(share.cause)}, {percent(share.exposed_s / one.time_s)}"
+    limit = f", limited by {printable(share.limit)}" if share.limit else ""
+    return f"{part} of {called or printable(one.name)}{limit}"
 
 
-def _reasons(work: Iterable[PassWork]) -> list[tuple[str, list[str]]]:
-    """Why something was run although it may look alike, and in which passes."""
-    reasons: dict[str, list[str]] = {}
-    for one in work:
-        ranks = [f"every rank by itself ({one.how.not_folded})"] if one.how.not_folded else []
-        for why in (*ranks, *one.how.not_jumped):
-            reasons.setdefault(why, []).append(one.name)
-    return list(reasons.items())
+def largest(one: PassResult) -> str:
+    """ "raid read 81 %": the bottleneck of a pass with its share."""
+    return f"{printable(one.bottleneck.cause)} {percent(one.bottleneck.exposed_s / one.time_s)}"
+
+
+def limited_by(one: PassResult) -> str:
+    """ ", limited by ib0 in"; empty where the bottleneck is only limited by itself."""
+    share = one.bottleneck
+    return f", limited by {printable(share.limit)}" if share.limit not in {"", share.cause} else ""
+
+
+def bound(one: PassResult) -> str:
+    """ "74 % of the bound (14.2 s, set by raid)"."""
+    least = f"{format_seconds(one.bound_s)}, set by {printable(one.bound_by)}"
+    return f"{percent(one.bound_s / one.time_s)} of the bound ({least})"
+
+
+def group_bounds(step: PassResult) -> tuple[tuple[tuple[str, ...], float], ...]:
+    """Bounds [s], largest first; those that differ by no more than about a thousandth share an entry."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(step.bounds, key=lambda name: (-step.bounds[name], name)):
+        groups.setdefault(f"{step.bounds[name]:.3e}", []).append(name)
+    return tuple((tuple(names), step.bounds[names[0]]) for names in groups.values())
+
+
+def group_links(links: Iterable[LinkUse]) -> tuple[tuple[tuple[str, ...], LinkUse], ...]:
+    """Names of links with their use; those that differ by no more than about a thousandth share an entry."""
+    groups: dict[tuple[str, ...], list[LinkUse]] = {}
+    for use in links:
+        numbers = (use.size, use.busy_s, use.saturated_s, use.capacity)
+        groups.setdefault((use.unit, *(f"{number:.3e}" for number in numbers)), []).append(use)
+    return tuple((tuple(use.link for use in uses), uses[0]) for uses in groups.values())
 
 
 def group_name(names: Sequence[str]) -> str:
-    """One name, or the first and how many are like it."""
+    """One name, or the first and the number of those that have equal values."""
     first = printable(names[0])
-    return first if len(names) == 1 else f"{first} and {len(names) - 1} alike"
-
-
-class LinkGroup(NamedTuple):
-    """Links that carried the same in the same time, such as those of the GPUs of one machine."""
-
-    names: tuple[str, ...]
-    use: LinkUse
-    """Of each of them."""
+    return first if len(names) == 1 else f"{first} and {len(names) - 1} equal"
 
 
 def carried(use: LinkUse) -> str:
-    """What crossed a link: bytes, or of cores their time."""
+    """What crossed a link: bytes, or the time of cores."""
     return format_bytes(use.size) if use.unit == "B" else f"{format_seconds(use.size / 1e9)} of a core"
 
 
@@ -178,18 +158,80 @@ def capacity(use: LinkUse) -> str:
     return format_rate(use.capacity) if use.unit == "B" else plural(round(use.capacity / 1e9), "core")
 
 
-def group_links(links: Iterable[LinkUse]) -> tuple[LinkGroup, ...]:
-    """Put links together that differ by no more than about a thousandth, in the order given."""
-    groups: dict[tuple[str, ...], list[LinkUse]] = {}
-    for use in links:
-        numbers = (use.size, use.busy_s, use.saturated_s, use.capacity)
-        groups.setdefault((use.unit, *(f"{number:.3e}" for number in numbers)), []).append(use)
-    return tuple(LinkGroup(tuple(use.link for use in uses), uses[0]) for uses in groups.values())
+# -- training ------------------------------------------------------------------------------------
 
 
-def group_bounds(step: PassResult) -> tuple[tuple[tuple[str, ...], float], ...]:
-    """Bounds [s], largest first, those together that differ by no more than about a thousandth."""
-    groups: dict[str, list[str]] = {}
-    for name in sorted(step.bounds, key=lambda name: (-step.bounds[name], name)):
-        groups.setdefault(f"{step.bounds[name]:.3e}", []).append(name)
-    return tuple((tuple(names), step.bounds[names[0]]) for names in groups.values())
+def stage_needs(result: TrainingResult) -> tuple[tuple[str, tuple[TierUse, ...]], ...]:
+    """Every stage of the run with every tier that holds something at any stage, in the machine's order."""
+    known = {use.tier: use for use in result.capacity}
+    for _, uses in result.memory_stages:
+        known |= {use.tier: use for use in uses if use.tier not in known}
+    empty = {tier: use._replace(needed=0, terms=()) for tier, use in known.items()}
+    return tuple(
+        (name, tuple((empty | {use.tier: use for use in uses}).values()))
+        for name, uses in result.memory_stages
+    )
+
+
+def phase_names(result: TrainingResult) -> tuple[str, ...]:
+    """Forward, backward, optimizer: each once, in order."""
+    return tuple(dict.fromkeys(phase.name for phase in result.phases))
+
+
+def times(phase: TimedPhase) -> str:
+    """How often a phase happens in a step: "3 ×", "1/4 ×"."""
+    return f"{phase.times} ×"
+
+
+def causes_by_phase(result: TrainingResult) -> dict[str, tuple[float, ...]]:
+    """For every cause of the step, in its order, the exposed time [s] in each of ``phase_names``."""
+    names = phase_names(result)
+    exposed: dict[str, dict[str, float]] = {}
+    for phase in result.phases:
+        for share in phase.result.shares:
+            by_phase = exposed.setdefault(share.cause, dict.fromkeys(names, 0.0))
+            by_phase[phase.name] += float(phase.times) * share.exposed_s
+    causes = [share.cause for share in result.step.shares] if result.step else []
+    return {cause: tuple(exposed[cause].values()) for cause in causes}
+
+
+# -- simulation ----------------------------------------------------------------------------------
+
+
+def simulated_work(result: SimulationResult) -> str:
+    """How many operations were simulated, and why no more of them could be skipped; empty without any."""
+    if not result.work:
+        return ""
+    operations, run = (sum(getattr(one, name) for one in result.work) for name in ("operations", "run"))
+    first = f"all {operations:,} operations were simulated"
+    if run < operations:
+        first = f"{run:,} of {operations:,} operations were simulated; the others repeat them exactly"
+    found = _reasons(result.work)
+    reasons = [f"{group_name(names)}: {printable(why)}" for why, names in found]
+    more = [f"and {len(found) - _MOST_REASONS} more reasons"] if len(found) > _MOST_REASONS else []
+    return "; ".join((first, *_extrapolated(result.particulars()), *reasons[:_MOST_REASONS], *more))
+
+
+def _extrapolated(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which decode steps were not simulated."""
+    steps, simulated, estimated = (
+        values.get(f"decode_steps{which}", 0) for which in ("", "_simulated", "_estimated")
+    )
+    if steps == simulated:
+        return ()
+    exact = steps - simulated - estimated
+    parts = [f"{exact:,} of {steps:,} decode steps follow exactly from the {simulated:,} simulated"]
+    if estimated:
+        most = percent(values["decode_bound"])
+        parts.append(f"{estimated:,} are interpolated, each with an error of at most {most}")
+    return tuple(parts)
+
+
+def _reasons(work: Iterable[PassWork]) -> list[tuple[str, list[str]]]:
+    """Why repetition was simulated, and in which passes."""
+    reasons: dict[str, list[str]] = {}
+    for one in work:
+        ranks = [f"ranks simulated separately ({one.how.not_folded})"] if one.how.not_folded else []
+        for why in (*ranks, *one.how.not_jumped):
+            reasons.setdefault(why, []).append(one.name)
+    return list(reasons.items())

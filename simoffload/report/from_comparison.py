@@ -31,14 +31,13 @@ from simoffload.report.document import (
     fraction,
     held,
 )
-from simoffload.report.formatting import largest, uncapitalized
+from simoffload.report.formatting import NameFirst, largest, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import inputs, limits, scenario, versions
 from simoffload.report.sections.capacity import CAPACITY
-from simoffload.report.sections.causes import CAUSES
 from simoffload.report.sections.costs import costs_compared
-from simoffload.report.sections.speed import PHASES
+from simoffload.report.sections.performance import CAUSES, PHASES
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 from simoffload.units import format_number
@@ -53,8 +52,8 @@ def comparison_document(
     baseline: str | None = None,
     command: str = "",
 ) -> ReportDocument:
-    """Everything that is told of results side by side; ``comparison.groups`` explains ``published`` and
-    ``baseline``, ``command`` is what reproduces it.
+    """Build the document of several results; ``comparison.groups`` explains ``published`` and ``baseline``,
+    ``command`` reproduces it.
 
     Raises ValueError if there are no results or ``baseline`` names none of them.
     """
@@ -80,16 +79,16 @@ def comparison_document(
 
 
 def _each(result: SimulationResult, bars: int) -> ReportDocument:
-    """What is told of each; what it costs and what it was computed from is told of all together."""
+    """Build the document of one of the results, without costs and inputs, which all results share."""
     document = result_document(replace(result, planner=None), bars=bars)
     return document._replace(background=(scenario(result.provenance.scenario),))
 
 
 def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
-    """The answers, a section for each kind of work and a table for each model."""
+    """Compare the answers in a section for each kind of work and a table for each model."""
     kinds = by_kind(found)
     for kind, mine in kinds.items():
-        sentences = (text for group in mine for text in (*_missing(group), *_held_back(group)))
+        sentences = (text for group in mine for text in (*_missing(group), *_limits(group)))
         yield ReportSection(
             "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
             tuple(dict.fromkeys(sentences)),
@@ -100,14 +99,14 @@ def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
 
 
 def _missing(group: Group) -> Iterator[str]:
-    """Why results have no times."""
+    """State why results have no times."""
     for row in group.rows:
         if not row.result.fits:
-            yield f"{row.label} {row.result.shortfall}"
+            yield NameFirst(f"{row.label} {'is ' if row.result.refused else ''}{row.result.shortfall}")
 
 
-def _held_back(group: Group) -> Iterator[str]:
-    """What else holds bottlenecks back: "ai400x2 read is limited by ib0 in"; by row where they differ."""
+def _limits(group: Group) -> Iterator[str]:
+    """State what limits bottlenecks: "ai400x2 read is limited by ib0 in"; by row where that differs."""
     found: dict[str, dict[str, list[str]]] = {}
     for row in group.rows:
         cause, limit = row.result.bottleneck, row.result.limit
@@ -116,11 +115,11 @@ def _held_back(group: Group) -> Iterator[str]:
     for cause, limits_found in found.items():
         for limit, labels in limits_found.items():
             where = f" ({', '.join(labels)})" if len(limits_found) > 1 else ""
-            yield f"{cause} is limited by {limit}{where}"
+            yield NameFirst(f"{cause} is limited by {limit}{where}")
 
 
 def _legend(found: Sequence[Group]) -> Iterator[str]:
-    """What the columns are."""
+    """Explain the columns of the tables."""
     timed = [row.result for group in found for row in group.rows if row.result.step]
     if timed:
         wording = presentation(timed[0])
@@ -129,7 +128,7 @@ def _legend(found: Sequence[Group]) -> Iterator[str]:
     if any(group.throughput_apart for group in found):
         yield "throughput: ratio of tokens/s"
     if any(row.published for group in found for row in group.rows):
-        yield "published: ratio of times over the tokens of all sequences"
+        yield "published: published ratio of the times per token of all sequences"
     for group in found:
         for row in group.rows:
             if row.published and row.published.source:
@@ -157,7 +156,7 @@ def _table(group: Group, *, alone: bool) -> ReportTable:
 
 
 def _row(group: Group, row: ComparisonRow) -> Iterator[Entry]:
-    """Times, ratios, and what most of the time goes to or why there is none."""
+    """Return the cells of a row: times, ratios, and the bottleneck or why there is none."""
     result, step = row.result, row.result.step
     yield from presentation(result).cells.values()
     yield Datum(row.ratio_text, row.ratio) if row.ratio_text else ""
@@ -174,7 +173,7 @@ def _answer(result: SimulationResult) -> str:
 
 
 def _charts(found: Sequence[Group]) -> Iterator[ReportSection]:
-    """Sections whose charts show what is in the tables of the results."""
+    """Draw what is in the tables of the results."""
     kinds = by_kind(found)
     published = any(row.published for group in found for row in group.rows)
     diamonds = " Diamonds: the published ratio times the simulated baseline." if published else ""
@@ -196,9 +195,9 @@ def _charts(found: Sequence[Group]) -> Iterator[ReportSection]:
 
 
 def _capacity(found: Sequence[Group]) -> ReportSection:
-    """What every tier holds; a terminal shows it where that is all that is known of a result."""
+    """List what every tier holds; a terminal shows it only where a result has no times."""
     result = "result" if any(group.narrow for group in found) else "weights"
-    head = (result, "tier", "needed", "has", "filled", "counted", "")
+    head = (result, "tier", "needed", "capacity", "filled", "scope", "")
     tables = []
     for group in found:
         uses = [(row.label, use) for row in group.rows for use in row.result.capacity]
@@ -222,7 +221,7 @@ def _capacity(found: Sequence[Group]) -> ReportSection:
 
 
 def _costs(found: Sequence[Group]) -> tuple[ReportSection, ...]:
-    """What the answers cost side by side, of those results that can say so."""
+    """Compare the costs of those results that have some."""
     several = len(found) > 1
     priced = [
         Costed(f"{group.title}, {row.label}" if several else row.label, row.result, row.result.costs)

@@ -1,4 +1,4 @@
-"""The documents of how many machines it takes, and how large the work can be."""
+"""The documents of how many machines a scenario needs, and of the largest work that fits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
-from simoffload.report.formatting import plural
+from simoffload.report.formatting import NameFirst, plural
 from simoffload.units import format_bytes, format_number
 
 __all__ = ["largest_document", "machines_document"]
@@ -14,19 +14,19 @@ __all__ = ["largest_document", "machines_document"]
 _NONE = "–"
 _RULES = (
     "rule = machines whose HBM holds the weights and nothing else (training: 240 x layers x hidden^2 bytes)",
-    "hbm = without offload, weights and optimizer divided among all GPUs, everything counted",
-    f"the others = with offload to that tier; {_NONE} = however many, it does not fit",
+    "hbm = without offload: weights and optimizer partitioned over all GPUs, all memory counted",
+    f"other columns = with offload to that tier; {_NONE} = does not fit on any number of machines",
 )
 _LIMITS = (
-    "each with the rest as it is",
-    "context = prompt and output, or the sequence that is trained on",
-    f"layers of the same width; {_NONE} = not even 1 fits",
+    "each limit holds with all other settings unchanged",
+    "context = prompt and output, or the sequence length of training",
+    f"layers = layers of the same width; {_NONE} = not even 1 fits",
 )
 
 
 def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str] = ()) -> ReportDocument:
-    """A table for each platform, with a row for each scenario and a column for each tier; ``stopped`` says
-    why other scenarios have none."""
+    """Build a table for each platform, with a row for each scenario and a column for each tier; ``stopped``
+    gives the reasons why other scenarios have none."""
     platforms = dict.fromkeys(one.platform for one in found)
     sections = [_machines([one for one in found if one.platform == platform]) for platform in platforms]
     return ReportDocument(("Machines needed",), None, (), tuple(stopped), tuple(sections))
@@ -47,8 +47,13 @@ def _machines(found: Sequence[MachinesNeeded]) -> ReportSection:
     ]
     hbm = format_bytes(first.hbm, binary=True)
     return ReportSection(
-        f"{first.platform}, {plural(first.gpus, 'GPU')} with {hbm} of HBM in all",
-        tuple(f"{one.name}, {count.tier}: {count.why}" for one in found for count in one.counts if count.why),
+        f"{first.platform}, {plural(first.gpus, 'GPU')} with {hbm} of HBM in total",
+        tuple(
+            NameFirst(f"{one.name}, {count.tier}: {count.why}")
+            for one in found
+            for count in one.counts
+            if count.why
+        ),
         (ReportTable("", head, tuple(rows), tuple(range(2, len(head))), keys=2),),
         (*_RULES[:2], *gathers, *_RULES[2:]),
         notes_on_terminal=True,
@@ -60,7 +65,7 @@ def _count(machines: int | None) -> Entry:
 
 
 def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -> ReportDocument:
-    """A row for each scenario and place of its weights; ``stopped`` says why others have none."""
+    """Build a table with a row for each scenario; ``stopped`` gives the reasons why others have none."""
     head = ("model", "weights", "batch per GPU", "context", "layers", "parameters")
     rows = tuple(
         (
@@ -72,13 +77,13 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
         for one in found
     )
     made_for = (
-        f"{one.model} was made for a context of {one.made_for:,} tokens"
+        f"{one.model} is designed for a context of at most {one.made_for:,} tokens"
         for one in found
         if one.made_for is not None and one.context.most is not None and one.context.most > one.made_for
     )
     table = ReportTable("", head, rows, (2, 3, 4, 5), keys=2)
-    section = ReportSection("Now → at most", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
-    return ReportDocument(("The largest that fits",), None, (), (*made_for, *stopped), (section,))
+    section = ReportSection("Current → largest", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
+    return ReportDocument(("Largest work that fits",), None, (), (*made_for, *stopped), (section,))
 
 
 def _limit(one: Limit) -> str:

@@ -1,64 +1,89 @@
-"""The document of one result: the answer, why it is so and what it was computed from."""
+"""The documents of one result: of a run, of a fit, and of advice about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from simoffload.report.document import ReportDocument, ReportSection
-from simoffload.report.formatting import percent, place, worked
+from simoffload.report.formatting import percent, place, simulated_work
 from simoffload.report.presentation import TierAssignment, presentation
 from simoffload.report.sections import background as origin
-from simoffload.report.sections.capacity import capacity
-from simoffload.report.sections.causes import bounds, causes, links
+from simoffload.report.sections.capacity import capacity, remedies_section
 from simoffload.report.sections.costs import costs
-from simoffload.report.sections.remedies import remedies_section
-from simoffload.report.sections.speed import how_sure, phases, speed
-from simoffload.report.sections.timeline import timeline
+from simoffload.report.sections.performance import bounds, causes, how_sure, links, phases, speed
 from simoffload.report.sections.training_overheads import storage, training_overheads
+from simoffload.report.timeline import timeline
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
 
-__all__ = ["MOST_BARS", "findings", "headline", "result_document", "verdict"]
+if TYPE_CHECKING:
+    from simoffload.planning.advise import Advice, Search, ServiceLevel
+    from simoffload.planning.bandwidth import StorageCurve
+
+__all__ = ["MOST_BARS", "advice_document", "findings", "headline", "result_document", "verdict"]
 
 MOST_BARS = 12_000
-"""Operations drawn on a page, about 2 MB."""
+"""Number of operations drawn on a page, about 2 MB."""
 
 
 def result_document(result: SimulationResult, *, command: str = "", bars: int = MOST_BARS) -> ReportDocument:
-    """Everything that is told of one result, with what it answers when asked.
+    """Build the document of one result, with explanations, advice and costs where the result has them.
 
-    ``command`` is what reproduces it; a page draws at most ``bars`` operations of its timeline.
+    ``command`` reproduces the result; a page draws at most ``bars`` operations of its timeline.
     """
-    shown = (timeline(result, bars=bars),) if result.step is not None else ()
+    drawn = (timeline(result, bars=bars),) if result.step is not None else ()
     return ReportDocument(
         headline(result),
         result.fits,
         (verdict(result),),
         result.all_warnings,
-        (*findings(result), *_planned(result), *shown),
+        (*findings(result), *_planned(result), *drawn),
         _background(result, command),
     )
 
 
+def advice_document(
+    advice: Advice,
+    curve: StorageCurve | None,
+    search: Search | None = None,
+    *,
+    budget: float | None = None,
+    service: Sequence[ServiceLevel] = (),
+    command: str = "",
+) -> ReportDocument:
+    """Build the document of advice: changes that help, what a search within ``budget`` and ``service`` found,
+    what faster storage would gain (``curve``), then the unchanged scenario."""
+    from simoffload.report.sections.advice import advice_verdict, advised, purchase_verdict, searched
+
+    bought = (f"Purchase, {purchase_verdict(search)}.",) if search is not None else ()
+    looked = searched(search, budget=budget, service=service) if search is not None else ()
+    unchanged = (*findings(advice.result), *costs(advice.result, advice.economics))
+    return result_document(advice.result, command=command)._replace(
+        verdicts=(*bought, advice_verdict(advice)),
+        sections=(*looked, *advised(advice, curve), *unchanged),
+    )
+
+
 def headline(result: SimulationResult) -> tuple[str, ...]:
-    """Model and work in a few words each."""
+    """Model, data type, workload and platform, in a few words each."""
     return result.model, result.dtype, *presentation(result).work, result.platform
 
 
 def verdict(result: SimulationResult) -> str:
     """The answer in one sentence."""
-    shown = presentation(result)
-    how = f", {shown.how}" if shown.how else ""
-    where = f"on {result.platform} with {_places(shown.places)}{how}"
+    wording = presentation(result)
+    how = f" ({wording.how})" if wording.how else ""
+    where = f"on {result.platform} with {_places(wording.places)}{how}"
     if result.refused:
         return f"{result.model} {where} is refused: {'; '.join(result.refused)}."
     if not result.fits:
         return f"{result.model} does not fit {where}: {'; '.join(result.advice)}."
     step = result.step
-    if step is None or not shown.took:
+    if step is None or not wording.took:
         return f"{result.model} fits {where}."
     part = f"{step.bottleneck.cause}, {percent(step.bottleneck.exposed_s / step.time_s)}"
-    return f"{result.model} {shown.verb} {where}: {shown.took}; largest part: {part}."
+    return f"{result.model} {wording.verb} {where}: {wording.took}; bottleneck: {part}."
 
 
 def _places(places: tuple[TierAssignment, ...]) -> str:
@@ -69,7 +94,7 @@ def _places(places: tuple[TierAssignment, ...]) -> str:
 
 
 def findings(result: SimulationResult) -> tuple[ReportSection, ...]:
-    """The answer, in the order of reading."""
+    """The sections about the answer, in the order of reading."""
     return tuple(_findings(result))
 
 
@@ -95,9 +120,9 @@ def _findings(result: SimulationResult) -> Iterator[ReportSection]:
 
 
 def _planned(result: SimulationResult) -> Iterator[ReportSection]:
-    """What the result says when it is asked: why it is so, what would help, and what it costs."""
+    """The sections that need further simulations: explanations, next steps, costs."""
     if result.explanation is not None:
-        from simoffload.report.sections.explanation import explained
+        from simoffload.report.sections.advice import explained
 
         yield from explained(result.explanation)
     if result.next_changes is not None:
@@ -109,14 +134,14 @@ def _planned(result: SimulationResult) -> Iterator[ReportSection]:
 
 
 def _background(result: SimulationResult, command: str) -> tuple[ReportSection, ...]:
-    """What the answer was computed from; ``command`` is what reproduces it."""
+    """The sections about the inputs of the answer; ``command`` reproduces it."""
     origins = result.provenance
-    shown = worked(result)
+    work = simulated_work(result)
     return (
         origin.inputs(origins.inputs, origins.origins),
         *origin.settings(origins),
         origin.scenario(origins.scenario, command),
-        *((ReportSection("Simulation", ("; ".join(shown),)),) if shown else ()),
+        *((ReportSection("Simulation", (work,)),) if work else ()),
         origin.versions(origins.versions.items(), origins.profiles),
         origin.limits(),
     )

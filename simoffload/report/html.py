@@ -25,7 +25,7 @@ __all__ = ["write_comparison", "write_html", "write_report"]
 
 
 def write_report(result: SimulationResult, path: str | Path, *, command: str = "") -> None:
-    """Write a page about one result; ``command`` is what reproduces it.
+    """Write a page about one result; ``command`` reproduces it.
 
     Raises InputError if the file cannot be written.
     """
@@ -62,7 +62,7 @@ def write_html(document: ReportDocument, path: str | Path) -> None:
 
 
 class _Drawn(NamedTuple):
-    """What a template needs to make room for a figure."""
+    """The number and the height [px] of a figure, with which a template reserves its place."""
 
     number: int
     height: float
@@ -75,24 +75,24 @@ class _Figures:
         self.drawn: list[dict[str, Any]] = []
 
     def add(self, chart: Chart) -> _Drawn:
-        """Draw a chart."""
+        """Draw a chart and return its place on the page."""
         figure = chart.draw().to_plotly_json()
         self.drawn.append(figure)
         return _Drawn(len(self.drawn) - 1, figure["layout"]["height"])
 
 
 def _printed(value: object) -> object:
-    """Whatever a template prints that is not markup already."""
+    """Escape what a template prints, unless it is markup."""
     return printable(value) if type(value) is str else value
 
 
 def _lines(text: str) -> Markup:
-    """Text of several lines, each safe to show."""
+    """Return a text of several lines, each safe to show."""
     return Markup("\n").join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
 def _by_fold(tables: Sequence[ReportTable]) -> list[tuple[str, list[ReportTable]]]:
-    """Tables that are folded up together."""
+    """Group tables that a page folds together."""
     return [
         (folded, list(tables_of_group))
         for folded, tables_of_group in groupby(tables, key=lambda table: table.folded)

@@ -83,5 +83,5 @@ def _paragraph(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Text within a line."""
+    """Escape text that stays within a line."""
     return _SPECIAL.sub(lambda found: _TAGS.get(found[0], f"\\{found[0]}"), printable(text))

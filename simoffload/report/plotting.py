@@ -1,10 +1,10 @@
-"""What all charts share: colours, axes, traces.
+"""Colours, axes and traces that all charts share.
 
-Plotly is imported where something is drawn, as most reports are read in a terminal.
+Plotly is imported where something is drawn, because most reports are read in a terminal.
 
-Colours are those of Okabe and Ito, "Color Universal Design" (2008), which people who cannot tell red from
-green still can, and darker shades of them for the way back in training and for what the optimizer does.
-What a colour says is also said by a label or a table.
+Colours are those of Okabe and Ito, "Color Universal Design" (2008), which people with red-green blindness can
+distinguish, and darker shades of them for the backward pass and the optimizer. Labels or tables repeat what a
+colour says.
 """
 
 from __future__ import annotations
@@ -15,41 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from plotly.graph_objects import Bar, Figure, Scatter
 
-__all__ = [
-    "BLACK",
-    "BLUE",
-    "CYCLE",
-    "DARK_ORANGE",
-    "DARK_PURPLE",
-    "FRAME",
-    "GREEN",
-    "GREY",
-    "LEGEND",
-    "ORANGE",
-    "PURPLE",
-    "ROOM_FOR_NAMES",
-    "ROW",
-    "SKY",
-    "VERMILION",
-    "CauseBar",
-    "Properties",
-    "axis",
-    "bars",
-    "by_cause",
-    "cause_colour",
-    "figure",
-    "hatched",
-    "labelled",
-    "names_axis",
-    "note",
-    "plain",
-    "points",
-    "rule",
-    "short",
-]
-
 Properties = Mapping[str, Any]
-"""A part of a figure: an axis, a line, words."""
+"""A part of a plotly figure: an axis, a line, a text."""
 
 BLACK, GREY = "#000000", "#999999"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -78,36 +45,37 @@ _CAUSES_ENDING = {" read": VERMILION, " write": ORANGE, ", pageable": YELLOW}
 
 _BAR = 0.7
 """Width of a bar, in rows; left to plotly it depends on the gaps between the bars of one colour."""
-ROW = 34
-"""[px] of a horizontal bar with its gap."""
-FRAME = 68
-"""[px] around the bars: axis, its title, margins."""
-LEGEND = 30
-"""[px] of a line of legend above the bars."""
+_ROW, _FRAME, _LEGEND = 34, 68, 30
+"""[px] of a bar with its gap; around the bars (axis, its title, margins); of a line of legend."""
 ROOM_FOR_NAMES: Properties = {"minsize": 11, "mode": "hide"}
-"""``uniformtext`` of a layout whose bars have names in them: all equally large, or left out."""
+"""The ``uniformtext`` of a layout whose bars contain names: all of one size, or hidden."""
 _LONGEST_NAME = 34
 
 
 def plain(text: str) -> str:
-    """A name as plotly text: its subset of HTML must not see tags."""
+    """Return a name without the characters that plotly would read as HTML tags."""
     return text.replace("<", "‹").replace(">", "›")
 
 
 def short(name: str) -> str:
-    """A name that leaves room for the chart."""
+    """Return a name cut to a length that leaves room for the chart."""
     return plain(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")
 
 
 def cause_colour(cause: str) -> str:
-    """The colour of a cause of time, the same in every chart."""
+    """Return the colour of a cause of time, the same in every chart."""
     if cause in _CAUSES:
         return _CAUSES[cause]
     return next((colour for end, colour in _CAUSES_ENDING.items() if cause.endswith(end)), BLUE)
 
 
+def height(rows: int, *, legends: int = 0, row: float = _ROW) -> float:
+    """Height [px] of a chart of horizontal bars with so many lines of legend above them."""
+    return _FRAME + _LEGEND * legends + row * max(2, rows)
+
+
 def figure(data: Sequence[Bar | Scatter], height: float, **more: Any) -> Figure:
-    """A figure ``height`` [px] high; ``more`` of its layout."""
+    """Return a figure ``height`` [px] high; ``more`` are keys of its layout."""
     from plotly.graph_objects import Figure, Layout
 
     layout = Layout(
@@ -124,7 +92,7 @@ def figure(data: Sequence[Bar | Scatter], height: float, **more: Any) -> Figure:
 
 
 def axis(title: str = "", **more: Any) -> Properties:
-    """An axis that does not move."""
+    """Return an axis that cannot be dragged."""
     return {
         "title": {"text": title, "font": {"size": 12}},
         "automargin": True,
@@ -136,7 +104,7 @@ def axis(title: str = "", **more: Any) -> Properties:
 
 
 def names_axis(names: Sequence[str]) -> Properties:
-    """A vertical axis of names at 0, 1, 2, …, the first one on top."""
+    """Return a vertical axis with names at 0, 1, 2, …, the first one on top."""
     return axis(
         autorange="reversed",
         showgrid=False,
@@ -150,7 +118,7 @@ def names_axis(names: Sequence[str]) -> Properties:
 def bars(
     name: str, *, y: Sequence[int], x: Sequence[float], hover: Sequence[str], color: Any, **more: Any
 ) -> Bar:
-    """Horizontal bars, with what hovering over each tells."""
+    """Return horizontal bars, each with the text that hovering shows."""
     from plotly.graph_objects import Bar
 
     marker = {"color": color, **more.pop("marker", {})}
@@ -175,7 +143,7 @@ def points(
     mode: str = "markers",
     **more: Any,
 ) -> Scatter:
-    """Marks or lines, with what hovering over each point tells."""
+    """Return markers or lines, each point with the text that hovering shows."""
     from plotly.graph_objects import Scatter
 
     return Scatter(
@@ -190,7 +158,7 @@ def points(
 
 
 def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, shape: str) -> Bar:
-    """Bars (row, length, what hovering tells) of one colour and pattern; "" is plain."""
+    """Return bars (row, length, text of hovering) of one colour and pattern; "" is a plain one."""
     return bars(
         name,
         y=[y for y, _, _ in marks],
@@ -203,19 +171,19 @@ def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, s
 
 
 class CauseBar(NamedTuple):
-    """What one cause has of a bar."""
+    """The part of a stacked bar that belongs to one cause of time."""
 
     y: int
-    """Row of the bar."""
+    """Row of the bar, the first at the top."""
     cause: str
     length: float
     hover: str
-    """What hovering over it tells."""
+    """Text that hovering over the part shows."""
 
 
 def labelled(name: str, count: int) -> Properties:
-    """What writes the name of a trace into each of ``count`` bars that have room for it: a colour alone does
-    not say enough. Goes with ``ROOM_FOR_NAMES`` in the layout."""
+    """Return what writes a trace's name into each of ``count`` bars that have room for it, because a colour
+    alone is not enough; the layout needs ``ROOM_FOR_NAMES``."""
     return {
         "text": [plain(name)] * count,
         "textposition": "inside",
@@ -225,31 +193,31 @@ def labelled(name: str, count: int) -> Properties:
 
 
 def by_cause(parts: Sequence[CauseBar]) -> list[Bar]:
-    """Stacked bars, a trace for each cause; the one with most in all comes first."""
+    """Return stacked bars, a trace for each cause; the one with the largest total comes first."""
     totals: dict[str, float] = {}
     for part in parts:
         totals[part.cause] = totals.get(part.cause, 0.0) + part.length
     traces = []
     for cause in sorted(totals, key=lambda cause: (-totals[cause], cause)):
-        mine = [part for part in parts if part.cause == cause]
+        own = [part for part in parts if part.cause == cause]
         traces.append(
             bars(
                 cause,
-                y=[part.y for part in mine],
-                x=[part.length for part in mine],
-                hover=[part.hover for part in mine],
+                y=[part.y for part in own],
+                x=[part.length for part in own],
+                hover=[part.hover for part in own],
                 color=cause_colour(cause),
-                **labelled(cause, len(mine)),
+                **labelled(cause, len(own)),
             )
         )
     return traces
 
 
 def rule(x: float, **line: Any) -> Properties:
-    """A vertical line over the whole height."""
+    """Return a vertical line over the full height of the chart."""
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
 def note(text: str, **more: Any) -> Properties:
-    """Words without an arrow."""
+    """Return a text in the chart, without an arrow."""
     return {"text": text, "showarrow": False, **more}

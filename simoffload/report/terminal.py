@@ -51,7 +51,7 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
 
 
 class _Terminal:
-    """Lines of text, in colours or without."""
+    """The lines of a document for a terminal, with colours or without."""
 
     def __init__(self, *, color: bool, width: int) -> None:
         self._console = Console(
@@ -67,14 +67,14 @@ class _Terminal:
         self._parts: list[Text | Grid] = []
 
     def paragraph(self, text: str, *, style: str = "", indent: int = 0, hanging: int = _INDENT) -> None:
-        """Running text, its continued lines further in; nothing of an empty text."""
+        """Add a paragraph with its continued lines indented; an empty text adds nothing."""
         first, later = " " * indent, " " * hanging
         text = printable(text)
         lines = wrap(text, self._width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
         self._parts += (Text(line, style) for line in lines)
 
     def section(self, section: ReportSection) -> None:
-        """A title with what a terminal shows of the section; nothing where that is nothing."""
+        """Add the title and what a terminal shows of the section, if it shows anything."""
         tables = [table for table in section.tables if table.rows and not (table.page_only or table.folded)]
         if not (section.sentences or tables or section.listings):
             return
@@ -131,19 +131,19 @@ class _Terminal:
 
 
 def _unbreakable(text: str) -> str:
-    """Text whose numbers are one word with their units."""
+    """Join numbers with their units, so that no line breaks between them."""
     return _NUMBER.sub(lambda found: found[0].replace(" ", _GLUE), text)
 
 
 class _Column:
-    """The cells of a column, its head first."""
+    """The cells of a column with the widths that it needs; the head comes first."""
 
     def __init__(self, cells: Sequence[str], *, number: bool) -> None:
         self.cells, self.number = cells, number
         pieces = [word for cell in cells for word in cell.split(" ")]
         self.widest = max(map(len, cells))
         self.word = max(map(len, pieces))
-        """In which no word breaks."""
+        """Width [characters] in which no word is broken."""
         kept = (len(word) for word in pieces if _GLUE in word or word[:1].isdigit())
         self.least = max(min(_LEAST, self.widest), *kept, 0)
         if number:
@@ -157,7 +157,7 @@ class _Sized(NamedTuple):
 
 
 def _parts(columns: Sequence[_Column], *, keys: int, room: int) -> Iterator[list[_Sized]]:
-    """The parts in which a table is shown; each begins with the first ``keys`` columns."""
+    """Split a table into parts that fit; each begins with the first ``keys`` columns."""
     parts = [list(columns[:keys])]
     for column in columns[keys:]:
         if len(parts[-1]) > keys and _total(one.least for one in (*parts[-1], column)) > room:

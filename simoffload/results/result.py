@@ -63,6 +63,8 @@ class ResultProvenance:
     versions: dict[str, str]
     exports: dict[str, Any] = field(default_factory=dict)
     """Configuration files with which real programs do what was simulated, content by name."""
+    program: str = ""
+    """Program and version that the configuration files are for, such as "DeepSpeed 0.19.8"."""
 
     @property
     def origins(self) -> dict[str, int]:
@@ -114,6 +116,8 @@ class SimulationResult(ABC):
     """What lacks and what to do about it; empty when it fits."""
     warnings: tuple[str, ...]
     provenance: ResultProvenance
+    placement_name: str = ""
+    """Name of the placement of the weights where the tier alone would be ambiguous, such as "resident"."""
     extrapolations: tuple[str, ...] = ()
     """Describe what is outside the range in which the machine was measured."""
     refused: tuple[str, ...] = ()
@@ -212,11 +216,7 @@ class SimulationResult(ABC):
 
     @cached_property
     def explanation(self) -> Explanation | None:
-        """What its time depends on, its range, and what faster storage would bring: takes many more
-        simulations.
-
-        None where it has no time, or was not to be explained.
-        """
+        """Sensitivity, predicted range and storage bandwidth; None without times or if not asked for."""
         return None if self.planner is None or self.step is None else self.planner.explanation(self)
 
     @cached_property
@@ -243,8 +243,7 @@ class SimulationResult(ABC):
 
     @property
     def limit(self) -> str | None:
-        """The limit of the bottleneck: a full link, the latency of each transfer, …; empty for work that
-        only takes its time."""
+        """What limits the bottleneck: a full link, the latency of each transfer; empty for plain work."""
         return self.step.bottleneck.limit if self.step else None
 
     @property

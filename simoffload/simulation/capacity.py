@@ -105,6 +105,7 @@ def identity(
         "parameters": model.num_parameters,
         "platform": machine.platform,
         "target": target,
+        "placement_name": inner.strategy.placement_name,
         "ranks": inner.strategy.ranks,
         "gpus": inner.strategy.gpus,
         "replicas": inner.strategy.replicas,
@@ -114,6 +115,7 @@ def identity(
             inputs=tuple(machine.inputs()),
             versions=dict(_versions()),
             exports=exports or {},
+            program=inner.strategy.program,
         ),
     }
 

@@ -75,6 +75,8 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
         "warnings": scenario.warnings,
         "refused": messages,
     }
+    if weights not in scenario.machine.tiers:  # another strategy was asked for, such as "resident"
+        fields["placement_name"] = weights
     return measures_of(scenario).empty(fields, optimizer=optimizer)
 
 

@@ -209,6 +209,8 @@ class Strategy(Frozen, ABC):
     """Its keys that name tiers; where each of them is given, they name all tiers that it uses."""
     files: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Its keys that may be paths of files, with what those hold."""
+    placement_name: ClassVar[str] = ""
+    """Name that reports give its placement, where the tier of the weights alone would be ambiguous."""
     evidence: ClassVar[str] = ""
     """Group of the real runs that its predictions were compared with; "" where there are none."""
 
@@ -318,6 +320,11 @@ class Strategy(Frozen, ABC):
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
         """Edits of a scenario that is made of a model's name alone, which says nothing under ``strategy``."""
         return ()
+
+    @property
+    def program(self) -> str:
+        """Program and version that reads its ``exports``; "" where there are none."""
+        return ""
 
     def exports(self, _plan: Any) -> dict[str, Any]:
         """Files with which real programs do what was planned: content by name."""

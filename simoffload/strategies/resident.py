@@ -33,6 +33,7 @@ class Resident(Strategy):
 
     serves: ClassVar = frozenset({"inference", "training"})
     uses_storage: ClassVar = False
+    placement_name: ClassVar = "resident"
 
     kind: Literal["resident"] = "resident"
 

@@ -74,6 +74,11 @@ class ZeroStrategy(Strategy):
             parse_version(value)
         return value
 
+    @property
+    def program(self) -> str:
+        """DeepSpeed with the version of the scenario."""
+        return f"DeepSpeed {self.deepspeed_version}"
+
     def written(self, key: str) -> Written:
         """What ds_config says of the states that the scenario names by ``key``."""
         section: Written = getattr(self.ds_config.zero_optimization, _SECTIONS[key])

@@ -20,7 +20,7 @@ CASES: tuple[Case, ...] = (
     command(
         "advise-two-targets",
         "advise s.yaml --on dram,raid",
-        ("--on: dram,raid:", "one target at a time, not 2; compare takes several"),
+        ("--on: dram,raid:", "only one target is possible, not 2; compare takes several"),
     ),
     command(
         "advise-unknown-target", "advise s.yaml --on nvme", ("--on:", 'no tier "nvme" on platform "dgx-a100"')

@@ -85,7 +85,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "stdin-profile",
         ("check", "-"),
-        (("<stdin>:1:1:", "a profile is checked as a file"),),
+        (("<stdin>:1:1:", "a profile must be a file, not standard input"),),
         stdin=DRIVE.encode(),
     ),
     Case(
@@ -189,13 +189,13 @@ CASES: tuple[Case, ...] = (
     Case(
         "output-not-empty",
         ("run", "s.yaml", "--output-dir", "out"),
-        (("--output-dir: out:", 'is not empty (it holds "thesis.txt")'),),
+        (("--output-dir: out:", 'is not empty (it contains "thesis.txt")'),),
         {"s.yaml": SCENARIO, "out/thesis.txt": "x"},
     ),
     Case(
         "output-of-another",
         ("run", "s.yaml", "--output-dir", "out"),
-        (("--output-dir: out:", "is not empty (it holds files of another program)"),),
+        (("--output-dir: out:", "is not empty (it contains files of another program)"),),
         {"s.yaml": SCENARIO, "out/result.json": "{}"},
     ),
     Case(

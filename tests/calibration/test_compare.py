@@ -21,7 +21,7 @@ from simoffload.calibration.compare import (
     errors,
     to_dict,
 )
-from simoffload.cli import calibrate_compare
+from simoffload.cli import calibrating
 from simoffload.cli.console import Console
 from simoffload.documents import Document
 from simoffload.errors import InputError
@@ -305,7 +305,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(*message: str) -> Answer:
         parser = argparse.ArgumentParser(prog="simoffload")
-        calibrate_compare.add(parser.add_subparsers())
+        calibrating.add(parser.add_subparsers())
         arguments = parser.parse_args(["compare", *message])
         console = Console(as_json=arguments.json)
         try:

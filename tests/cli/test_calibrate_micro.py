@@ -107,7 +107,7 @@ def test_without_a_gpu_the_record_stays_alone(micro: Micro, monkeypatch: pytest.
     monkeypatch.setattr(launch, "measure", lambda *_, **__: raw)
     answer = micro("-o", "out")
     assert answer.status == 0
-    assert "warning: no GPU, so no profiles" in answer.err
+    assert "warning: no GPU was found, so no profiles" in answer.err
     assert held("out") == ["micro.json"]
     assert micro("-o", "named", "--from", "dgx-a100").status == 0
     assert load_platform(Path("named/platform.yaml")).profile.gpus == ("cpu",)
@@ -138,14 +138,20 @@ def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPat
     ("argv", "message"),
     [
         (("-o", "full"), "full: is not empty; name a new folder"),
-        (("-o", "micro.json"), "micro.json: is not a plain folder; name another"),
-        (("-o", "no/out"), "no/out: the folder above it does not exist; make it first"),
-        (("-o", "out", "--only", "storage"), "--storage: missing: name the folder to measure"),
-        (("-o", "out", "--only", "dram", "--skip", "dram"), "--skip: leaves no section"),
+        (("-o", "micro.json"), "micro.json: is not a plain folder; name another folder"),
+        (("-o", "no/out"), "no/out: its parent folder does not exist; create it first"),
+        (("-o", "out", "--only", "storage"), "--storage: is missing: name the folder to measure"),
+        (("-o", "out", "--only", "dram", "--skip", "dram"), "--skip: skips all sections"),
         (("-o", "out", "--from", "dgx-h20"), '--from: there is no platform "dgx-h20"'),
         (("-o", "out", "--id", "Not An Id"), "--id: "),
-        (("-o", "out", "--from-json", "micro.json", "--gpus", "2"), "--gpus: has no use with --from-json"),
-        (("-o", "out", "--from-json", "micro.json", "--storage-size", "1 GiB"), "--storage-size: has no use"),
+        (
+            ("-o", "out", "--from-json", "micro.json", "--gpus", "2"),
+            "--gpus: cannot be combined with --from-json",
+        ),
+        (
+            ("-o", "out", "--from-json", "micro.json", "--storage-size", "1 GiB"),
+            "--storage-size: cannot be combined",
+        ),
         (("-o", "out", "--from-json", "other.json"), "other.json: schema: not a record"),
         (("-o", "out", "--from-json", "none.json"), "none.json: "),
     ],
@@ -165,9 +171,9 @@ def test_options_that_are_refused(micro: Micro, argv: tuple[str, ...], message: 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("-o", "out", "--only", "hook"), '"hook" is no section; did you mean "hooks"?'),
+        (("-o", "out", "--only", "hook"), '"hook" is not a section; did you mean "hooks"?'),
         (("-o", "out", "--skip", ""), '"" has an empty entry'),
-        (("-o", "out", "--gpus", "0"), '"0" is not a number of GPUs; write e.g. 4'),
+        (("-o", "out", "--gpus", "0"), '"0" is not a number of GPUs from 1 to 64'),
         (("-o", "out", "--storage-size", "2"), "unit"),
         ((), "required: -o/--output-dir"),
     ],
@@ -181,7 +187,7 @@ def test_words_that_are_refused(micro: Micro, argv: tuple[str, ...], message: st
 def test_nothing_heavy_is_imported_here() -> None:
     """The parser does not even need the calibration package."""
     program = (
-        "import sys, simoffload.cli.calibrate_micro\n"
+        "import sys, simoffload.cli.calibrating\n"
         "print([name for name in ('torch', 'numpy', 'simoffload.calibration') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

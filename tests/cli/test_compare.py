@@ -82,7 +82,7 @@ def test_what_deepspeed_refuses_is_a_row_among_the_others(program) -> None:
     answer = program("compare", "small.yaml", "--on", "raid,dram", *TIGHT)
     assert answer.status == 0
     rendered = " ".join(answer.out.split())
-    assert "raid refused: strategy.ds_config.zero_optimization.offload_param.buffer_size: " in rendered
+    assert "raid is refused: strategy.ds_config.zero_optimization.offload_param.buffer_size: " in rendered
     assert "DeepSpeed would stop here" in rendered
     assert re.search(r"^  raid +refused$", answer.out, re.MULTILINE)
     both = program("fit", "small.yaml", "--on", "raid,dram", *TIGHT)
@@ -190,7 +190,7 @@ def test_no_number_is_cut_for_lack_of_room(program, tmp_path, monkeypatch, width
 def test_two_names_of_one_target_are_told_once(program) -> None:
     answer = program("compare", "small.yaml", "--on", "gpu,dram,hbm", "--json", *WIDE)
     assert list(compared(answer)) == ["gpu", "dram"]
-    assert answer.err.startswith("hbm is the same as gpu, and is listed once\n")
+    assert answer.err.startswith("hbm is the same as gpu; it is listed once\n")
 
 
 def test_other_strategies_come_from_files(program, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_run_takes_the_users_prices(program) -> None:
 
 def test_run_says_it_in_words(program) -> None:
     text = program("run", "small.yaml", "--costs", "own.yaml", *FAST).out
-    assert "machine and storage cost 87,660 USD, 10 USD an hour over 1 year" in text
+    assert "machine and storage cost 87,660 USD, which is 10 USD per hour over 1 year" in text
     assert "older than a year" not in text
     assert "prices older than a year" in program("run", "small.yaml", *FAST).out
 

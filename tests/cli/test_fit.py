@@ -89,7 +89,7 @@ def test_several_scenarios_are_one_table(program) -> None:
 MACHINES = """\
 Machines needed
 
-dgx-a100, 8 GPUs with 317 GiB of HBM in all
+dgx-a100, 8 GPUs with 317 GiB of HBM in total
   model        work       rule  hbm  raid
   bloom-176b   inference     2    3     1
   bloom-mod-2  inference   143  855     4
@@ -135,7 +135,7 @@ def test_the_largest_on_two_targets(program) -> None:
 
 def test_a_context_beyond_the_models_own_is_warned_of(program) -> None:
     answer = program("fit", "training/gpt-1t", "--largest")
-    assert "Warning: opt 128x25600 was made for a context of 2,048 tokens" in answer.out
+    assert "Warning: opt 128x25600 is designed for a context of at most 2,048 tokens" in answer.out
 
 
 def test_the_largest_as_json(program) -> None:

@@ -216,7 +216,7 @@ def test_names_of_files_cannot_break_the_profile(program: Program) -> None:
         (("--id", "mine", "--from", "micron"), '--from: there is no drive "micron"'),
         (("--id", "mine", "--from", BASE, "-o", "x.json"), "x.json: the name of a profile must end in .yaml"),
         (("--id", "mine", "--from", BASE, "-o", "no/x.yaml"), "its folder does not exist"),
-        (("--id", "mine", "--from", BASE, "--overwrite"), "--overwrite: nothing to overwrite"),
+        (("--id", "mine", "--from", BASE, "--overwrite"), "--overwrite: there is nothing to overwrite"),
         (
             ("--id", "mine", "--from", BASE, "--buffer-size", "1 MiB"),
             "--buffer-size: only nvbandwidth has this option",

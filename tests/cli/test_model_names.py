@@ -8,7 +8,8 @@ from pathlib import Path
 from tests.cli.conftest import SCENARIO
 
 NOTE = (
-    "bloom-560m is a model: batch 1 per GPU, 512 tokens in, 32 out, on 8 GPUs of dgx-a100; change with --set"
+    "bloom-560m is a model; simulated with batch 1 per GPU, 512 tokens in, 32 out, on 8 GPUs of dgx-a100; "
+    "change this with --set"
 )
 
 
@@ -37,7 +38,7 @@ def test_what_is_set_is_in_the_note(program) -> None:
     answer = program("run", "bloom-560m", *argv)
     assert answer.status == 0
     assert answer.err.startswith(
-        "bloom-560m is a model: batch 4 per GPU, 512 tokens in, 1 out, on 1 GPU of h100"
+        "bloom-560m is a model; simulated with batch 4 per GPU, 512 tokens in, 1 out, on 1 GPU of h100"
     )
     assert "batch 4 × 1 GPU" in answer.out
 

@@ -100,7 +100,7 @@ def test_what_does_not_fit_has_no_times(program) -> None:
 
 
 def test_every_answer_says_how_sure_it_is(program) -> None:
-    assert "\nHow sure\n  ±" in program("run", "small.yaml").out
+    assert "\nConfidence\n  ±" in program("run", "small.yaml").out
     sure = json.loads(program("run", "small.yaml", "--json").out)["confidence"]
     assert sure["known"] is True
     assert 0 < sure["relative_error"] < 0.2

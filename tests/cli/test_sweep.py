@@ -49,7 +49,7 @@ def test_the_table_lies_beside_its_journal(program) -> None:
 def test_axes_in_the_file(program, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text((tmp_path / "small.yaml").read_text() + SECTION)
     answer = program("sweep", "small.yaml", "-o", "r.csv", "--set", "strategy.weights=ai400x2", *HERE)
-    assert answer.out.splitlines()[0] == "6 points, 2 the same scenario as another"
+    assert answer.out.splitlines()[0] == "6 points, 2 equal to another point"
     times = [(row["profiles.ddn-ai400x2.read"], float(row["e2e_s"])) for row in rows("r.csv")]
     assert [read for read, _ in times] == ["40 GB/s", "80 GB/s"] * 3
     assert times[0] == times[4]
@@ -71,7 +71,7 @@ def test_dry_run_says_what_would_be_done_and_does_nothing(program) -> None:
     answer = program(*argv, "--dry-run")
     assert answer.out.splitlines() == [
         "3 points of 4 combinations (4 workload.batch_size)",
-        "1 of them are the same scenario as another; 2 simulations",
+        "1 of them are equal to another point; 2 simulations",
         "first point: workload.batch_size = 1",
     ]
     data = json.loads(program(*argv, "--dry-run", "--json").out)

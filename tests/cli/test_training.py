@@ -59,7 +59,7 @@ def test_the_trace_is_of_the_longest_part(program, tmp_path: Path) -> None:
     longest = max(data["phases"], key=lambda one: one["time_s"])["pass"]
     trace = json.loads((tmp_path / "out/trace.json").read_text())
     assert trace["otherData"]["pass"] == longest
-    assert f'trace.json shows "{longest}", the part of the step that takes longest' in answer.err
+    assert f'trace.json shows "{longest}", the longest part of the step' in answer.err
     assert f"({longest}, rank 0)" in (tmp_path / "out/report.html").read_text()
 
 

@@ -44,7 +44,7 @@ def rendered(*overrides: str) -> dict[str, tuple[str, ...]]:
 
 def printed(text: str) -> list[list[str]]:
     """The options of each change, as a shell takes them from the screen."""
-    lines = text.partition("each makes it fit")[2].partition("\nMemory")[0].splitlines()
+    lines = text.partition("each of these changes makes it fit")[2].partition("\nMemory")[0].splitlines()
     options: list[list[str]] = []
     for before, line in zip(["", *lines], lines, strict=False):
         if line.strip().startswith("--set"):

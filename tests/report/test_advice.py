@@ -14,7 +14,7 @@ from simoffload.planning.advise.evaluate import recommended
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.report.charts import front, gains
 from simoffload.report.document import ReportDocument
-from simoffload.report.from_advice import advice_document
+from simoffload.report.from_result import advice_document
 from simoffload.report.html import write_html
 from simoffload.report.markdown import write_markdown
 from simoffload.report.sections.advice import advice_verdict, advised, searched
@@ -57,22 +57,22 @@ def test_a_terminal_shows_every_number_whole(
     text = terminal_text(document(advice, curve, search), width=width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
-    (drives,) = (line for line in lines if line.strip().startswith("4 x Solidigm") and " buy " in line)
-    assert drives.split()[-4:] == ["buy", "1.32×", "10,752", "USD"]
+    (drives,) = (line for line in lines if line.strip().startswith("4 x Solidigm") and " hardware " in line)
+    assert drives.split()[-4:] == ["hardware", "1.32×", "10,752", "USD"]
     assert "5 drives in raid instead of 4" in text
 
 
 def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) -> None:
     assert advice_verdict(advice) == (
-        "TPOT is 1.2 s, most of it raid read: most is gained with a whole copy in each GPU, without "
-        "ZeRO (36.4×), most for the money with 5 drives in raid instead of 4 (1.16×), of the settings with "
-        "reads straight into the GPU (use_gds) (1.22×)."
+        "TPOT is 1.2 s; bottleneck: raid read; largest gain: a whole copy in each GPU, without ZeRO (36.4×); "
+        "largest gain per cost: 5 drives in raid instead of 4 (1.16×); best setting: reads straight into the "
+        "GPU (use_gds) (1.22×)."
     )
 
 
 def test_what_helps_less_than_the_error_is_said(advice: Advice) -> None:
     (text,) = advised(advice, None)[0].sentences
-    assert re.match("gains below 19 % are within the error of predictions of real runs; ", text)
+    assert re.match("gains below 19 % are within the prediction error on real runs; ", text)
 
 
 def test_what_was_looked_for_and_found(search: Search) -> None:
@@ -80,18 +80,18 @@ def test_what_was_looked_for_and_found(search: Search) -> None:
     (section,) = searched(search, budget=250_000, service=[level])
     looked, best, counts = section.sentences
     assert looked == (
-        "15 combinations of storage, drives, memory and batch, all of them; at most 250,000 USD, "
+        "15 combinations of storage, drives, memory and batch, all simulated; at most 250,000 USD, "
         "ttft_s at most 2 s"
     )
     assert best.startswith("fastest: weights on hbm, batch 16; ")
     assert best.endswith(" tokens/s for 200,000 USD")
-    assert counts.startswith("9 simulated, 0 do not fit, 6 are beyond the budget, 0 are refused")
+    assert counts.startswith("9 simulated, 0 do not fit, 6 exceed the budget, 0 are refused")
     (table,) = section.tables
     assert len(table.rows) == len(search.front) == 1
 
 
 def test_settings_to_paste_are_those_of_the_best_file(advice: Advice) -> None:
-    (pasted,) = (one for one in advised(advice, None) if one.title == "Settings to paste")
+    (pasted,) = (one for one in advised(advice, None) if one.title == "Settings to copy")
     files = recommended(advice)
     (name,) = (name for name in files if name.endswith("use_gds.ds_config.json"))
     assert pasted.listings[0].text == files[name]
@@ -104,7 +104,7 @@ def test_settings_to_paste_are_those_of_the_best_file(advice: Advice) -> None:
 def test_charts_have_a_bar_for_each_gain_and_a_mark_for_each_purchase(advice: Advice, search: Search) -> None:
     bars = checked(gains(advice.helping))["data"]
     assert sum(len(trace["x"]) for trace in bars) == len(advice.helping)
-    assert {trace["name"] for trace in bars} == {"to buy", "to move", "more work at a time", "settings"}
+    assert {trace["name"] for trace in bars} == {"hardware", "placement", "workload", "setting"}
     marks = {trace["name"]: trace for trace in checked(front(search))["data"]}
     assert len(marks["simulated"]["x"]) == 9
     assert marks["best"]["y"] == [search.best.rate] if search.best else False
@@ -120,7 +120,7 @@ def test_what_has_no_price_is_in_no_chart(search: Search) -> None:
     json.dumps(checked(front(unpriced)), allow_nan=False)
     (section,) = searched(unpriced, budget=None, service=())
     assert "for an unknown price" in section.sentences[1]
-    assert section.sentences[-1].startswith("no price is known of host/mine: ")
+    assert section.sentences[-1].startswith("no price is known for host/mine: ")
     assert section.tables == ()
 
 
@@ -167,12 +167,12 @@ def test_a_page_and_markdown_say_the_same(
     write_markdown(rendered, tmp_path / "a.md")
     page, text = Page(tmp_path / "a.html").text, (tmp_path / "a.md").read_text()
     for description in (
-        "What helps",
-        "Most for the money",
-        "What does not help",
-        "Settings to paste",
+        "Changes that help",
+        "Largest gain per cost",
+        "Changes that do not help",
+        "Settings to copy",
         "1.32×",
     ):
         assert description in page
         assert description in text
-    assert "gain = time per unit of work as it is over that with the change" in page
+    assert "gain = time per unit of work without the change / with it" in page

@@ -15,7 +15,7 @@ import pytest
 
 from simoffload.planning.advise import advise
 from simoffload.planning.bandwidth import storage_curve
-from simoffload.report.from_advice import advice_document
+from simoffload.report.from_result import advice_document
 from simoffload.report.html import write_comparison, write_html, write_report
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline

@@ -47,17 +47,17 @@ def lines(section: ReportSection, width: int = 100) -> list[str]:
 def test_one_result_in_five_sentences(drive: Costed) -> None:
     first, details = costs(drive.result, drive.economics)
     found = drive.economics.metrics()
-    assert first.sentences[0] == "machine and storage cost 18,328 USD, 4.18 USD an hour over 1 year"
-    assert first.sentences[1].endswith("while it works; with a PUE of 2, 0.0875 USD of electricity an hour")
+    assert first.sentences[0] == "machine and storage cost 18,328 USD, which is 4.18 USD per hour over 1 year"
+    assert first.sentences[1].endswith("; with a PUE of 2, electricity costs 0.0875 USD per hour")
     assert f"a million tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
-    assert first.sentences[3].endswith(" USD (at 2 USD for accelerator/l40s, an hour, without storage)")
+    assert first.sentences[3].endswith(" USD (2 USD for accelerator/l40s, an hour, without storage)")
     assert first.sentences[4].startswith("a generation costs 0.0133 USD")
     assert details.page_only, "the bill is not for a terminal"
 
 
 def test_the_bill_on_a_page_sums_up_to_the_purchase(drive: Costed) -> None:
     _, details = costs(drive.result, drive.economics)
-    (bill,) = (table for table in details.tables if table.caption == "What has to be bought")
+    (bill,) = (table for table in details.tables if table.caption == "Bill of materials")
     *parts, total = bill.texts
     assert total[-1] == "18,328 USD"
     assert sum(float(row[-1].split()[0].replace(",", "")) for row in parts) == 18_328
@@ -87,13 +87,13 @@ def test_columns_without_room_follow_under_the_same_names(drive: Costed, memory:
 def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory: Costed) -> None:
     (section,) = costs_compared([memory, drive])
     first, *turns, gathered = section.sentences
-    assert first == f"{ONE} has the lowest cost per unit of work, {SIX} 1.76 times as much"
+    assert first == f"{ONE} has the lowest cost per unit of work; {SIX} costs 1.76 times as much"
     assert turns == [
-        f"{SIX} would cost less with everything bought for {SIX} below 37,980 USD (now 67,560 USD)",
+        f"{SIX} would cost less with a total purchase for {SIX} below 37,980 USD (now 67,560 USD)",
         f"{SIX} would cost less with accelerator/l40s below 2,455 USD (now 10,000 USD)",
-        f"{SIX} would cost less with everything bought for {ONE} above 32,552 USD (now 18,328 USD)",
+        f"{SIX} would cost less with a total purchase for {ONE} above 32,552 USD (now 18,328 USD)",
     ]
-    assert gathered.startswith(f"{SIX}: this is ZeRO-3, where every GPU gathers every layer")
+    assert gathered.startswith(f"{SIX}: ZeRO-3 gathers every layer on every GPU")
 
 
 def test_only_the_same_work_is_compared(drive: Costed, prices: CostList) -> None:
@@ -122,7 +122,7 @@ def test_without_any_price_power_is_still_told(tmp_path: Path) -> None:
     own.write_text("{kind: costs, id: own, name: own, currency: CHF, date: 2026-11-01, electricity: 0.2}")
     one = costed("micron/opt-30b-nvme", load_costs(own, today=TODAY), "workload.output_length=2")
     told_of_one, _ = costs(one.result, one.economics)
-    assert told_of_one.sentences[0] == "no prices are known of this machine"
+    assert told_of_one.sentences[0] == "no price is known for this machine"
     (section,) = costs_compared([one])
     (table,) = section.tables
     assert table.head == ("result", "power", "J/token", "kWh/1M")

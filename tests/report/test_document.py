@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from simoffload.report import from_comparison, from_result
-from simoffload.report.document import Datum, ReportSection, ReportTable
+from simoffload.report.document import COLUMNS, Datum, ReportSection, ReportTable, write_long_table
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.html import write_comparison, write_report
-from simoffload.report.long_table import COLUMNS, write_long_table
 from simoffload.report.markdown import markdown
-from simoffload.report.sections.speed import unit_of
+from simoffload.report.sections.performance import unit_of
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
@@ -112,7 +111,7 @@ def test_the_table_has_every_number_in_si_units(make_result: Make, tmp_path: Pat
     assert tuple(head) == COLUMNS
     for row in (
         ["Capacity", "", "raid, weights", "needed", "14000000000", "B"],
-        ["Capacity", "", "hbm, in all", "free", str(36 << 30), "B"],
+        ["Capacity", "", "hbm, total", "free", str(36 << 30), "B"],
         ["Links", "decode 1", "gpu0.pcie, gpu1.pcie", "capacity", "25000000000", "B/s"],
     ):
         assert row in rows

@@ -14,7 +14,7 @@ from simoffload.planning.profile_parameters import ProfileParameter
 from simoffload.report.charts import bandwidth, tornado
 from simoffload.report.from_result import findings
 from simoffload.report.html import write_report
-from simoffload.report.sections.explanation import STORAGE, TOP, explained
+from simoffload.report.sections.advice import STORAGE, TOP, explained
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from tests.report.conftest import EVIL, GB, checked, result_text
@@ -28,14 +28,14 @@ Storage bandwidth and throughput
   it is the bottleneck below 40 GB/s
   from 80 GB/s on, faster storage gains less than 2 % (2.5 times the throughput at most)
   storage  tokens/s  upper bound
-  13 GB/s         2                2.5
-  25 GB/s         4                  5  this platform
-  50 GB/s         7                  8
+  13 GB/s         2          2.5
+  25 GB/s         4            5  this platform
+  50 GB/s         7            8
 
 Sensitivity to inputs
-  time per output token (TPOT) with inputs 10 % lower and higher: 3 of 3 that matter; 5 change
-    nothing, 7 are not used
-  input    lower  higher  elasticity  origin    of
+  change of the time per output token (TPOT) with each input 10 % lower and higher: 3 of 3 inputs
+    that have an effect; 5 have none, 7 are not used
+  input    lower  higher  elasticity  origin    profile
   read    +8.0 %  -7.0 %       -0.75  spec      drive/pm1733
   hook            +1.5 %       +0.15  estimate  host/box
   launch          +0.5 %       +0.05  estimate  host/box
@@ -97,7 +97,12 @@ def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
 ) -> None:
     text = result_text(make_result(planner=Explaining(explanation)))
     assert TOLD in text
-    assert text.index("Confidence") < text.index(STORAGE) < text.index("hangs on") < text.index("Range")
+    assert (
+        text.index("Confidence")
+        < text.index(STORAGE)
+        < text.index("Sensitivity to inputs")
+        < text.index("Predicted range")
+    )
 
 
 def test_the_range_has_its_largest_doubts(explanation: Explanation) -> None:
@@ -106,7 +111,7 @@ def test_the_range_has_its_largest_doubts(explanation: Explanation) -> None:
     (rendered,) = sure.sentences
     assert rendered == (
         "time per output token (TPOT) 1.75 s to 2.32 s (±15 %: the model ±13 %, the inputs ±7.1 %, "
-        "taking 30 % for estimate, 5 % for spec, 3 % for measured)"
+        "with assumed input errors of 30 % (estimate), 5 % (spec), 3 % (measured))"
     )
     (table,) = sure.tables
     assert table.rows == (
@@ -162,7 +167,7 @@ def test_a_page_says_the_same_without_scripts(
     write_report(make_result(planner=Explaining(explanation)), tmp_path / "explained.html")
     before, after = Page(tmp_path / "plain.html"), Page(tmp_path / "explained.html")
     assert len(after.figures) == len(before.figures) + 2
-    assert "How sure ±13.3 %, the mean error of 5 held-out runs" in before.text
+    assert "Confidence ±13.3 %, the mean error of 5 held-out runs" in before.text
     assert "Sensitivity to inputs" not in before.text
     assert "It is the bottleneck below 40 GB/s." in after.text
     assert "read +8.0 % -7.0 % -0.75 spec drive/pm1733" in after.text

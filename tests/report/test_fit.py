@@ -8,7 +8,7 @@ from simoffload.documents import Edit
 from simoffload.planning.sizing import Largest, Limit, MachineCount, MachinesNeeded
 from simoffload.report.document import ReportDocument
 from simoffload.report.from_fit import largest_document, machines_document
-from simoffload.report.sections.remedies import remedies_section
+from simoffload.report.sections.capacity import remedies_section
 from simoffload.report.terminal import terminal_text
 from simoffload.results.capacity import Change, Remedies, TierUse
 
@@ -29,8 +29,8 @@ def rendered(remedies: Remedies, *, width: int = 80) -> list[str]:
 def test_a_change_says_what_is_left_and_how_to_make_it() -> None:
     one = Change("batch", "batch 16 → 11 on each GPU", (Edit.at("workload.batch_size", 11),), (FULL,))
     assert rendered(Remedies((one,), ())) == [
-        "  each makes it fit",
-        "  batch 16 → 11 on each GPU: 1 GiB of hbm left per GPU",
+        "  each of these changes makes it fit",
+        "  batch 16 → 11 on each GPU: 1 GiB of hbm free per GPU",
         "    --set workload.batch_size=11",
     ]
 
@@ -46,8 +46,8 @@ def test_options_to_copy_are_never_broken() -> None:
 
 def test_that_nothing_helps_is_said() -> None:
     assert rendered(Remedies((), ("ZeRO stage 3", "weights on dram"))) == [
-        "  nothing tried here makes it fit, alone, in pairs or in threes; tried: ZeRO",
-        "    stage 3; weights on dram",
+        "  no change that was tried makes it fit, neither alone nor in combinations of",
+        "    two or three; tried: ZeRO stage 3; weights on dram",
     ]
 
 
@@ -66,9 +66,9 @@ def test_more_tiers_than_fit_on_a_line_make_a_second_table() -> None:
 
 def test_each_platform_has_its_table_and_each_failure_its_reason() -> None:
     lines = machines_lines(needed(MachineCount("hbm", None, "hbm is small")), needed(platform="dgx-h100"))
-    assert [line for line in lines if line.endswith(" of HBM in all")] == [
-        "dgx-a100, 8 GPUs with 320 GiB of HBM in all",
-        "dgx-h100, 8 GPUs with 320 GiB of HBM in all",
+    assert [line for line in lines if line.endswith(" of HBM in total")] == [
+        "dgx-a100, 8 GPUs with 320 GiB of HBM in total",
+        "dgx-h100, 8 GPUs with 320 GiB of HBM in total",
     ]
     assert "  bloom-7b1  training     3    –" in lines
     assert "  tuning, hbm: hbm is small" in lines

@@ -37,7 +37,7 @@ def test_tables_are_aligned_as_on_the_page(make_result: Make) -> None:
     text = markdown(result_document(make_result()))
     assert (
         "**decode 1: 2 s, 1 new token per sequence, context 33**\n\n"
-        "| cause | exposed | share | busy | held back by |\n"
+        "| cause | exposed | share | busy | limited by |\n"
         "|---|---:|---:|---:|---|\n"
         "| raid read | 1.62 s | 81 % | 1.8 s | raid |\n"
     ) in text
@@ -98,7 +98,7 @@ def test_names_stay_text() -> None:
 
 
 def test_names_of_metrics_stay_readable() -> None:
-    assert "Tokens_per_s rises." in rendered(ReportSection("Speed", ("tokens_per_s rises",)))
+    assert "tokens_per_s rises." in rendered(ReportSection("Speed", ("tokens_per_s rises",)))
 
 
 def test_the_beginning_of_a_line_makes_no_list_or_heading() -> None:

@@ -80,14 +80,14 @@ def several(make_result: Make, make_refusal: Make, recorded: SimulationResult, t
 
 def test_the_page_reads_without_scripts(single: Page) -> None:
     for description in (
-        "dgx-a100 with its weights on raid: TTFT 9.81 s, TPOT 9.81 s, 0.815 tokens/s of 8 sequences at once",
+        "dgx-a100 with its weights on raid: TTFT 9.81 s, TPOT 9.81 s, 0.815 tokens/s for 8 sequences at once",
         "gathered parameters, peak",
         "ttft_s = time of the prefill pass",
-        "Largest part: raid read takes 98 % of decode 1, limited by raid.",
+        "Bottleneck: raid read, 98 % of decode 1, limited by raid.",
         "98 % of the bound (9.6 s, set by raid)",
         "Steady state: repetition 7 of 12 of “layer” (decode 1, rank 0)",
         "mlp.weight read io 2 1.6 s 8 GB",
-        "gpu0.pcie and 1 alike 48 GB each",
+        "gpu0.pcie and 1 equal 48 GB each",
         "pm1733 read.latency 90 us measured https://example.com/review 2021-02-03",
         "simoffload run small.yaml --output-dir out",
         "platform dgx-a100 " + "0" * 64,
@@ -140,7 +140,7 @@ def test_the_comparison_reads_without_scripts(several: Page) -> None:
     for description in (
         "bloom-7b1, time per output token (TPOT): dram 2.01 s, raid 9.81 s (4.87×); does not fit: hbm.",
         "Warning: dram: careful",
-        "Hbm does not fit: raid needs 14 GB in all, has 10 GB",
+        "hbm does not fit: raid needs 14 GB in all, has 10 GB",
         "raid 9.81 s 9.81 s 0.815 4.87× 1.8× raid read 98 % 98 %",
         "published for bloom-7b1, raid: white paper, figure 3",
         "Each result bloom-7b1, hbm",

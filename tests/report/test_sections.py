@@ -117,9 +117,9 @@ def test_a_checkpoint_alone_is_told() -> None:
     assert text.startswith(
         "llama-3.1-8b · float16 · ZeRO checkpoint of 8 GPUs · FastPersist · 96 GB · dgx-h100"
     )
-    assert "96 GB are there after 12 s (8 GB/s), training stands still for 9.6 s (0.3 % of the time)" in text
-    assert "largest part: pfs write, 80 %." in text
-    assert "pfs write takes 80 % of the checkpoint, limited by pfs write" in text
+    assert "96 GB are saved after 12 s (8 GB/s), training stalls for 9.6 s (0.3 % of the time)" in text
+    assert "bottleneck: pfs write, 80 %." in text
+    assert "bottleneck: pfs write, 80 % of the checkpoint, limited by pfs write" in text
     assert "efficiency 99.68 %" in text
     assert "tokens" not in text
 
@@ -129,15 +129,15 @@ def test_a_checkpoint_alone_is_told() -> None:
     [
         "96 GB in 8 files on pfs, 3 kept",
         (
-            "saving takes 12 s (8 GB/s), 2.4 s of it behind the training; training stands still for 9.6 s, "
-            "0.3 % of the time with 1 h of training in between"
+            "saving takes 12 s (8 GB/s), 2.4 s of it in the background; training stalls for 9.6 s, "
+            "0.3 % of the time at a checkpoint interval of 1 h"
         ),
         "restoring takes 6 s",
         (
-            "with a failure every 41.7 d the best interval is 2.31 h (Young), 2.3 h (Daly); 99.77 % of the "
-            "time then goes into training, 99.68 % at 1 h"
+            "with a failure every 41.7 d the best interval is 2.31 h (Young), 2.3 h (Daly); the "
+            "efficiency is then 99.77 %, and 99.68 % at 1 h"
         ),
-        "a failure throws away 1807 s of training on average, and 606 s pass until it goes on",
+        "a failure loses 1807 s of training on average, and the restart takes 606 s",
     ],
 )
 def test_sentences_about_checkpoints(sentence: str, make_training: Callable[..., TrainingResult]) -> None:
@@ -152,7 +152,7 @@ def test_phases_and_parts_are_tables() -> None:
     assert parts.texts == (("optimizer states", "12 GB", "8", "8", "GPU"),)
     assert [row[:3] for row in phases.texts] == [
         ("save optimizer states", "save", "9.6 s"),
-        ("write back", "behind the training", "2.4 s"),
+        ("write back", "background", "2.4 s"),
         ("read optimizer states", "restore", "6 s"),
     ]
 
@@ -168,13 +168,15 @@ def test_training_tells_data_and_wear(make_training: Callable[..., TrainingResul
     result = make_training(
         checkpoint=SAVED, dataset=DATA, data_loading=data_loading(), drive_lifetime=(WORN,)
     )
-    assert [one.title for one in training_overheads(result)] == ["Checkpoint", "Data", "Wear of drives"]
+    assert [one.title for one in training_overheads(result)] == ["Checkpoint", "Data", "Drive endurance"]
     text = flat(result)
-    assert "1,000 samples of 1 MB on nfs, 1 GB there; an epoch has 80 steps and takes 100 s" in text
+    assert "1,000 samples of 1 MB on nfs (1 GB stored); an epoch has 80 steps and takes 100 s" in text
     assert "the GPUs wait for data in 20.0 % of the time: 2 GB/s needed, 1.5 GB/s reachable" in text
     assert "nfs read is full" in text
     assert re.search(r"2 to 3\s+100 %\s+nothing\s+1.5 GB/s\s+20 ms\s+0 %", result_text(result))
-    assert re.search(r"raid\s+8\s+100 GB a step\s+400 TB\s+50 TB \(13\)\s+1\s+139 days", result_text(result))
+    assert re.search(
+        r"raid\s+8\s+100 GB per step\s+400 TB\s+50 TB \(13\)\s+1\s+139 days", result_text(result)
+    )
 
 
 def test_plain_training_has_none_of_it(make_training: Callable[..., TrainingResult]) -> None:
@@ -189,7 +191,7 @@ def test_the_page_has_the_sections(tmp_path: Path, make_training: Callable[..., 
     write_report(result, tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text()
     heads = re.findall(r"<h2>([^<]*)</h2>", page)
-    assert heads.index("Checkpoint") < heads.index("Data") < heads.index("Wear of drives")
+    assert heads.index("Checkpoint") < heads.index("Data") < heads.index("Drive endurance")
     assert "<p>Restoring takes 6 s.</p>" in page
     assert re.search(r'<th scope="row"[^>]*>optimizer states</th><td class="number"[^>]*>12 GB</td>', page)
     assert re.search(r'<td class="number" data-value="0.38">139 days</td>', page)

@@ -17,49 +17,47 @@ Make = Callable[..., SimulationResult]
 RESULT = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
 Verdict: bloom-7b1 runs on dgx-a100 with its weights on raid: TTFT 2.5 s, TPOT 2.01 s, 3.86 tokens/s
-  of 8 sequences at once; largest part: raid read, 81 %.
+  for 8 sequences at once; bottleneck: raid read, 81 %.
 Warning: thread_count is ignored before DeepSpeed 0.16.4
 
 Capacity
-  tier  part                       needed     has      free  counted
-  hbm   in all                      4 GiB  40 GiB    36 GiB  per GPU   fits
+  tier  part                       needed  capacity      free  scope
+  hbm   total                       4 GiB    40 GiB    36 GiB  per GPU   fits
         gathered parameters, peak   3 GiB
         activations                 1 GiB
-  dram  in all                     12 GiB   1 TiB  1012 GiB  per host  fits
+  dram  total                      12 GiB     1 TiB  1012 GiB  per host  fits
         swap buffers, pinned       12 GiB
-  raid  in all                      14 GB   15 TB     15 TB  in all    fits
+  raid  total                       14 GB     15 TB     15 TB  in all    fits
         weights                     14 GB
 
 Speed
-  metric                                     value  how it is computed
-  time to first token                        2.5 s  ttft_s = time of the prefill pass, trace
-                                                    recorded and weights in their tier (time to
-                                                    first token)
-  time per output token                     2.01 s  tpot_s = sum of the decode steps / number of
-                                                    decode steps (time per output token of a
-                                                    sequence)
-  throughput                         3.86 tokens/s  tokens_per_s = output_length x batch_size x
-                                                    replicas / e2e_s, of all sequences together
-  throughput of decode               3.97 tokens/s  decode_tokens_per_s = batch_size x replicas /
-                                                    tpot_s
-  whole generation                          16.6 s  e2e_s = ttft_s + sum of the decode steps
-  first pass after loading                     4 s  first_pass_s = time of the very first prefill
-                                                    after loading: DeepSpeed has no trace yet, no
-                                                    prefetch
-  time over tokens of all sequences         259 ms  per_token_s = e2e_s / (output_length x
-                                                    batch_size x replicas), time over the tokens of
-                                                    all sequences, as transformers-bloom-inference
-                                                    and DDN's white paper count it
+  metric                                   value  formula
+  time to first token                      2.5 s  ttft_s = time of the prefill pass, trace recorded
+                                                  and weights in their tier (time to first token)
+  time per output token                   2.01 s  tpot_s = sum of the decode steps / number of
+                                                  decode steps (time per output token of a sequence)
+  throughput                       3.86 tokens/s  tokens_per_s = output_length x batch_size x
+                                                  replicas / e2e_s, of all sequences together
+  decode throughput                3.97 tokens/s  decode_tokens_per_s = batch_size x replicas /
+                                                  tpot_s
+  end-to-end time                         16.6 s  e2e_s = ttft_s + sum of the decode steps
+  first pass after loading                   4 s  first_pass_s = time of the very first prefill
+                                                  after loading: DeepSpeed has no trace yet, no
+                                                  prefetch
+  time per token of all sequences         259 ms  per_token_s = e2e_s / (output_length x batch_size
+                                                  x replicas), time over the tokens of all
+                                                  sequences, as transformers-bloom-inference and
+                                                  DDN's white paper count it
 
 Where the time goes
-  largest part: raid read takes 81 % of decode 1, limited by raid
+  bottleneck: raid read, 81 % of decode 1, limited by raid
   decode 1: 2 s, 1 new token per sequence, context 33
-  cause        exposed  share    busy  held back by
+  cause        exposed  share    busy  limited by
   raid read     1.62 s   81 %   1.8 s  raid
   GPU compute   240 ms   12 %  300 ms
   host to GPU   140 ms  7.0 %     1 s  what one transfer reaches by itself
   Time by resource group
-  in all     exposed  share  hidden
+  group      exposed  share  hidden
   storage     1.62 s   81 %  180 ms
   GPU         240 ms   12 %   60 ms
   transfers   140 ms  7.0 %  860 ms
@@ -69,11 +67,11 @@ Share of the bound
 
 Links
   decode 1
-  link                       moved  capacity  of the pass  filled to capacity
-  raid                       14 GB   25 GB/s         90 %                80 %
-  gpu0.pcie and 1 alike  7 GB each   25 GB/s         50 %                 0 %
+  link                     carried  capacity  busy, share of the pass  saturated
+  raid                       14 GB   25 GB/s                     90 %       80 %
+  gpu0.pcie and 1 equal  7 GB each   25 GB/s                     50 %        0 %
 
-How sure
+Confidence
   ±13.3 %, the mean error of 5 held-out runs of decode steps from drives in the host on 1 to 4 GPUs
     (the worst +28 %)
 
@@ -87,7 +85,7 @@ Verdict: bloom-7b1, time per output token (TPOT): dram 1.01 s, raid 1.81 s (1.8�
   does not fit: hbm.
 Warning: nfs: slow
 
-Side by side
+Comparison
   hbm does not fit: raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs
     (100 TB)
   raid read is limited by raid
@@ -99,9 +97,9 @@ Side by side
   ttft_s = time of the prefill pass, trace recorded and weights in their tier (time to first token)
   tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
   tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together
-  ratio: of TPOT, the time per output token of a sequence; share of the bound: fraction of the speed
-  of light that a step reaches
-  published: ratio of times over the tokens of all sequences
+  ratio: TPOT (time per output token of a sequence) over that of the baseline; share of the bound:
+  the bound over the time of the step
+  published: published ratio of the times per token of all sequences
   published for bloom-7b1, raid: white paper
 
 Inputs and their origin
@@ -120,7 +118,7 @@ def test_what_does_not_fit_says_what_would(make_refusal: Make) -> None:
         "Verdict: bloom-7b1 does not fit on dgx-a100 with its weights on raid: raid needs 14 GB in all, has",
         "  10 GB; smallest tier that holds the weights: nfs (100 TB).",
     ]
-    assert "  raid  in all                      14 GB   10 GB     −4 GB  in all    does not fit\n" in text
+    assert "  raid  total                       14 GB     10 GB     −4 GB  in all    does not fit\n" in text
     assert "Speed" not in text
 
 
@@ -145,7 +143,7 @@ def test_capacity_of_several(make_result: Make, make_refusal: Make) -> None:
     untimed = make_result(target="raid", first_pass=None, prefill=None, decode=(), decode_total_s=0.0)
     text = compare_text([untimed, make_refusal(target="nfs")])
     assert "  raid     fits\n  nfs      does not fit\n" in text
-    assert "\n  raid     hbm    4 GiB  40 GiB    10 %  per GPU   fits\n" in text
+    assert "\n  raid     hbm    4 GiB    40 GiB    10 %  per GPU   fits\n" in text
     assert "TPOT" not in text
 
 
@@ -211,7 +209,7 @@ def test_one_token_has_no_time_per_output_token(make_result: Make) -> None:
     assert "\n  raid read is limited by raid\n" in text
     assert head.split()[:5] == ["weights", "TTFT", "tokens/s", "vs", "dram"]
     assert last.split()[:5] == ["raid", "2.5", "s", "3.2", "2×"]
-    assert "one token is made, so that there is no time per output token;" in text
+    assert "only one token is generated, so there is no time per output token;" in text
     assert "TPOT" not in text
 
 

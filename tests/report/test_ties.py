@@ -27,8 +27,8 @@ ROWS = (
     CalibrationError("zero", "holdout", "step", "nvme", 4, 0.08, -0.08, 1, 4),
 )
 RULE = (
-    "tie: within ±5.0 % of the baseline, the mean errors of predictions of real runs of both results "
-    "together, so that either may be faster"
+    "tie: within ±5.0 % of the baseline, the mean prediction error of both results together, so either "
+    "may be faster"
 )
 
 

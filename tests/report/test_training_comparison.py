@@ -23,7 +23,7 @@ llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens ·
 Verdict: llama-2-7b, time per token: dram+dram 160 us (0.525×), hbm+raid 305 us; does not fit:
   raid+raid.
 
-Side by side
+Comparison
   raid+raid does not fit: raid needs 100 GB in all, has 90 GB; use more drives
   raid write is limited by raid
   host to GPU is limited by gpu.pcie
@@ -35,7 +35,7 @@ Side by side
   optimizer_s = from the end of the last backward pass to the end of the step
   tokens_per_s = batch_size x sequence_length x gradient_accumulation_steps x replicas / step_s
   per_token_s = 1 / tokens_per_s
-  ratio: of times per token
+  ratio: time per token over that of the baseline
 
 Inputs and their origin
   numbers from profiles: 1 measured, 1 spec, 1 estimate

@@ -39,13 +39,13 @@ def single(make_training: Make, timeline: Timeline, tmp_path: Path) -> str:
 def test_the_page_reads_without_scripts(single: str) -> None:
     for description in (
         "llama-2-7b trains on dgx-a100 with its weights in HBM and its optimizer on raid: a step of 64",
-        "hbm in all 30 GiB 40 GiB 10 GiB per GPU fits forward and backward",
-        "moment hbm per GPU dram per host raid in all",
+        "hbm total 30 GiB 40 GiB 10 GiB per GPU fits forward and backward",
+        "stage hbm per GPU dram per host raid in all",
         "initialisation 2 GiB 64 GiB 0 B forward and backward 30 GiB 16 GiB 80 GB",
         "backward passes 13 s 32 % backward_s = backward passes of all micro-steps",
         "backward 3 × 3 s 9 s 22 % GPU compute 60 %",
-        "Largest part: raid write takes 24 % of the step, limited by raid.",
-        "cause exposed share in forward in backward in optimizer busy held back by",
+        "Bottleneck: raid write, 24 % of the step, limited by raid.",
+        "cause exposed share in forward in backward in optimizer busy limited by",
         "host to GPU 9.5 s 24 % 6 s 3.5 s 19 s gpu.pcie",
         "last backward: 4 s each, 1 × in a step",
         "50 % of the bound (20 s, set by raid)",
@@ -92,7 +92,7 @@ def test_what_does_not_fit_has_no_speed(make_training_refusal: Make, tmp_path: P
     page = path.read_text()
     assert re.findall("<h2>(.*?)</h2>", page)[:3] == ["Capacity", "Storage", "Inputs and their origin"]
     assert "100 GB (does not fit)" in text_of(page)
-    assert "A step moves nothing to or from storage." in text_of(page)
+    assert "A step reads and writes nothing on storage." in text_of(page)
     assert len(figures_of(page)) == 1
 
 
@@ -106,9 +106,9 @@ def test_a_comparison_of_training(make_training: Make, make_training_refusal: Ma
         "weights optimizer step forward backward opt. step tokens/s vs hbm+raid bottleneck",
         "hbm raid 40 s 8 s 13 s 19 s 3,277 1× raid write 24 %",
         "hbm dram 21 s 8 s 13 s 0 s 6,242 0.525× host to GPU 45 %",
-        "Raid+raid does not fit: raid needs 100 GB",
+        "raid+raid does not fit: raid needs 100 GB",
         "optimizer_s = from the end of the last backward pass",
-        "result tier needed has filled counted hbm+raid hbm 30 GiB 40 GiB 75 % per GPU fits",
+        "result tier needed capacity filled scope hbm+raid hbm 30 GiB 40 GiB 75 % per GPU fits",
         "Phases of a step Where the time goes",
     ):
         assert description in page

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from simoffload.report.formatting import causes_by_phase, stage_needs
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.training_overheads import storage
-from simoffload.report.training_tables import causes_by_phase, stage_needs
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
 from tests.report.conftest import ANSI, result_text
 
@@ -20,61 +20,60 @@ Make = Callable[..., TrainingResult]
 RESULT = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
 Verdict: llama-2-7b trains on dgx-a100 with its weights in HBM and its optimizer on raid: a step of
-  64 sequences takes 40 s, 3,277 tokens/s in all; largest part: raid write, 24 %.
+  64 sequences takes 40 s, 3,277 tokens/s in total; bottleneck: raid write, 24 %.
 Warning: pinned memory is scarce
 
 Capacity
-  tier  part                           needed     has     free  counted         at its peak
-  hbm   in all                         30 GiB  40 GiB   10 GiB  per GPU   fits  forward and backward
-        gathered parameters, peak      30 GiB
-  dram  in all                         64 GiB   1 TiB  960 GiB  per host  fits  initialisation
-        optimizer swap buffers,        64 GiB
+  tier  part                         needed  capacity     free  scope           peak stage
+  hbm   total                        30 GiB    40 GiB   10 GiB  per GPU   fits  forward and backward
+        gathered parameters, peak    30 GiB
+  dram  total                        64 GiB     1 TiB  960 GiB  per host  fits  initialisation
+        optimizer swap buffers,      64 GiB
         pinned
-  raid  in all                         100 GB   15 TB  14.9 TB  in all    fits  optimizer step
-        optimizer states               100 GB
+  raid  total                        100 GB     15 TB  14.9 TB  in all    fits  optimizer step
+        optimizer states             100 GB
   Memory needed at each stage
-  moment                hbm per GPU  dram per host  raid in all
+  stage                 hbm per GPU  dram per host  raid in all
   initialisation              2 GiB         64 GiB          0 B
   forward and backward       30 GiB         16 GiB        80 GB
   optimizer step              8 GiB         48 GiB       100 GB
 
 Speed
-  metric                                          value  share  how it is computed
-  one step                                         40 s         step_s = forward_s + backward_s +
-                                                                optimizer_s: one optimizer step
-  forward passes                                    8 s   20 %  forward_s = forward passes of all
-                                                                micro-steps of a step
-  backward passes                                  13 s   32 %  backward_s = backward passes of all
-                                                                micro-steps, with recomputation and
-                                                                reduction of gradients
-  optimizer step                                   19 s   48 %  optimizer_s = from the end of the
-                                                                last backward pass to the end of the
-                                                                step
-  throughput                             3,277 tokens/s         tokens_per_s = batch_size x
-                                                                sequence_length x
-                                                                gradient_accumulation_steps x
-                                                                replicas / step_s
-  throughput in sequences                 1.6 samples/s         samples_per_s = batch_size x
-                                                                gradient_accumulation_steps x
-                                                                replicas / step_s
-  model FLOP/s of each GPU                   75 TFLOP/s         tflops_per_gpu = FLOP of forward and
-                                                                backward / step_s / 1e12
-                                                                (recomputation is not counted)
-  FLOP/s of each GPU, with                   99 TFLOP/s         hardware_tflops_per_gpu = FLOP
-  recomputation                                                 carried out, recomputation included
-                                                                / step_s / 1e12
+  metric                                       value  share  formula
+  time per step                                 40 s         step_s = forward_s + backward_s +
+                                                             optimizer_s: one optimizer step
+  forward passes                                 8 s   20 %  forward_s = forward passes of all
+                                                             micro-steps of a step
+  backward passes                               13 s   32 %  backward_s = backward passes of all
+                                                             micro-steps, with recomputation and
+                                                             reduction of gradients
+  optimizer step                                19 s   48 %  optimizer_s = from the end of the last
+                                                             backward pass to the end of the step
+  throughput                          3,277 tokens/s         tokens_per_s = batch_size x
+                                                             sequence_length x
+                                                             gradient_accumulation_steps x replicas
+                                                             / step_s
+  throughput in sequences              1.6 samples/s         samples_per_s = batch_size x
+                                                             gradient_accumulation_steps x replicas
+                                                             / step_s
+  model FLOP/s per GPU                    75 TFLOP/s         tflops_per_gpu = FLOP of forward and
+                                                             backward / step_s / 1e12 (recomputation
+                                                             is not counted)
+  FLOP/s per GPU, with recomputation      99 TFLOP/s         hardware_tflops_per_gpu = FLOP carried
+                                                             out, recomputation included / step_s
+                                                             / 1e12
 
 Phases of a step
-  phase          in a step  each  in all  share  bottleneck
-  forward              4 ×   2 s     8 s   20 %  host to GPU 75 %
-  backward             3 ×   3 s     9 s   22 %  GPU compute 60 %
-  last backward        1 ×   4 s     4 s   10 %  GPU compute 50 %
-  optimizer            1 ×  19 s    19 s   48 %  raid write 45 %
+  phase          count  each  total  share  bottleneck
+  forward          4 ×   2 s    8 s   20 %  host to GPU 75 %
+  backward         3 ×   3 s    9 s   22 %  GPU compute 60 %
+  last backward    1 ×   4 s    4 s   10 %  GPU compute 50 %
+  optimizer        1 ×  19 s   19 s   48 %  raid write 45 %
 
 Where the time goes
-  largest part: raid write takes 24 % of the step, limited by raid
+  bottleneck: raid write, 24 % of the step, limited by raid
   step: 40 s
-  cause                 exposed  share  in forward  in backward  in optimizer    busy  held back by
+  cause                 exposed  share  in forward  in backward  in optimizer    busy  limited by
   raid write              9.8 s   24 %                    1.2 s         8.6 s  19.6 s  raid
   host to GPU             9.5 s   24 %         6 s        3.5 s                  19 s  gpu.pcie
   GPU compute             9.4 s   24 %         2 s        7.4 s                18.8 s
@@ -82,7 +81,7 @@ Where the time goes
   optimizer on the CPU    1.9 s  4.8 %                                  1.9 s   3.8 s
   GPU to host            900 ms  2.2 %                   900 ms                 1.8 s  gpu.pcie
   Time by resource group
-  in all     exposed  share  hidden
+  group      exposed  share  hidden
   storage     18.3 s   46 %  18.3 s
   transfers   10.4 s   26 %  10.4 s
   GPU          9.4 s   24 %   9.4 s
@@ -93,15 +92,15 @@ Share of the bound
 
 Links
   step
-  link  moved  capacity  of the step  filled to capacity
-  raid  63 GB   25 GB/s         50 %                25 %
+  link  carried  capacity  busy, share of the step  saturated
+  raid    63 GB   25 GB/s                     50 %       25 %
 
 Storage
   One step, all ranks
   tier   read  written  read per parameter  written per parameter
   raid  84 GB   168 GB                12 B                   24 B
 
-How sure
+Confidence
   ±13.9 %, the mean error of 2 runs of training steps from drives in the host on 1 GPU, all in view
     when the model was made (the worst +16 %)
 
@@ -136,7 +135,9 @@ def test_what_does_not_fit_says_when(make_training_refusal: Make) -> None:
         "does not fit on dgx-a100 with its weights in HBM and its optimizer on raid: raid needs"
         in description
     )
-    assert re.search(r"raid  in all +100 GB   90 GB   −10 GB  in all    does not fit  optimizer step\n", text)
+    assert re.search(
+        r"raid  total +100 GB     90 GB   −10 GB  in all    does not fit  optimizer step\n", text
+    )
     coloured = result_text(make_training_refusal(), color=True)
     red = [line for line in coloured.splitlines() if "\x1b[31m" in line and "GiB" in line]
     assert [ANSI.sub("", line).split()[0] for line in red] == ["optimizer"], "the moment that is too much"
@@ -167,11 +168,11 @@ def test_no_accumulation_is_not_mentioned(make_training: Make) -> None:
 def test_causes_add_up_within_each_phase(make_training: Make) -> None:
     result = make_training()
     forward, backward, update = (
-        sum(column) for column in zip(*(split.exposed_s for split in causes_by_phase(result)), strict=True)
+        sum(column) for column in zip(*causes_by_phase(result).values(), strict=True)
     )
     assert (forward, backward, update) == pytest.approx((8.0, 13.0, 19.0))
     assert result.step is not None
-    causes = {split.cause: sum(split.exposed_s) for split in causes_by_phase(result)}
+    causes = {cause: sum(times) for cause, times in causes_by_phase(result).items()}
     assert causes == pytest.approx({share.cause: share.exposed_s for share in result.step.shares})
 
 
@@ -187,7 +188,7 @@ def test_hidden_work_is_in_no_phase(make_training: Make) -> None:
 
 
 def test_a_tier_that_is_empty_at_a_moment_is_shown_empty(make_training: Make) -> None:
-    needs = [[use.needed for use in moment.uses] for moment in stage_needs(make_training())]
+    needs = [[use.needed for use in uses] for _, uses in stage_needs(make_training())]
     assert needs == [
         [2 << 30, 64 << 30, 0],
         [30 << 30, 16 << 30, 80 * 10**9],

@@ -142,7 +142,7 @@ def test_refused_rows_are_called_as_they_were_asked_for() -> None:
     assert "it trains all parameters, not adapters alone" in refused.refused[0]
     text = compare_text(list(found.values()))
     assert re.search(r"\n  resident  hbm .* refused\n", text)
-    assert "\n  resident refused: " in text
+    assert "\n  resident is refused: " in text
 
 
 def test_resident_is_said_where_the_strategy_was_another() -> None:

@@ -1,1 +1,1 @@
-"""What is told of each subject: one file for subjects that belong together."""
+"""The sections of a report: one file for subjects that belong together."""

@@ -1,4 +1,4 @@
-"""What changes to a scenario would bring, and what a search through a catalogue found."""
+"""Sections about what a result depends on, its predicted range, and what would make it faster or cheaper."""
 
 from __future__ import annotations
 
@@ -7,59 +7,161 @@ from collections.abc import Sequence
 from functools import partial
 
 from simoffload.planning.advise import WORTH, Advice, Search, ServiceLevel, SimulatedPurchase, Tried
-from simoffload.planning.bandwidth import StorageCurve
+from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
 from simoffload.planning.confidence import margin
+from simoffload.planning.explanation import ASSUMED, Explanation, Sensitivity, Uncertainty, UncertaintyTerm
 from simoffload.report import charts
-from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, seconds
-from simoffload.report.formatting import held_back, largest, per_second, percent, plural
+from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, byte_rate, seconds
+from simoffload.report.formatting import (
+    NameFirst,
+    largest,
+    limited_by,
+    per_second,
+    percent,
+    plural,
+    uncapitalized,
+)
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import settings
 from simoffload.report.sections.costs import money
-from simoffload.report.sections.explanation import bandwidth_section
 from simoffload.results.result import SimulationResult
 from simoffload.units import format_number, format_seconds
 
-__all__ = ["GAINS", "advice_verdict", "advised", "next_steps_section", "purchase_verdict", "searched"]
+__all__ = [
+    "GAINS",
+    "STORAGE",
+    "TOP",
+    "advice_verdict",
+    "advised",
+    "explained",
+    "next_steps_section",
+    "purchase_verdict",
+    "searched",
+]
 
-GAINS = "What helps"
-FRONT = "Purchases worth considering"
+GAINS = "Changes that help"
+SENSITIVITY = "Sensitivity to inputs"
+STORAGE = "Storage bandwidth and throughput"
+TOP = 10
+"""Number of inputs that are listed."""
 _MOST = 12
-"""Changes that are told at once."""
+"""Number of changes that are listed at once."""
 _FEW = 5
-"""Changes that are told beside a result."""
-_FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
-"""Columns of the tables of changes that a terminal has no room for beside the others."""
+"""Number of changes that are listed with a result."""
 _MOST_BARS = 15
-"""Gains that are drawn."""
-_MOST_WHYS = 3
-"""Reasons for refusals that are told."""
-_KINDS = {"hardware": "buy", "placement": "move", "workload": "work", "setting": "set"}
+"""Number of gains that are drawn."""
+_MOST_REASONS = 3
+"""Number of reasons for refusals that are given."""
+_FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
+"""Columns of the tables of changes that a terminal has no room for, by what the table is about."""
+
+
+# -- explanations --------------------------------------------------------------------------------
+
+
+def explained(explanation: Explanation) -> tuple[ReportSection, ...]:
+    """Explain a result: storage bandwidth, sensitivity to inputs, and the predicted range."""
+    return (
+        _bandwidth(explanation.storage),
+        _sensitivity(explanation.sensitivity),
+        _range(explanation.uncertainty, explanation.sensitivity.result),
+    )
+
+
+def _bandwidth(curve: StorageCurve | None) -> ReportSection:
+    """List the throughput at rates of the storage; None = there is no storage in use."""
+    if curve is None:
+        return ReportSection(STORAGE, (NO_STORAGE,))
+    head = ("storage", f"{curve.unit}s/s", "upper bound", "")
+    rows: tuple[tuple[Entry, ...], ...] = tuple(
+        (
+            byte_rate(point.rate),
+            Datum(f"{format_number(point.throughput)}", point.throughput, "1/s"),
+            Datum(f"{format_number(point.roof)}", point.roof, "1/s"),
+            "this platform" if point.rate == curve.own.rate else "",
+        )
+        for point in curve.points
+    )
+    chart = Chart("throughput over the rate of the storage", partial(charts.bandwidth, curve))
+    return ReportSection(STORAGE, curve.sentences, (ReportTable("", head, rows, (0, 1, 2)),), charts=(chart,))
+
+
+def _sensitivity(found: Sensitivity) -> ReportSection:
+    time = found.result.compared_s or 0.0
+    compared = uncapitalized(presentation(found.result).compared)
+    text = (
+        f"change of the {compared} with each input {percent(found.change)} lower and higher: "
+        f"{min(TOP, len(found.rows))} of {len(found.rows)} inputs that have an effect; "
+        f"{found.without_effect} have none, {found.left_out} are not used"
+    )
+
+    def change(end: float | None) -> str:
+        return f"{end / time - 1:+.1%}".replace("%", " %") if end else ""
+
+    rows = tuple(
+        (
+            row.number.key,
+            change(row.low),
+            change(row.high),
+            f"{row.elasticity:+.2f}",
+            row.number.origin,
+            row.number.profile,
+        )
+        for row in found.rows[:TOP]
+    )
+    head = ("input", "lower", "higher", "elasticity", "origin", "profile")
+    label = "change of the time with each input lower and higher"
+    drawn = (Chart(label, partial(charts.tornado, found, most=TOP)),) if rows else ()
+    return ReportSection(SENSITIVITY, (text,), (ReportTable("", head, rows, (1, 2, 3)),), charts=drawn)
+
+
+def _range(found: Uncertainty, result: SimulationResult) -> ReportSection:
+    assumed = ", ".join(f"{share * 100:.0f} % ({origin})" for origin, share in ASSUMED.items())
+    model, inputs = percent(found.confidence.relative_error), percent(found.of_inputs)
+    time = uncapitalized(presentation(result).compared)
+    text = (
+        f"{time} {format_seconds(found.low)} to {format_seconds(found.high)} (±{percent(found.relative)}: "
+        f"the model ±{model}, the inputs ±{inputs}, with assumed input errors of {assumed})"
+    )
+    rows = tuple(map(_uncertainty, found.largest))
+    head = ("input", "effect on the time", "origin", "profile")
+    table = ReportTable("Largest uncertainties", head, rows, (1,))
+    return ReportSection("Predicted range", (text,), (table,))
+
+
+def _uncertainty(one: UncertaintyTerm) -> tuple[str, ...]:
+    first, *more = one.keys
+    name = f"{first} and {len(more)} of the same source" if more else first
+    return name, f"±{percent(one.contribution)}", one.origin, one.profile
+
+
+# -- advice --------------------------------------------------------------------------------------
 
 
 def advice_verdict(advice: Advice) -> str:
-    """The answer in a sentence."""
+    """The answer in a sentence: the bottleneck, and the changes that gain most."""
     result = advice.result
     if not result.fits:
         return f"Without changes, {'; '.join(result.advice)}. {_what_fits(advice)}"
-    held = held_back(result.step) if result.step is not None else ""
-    now = f"{_took(result)}, most of it {result.bottleneck}{held}"
-    texts = [f"most is gained with {_with_gain(one)}" for one in advice.helping[:1]]
-    paid = [f"most for the money with {_with_gain(one)}" for one in advice.by_cost[:1]]
-    free = [one for one in advice.helping if one.change.kind == "setting"][:1]
-    set_ = [f"of the settings with {_with_gain(one)}" for one in free]
-    return f"{now}: {', '.join([*texts, *paid, *set_]) or 'no change that was tried helps'}."
+    limit = limited_by(result.step) if result.step is not None else ""
+    gains = [f"largest gain: {_with_gain(one)}" for one in advice.helping[:1]]
+    gains += [f"largest gain per cost: {_with_gain(one)}" for one in advice.by_cost[:1]]
+    settings_found = [one for one in advice.helping if one.change.kind == "setting"]
+    gains += [f"best setting: {_with_gain(one)}" for one in settings_found[:1]]
+    helps = "; ".join(gains) or "no change that was tried helps"
+    return f"{_took(result)}; bottleneck: {result.bottleneck}{limit}; {helps}."
 
 
 def _what_fits(advice: Advice) -> str:
-    """The fastest change, and the cheapest of which the price is known."""
+    """The fastest change that makes it fit, and the cheapest of which the price is known."""
     if not advice.helping:
-        texts = _first([one.description for one in advice.impossible])
-        return f"No change tried here makes it fit. Tried: {texts}."
+        tried = _first([one.description for one in advice.impossible])
+        return f"No change that was tried makes it fit. Tried: {tried}."
     helping = [one for one in advice.helping if one.change.same_work] or advice.helping
-    first = helping[0]
-    cheap = min(helping, key=lambda one: math.inf if one.extra is None else one.extra)
-    texts = f"It fits and is fastest with: {first.change.description}"
-    return f"{texts}." if cheap is first else f"{texts}; at the least cost with: {cheap.change.description}."
+    fastest = helping[0]
+    cheapest = min(helping, key=lambda one: math.inf if one.extra is None else one.extra)
+    text = f"Fastest change that makes it fit: {fastest.change.description}"
+    return f"{text}." if cheapest is fastest else f"{text}; cheapest: {cheapest.change.description}."
 
 
 def _took(result: SimulationResult) -> str:
@@ -76,93 +178,81 @@ def _times(gain: float | None) -> str:
     return f"{format_number(gain)}×" if gain is not None else "fits"
 
 
+def _first(texts: Sequence[str]) -> str:
+    shown = "; ".join(texts[:_MOST])
+    return f"{shown}; and {len(texts) - _MOST} more" if len(texts) > _MOST else shown
+
+
 def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, ...]:
-    """Gains, what they cost, what changes nothing, settings to paste, and how fast storage must be."""
-    currency = advice.economics.costs.currency
+    """List gains, their costs, changes without effect, settings to copy, and the storage bandwidth."""
+    currency, fits = advice.economics.costs.currency, advice.result.fits
     helping = advice.helping
-    table = _table(helping[:_MOST], currency, advice.result)
     notes = (
-        "gain = time per unit of work as it is over that with the change, each simulated by itself",
+        "gain = time per unit of work without the change / with it; each change is simulated alone",
         f"per 1000 {currency} = (gain - 1) / cost x 1000",
     )
-    table = table._replace(page_columns=_FOR_MONEY if advice.result.fits else _FOR_SPACE)
+    best = _table(helping[:_MOST], advice)._replace(page_columns=_FOR_MONEY if fits else _FOR_SPACE)
     timed = [one for one in helping if one.gain is not None][:_MOST_BARS]
     drawn = (Chart("gain of each change", partial(charts.gains, timed)),) if timed else ()
-    sections = [ReportSection(GAINS, _error_notes(advice), (table,), notes, charts=drawn)]
+    sections = [ReportSection(GAINS, _error_notes(advice), (best,), notes, charts=drawn)]
     if helping[_MOST:]:
-        more = _table(helping[_MOST:], currency, advice.result)._replace(folded="Smaller gains")
+        more = _table(helping[_MOST:], advice)._replace(folded="Smaller gains")
         sections.append(ReportSection("Smaller gains", tables=(more,), page_only=True))
     if advice.by_cost:
-        paid = _table(advice.by_cost[:_MOST], currency, advice.result)._replace(page_columns=_FOR_SPEED)
-        sections.append(ReportSection("Most for the money", tables=(paid,)))
-    texts = [
-        f"{one.change.description} ({_times(one.gain)})"
-        for one in advice.tried
-        if (one.gain or WORTH) < WORTH
-    ]
-    if texts:
-        sections.append(ReportSection("What does not help", (_first(texts),)))
+        paid = _table(advice.by_cost[:_MOST], advice)._replace(page_columns=_FOR_SPEED)
+        sections.append(ReportSection("Largest gain per cost", tables=(paid,)))
+    useless = [_with_gain(one) for one in advice.tried if (one.gain or WORTH) < WORTH]
+    if useless:
+        sections.append(ReportSection("Changes that do not help", (NameFirst(_first(useless)),)))
     if advice.impossible:
         rows = tuple((one.description, one.barred) for one in advice.impossible)
-        table = ReportTable("", ("change", "why not"), rows, (), folded=plural(len(rows), "change"))
-        sections.append(ReportSection("Not possible", tables=(table,), page_only=True))
+        table = ReportTable("", ("change", "reason"), rows, (), folded=plural(len(rows), "change"))
+        sections.append(ReportSection("Changes that are not possible", tables=(table,), page_only=True))
     sections += _settings(advice)
-    if curve is not None or (advice.result.fits and not _stored(advice)):
-        sections.append(bandwidth_section(curve))
+    if curve is not None or (fits and not _uses_storage(advice)):
+        sections.append(_bandwidth(curve))
     return tuple(sections)
 
 
 def next_steps_section(advice: Advice) -> ReportSection:
-    """The few changes that gain most; ``advise`` tells all of them."""
-    table = _table(advice.helping[:_FEW], advice.economics.costs.currency, advice.result)
-    texts = "simoffload advise lists every change that was tried and writes each as a scenario"
-    return ReportSection("What next", (texts,), (table,) if table.rows else ())
+    """List the few changes that gain most."""
+    table = _table(advice.helping[:_FEW], advice)
+    text = "simoffload advise lists every change that was tried, and writes each as a scenario"
+    return ReportSection("Next steps", (NameFirst(text),), (table,) if table.rows else ())
 
 
-def _stored(advice: Advice) -> bool:
-    """Whether anything lies on drives or servers."""
+def _uses_storage(advice: Advice) -> bool:
     targets = advice.scenario.machine.topology.targets
     return any(use.tier in targets for use in advice.result.capacity)
-
-
-def _first(texts: Sequence[str]) -> str:
-    shown = "; ".join(texts[:_MOST])
-    return f"{shown}; and {len(texts) - _MOST} more" if len(texts) > _MOST else shown
 
 
 def _error_notes(advice: Advice) -> tuple[str, ...]:
     timed = [one.result for one in advice.tried if one.gain is not None]
     if not timed or not advice.result.fits:
         return ()
-    error = margin(advice.result, advice.result)
-    texts = f"gains below {percent(error)} are within the error of predictions of real runs"
-    return (f"{texts}; that of two like scenarios is mostly the same, so that it weighs less here",)
+    error = percent(margin(advice.result, advice.result))
+    text = f"gains below {error} are within the prediction error on real runs"
+    return (f"{text}; most of this error cancels between two similar scenarios",)
 
 
-def _table(found: Sequence[Tried], currency: str, base: SimulationResult) -> ReportTable:
+def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
+    currency = advice.economics.costs.currency
     rows: list[tuple[Entry, ...]] = []
     for one in found:
-        gain = one.gain_per_cost
+        gain, step = one.gain_per_cost, one.result.step
         rows.append(
             (
                 Datum(one.change.description, name=one.change.key),
-                _KINDS[one.change.kind],
+                one.change.kind,
                 "" if one.gain is None else Datum(_times(one.gain), one.gain),
                 _cost(one, currency),
                 "" if gain is None else Datum(f"{'+' if gain > 0 else ''}{format_number(gain)}", gain),
                 seconds(one.result.step_time_s),
-                largest(one.result.step) + held_back(one.result.step) if one.result.step is not None else "",
+                largest(step) + limited_by(step) if step is not None else "",
             )
         )
-    head = (
-        "change",
-        "",
-        "gain",
-        "cost",
-        f"per 1000 {currency}",
-        presentation(base).step,
-        "then the bottleneck",
-    )
+    step_name = presentation(advice.result).step
+    head = ("change", "kind", "gain", "cost", f"per 1000 {currency}", step_name, "new bottleneck")
     return ReportTable("", head, tuple(rows), (2, 3, 4, 5))
 
 
@@ -172,71 +262,69 @@ def _cost(one: Tried, currency: str) -> Entry:
     return money(one.extra, currency) if one.extra else Datum("nothing", 0.0, currency)
 
 
-def _settings(advice: Advice) -> list[ReportSection]:
-    """The complete ds_config of the settings that gain most."""
-    best = [one for one in advice.helping if one.change.kind == "setting" and one.gain is not None][:1]
-    found = (
-        settings(one.result.provenance, f"with {_with_gain(one)}", title="Settings to paste") for one in best
-    )
-    return [section for sections in found for section in sections]
+def _settings(advice: Advice) -> tuple[ReportSection, ...]:
+    """Show the complete ds_config of the setting that gains most."""
+    for one in advice.helping:
+        if one.change.kind == "setting" and one.gain is not None:
+            return settings(one.result.provenance, f"with {_with_gain(one)}", title="Settings to copy")
+    return ()
 
 
-# -- search ------------------------------------------------------------------------------------
+# -- search --------------------------------------------------------------------------------------
 
 
 def searched(
     search: Search, *, budget: float | None, service: Sequence[ServiceLevel]
 ) -> tuple[ReportSection, ...]:
-    """What was looked for, the best, and the front of purchase against throughput."""
-    texts = [_search_sentence(search, budget, service), purchase_verdict(search)]
-    duplicates = f", {search.duplicates} come to the same as others" if search.duplicates else ""
-    texts.append(
-        f"{len(search.points)} simulated, {search.too_large} do not fit, {search.over_budget} are beyond the "
-        f"budget, {search.refused} are refused by DeepSpeed or the machine{duplicates}"
-    )
-    texts += [f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_WHYS]]
-    if search.missing:
-        text = "combinations with it are within no budget and not in the table"
-        texts.append(f"no price is known of {', '.join(search.missing)}: {text}")
-    rows = tuple(_point(point, search) for point in search.front)
-    step = presentation(search.points[0].result).step if search.points else "step"
-    head = ("purchase", "units/s", step, "of 1M tokens", "what")
-    table = ReportTable("No other purchase is both cheaper and faster", head, rows, (0, 1, 2, 3), keys=1)
-    drawn = (Chart("throughput over purchase", partial(charts.front, search)),) if rows else ()
-    return (ReportSection(FRONT, tuple(texts), (table,) if rows else (), charts=drawn),)
-
-
-def _search_sentence(search: Search, budget: float | None, service: Sequence[ServiceLevel]) -> str:
+    """Describe the search, its best purchase, and the front of purchase against throughput."""
     limits = [f"at most {budget:,.0f} {search.currency}"] if budget is not None else []
     limits += [level.text for level in service]
-    how = "all of them" if search.method == "grid" else "by Optuna's NSGA-II"
-    texts = f"{search.combinations:,} combinations of storage, drives, memory and batch, {how}"
-    return f"{texts}; {', '.join(limits)}" if limits else texts
+    how = "all simulated" if search.method == "grid" else "searched by Optuna's NSGA-II"
+    looked = f"{search.combinations:,} combinations of storage, drives, memory and batch, {how}"
+    duplicates = f", {search.duplicates} are equal to others" if search.duplicates else ""
+    counts = f"{len(search.points)} simulated, {search.too_large} do not fit, {search.over_budget} exceed the"
+    texts = [
+        f"{looked}; {', '.join(limits)}" if limits else looked,
+        purchase_verdict(search),
+        f"{counts} budget, {search.refused} are refused by DeepSpeed or the machine{duplicates}",
+    ]
+    texts += [
+        f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_REASONS]
+    ]
+    if search.missing:
+        text = "combinations with it meet no budget and are not in the table"
+        texts.append(f"no price is known for {', '.join(search.missing)}: {text}")
+    rows = tuple(_point(point, search) for point in search.front)
+    step = presentation(search.points[0].result).step if search.points else "step"
+    head = ("purchase", "units/s", step, "cost/1M tokens", "configuration")
+    table = ReportTable("No other purchase is both cheaper and faster", head, rows, (0, 1, 2, 3), keys=1)
+    drawn = (Chart("throughput over purchase", partial(charts.front, search)),) if rows else ()
+    title = "Purchases worth considering"
+    return (ReportSection(title, tuple(texts), (table,) if rows else (), charts=drawn),)
 
 
 def purchase_verdict(search: Search) -> str:
-    """The best purchase, or how near the nearest comes."""
+    """The best purchase, or the one that comes nearest to the limits."""
     best = search.best
     if best is None and search.nearest is not None:
         near = search.nearest
-        what = ", ".join(near.description) or "as it is"
-        return f"nothing keeps the budget and the service level; nearest: {what}, {_took(near.result)}"
+        what = ", ".join(near.description) or "no change"
+        return f"nothing meets the budget and the service level; nearest: {what}, {_took(near.result)}"
     if best is None:
         if search.points:
             return "no price per unit of work is known: give a price list of your own (--costs)"
-        return "nothing of it works within the budget"
+        return "no combination is possible within the budget"
     what = {"throughput": "fastest", "cost": "cheapest per unit of work"}[search.objective]
     rate = per_second(best.rate, f" {best.result.unit}s/s")
     price = f"{best.purchase:,.0f} {search.currency}" if math.isfinite(best.purchase) else "an unknown price"
-    return f"{what}: {', '.join(best.description) or 'as it is'}; {rate} for {price}"
+    return f"{what}: {', '.join(best.description) or 'no change'}; {rate} for {price}"
 
 
 def _point(point: SimulatedPurchase, search: Search) -> tuple[Entry, ...]:
-    found = point.economics.metrics()
     return (
         money(point.economics.purchase, search.currency),
         Datum(per_second(point.rate, ""), point.rate, "1/s"),
         seconds(point.result.step_time_s),
-        money(found["cost_per_million_tokens"], search.currency),
-        ", ".join(point.description) or "as it is",
+        money(point.economics.metrics()["cost_per_million_tokens"], search.currency),
+        ", ".join(point.description) or "no change",
     )

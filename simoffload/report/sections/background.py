@@ -1,4 +1,4 @@
-"""What an answer was computed from, and how to compute it again."""
+"""Sections about what an answer was computed from, and how to compute it again."""
 
 from __future__ import annotations
 
@@ -7,67 +7,68 @@ from typing import Any
 
 from simoffload.documents import ds_config_text, yaml_text
 from simoffload.report.document import Listing, ReportSection, ReportTable
-from simoffload.report.formatting import LIMITS, origins, plural
+from simoffload.report.formatting import origins, plural
 from simoffload.results.result import ResultProvenance
-from simoffload.strategies.ds_config import LATEST
 
 __all__ = ["inputs", "limits", "scenario", "settings", "versions"]
 
+_LIMITS = (
+    "Profiles contain data-sheet values, published values and timings of single operations; nothing here has "
+    "been calibrated against runs on the machine itself. Ratios between targets are more reliable than "
+    "absolute times."
+)
 _MOST_AT_ONCE = 12
-"""Inputs that a page lists without folding them up."""
+"""Number of inputs up to which a page lists them unfolded."""
 _MOUNTED = (
-    "paths below /mnt stand for the folders where tiers are mounted; simoffload reads a tier from the name "
-    "of a folder in the path"
+    "paths below /mnt are placeholders for the mount points of the tiers; simoffload takes the tier from the "
+    "name of a folder in the path"
 )
 
 
 def inputs(
     numbers: Sequence[tuple[str, str, str, str, str, str]], counts: Mapping[str, int]
 ) -> ReportSection:
-    """(profile, key, value, origin, source, date) of every number used, and how many of each origin."""
+    """List (profile, key, value, origin, source, date) of every input, and the number of each origin."""
     head = ("profile", "key", "value", "origin", "source", "date")
-    folded = f"All {len(numbers)} numbers" if len(numbers) > _MOST_AT_ONCE else ""
+    folded = f"All {len(numbers)} inputs" if len(numbers) > _MOST_AT_ONCE else ""
     table = ReportTable("", head, tuple(numbers), (), keys=2, folded=folded, page_only=True)
-    texts = f"numbers from profiles: {origins(counts) or 'none'}"
-    return ReportSection("Inputs and their origin", (texts,), (table,) if numbers else ())
+    text = f"numbers from profiles: {origins(counts) or 'none'}"
+    return ReportSection("Inputs and their origin", (text,), (table,) if numbers else ())
 
 
 def scenario(tree: Mapping[str, Any], command: str = "") -> ReportSection:
-    """The scenario as a file, and the command that was given."""
+    """Show the scenario as a file, and the command that was given."""
     listings = [Listing("Command", command)] if command else []
     return ReportSection("Scenario", listings=(*listings, Listing("", yaml_text(tree))), page_only=True)
 
 
 def settings(origins: ResultProvenance, *texts: str, title: str = "Settings") -> tuple[ReportSection, ...]:
-    """Configuration files as they were simulated, to be copied; nothing where there are none."""
+    """Show the configuration files that were simulated, to be copied; nothing where there are none."""
     listings = tuple(Listing(name, ds_config_text(content)) for name, content in origins.exports.items())
     if not listings:
         return ()
     notes = (_MOUNTED,) if any('"nvme_path": "/mnt/' in listing.text for listing in listings) else ()
-    sentences = (*texts, _settings_outside(origins.scenario))
+    strategy = origins.scenario["strategy"]
+    parts = [origins.program] if origins.program else []
+    parts.append(plural(strategy.get("ranks", 1), "rank"))
+    if threads := strategy.get("cpu_threads"):
+        parts.append(f"OMP_NUM_THREADS={threads}")
+    sentences = (*texts, f"for {', '.join(parts)}")
     return (ReportSection(title, sentences, notes=notes, listings=listings, page_only=True),)
-
-
-def _settings_outside(tree: Mapping[str, Any]) -> str:
-    """What a configuration file does not say of a strategy."""
-    strategy = tree["strategy"]
-    version, threads = strategy.get("deepspeed_version", LATEST), strategy.get("cpu_threads")
-    parts = [f"DeepSpeed {version}", plural(strategy.get("ranks", 1), "rank")]
-    return f"for {', '.join([*parts, *([f'OMP_NUM_THREADS={threads}'] if threads else [])])}"
 
 
 def versions(
     found: Iterable[tuple[str, str]], profiles: Iterable[tuple[str, str, str]], command: str = ""
 ) -> ReportSection:
-    """Programs and the files of profiles that were used."""
+    """List the programs and the files of profiles that were used."""
     table = ReportTable("", ("kind", "profile", "sha256"), tuple(profiles), (), keys=2)
-    texts = ", ".join(f"{name} {version}" for name, version in found)
+    text = ", ".join(f"{name} {version}" for name, version in found)
     listings = (Listing("Command", command),) if command else ()
     return ReportSection(
-        "Versions and profiles", tables=(table,), notes=(texts,), listings=listings, page_only=True
+        "Versions and profiles", tables=(table,), notes=(text,), listings=listings, page_only=True
     )
 
 
 def limits() -> ReportSection:
-    """What must not be concluded."""
-    return ReportSection("Limits", (LIMITS,), page_only=True)
+    """State what must not be concluded from a prediction."""
+    return ReportSection("Limits", (_LIMITS,), page_only=True)

@@ -1,4 +1,4 @@
-"""What an answer costs: hardware, energy, tokens; of one result, and of several side by side."""
+"""Sections about costs: hardware, energy, tokens; of one result, and of several side by side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from simoffload.planning.costs import FORMULAS, BreakEven, Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
-from simoffload.report.formatting import per_second, percent
+from simoffload.report.formatting import NameFirst, per_second, percent
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.endurance import duration
 from simoffload.results.inference import InferenceResult
@@ -22,7 +22,7 @@ _MOST_BREAK_EVENS = 3
 
 
 def money(value: float | None, currency: str) -> Entry:
-    """ "221,000 USD", "5.7 USD"; empty for None."""
+    """A cell for an amount, as "221,000 USD" or "5.7 USD"; empty for None."""
     return "" if value is None else Datum(_amount(value, currency), value, currency)
 
 
@@ -47,12 +47,12 @@ def _joules(value: float | None) -> Entry:
 
 
 def costs(result: SimulationResult, one: Economics) -> tuple[ReportSection, ...]:
-    """What is told of one result; the lines of the bill and of the power are not for a terminal."""
+    """State the costs of one result; a terminal leaves out the lines of the bill and of the power."""
     lines = ReportSection(COSTS, tuple(_sentences(result, one)))
     details = ReportSection(
         "Bill, power and prices",
         tables=(_metrics(one), _bill(one), _power(one), _figures(one)),
-        notes=("Prices and powers come from lists, which a list of your own can change: --costs FILE.",),
+        notes=("Prices and powers come from price lists; a list of your own replaces them: --costs FILE.",),
         page_only=True,
     )
     return lines, details
@@ -62,29 +62,27 @@ def _sentences(result: SimulationResult, one: Economics) -> list[str]:
     found, currency, years = one.metrics(), one.costs.currency, one.costs.assumption("lifetime").value
     lines = []
     if found["purchase"] is None:
-        lines.append("no prices are known of this machine")
+        lines.append("no price is known for this machine")
     else:
         text = f"machine and storage cost {_amount(found['purchase'], currency)}"
         if found["purchase_per_h"] is not None:
-            per_h, lasting = (
-                _amount(found["purchase_per_h"], currency),
-                "1 year" if years == 1 else f"{years:g} years",
-            )
-            text += f", {per_h} an hour over {lasting}"
+            lifetime = "1 year" if years == 1 else f"{years:g} years"
+            text += f", which is {_amount(found['purchase_per_h'], currency)} per hour over {lifetime}"
         lines.append(text)
     for worn in one.replacements:
-        text = f"drives of {worn.tier} wear out before they are written off"
-        lines.append(f"{text}: {_amount(worn.per_h, currency)} an hour for new ones")
+        per_h = _amount(worn.per_h, currency)
+        lines.append(f"drives of {worn.tier} wear out before that: replacements cost {per_h} per hour")
     if found["power_w"] is not None and found["electricity_per_h"] is not None:
         pue = one.costs.assumption("pue").value
-        text = f"{format_watts(found['power_w'])} while it works; with a PUE of {pue:g}"
-        lines.append(f"{text}, {_amount(found['electricity_per_h'], currency)} of electricity an hour")
+        electricity = _amount(found["electricity_per_h"], currency)
+        power = f"power under load is {format_watts(found['power_w'])}"
+        lines.append(f"{power}; with a PUE of {pue:g}, electricity costs {electricity} per hour")
     lines += _per_work(result, one, found)
     return lines + list(one.warnings)
 
 
 def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
-    """Of a million tokens, and of a step or a checkpoint."""
+    """State the costs of a million tokens, and of a step or a checkpoint."""
     currency, lines = one.costs.currency, []
     million, kwh = found["cost_per_million_tokens"], found["kwh_per_million_tokens"]
     if million is not None and kwh is not None:
@@ -93,28 +91,26 @@ def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, floa
     rented = found["rent_per_million_tokens"]
     if rented is not None and one.rent is not None:
         hour = f"{_amount(one.rent.value, currency)} for {one.rent.what}, without storage"
-        lines.append(f"rented, a million tokens cost {_amount(rented, currency)} (at {hour})")
+        lines.append(f"on rented hardware, a million tokens cost {_amount(rented, currency)} ({hour})")
     run = found["cost_per_run"]
     if run is not None and found["energy_per_run_j"] is not None:
         joules = found["energy_per_run_j"]
         what = {"token": "generation"}.get(result.unit, result.unit)
         if result.workload.get("kind") == "training":
             what = "training step"
-        lines.append(
-            f"a {what} costs {_amount(run, currency)} and takes {_digits(joules / 3.6e6)} kWh without the PUE"
-        )
+        kwh_text = f"{_digits(joules / 3.6e6)} kWh, not counting the PUE"
+        lines.append(f"a {what} costs {_amount(run, currency)} and takes {kwh_text}")
     return lines
 
 
 def _spread(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
-    """What tokens from weights in HBM could cost at least if ZeRO-3 did not gather them for every token."""
+    """The least that tokens could cost if ZeRO-3 did not gather weights in HBM for every token."""
     bound = result.spread_bound_tokens_per_s if isinstance(result, InferenceResult) else None
     if bound is None or found["cost_per_h"] is None:
         return []
     least = _amount(found["cost_per_h"] / 3600 / bound * 1e6, one.costs.currency)
-    gathers = "this is ZeRO-3, where every GPU gathers every layer for every token"
-    spread = f"at the bound of {per_second(bound)}, of weights spread and not gathered"
-    return [f"{gathers}; {spread}, a million tokens would cost at least {least}"]
+    gathers = "ZeRO-3 gathers every layer on every GPU for every token; without gathering,"
+    return [f"{gathers} a million tokens would cost at least {least} (upper bound: {per_second(bound)})"]
 
 
 def _metrics(one: Economics) -> ReportTable:
@@ -131,7 +127,7 @@ def _metrics(one: Economics) -> ReportTable:
                 f"{name} = {FORMULAS[name]}",
             )
         )
-    return ReportTable("Costs and energy", ("metric", "value", "how it is computed"), tuple(rows), (1,))
+    return ReportTable("Costs and energy", ("metric", "value", "formula"), tuple(rows), (1,))
 
 
 def _bill(one: Economics) -> ReportTable:
@@ -139,13 +135,13 @@ def _bill(one: Economics) -> ReportTable:
     rows: list[tuple[Entry, ...]] = []
     for item in one.bill.items:
         each = item.price.value * item.units if item.price else None
-        total = "comes with the machine" if item.covered else money(item.total, currency)
+        total = "included in the machine" if item.covered else money(item.total, currency)
         price = "" if item.covered else money(each, currency)
         rows.append(
             (item.description, count(item.number), price, total if item.covered or item.price else "unknown")
         )
-    rows.append(("sum", "", "", money(one.purchase, currency) if one.purchase is not None else "unknown"))
-    return ReportTable("What has to be bought", ("part", "number", "each", "all"), tuple(rows), (1, 2, 3))
+    rows.append(("total", "", "", money(one.purchase, currency) if one.purchase is not None else "unknown"))
+    return ReportTable("Bill of materials", ("part", "count", "each", "total"), tuple(rows), (1, 2, 3))
 
 
 def _power(one: Economics) -> ReportTable:
@@ -162,8 +158,8 @@ def _power(one: Economics) -> ReportTable:
             )
             for draw in one.energy.draws
         )
-    head = ("device", "number", "idle, each", "active, each", "busy", "all")
-    return ReportTable("What draws power", head, rows, (1, 2, 3, 4, 5))
+    head = ("device", "count", "idle, each", "active, each", "busy", "total")
+    return ReportTable("Power by device", head, rows, (1, 2, 3, 4, 5))
 
 
 def _figures(one: Economics) -> ReportTable:
@@ -178,15 +174,15 @@ def _figures(one: Economics) -> ReportTable:
         for figure in one.figures
     )
     head = ("price or assumption", "value", "origin", "source", "date")
-    return ReportTable("Where prices come from", head, rows, (1,), folded="Where prices come from")
+    return ReportTable("Sources of prices", head, rows, (1,), folded="Sources of prices")
 
 
 # -- several -----------------------------------------------------------------------------------
 
 
 def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
-    """One table, and of each model and kind of work the prices at which the cheapest and the next would
-    cost the same."""
+    """Compare costs in a table, and give for each model and kind of work the break-even prices between the
+    cheapest result and the next."""
     rows = tuple(_compared(one, [other for other in found if other.work == one.work]) for one in found)
     head = ("result", "purchase", "cost/1M", "return", "worn out", "power", "J/token", "kWh/1M", "rented/1M")
     shown = ReportTable("", head, rows, (1, 2, 3, 5, 6, 7, 8)).without_empty_columns()
@@ -194,25 +190,25 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
         return ()
     notes = [
         f"kWh and cost are for a million tokens; cost = {FORMULAS['cost_per_million_tokens']}",
-        f"return is beside that of the best; return = {FORMULAS['return_per_purchase']}",
-        "worn out: when the rating of the drives is used up, in work day and night",
+        f"return is relative to the best one; return = {FORMULAS['return_per_purchase']}",
+        "worn out: time until the rated endurance of the drives is used up in continuous operation",
     ]
     idle = {one.economics.idle for one in found}
-    foreign = set.intersection(*(set(one.economics.slips) for one in found))  # to all of the machines
+    common = set.intersection(*(set(one.economics.slips) for one in found))  # slips of all machines
     about: dict[str, list[str]] = {}
     for one in found:
         for text in one.economics.warnings:
-            if text in foreign or text not in one.economics.slips:
+            if text in common or text not in one.economics.slips:
                 about.setdefault(text, []).append(one.label)
     warnings = (
-        f"{'; '.join(labels)}: {text}" if text in idle and len(idle) > 1 else text
+        NameFirst(f"{'; '.join(labels)}: {text}") if text in idle and len(idle) > 1 else text
         for text, labels in about.items()
     )
     currency = found[0].economics.costs.currency
     lines = [text for one in verdicts(found) for text in _verdict(one, currency)]
     for one in found:
         more = _spread(one.result, one.economics, one.economics.metrics())
-        lines += [f"{one.label}: {text}" for text in more]
+        lines += [NameFirst(f"{one.label}: {text}") for text in more]
     return (ReportSection(COSTS, (*lines, *warnings), (shown,), tuple(notes)),)
 
 
@@ -235,14 +231,14 @@ def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
 
 
 def _at_least(one: Costed, cell: Entry) -> Entry:
-    """A sum that lacks the price of something."""
+    """Mark a sum in which a price is missing."""
     if not one.economics.bill.missing or isinstance(cell, str):
         return cell
     return cell._replace(text=f"≥ {cell.text}")
 
 
 def _lifetimes(result: SimulationResult) -> str:
-    """Of the drives that steps or checkpoints write to; inference writes nothing."""
+    """Lifetimes of the drives that steps or checkpoints write to; inference writes nothing."""
     found = result.drive_lifetime if isinstance(result, TrainingResult | CheckpointResult) else ()
     return ", ".join(
         f"{one.tier}: {duration(one.drive_lifetime.years)}"
@@ -252,28 +248,26 @@ def _lifetimes(result: SimulationResult) -> str:
 
 
 def _verdict(one: CostVerdict, currency: str) -> list[str]:
-    """Which answer has the lowest cost per unit of work, and what would turn that round."""
+    """Which result has the lowest cost per unit of work, and which prices would reverse that."""
     ratio = format_number(one.ratio)
     if ratio == "1":
-        return [f"{one.cheapest} and {one.next} cost the same per unit of work"]
-    lines = f"{one.cheapest} has the lowest cost per unit of work, {one.next} {ratio} times as much"
+        return [NameFirst(f"{one.cheapest} and {one.next} cost the same per unit of work")]
+    line = f"{one.cheapest} has the lowest cost per unit of work; {one.next} costs {ratio} times as much"
     if one.tie:
-        lines += f"; a tie, as predictions of real runs are off by ±{percent(one.margin)}"
+        line += f"; a tie, because the prediction error on real runs is ±{percent(one.margin)}"
     if not one.break_even_points:
-        return [lines, "no single price of either turns that round"]
+        return [NameFirst(line), "no change of a single price reverses that"]
     turns = [
-        flip for flip in one.break_even_points if _amount(flip.at, currency) != _amount(flip.now, currency)
+        point
+        for point in one.break_even_points
+        if _amount(point.at, currency) != _amount(point.now, currency)
     ]
-    return [
-        lines,
-        *(_break_even_sentence(flip, one.cheapest, one.next, currency) for flip in turns[:_MOST_BREAK_EVENS]),
-    ]
+    sentences = (_break_even(point, one.cheapest, one.next, currency) for point in turns[:_MOST_BREAK_EVENS])
+    return list(map(NameFirst, (line, *sentences)))
 
 
-def _break_even_sentence(flip: BreakEven, first: str, second: str, currency: str) -> str:
-    what = {FIRST: f"everything bought for {first}", SECOND: f"everything bought for {second}"}.get(
-        flip.what, flip.what
-    )
-    now, at = _amount(flip.now, currency), _amount(flip.at, currency)
-    direction = "below" if flip.first_cheaper_above else "above"
-    return f"{second} would cost less with {what} {direction} {at} (now {now})"
+def _break_even(point: BreakEven, first: str, second: str, currency: str) -> str:
+    totals = {FIRST: f"a total purchase for {first}", SECOND: f"a total purchase for {second}"}
+    now, at = _amount(point.now, currency), _amount(point.at, currency)
+    direction = "below" if point.first_cheaper_above else "above"
+    return f"{second} would cost less with {totals.get(point.what, point.what)} {direction} {at} (now {now})"

@@ -1,4 +1,4 @@
-"""What training moves to and from storage: in a step, for checkpoints and data; and the wear of drives."""
+"""Sections about storage traffic of training: in a step, for checkpoints and data; and drive endurance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simoffload.report.document import (
     fraction,
     seconds,
 )
-from simoffload.report.formatting import largest, percent, plural
+from simoffload.report.formatting import NameFirst, largest, percent, plural
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints, Outlook
 from simoffload.results.data_loading import DataLoading, Epoch, data_loading_sentences
 from simoffload.results.endurance import TierLifetime, duration
@@ -31,7 +31,7 @@ _FROM = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
 
 
 def training_overheads(result: SimulationResult) -> tuple[ReportSection, ...]:
-    """What a run has beside its steps; nothing for inference."""
+    """What a run does in addition to its steps; nothing for inference."""
     found: list[ReportSection] = []
     if isinstance(result, TrainingResult | CheckpointResult) and result.checkpoint is not None:
         found.append(_checkpoint(result.checkpoint))
@@ -46,21 +46,21 @@ def training_overheads(result: SimulationResult) -> tuple[ReportSection, ...]:
 
 
 def storage(result: TrainingResult) -> ReportSection:
-    """Bytes of one step, on all ranks and for each parameter of the model; write caches and requests."""
+    """List the bytes of one step, on all ranks and per parameter of the model; write caches and requests."""
     rows: list[tuple[Entry, ...]] = []
     for one in result.traffic:
         each = (size / result.parameters for size in (one.read, one.written))
         per_parameter = (Datum(f"{format_number(size)} B", size, "B") for size in each)
         rows.append((one.tier, byte_count(one.read), byte_count(one.written), *per_parameter))
     if not rows:
-        return ReportSection("Storage", ("a step moves nothing to or from storage",), page_only=True)
+        return ReportSection("Storage", ("a step reads and writes nothing on storage",), page_only=True)
     head = ("tier", "read", "written", "read per parameter", "written per parameter")
     table = ReportTable("One step, all ranks", head, tuple(rows), (1, 2, 3, 4))
-    # What exceeds a cache is among the warnings.
-    caches = [one.sentence for one in result.write_caches if not one.exceeded]
+    # Writes that exceed a cache are among the warnings.
+    caches = [NameFirst(one.sentence) for one in result.write_caches if not one.exceeded]
     requests = [
-        f"{one.tier}: from the start to the end of the first step a rank reads {one.read:,} and writes "
-        f"{one.written:,} whole requests of {format_bytes(one.block, binary=True)}"
+        f"by the end of the first step each rank reads {one.read:,} and writes {one.written:,} full requests "
+        f"of {format_bytes(one.block, binary=True)} on {one.tier}"
         for one in result.requests
     ]
     return ReportSection("Storage", (*caches, *requests), (table,))
@@ -70,14 +70,12 @@ def storage(result: TrainingResult) -> ReportSection:
 
 
 def _checkpoint(one: Checkpoints) -> ReportSection:
-    lines = [f"{format_bytes(one.size)} in {plural(one.files, 'file')} on {printable(one.tier)}"]
-    if one.keep > 1:
-        lines[0] += f", {one.keep} kept"
-    if one.written > one.size:
-        lines[0] += f"; {format_bytes(one.written)} are written for it"
+    kept = f", {one.keep} kept" if one.keep > 1 else ""
+    more = f"; {format_bytes(one.written)} are written for it" if one.written > one.size else ""
+    lines = [f"{format_bytes(one.size)} in {plural(one.files, 'file')} on {printable(one.tier)}{kept}{more}"]
     if one.outlook is not None:
-        lines += [*_cost(one, one.outlook), *_failures(one.outlook)]
-    lines += [printable(cache.sentence) for cache in one.write_caches]
+        lines += [*_stall(one, one.outlook), *_failures(one.outlook)]
+    lines += [NameFirst(printable(cache.sentence)) for cache in one.write_caches]
     parts = ReportTable(
         "Parts of a checkpoint",
         ("part", "each", "writers", "files", "from"),
@@ -90,36 +88,33 @@ def _checkpoint(one: Checkpoints) -> ReportSection:
     return ReportSection("Checkpoint", tuple(lines), (parts, *_phases(one)))
 
 
-def _cost(one: Checkpoints, outlook: Outlook) -> list[str]:
+def _stall(one: Checkpoints, outlook: Outlook) -> list[str]:
     rate = format_rate(one.size / outlook.commit_s)
     saving = f"saving takes {format_seconds(outlook.commit_s)} ({rate})"
     if outlook.background_s:
-        saving += f", {format_seconds(outlook.background_s)} of it behind the training"
-    saving += f"; training stands still for {format_seconds(outlook.stall_s)}"
+        saving += f", {format_seconds(outlook.background_s)} of it in the background"
+    saving += f"; training stalls for {format_seconds(outlook.stall_s)}"
     if outlook.share is not None and outlook.interval_s is not None:
         every = format_seconds(outlook.interval_s)
-        saving += f", {percent(outlook.share)} of the time with {every} of training in between"
+        saving += f", {percent(outlook.share)} of the time at a checkpoint interval of {every}"
     return [saving, f"restoring takes {format_seconds(outlook.restore_s)}"]
 
 
 def _failures(outlook: Outlook) -> list[str]:
     if outlook.mtbf_s is None or outlook.young_s is None or outlook.daly_s is None:
         return []
-    lines = (
+    line = (
         f"with a failure every {format_seconds(outlook.mtbf_s)} the best interval is "
         f"{format_seconds(outlook.young_s)} (Young), {format_seconds(outlook.daly_s)} (Daly)"
     )
     if outlook.best_efficiency is not None:
-        lines += f"; {_efficiency(outlook.best_efficiency)} of the time then goes into training"
+        line += f"; the efficiency is then {_efficiency(outlook.best_efficiency)}"
     if outlook.efficiency is not None and outlook.interval_s is not None:
-        lines += f", {_efficiency(outlook.efficiency)} at {format_seconds(outlook.interval_s)}"
+        line += f", and {_efficiency(outlook.efficiency)} at {format_seconds(outlook.interval_s)}"
     if outlook.lost_work_s is None:
-        return [lines]
+        return [line]
     lost, restart = format_seconds(outlook.lost_work_s), format_seconds(outlook.restart_s)
-    return [
-        lines,
-        f"a failure throws away {lost} of training on average, and {restart} pass until it goes on",
-    ]
+    return [line, f"a failure loses {lost} of training on average, and the restart takes {restart}"]
 
 
 def _efficiency(share: float) -> str:
@@ -131,17 +126,12 @@ def _phases(one: Checkpoints) -> tuple[ReportTable, ...]:
     if not one.saving:
         return ()
     rows = [
-        (phase.result.name, "behind the training" if phase.background else "save", phase.result)
+        (phase.result.name, "background" if phase.background else "save", phase.result)
         for phase in one.saving
     ]
     rows += [(restored.name, "restore", restored) for restored in one.restoring]
-    table = ReportTable(
-        "Phases of saving and restoring",
-        ("phase", "", "time", "bottleneck"),
-        tuple((name, when, seconds(each.time_s), largest(each)) for name, when, each in rows),
-        (2,),
-    )
-    return (table,)
+    cells = tuple((name, when, seconds(each.time_s), largest(each)) for name, when, each in rows)
+    return (ReportTable("Phases of saving and restoring", ("phase", "", "time", "bottleneck"), cells, (2,)),)
 
 
 # -- data ----------------------------------------------------------------------------------------
@@ -150,14 +140,16 @@ def _phases(one: Checkpoints) -> tuple[ReportTable, ...]:
 def _data(dataset: Dataset, data_loading: DataLoading) -> ReportSection:
     size = f"{dataset.samples:,} samples of {format_bytes(dataset.sample_size)}"
     steps, lasting = f"{data_loading.steps_per_epoch:,}", format_seconds(data_loading.cold.duration_s)
-    where = f"{printable(dataset.tier)}, {format_bytes(data_loading.stored)} there"
+    where = f"{printable(dataset.tier)} ({format_bytes(data_loading.stored)} stored)"
+    names = tuple(filter(None, (dataset.tier, data_loading.cold.link)))
+    texts = (printable(text) for text in data_loading_sentences(dataset, data_loading))
     lines = (
         f"{size} on {where}; an epoch has {steps} steps and takes {lasting}",
-        *(printable(text) for text in data_loading_sentences(dataset, data_loading)),
+        *(NameFirst(text) if text.startswith(names) else text for text in texts),
     )
     table = ReportTable(
         "Epochs",
-        ("epoch", "in page cache", "needed", "reachable", "a batch every", "waiting"),
+        ("epoch", "in page cache", "needed", "reachable", "time per batch", "GPUs waiting"),
         tuple(_epoch(epoch) for epoch in data_loading.epochs),
         (1, 2, 3, 4, 5),
     )
@@ -176,7 +168,7 @@ def _epoch(epoch: Epoch) -> tuple[Entry, ...]:
     )
 
 
-# -- wear ----------------------------------------------------------------------------------------
+# -- endurance -----------------------------------------------------------------------------------
 
 
 def _lifetimes(found: Sequence[TierLifetime]) -> ReportSection:
@@ -188,12 +180,20 @@ def _lifetimes(found: Sequence[TierLifetime]) -> ReportSection:
             (
                 tier,
                 count(one.drives),
-                Datum(f"{format_bytes(one.per_step)} a {unit}", one.per_step, "B"),
+                Datum(f"{format_bytes(one.per_step)} per {unit}", one.per_step, "B"),
                 byte_count(one.per_day),
                 Datum(each_day, one.per_drive_day, "B"),
                 "no rating" if rated is None else Datum(f"{format_number(rated, digits=2)}", rated),
                 Datum(duration(one.years), one.years, "years") if one.years is not None else "",
             )
         )
-    head = ("tier", "drives", "written", "a day", "each a day (drive writes)", "rated", "used up in")
-    return ReportSection("Wear of drives", tables=(ReportTable("", head, tuple(rows), (1, 2, 3, 4, 5, 6)),))
+    head = (
+        "tier",
+        "drives",
+        "written",
+        "per day",
+        "per drive (DWPD)",
+        "rated DWPD",
+        "worn out after",
+    )
+    return ReportSection("Drive endurance", tables=(ReportTable("", head, tuple(rows), (1, 2, 3, 4, 5, 6)),))

@@ -12,7 +12,7 @@ from simoffload.calibration.micro.plan import (
     matmul_variants,
     stages,
 )
-from simoffload.cli import calibrate_micro
+from simoffload.cli import calibrating
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_only_what_was_chosen() -> None:
 
 def test_the_command_knows_the_sections() -> None:
     """The parser has its own list: it must not wait for imports."""
-    assert tuple(SECTIONS) == calibrate_micro._SECTIONS
+    assert tuple(SECTIONS) == calibrating._SECTIONS
 
 
 def test_shapes_of_known_models() -> None:

@@ -1,0 +1,395 @@
+"""``simoffload calibrate``: measure this machine, run real DeepSpeed, compare with predictions."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from simoffload.cli.console import Console, ExitCode, Progress
+from simoffload.cli.option_types import SubParsers, listed, seconds, size
+from simoffload.errors import InputError, Problem, shortened
+
+__all__ = ["add", "calibrate_compare", "calibrate_deepspeed", "calibrate_micro"]
+
+RECORD = "micro.json"
+_SECTIONS = (
+    "copies",
+    "collectives",
+    "hbm",
+    "matmul",
+    "attention",
+    "kernels",
+    "dram",
+    "hooks",
+    "storage",
+    "cpu_adam",
+)
+_HELP = "measure links, memories, kernels, storage and hooks of this machine and write its profiles"
+
+
+def add(actions: SubParsers) -> None:
+    """Register the actions of ``calibrate``."""
+    _add_micro(actions)
+    _add_deepspeed(actions)
+    _add_compare(actions)
+
+
+def _add_micro(actions: SubParsers) -> None:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        "micro",
+        help=_HELP,
+        description=f"{_HELP[0].upper()}{_HELP[1:]}. Sections: {', '.join(_SECTIONS)}.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-o",
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        required=True,
+        help="empty or new folder for the results",
+    )
+    parser.add_argument("--gpus", type=_count, metavar="N", help="use N GPUs (default: all)")
+    parser.add_argument(
+        "--storage", type=Path, metavar="FOLDER", help="folder in which to measure reads and writes"
+    )
+    parser.add_argument(
+        "--storage-size",
+        type=size,
+        metavar="SIZE",
+        help="size of the files written there (default: up to 2 GiB)",
+    )
+    parser.add_argument("--only", type=_sections, metavar="SECTION,…", help="measure only these sections")
+    parser.add_argument("--skip", type=_sections, metavar="SECTION,…", help="leave these sections out")
+    parser.add_argument("--quick", action="store_true", help="measure fewer points, for a first look")
+    parser.add_argument(
+        "--from",
+        dest="base",
+        metavar="PLATFORM",
+        help="platform that provides the numbers that cannot be measured",
+    )
+    parser.add_argument("--id", metavar="ID", help="id of the new platform (default: derived from its GPUs)")
+    parser.add_argument(
+        "--from-json", type=Path, metavar="FILE", help="measure nothing; make profiles from this micro.json"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document, errors too")
+    parser.set_defaults(command=calibrate_micro)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a number of GPUs from 1 to 64')
+    return int(text)
+
+
+def _sections(text: str) -> tuple[str, ...]:
+    from simoffload.documents import suggest
+
+    names = listed(text)
+    for name in names:
+        if name not in _SECTIONS:
+            hint = suggest(name, _SECTIONS)
+            known = ", ".join(_SECTIONS)
+            raise argparse.ArgumentTypeError(
+                f'"{shortened(name)}" is not a section{hint}; valid are: {known}'
+            )
+    return names
+
+
+def calibrate_micro(arguments: Namespace, console: Console) -> ExitCode:
+    """Measure, or read an earlier record, and write ``micro.json`` and profiles into a folder.
+
+    Without a GPU there are no profiles, unless ``--from`` names a platform that provides its numbers.
+    """
+    from simoffload.calibration.micro.profiles import check_names
+    from simoffload.calibration.micro.record import read_record
+
+    _check_folder(arguments.output_dir)
+    check_names(arguments.base, arguments.id)
+    if arguments.from_json is not None:
+        _refuse_with_record(arguments)
+        raw = read_record(arguments.from_json)
+        files = _profiles(arguments, raw)
+        _write(arguments.output_dir, files)
+    else:
+        with _new_folder(arguments.output_dir):
+            raw = _measure(arguments, console)
+            files = _write_all(arguments, raw, console)
+    _answer(arguments.output_dir, raw, files, console)
+    return ExitCode.OK
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Create the folder before the measurement; remove it again if nothing was written."""
+    try:
+        folder.mkdir(exist_ok=True)
+        (folder / ".probe").touch()
+        (folder / ".probe").unlink()
+    except OSError as error:
+        raise _refusal(str(folder), f"cannot be written to: {error.strerror}; name another folder") from None
+    try:
+        yield
+    finally:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> dict[str, str]:
+    """Write the record, from which profiles can be made again, then the profiles."""
+    from simoffload.calibration.micro.record import record_text
+
+    record = {RECORD: record_text(raw)}
+    _write(arguments.output_dir, record)
+    if not raw["machine"].get("gpu") and arguments.base is None:
+        console.warn(
+            ["no GPU was found, so no profiles are written; --from PLATFORM uses the GPU of that platform"]
+        )
+        return record
+    try:
+        files = _profiles(arguments, raw)
+    except InputError as error:
+        kept = f"no profiles were written; {arguments.output_dir / RECORD} is kept for --from-json"
+        raise InputError([*error.problems, Problem("", None, None, "", kept)]) from None
+    _write(arguments.output_dir, files)
+    return record | files
+
+
+def _profiles(arguments: Namespace, raw: dict[str, Any]) -> dict[str, str]:
+    from simoffload.calibration.micro.profiles import base_platform, profile_from_micro
+
+    where = str(arguments.from_json or arguments.output_dir / RECORD)
+    try:
+        base = base_platform((raw["machine"].get("gpu") or {"name": ""})["name"], arguments.base)
+        files = profile_from_micro(raw, base, identifier=arguments.id)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Only simoffload writes records; one that was changed by hand has to be measured again.
+        what = str(error).splitlines()[0][:120] if str(error) else ""
+        text = f"was not written by calibrate micro ({type(error).__name__}: {what}); measure again"
+        raise InputError((Problem(where, None, None, "", text),)) from None
+    _check_profiles(files, where)
+    return files
+
+
+def _check_profiles(files: dict[str, str], record: str) -> None:
+    """Load the profiles as a scenario does. Raises InputError if one is invalid."""
+    from simoffload.hardware import load_platform
+
+    with TemporaryDirectory(prefix="simoffload-profiles-") as name:
+        for file, text in files.items():
+            (Path(name) / file).write_text(text, encoding="utf-8")
+        try:
+            load_platform(Path(name) / "platform.yaml")
+        except InputError as error:
+            renamed = (one._replace(path=Path(one.path).name) for one in error.problems)
+            text = "its numbers do not give a valid profile; measure again"
+            raise InputError([Problem(record, None, None, "", text), *renamed]) from None
+
+
+def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
+    from simoffload.calibration.micro.launch import MeasurementRequest, describe, measure
+    from simoffload.calibration.micro.record import read_record
+
+    record = arguments.output_dir / RECORD
+    request = MeasurementRequest(
+        sections=_chosen(arguments),
+        gpus=arguments.gpus,
+        storage=arguments.storage,
+        storage_size=arguments.storage_size,
+        quick=arguments.quick,
+        record=record,
+    )
+    console.note(describe(request, arguments.output_dir))
+    try:
+        return measure(request, progress=console.note)
+    except BaseException:
+        if record.is_file():
+            kept = ", ".join(read_record(record)["sections"])
+            console.note(
+                f"{record} contains what was measured so far: {kept}; --from-json makes profiles from it"
+            )
+        raise
+
+
+def _chosen(arguments: Namespace) -> tuple[str, ...]:
+    wanted = arguments.only or _SECTIONS
+    chosen = tuple(name for name in _SECTIONS if name in wanted and name not in (arguments.skip or ()))
+    if not chosen:
+        raise _refusal("--skip", "skips all sections; name fewer")
+    if arguments.only and arguments.storage is None and "storage" in chosen:
+        raise _refusal("--storage", "is missing: name the folder to measure")
+    return chosen
+
+
+def _refuse_with_record(arguments: Namespace) -> None:
+    """Refuse options of the measurement together with ``--from-json``."""
+    for option in ("gpus", "storage", "storage_size", "only", "skip", "quick"):
+        if getattr(arguments, option):
+            raise _refusal(
+                f"--{option.replace('_', '-')}", "cannot be combined with --from-json, which measures nothing"
+            )
+
+
+def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: Console) -> None:
+    from simoffload.calibration.micro.plan import lacking
+
+    data = {
+        "schema": "simoffload/calibrate-micro/1",
+        "folder": str(folder),
+        "files": list(files),
+        "measured": list(raw["sections"]),
+        "skipped": raw["skipped"],
+        "unfinished": raw.get("unfinished", []),
+    }
+    console.warn(f"{name} skipped: {reason}" for name, reason in raw["skipped"].items())
+    console.warn(lacking(raw))
+    if console.as_json:
+        console.answer("", data)
+        return
+    console.print_lines(f"measured: {', '.join(raw['sections']) or 'nothing'}")
+    console.print_lines(f"{folder}: {', '.join(files)}")
+    if "platform.yaml" in files:
+        console.print_lines(f"use it as platform: {folder / 'platform.yaml'}")
+
+
+def _check_folder(folder: Path) -> None:
+    from simoffload.documents import exists, file_errors
+
+    there = exists(folder)
+    if folder.is_symlink() or (there and not folder.is_dir()):
+        raise _refusal(str(folder), "is not a plain folder; name another folder")
+    with file_errors(folder, what="cannot be used"):
+        occupied = there and any(folder.iterdir())
+    if occupied:
+        raise _refusal(str(folder), "is not empty; name a new folder")
+    if not folder.absolute().parent.is_dir():
+        raise _refusal(str(folder), "its parent folder does not exist; create it first")
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    from simoffload.exchange.files import replacing
+
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        with replacing(folder / name) as file:
+            file.write(text)
+
+
+def _refusal(path: str, message: str) -> InputError:
+    return InputError((Problem(path, None, None, "", message),))
+
+
+_DEEPSPEED = "run real ZeRO-3 offload of models with random weights and record the times"
+_DEEPSPEED_DESCRIPTION = """\
+Run real ZeRO-3 offload of models with random weights on this machine and record the times of all modules
+and storage operations. RUNS are files written like scenarios (their platform is ignored), or lists of
+them under "runs:". Needs torch, transformers and deepspeed (extra "calibrate").
+"""
+
+
+def _add_deepspeed(actions: SubParsers) -> None:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        "deepspeed", help=_DEEPSPEED, description=_DEEPSPEED_DESCRIPTION, allow_abbrev=False
+    )
+    parser.add_argument("runs", metavar="RUNS", nargs="+", type=Path, help="files that say what to run")
+    parser.add_argument("-o", "--output-dir", required=True, type=Path, metavar="DIR", help="an empty folder")
+    parser.add_argument(
+        "--swap-dir", type=Path, metavar="DIR", help="empty folder for swap files (default: DIR/swap)"
+    )
+    parser.add_argument(
+        "--max-size",
+        type=size,
+        default=64 * 1024**3,
+        metavar="SIZE",
+        help="largest size of swap files (default: 64 GiB)",
+    )
+    parser.add_argument(
+        "--case-time", type=seconds, default=600.0, metavar="S", help="time limit of one run [s]"
+    )
+    parser.add_argument(
+        "--time", type=seconds, default=86_400.0, metavar="S", help="time limit of all runs [s]"
+    )
+    parser.add_argument("--no-trace", action="store_true", help="record times of passes only, not of modules")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be run and written, and stop"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    parser.set_defaults(command=calibrate_deepspeed)
+
+
+def calibrate_deepspeed(arguments: Namespace, console: Console) -> ExitCode:
+    """Run the cases; the status is 1 if one of them failed."""
+    from simoffload.calibration.deepspeed.launch import LaunchSettings, check, describe, run_cases
+    from simoffload.calibration.runs import read_requests
+
+    cases = read_requests(arguments.runs)
+    settings = LaunchSettings(
+        folder=arguments.output_dir,
+        swap_folder=arguments.swap_dir or arguments.output_dir / "swap",
+        largest=arguments.max_size,
+        seconds_per_case=arguments.case_time,
+        seconds=arguments.time,
+        trace=not arguments.no_trace,
+    )
+    plan = describe(cases, settings)
+    if arguments.dry_run:
+        missing = check(cases, settings)
+        console.warn([missing] if missing else [])
+        console.answer(plan, {"schema": "simoffload/calibrate-deepspeed/1", "plan": plan.splitlines()})
+        return ExitCode.OK
+    console.note(plan)
+    outcome = run_cases(cases, settings, progress=console.note)
+    for name, why in outcome.failed:
+        console.note(f"failed: {name}: {why}")
+    data = {
+        "schema": "simoffload/calibrate-deepspeed/1",
+        "file": str(outcome.file),
+        "done": outcome.done,
+        "failed": [{"name": name, "error": why} for name, why in outcome.failed],
+    }
+    console.answer(f"{outcome.done} of {len(cases)} run(s) recorded in {outcome.file}", data)
+    return ExitCode.FAILED if outcome.failed else ExitCode.OK
+
+
+_COMPARE = "predict recorded runs and compare predictions with measurements"
+_COMPARE_DESCRIPTION = """\
+Predict every run in files of "calibrate deepspeed" and compare the prediction with the measurement, and with
+a naive one: bytes over bandwidth. The platform is platform.yaml in the folder of a file or in profile/ there
+(written by "calibrate micro"), else the shipped platform with the same GPU.
+"""
+
+
+def _add_compare(actions: SubParsers) -> None:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        "compare", help=_COMPARE, description=_COMPARE_DESCRIPTION, allow_abbrev=False
+    )
+    parser.add_argument("runs", metavar="RUNS", nargs="+", type=Path, help="runs.json of calibrate deepspeed")
+    parser.add_argument("--platform", metavar="PATH|ID", help="predict all files with this platform")
+    parser.add_argument(
+        "--streams", action="store_true", help="also show one decode step by stream and by layer"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    parser.set_defaults(command=calibrate_compare)
+
+
+def calibrate_compare(arguments: Namespace, console: Console) -> ExitCode:
+    """Compare the files; a run that cannot be predicted is a row with the reason."""
+    from simoffload.calibration.compare import compare_file, comparison_text, to_dict
+
+    files = []
+    problems: list[Problem] = []
+    with Progress(console) as progress:
+        for path in arguments.runs:
+            try:
+                files.append(compare_file(path, platform=arguments.platform, progress=progress))
+            except InputError as error:
+                problems += error.problems
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+    console.answer(comparison_text(files, streams=arguments.streams), to_dict(files))
+    return ExitCode.OK

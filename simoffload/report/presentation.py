@@ -1,0 +1,321 @@
+"""What reports say differently about inference, training and checkpoints: one function for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from simoffload.errors import printable
+from simoffload.report.document import Entry, byte_rate, rate, seconds
+from simoffload.report.formatting import per_second, percent, plural
+from simoffload.results.checkpoint import CheckpointResult
+from simoffload.results.inference import InferenceResult
+from simoffload.results.passes import PassResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from simoffload.units import format_bytes, format_number, format_rate, format_seconds
+
+__all__ = ["Metric", "Presentation", "TierAssignment", "presentation"]
+
+Shown = Mapping[str, tuple[str, Callable[[float], str]]]
+"""Descriptions of metrics by their keys, each with the function that formats its value."""
+
+
+class Metric(NamedTuple):
+    """A metric as a reader sees it."""
+
+    key: str
+    description: str
+    value: str
+    share: str = ""
+    """Share of the step, for a metric that is a part of it."""
+
+
+class TierAssignment(NamedTuple):
+    """Something that can be offloaded, and the tier that holds it."""
+
+    what: str
+    tier: str
+
+
+class Presentation(NamedTuple):
+    """How a report presents one result."""
+
+    kind: str
+    """ "inference", "prefill" (inference of one token), "training", "checkpoint"."""
+    verb: str
+    """What the model does on the platform: "runs", "trains", "is saved"."""
+    work: tuple[str, ...]
+    """The workload, in a few words each."""
+    took: str
+    """The main times as part of a sentence; empty where there are none."""
+    step: str
+    """Name of ``SimulationResult.step_time_s``: "TPOT", "TTFT", "step", "checkpoint"."""
+    compared: str
+    """Name of ``SimulationResult.compared_s``, as it begins a sentence."""
+    places: tuple[TierAssignment, ...]
+    """What is offloaded with its tiers, the weights first."""
+    labels: tuple[str, ...]
+    """Names that may distinguish the result from others, the shortest first."""
+    exact: str
+    """The most specific name: "scenario@tier"."""
+    metrics: tuple[Metric, ...]
+    """All metrics that have a value, in the order of reading."""
+    cells: Mapping[str, Entry]
+    """Heads and cells of a row of a comparison, the same heads for all results of a kind."""
+    legend: str
+    """Explanation of the other columns of a comparison."""
+    formulas: tuple[str, ...]
+    """Metrics that are explained under a comparison."""
+    shown: PassResult | None
+    """The pass whose operations are drawn."""
+    unit_name: str
+    """What ``SimulationResult.step`` is: a "pass", or a "step" or "checkpoint" of several."""
+    parts: str = "layers"
+    """What the blocks of that pass are."""
+    note: str = ""
+    """What else must be known about the metrics."""
+    how: str = ""
+    """What else must be known about the places."""
+
+    @property
+    def called(self) -> str:
+        """What a sentence calls ``SimulationResult.step``; empty if its own name is used."""
+        return "" if self.unit_name == "pass" else f"the {self.unit_name}"
+
+
+def presentation(result: SimulationResult) -> Presentation:
+    """How a report presents a result. Raises TypeError for an unknown kind of result."""
+    if isinstance(result, InferenceResult):
+        return _inference(result)
+    if isinstance(result, TrainingResult):
+        return _training(result)
+    if isinstance(result, CheckpointResult):
+        return _checkpoint(result)
+    raise TypeError(f"{type(result).__name__} is a kind of result that no report knows")
+
+
+def _labels(name: str, tiers: str) -> tuple[str, ...]:
+    return tuple(map(printable, (tiers, name, f"{name}, {tiers}")))
+
+
+def _batch(result: InferenceResult | TrainingResult) -> str:
+    """ "batch 2 × 8 GPUs", or "batch 2 on 8 GPUs" for a batch that they share."""
+    gpus = plural(result.gpus, "GPU")
+    if result.replicas == result.gpus:
+        return f"batch {result.batch_size} × {gpus}"
+    each = f" × {plural(result.replicas, 'replica')}" if result.replicas > 1 else ""
+    return f"batch {result.batch_size}{each} on {gpus}"
+
+
+def _metrics(
+    result: SimulationResult, texts: Shown, *, parts: Collection[str] = (), total: float | None = None
+) -> tuple[Metric, ...]:
+    """All metrics that have a value; those in ``parts`` with their shares of ``total``, if it is known."""
+    values = result.metrics()
+    return tuple(
+        Metric(key, description, text(value), percent(value / total) if total and key in parts else "")
+        for key, (description, text) in texts.items()
+        if (value := values.get(key)) is not None
+    )
+
+
+# -- inference -----------------------------------------------------------------------------------
+
+_BOUND_LEGEND = "share of the bound: the bound over the time of the step"
+_GATHERED = "ZeRO-3: every GPU gathers every layer for every token"
+_INFERENCE: Shown = {
+    "ttft_s": ("time to first token", format_seconds),
+    "tpot_s": ("time per output token", format_seconds),
+    "tokens_per_s": ("throughput", per_second),
+    "decode_tokens_per_s": ("decode throughput", per_second),
+    "spread_bound_tokens_per_s": ("upper bound of decode throughput without gathering", per_second),
+    "e2e_s": ("end-to-end time", format_seconds),
+    "first_pass_s": ("first pass after loading", format_seconds),
+    "per_token_s": ("time per token of all sequences", format_seconds),
+}
+
+
+def _inference(result: InferenceResult) -> Presentation:
+    weights, several = result.placement_name or result.target, result.output_length > 1
+    ratio = "TPOT (time per output token of a sequence)" if several else "TTFT (time to first token)"
+    one_token = "" if several else "only one token is generated, so there is no time per output token; "
+    decode_cells = {"TPOT": seconds(result.tpot_s or None)} if several else {}
+    note = ""
+    if result.decode_estimated:
+        most = round(result.decode_bound * 100, 3)
+        note = (
+            f"{result.decode_estimated} of the decode steps are interpolated between simulated ones, "
+            f"each with an error of at most {most} %."
+        )
+    return Presentation(
+        kind="inference" if several else "prefill",
+        verb="runs",
+        work=(_batch(result), f"{result.prompt_length} tokens in, {result.output_length} out"),
+        took=_inference_times(result),
+        step="TPOT" if several else "TTFT",
+        compared="Time per output token (TPOT)" if several else "Time to first token (TTFT)",
+        places=(TierAssignment("weights", weights),),
+        labels=_labels(result.name, weights),
+        exact=f"{result.name}@{weights}",
+        metrics=_metrics(result, _INFERENCE),
+        cells={"TTFT": seconds(result.ttft_s), **decode_cells, "tokens/s": rate(result.tokens_per_s)},
+        legend=f"{one_token}ratio: {ratio} over that of the baseline; {_BOUND_LEGEND}",
+        formulas=("ttft_s", *(("tpot_s",) if several else ()), "tokens_per_s"),
+        shown=result.step,
+        unit_name="pass",
+        note=note,
+        how=_GATHERED if result.spread_bound_tokens_per_s else "",
+    )
+
+
+def _inference_times(result: InferenceResult) -> str:
+    """ "TTFT 1.2 s, TPOT 800 ms, 320 tokens/s for 256 sequences at once"; without decode steps no TPOT."""
+    if result.ttft_s is None or result.tokens_per_s is None:
+        return ""
+    sequences = plural(result.batch_size * result.replicas, "sequence")
+    decode = f"TPOT {format_seconds(result.tpot_s)}, " if result.tpot_s else ""
+    throughput = per_second(result.tokens_per_s)
+    return f"TTFT {format_seconds(result.ttft_s)}, {decode}{throughput} for {sequences} at once"
+
+
+# -- training ------------------------------------------------------------------------------------
+
+_PARTS = ("forward_s", "backward_s", "optimizer_s")
+_TRAINING: Shown = {
+    "step_s": ("time per step", format_seconds),
+    "forward_s": ("forward passes", format_seconds),
+    "backward_s": ("backward passes", format_seconds),
+    "optimizer_s": ("optimizer step", format_seconds),
+    "tokens_per_s": ("throughput", per_second),
+    "samples_per_s": ("throughput in sequences", lambda rate: per_second(rate, " samples/s")),
+    "tflops_per_gpu": ("model FLOP/s per GPU", lambda rate: f"{format_number(rate)} TFLOP/s"),
+    "hardware_tflops_per_gpu": (
+        "FLOP/s per GPU, with recomputation",
+        lambda rate: f"{format_number(rate)} TFLOP/s",
+    ),
+}
+
+
+def _training(result: TrainingResult) -> Presentation:
+    weights, states = result.placement_name or result.target, result.optimizer_target
+    longest = max(result.phases, key=lambda phase: phase.time_s, default=None)
+    accumulation = result.gradient_accumulation_steps
+    batch = _batch(result) + (f" × accumulation {accumulation}" if accumulation > 1 else "")
+    took = ""
+    if result.step_s is not None and result.tokens_per_s is not None:
+        sequences = plural(result.batch_size * accumulation * result.replicas, "sequence")
+        throughput = per_second(result.tokens_per_s)
+        took = f"a step of {sequences} takes {format_seconds(result.step_s)}, {throughput} in total"
+    return Presentation(
+        kind="training",
+        verb="trains",
+        work=(batch, f"{result.sequence_length:,} token{'' if result.sequence_length == 1 else 's'}"),
+        took=took,
+        step="step",
+        compared="Time per token",
+        places=(TierAssignment("weights", weights), TierAssignment("optimizer", states)),
+        labels=_labels(result.name, weights if result.placement_name else f"{weights}+{states}"),
+        exact=f"{result.name}@{weights}+{states}",
+        metrics=_metrics(result, _TRAINING, parts=_PARTS, total=result.step_s),
+        cells={
+            "step": seconds(result.step_s),
+            "forward": seconds(result.forward_s),
+            "backward": seconds(result.backward_s),
+            "opt. step": seconds(result.optimizer_s),
+            "tokens/s": rate(result.tokens_per_s),
+        },
+        legend="ratio: time per token over that of the baseline",
+        formulas=("step_s", "optimizer_s", "tokens_per_s", "per_token_s"),
+        shown=longest.result if longest else None,
+        unit_name="step",
+        parts="parts" if longest and longest.name == "optimizer" else "layers",
+    )
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+_CONTENTS = {
+    "zero": "ZeRO checkpoint",
+    "sharded": "sharded checkpoint",
+    "model_only": "weights only, sharded",
+    "consolidated": "weights in one file",
+}
+_WRITERS = {"torch_save": "torch.save", "python": "Python's file", "fast": "FastPersist"}
+
+
+def _bytes_text(value: float) -> str:
+    return format_bytes(round(value))
+
+
+def _rate_text(value: float) -> str:
+    return format_rate(round(value))
+
+
+def _fraction_text(value: float) -> str:
+    return f"{value * 100:.2f} %"
+
+
+_CHECKPOINT: Shown = {
+    "checkpoint_bytes": ("size", _bytes_text),
+    "save_s": ("time to save", format_seconds),
+    "blocking_s": ("time until the call returns", format_seconds),
+    "stall_s": ("training stall", format_seconds),
+    "restore_s": ("time to restore", format_seconds),
+    "bytes_per_s": ("save rate", _rate_text),
+    "restore_bytes_per_s": ("restore rate", _rate_text),
+    "interval_s": ("checkpoint interval", format_seconds),
+    "stall_share": ("share of time stalled", percent),
+    "mtbf_s": ("time between failures", format_seconds),
+    "young_s": ("best interval, Young", format_seconds),
+    "daly_s": ("best interval, Daly", format_seconds),
+    "efficiency": ("efficiency", _fraction_text),
+    "best_efficiency": ("efficiency at the best interval", _fraction_text),
+    "lost_work_s": ("work lost per failure", format_seconds),
+}
+
+
+def _checkpoint(result: CheckpointResult) -> Presentation:
+    saved = result.checkpoint
+    mode = "" if saved.mode == "blocking" else f", {saved.mode}"
+    longest = max(saved.saving, key=lambda phase: phase.result.time_s, default=None)
+    metrics = result.metrics()
+    speed = metrics["bytes_per_s"]
+    return Presentation(
+        kind="checkpoint",
+        verb="is saved",
+        work=(
+            f"{_CONTENTS[saved.contents]} of {plural(result.gpus, 'GPU')}",
+            f"{_WRITERS[saved.writer]}{mode}",
+            format_bytes(saved.size),
+        ),
+        took=_checkpoint_times(result),
+        step="checkpoint",
+        compared="Time per checkpoint",
+        places=(TierAssignment("checkpoints", result.target),),
+        labels=_labels(result.name, result.target),
+        exact=f"{result.name}@{result.target}",
+        metrics=_metrics(result, _CHECKPOINT),
+        cells={
+            "saved": seconds(metrics["save_s"]),
+            "rate": "" if speed is None else byte_rate(round(speed)),
+            "stall": seconds(metrics["stall_s"]),
+            "restored": seconds(metrics["restore_s"]),
+        },
+        legend="ratio: time to save over that of the baseline",
+        formulas=("save_s", "stall_s", "restore_s", "bytes_per_s"),
+        shown=longest.result if longest else None,
+        unit_name="checkpoint",
+        parts="parts",
+    )
+
+
+def _checkpoint_times(result: CheckpointResult) -> str:
+    """ "112 GB are saved after 2.31 s (48.6 GB/s), training stalls for 2.31 s"."""
+    size, outlook = result.checkpoint.size, result.checkpoint.outlook
+    if outlook is None:
+        return ""
+    saved, stall = format_seconds(outlook.commit_s), format_seconds(outlook.stall_s)
+    throughput = format_rate(size / outlook.commit_s)
+    share = f" ({percent(outlook.share)} of the time)" if outlook.share is not None else ""
+    return f"{format_bytes(size)} are saved after {saved} ({throughput}), training stalls for {stall}{share}"

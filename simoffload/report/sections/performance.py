@@ -1,0 +1,200 @@
+"""Sections about speed: metrics, phases of a step, its bottleneck, bounds and links, and confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from simoffload.planning.confidence import confidence
+from simoffload.report import charts
+from simoffload.report.document import (
+    Chart,
+    Datum,
+    Entry,
+    ReportSection,
+    ReportTable,
+    fraction,
+    group_cell,
+    seconds,
+)
+from simoffload.report.formatting import (
+    bottleneck,
+    bound,
+    capacity,
+    carried,
+    causes_by_phase,
+    group_bounds,
+    group_links,
+    largest,
+    phase_names,
+    times,
+)
+from simoffload.report.presentation import presentation
+from simoffload.results.passes import PassResult
+from simoffload.results.result import SimulationResult
+from simoffload.results.training import TrainingResult
+from simoffload.units import format_seconds
+
+__all__ = ["BOUND", "CAUSES", "PHASES", "bounds", "causes", "how_sure", "links", "phases", "speed", "unit_of"]
+
+PHASES = "Phases of a step"
+CAUSES = "Where the time goes"
+BOUND = "Share of the bound"
+_UNITS = {"bytes_per_s": "B/s", "_per_s": "1/s", "_s": "s", "_bytes": "B", "tflops_per_gpu": "TFLOP/s"}
+_EXPOSED = (
+    "Exposed time is on the critical path; the exposed times add up to the total. Busy time beyond that is "
+    "hidden (hatched in the chart): it overlaps with other work."
+)
+_NO_FASTER = (
+    "No schedule is faster than its slowest resource: the bytes of each link over its bandwidth, and what "
+    "the GPU and the host thread must do one after the other."
+)
+_MOST_BOUNDS = 8
+"""Number of bounds that are drawn."""
+_MOST_LINKS = 8
+"""Number of links that a terminal shows."""
+
+
+def unit_of(metric: str) -> str:
+    """Return the unit of a metric, in which its name ends; empty for a fraction."""
+    return next((unit for end, unit in _UNITS.items() if metric.endswith(end)), "")
+
+
+def speed(result: SimulationResult) -> ReportSection:
+    """List all metrics that have a value, each with its formula."""
+    wording = presentation(result)
+    values = result.metrics()
+    shares = any(metric.share for metric in wording.metrics)
+    rows: list[tuple[Entry, ...]] = []
+    for key, name, text, share in wording.metrics:
+        value = Datum(text, values[key], unit_of(key))
+        of_step = [share] if shares else []
+        rows.append((Datum(name, name=key), value, *of_step, f"{key} = {result.formulas[key]}"))
+    head = ("metric", "value", *(["share"] if shares else []), "formula")
+    table = ReportTable("", head, tuple(rows), tuple(range(1, len(head) - 1)))
+    return ReportSection("Speed", tables=(table,), notes=(wording.note,) if wording.note else ())
+
+
+def phases(result: TrainingResult) -> ReportSection:
+    """List the phases of a step; a terminal shows them where there is not exactly one of each."""
+    step = result.step_s or 0.0
+    rows = tuple(
+        (
+            phase.result.name,
+            Datum(times(phase), float(phase.times)),
+            seconds(phase.result.time_s),
+            seconds(phase.time_s),
+            fraction(phase.time_s / step),
+            largest(phase.result),
+        )
+        for phase in result.phases
+    )
+    head = ("phase", "count", "each", "total", "share", "bottleneck")
+    once = len(result.phases) == len(phase_names(result)) and all(one.times == 1 for one in result.phases)
+    chart = Chart("time of each phase", partial(charts.phases, result))
+    table = ReportTable("", head, rows, (1, 2, 3, 4))
+    return ReportSection(PHASES, tables=(table,), charts=(chart,), page_only=once)
+
+
+def causes(result: SimulationResult, step: PassResult) -> ReportSection:
+    """List the causes of the step that stands for the run, then those of all other simulated passes."""
+    text = f"bottleneck: {bottleneck(step, presentation(result).called)}"
+    if isinstance(result, TrainingResult):
+        table, *folded = _of_training(result, step)
+    else:
+        others = [one for one in result.passes if one is not step]
+        table = _by_cause(step, _pass_caption(step))
+        folded = [_by_cause(one, _pass_caption(one), "The other simulated passes") for one in others]
+    chart = Chart("time by cause", partial(charts.causes, step))
+    return ReportSection(CAUSES, (text,), (table, _groups(step), *folded), (_EXPOSED,), charts=(chart,))
+
+
+def _groups(step: PassResult) -> ReportTable:
+    """List the causes of a step by what works: the GPU, the host, transfers, storage."""
+    rows: tuple[tuple[Entry, ...], ...] = tuple(
+        (one.group, seconds(one.exposed_s), fraction(one.exposed_s / step.time_s), seconds(one.hidden_s))
+        for one in step.groups
+    )
+    return ReportTable("Time by resource group", ("group", "exposed", "share", "hidden"), rows, (1, 2, 3))
+
+
+def _pass_caption(one: PassResult) -> str:
+    time = f"{one.name}: {format_seconds(one.time_s)}"
+    if not one.new_tokens:
+        return time
+    tokens = "token" if one.new_tokens == 1 else "tokens"
+    return f"{time}, {one.new_tokens} new {tokens} per sequence, context {one.context}"
+
+
+def _of_training(result: TrainingResult, step: PassResult) -> tuple[ReportTable, ...]:
+    caption = f"{step.name}: {format_seconds(step.time_s)}"
+    table = _by_cause(step, caption, phases=phase_names(result), splits=causes_by_phase(result))
+    parts = [
+        (phase.result, f"{format_seconds(phase.result.time_s)} each, {times(phase)}")
+        for phase in result.phases
+    ]
+    folded = "The phases one by one"
+    return table, *(_by_cause(one, f"{one.name}: {text} in a step", folded) for one, text in parts)
+
+
+def _by_cause(
+    one: PassResult,
+    caption: str,
+    folded: str = "",
+    *,
+    phases: tuple[str, ...] = (),
+    splits: Mapping[str, tuple[float, ...]] | None = None,
+) -> ReportTable:
+    """List causes with their share of a pass; those of a step also with their time in each phase."""
+    rows: list[tuple[Entry, ...]] = []
+    for share in one.shares:
+        parts = [seconds(part or None) for part in splits[share.cause]] if splits else []
+        of_pass = fraction(share.exposed_s / one.time_s)
+        rows.append(
+            (share.cause, seconds(share.exposed_s), of_pass, *parts, seconds(share.busy_s), share.limit)
+        )
+    head = ("cause", "exposed", "share", *(f"in {name}" for name in phases), "busy", "limited by")
+    return ReportTable(caption, head, tuple(rows), tuple(range(1, len(head) - 1)), folded=folded)
+
+
+def bounds(result: SimulationResult, step: PassResult) -> ReportSection:
+    """List the shortest time that each resource allows."""
+    rows = tuple(
+        (group_cell(names), seconds(time), fraction(time / step.time_s)) for names, time in group_bounds(step)
+    )
+    head = ("resource", "minimum time", f"share of the {presentation(result).unit_name}")
+    table = ReportTable("", head, rows, (1, 2), folded="All bounds")
+    chart = Chart("bounds and simulated time", partial(charts.bounds, step, most=_MOST_BOUNDS))
+    return ReportSection(BOUND, (bound(step),), (table,), (_NO_FASTER,), charts=(chart,))
+
+
+def links(result: SimulationResult, step: PassResult) -> ReportSection:
+    """List what each link carried, and for how long."""
+    rows: list[tuple[Entry, ...]] = []
+    for names, use in group_links(step.links):
+        each = f"{carried(use)} each" if len(names) > 1 else carried(use)
+        mean: Entry = ""
+        if use.busy_s:
+            rate = round(use.size / use.busy_s)
+            mean = Datum(capacity(use._replace(capacity=rate)), rate, f"{use.unit}/s")
+        rows.append(
+            (
+                group_cell(names),
+                Datum(each, use.size, use.unit),
+                Datum(capacity(use), use.capacity, f"{use.unit}/s"),
+                mean,
+                seconds(use.busy_s),
+                fraction(use.busy_s / step.time_s),
+                fraction(use.saturated_s / step.time_s),
+            )
+        )
+    share = f"busy, share of the {presentation(result).unit_name}"
+    head = ("link", "carried", "capacity", "mean while busy", "busy", share, "saturated")
+    numbers = tuple(range(1, len(head)))
+    table = ReportTable(step.name, head, tuple(rows), numbers, page_columns=(3, 4), most=_MOST_LINKS)
+    return ReportSection("Links", tables=(table,))
+
+
+def how_sure(result: SimulationResult) -> ReportSection:
+    """State the prediction error on real runs that applies to a result with times."""
+    return ReportSection("Confidence", (confidence(result).sentence,))
