@@ -77,7 +77,6 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_sweep.py
 	$(BIN)/python benchmarks/bench_planning.py
 	$(BIN)/python benchmarks/bench_startup.py
-	$(BIN)/python benchmarks/bench_startup.py
 
 # ---- environment: each stamp is written last, so that an interrupted run starts its step again ----
 
