@@ -26,7 +26,7 @@ PIP_FLAGS ?= --quiet --quiet
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^$$/q; s/^# //p' Makefile
 
 demo: $(VENV)/.runtime
 	$(BIN)/simoffload $(DEMO)
