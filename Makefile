@@ -1,12 +1,12 @@
-# demo   simulate the embedded study and say where its report lies
+# demo   simulate the shipped study and print where its report is
 # test   run the tests: test-fast, then test-deepspeed
-# test-fast       those that need no torch; PYTEST_ARGS="tests/test_layers.py -x" for a part of them
-# test-deepspeed  those that run real DeepSpeed on the CPU, in an environment of their own
+# test-fast       tests without torch; PYTEST_ARGS="tests/test_layers.py -x" runs a part of them
+# test-deepspeed  tests that run real DeepSpeed on the CPU, in a separate environment
 # check  lint, formatting, types, layers
-# bench  time the engine and whole scenarios
-# reference  write docs/schema and docs/reference anew, after a change of what files hold
-# validation  predict everything measured and published anew: docs/VALIDATION.md and the tables that ship
-# lock   write requirements/*.txt anew from pyproject.toml (needs uv; LOCK_FLAGS=--upgrade for newer versions)
+# bench  time the engine, whole scenarios, sweeps, planning and start-up
+# reference  write docs/schema and docs/reference, after a change of keys or options
+# validation  predict all measured and published figures; write docs/VALIDATION.md and the shipped tables
+# lock   write requirements/*.txt from pyproject.toml (needs uv; LOCK_FLAGS=--upgrade for newer versions)
 # clean  remove everything that these targets made
 
 PYTHON ?= python3
@@ -26,11 +26,11 @@ PIP_FLAGS ?= --quiet --quiet
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^$$/q; s/^# //p' Makefile
 
 demo: $(VENV)/.runtime
 	$(BIN)/simoffload $(DEMO)
-	@echo "The report and its data lie in $(DEMO_OUTPUT)/:"
+	@echo "The report and its data are in $(DEMO_OUTPUT)/:"
 	@find $(DEMO_OUTPUT) -type f | sort | sed 's/^/  /'
 
 # A part of the tests was asked for: then it is that part and no more.
@@ -76,7 +76,6 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_scenarios.py
 	$(BIN)/python benchmarks/bench_sweep.py
 	$(BIN)/python benchmarks/bench_planning.py
-	$(BIN)/python benchmarks/bench_startup.py
 	$(BIN)/python benchmarks/bench_startup.py
 
 # ---- environment: each stamp is written last, so that an interrupted run starts its step again ----

@@ -39,5 +39,6 @@ def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_assumed_is_told() -> None:
     estimate, spec, measured = (f"{ASSUMED[origin]:.0%}".replace("%", " %") for origin in ASSUMED)
     assert (
-        f"{estimate} for an estimate, {spec} for what a maker publishes, {measured} for what somebody" in PAGE
+        f"{estimate} for an estimate, {spec} for a published specification, {measured} for a measurement"
+        in PAGE
     )
