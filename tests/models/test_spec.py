@@ -223,7 +223,7 @@ def test_other_families_config_json(name: str, tmp_path: Path) -> None:
             {**BLOOM_7B1, "hidden_size": 4097},
             "hidden_size: is 4097, and n_embed, another name of it, 4096; keep one",
         ),
-        ([1], "must hold keys and values"),
+        ([1], "must have keys and values"),
         ("{", "config.json"),
         ("", "config.json"),
     ],

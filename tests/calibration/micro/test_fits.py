@@ -148,7 +148,7 @@ def test_other_modules_than_the_models_are_refused(sections: dict[str, Any]) -> 
     short = copy.deepcopy(sections["hooks"]["runs"][0])
     for column in short["traces"]["decode 1"]["modules"].values():
         del column[-1]
-    with pytest.raises(ValueError, match="modules were called, the model has"):
+    with pytest.raises(ValueError, match="modules were called, but the model has"):
         fit_hooks({"hooks": {"runs": [short]}}, machine.base())
 
 

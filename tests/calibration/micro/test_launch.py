@@ -121,7 +121,7 @@ def test_storage_files_are_removed(players: Path) -> None:
 
 
 def test_what_is_asked_for_must_be_there(players: Path) -> None:
-    with pytest.raises(InputError, match=r"--storage: .* is no folder"):
+    with pytest.raises(InputError, match=r"--storage: .* is not a folder"):
         measure(request("storage", storage=players / "none"), progress=ignore)
     small = request("storage", storage=players)._replace(storage_size=1000)
     with pytest.raises(InputError, match="--storage-size: must be at least 128 MiB"):
@@ -232,7 +232,7 @@ def test_what_was_measured_outlives_the_end_of_the_run(
         parent.send_signal(number)
         _, err = parent.communicate(timeout=30)
     assert parent.returncode == status
-    kept = "out/micro.json keeps what was measured: attention; --from-json makes profiles of it"
+    kept = "out/micro.json contains what was measured so far: attention; --from-json makes profiles from it"
     assert err.splitlines()[-2:] == [kept, reported] or number == signal.SIGKILL
     raw = read_record(players / "out" / "micro.json")
     assert raw["sections"] == {"attention": {"rank": "0"}}
