@@ -37,6 +37,7 @@ from simoffload.documents.files import (
     yaml_text,
 )
 from simoffload.documents.reader import parse_json, parse_yaml
+from simoffload.documents.renamed import rename_keys, renamed_key
 from simoffload.documents.validation import validate
 
 __all__ = [
@@ -60,6 +61,8 @@ __all__ = [
     "read_document",
     "read_option",
     "read_text",
+    "rename_keys",
+    "renamed_key",
     "resolved",
     "set_value",
     "split_assignment",
