@@ -22,6 +22,8 @@ from simoffload.documents.edits import (
     inserted,
     parse_path,
     read_option,
+    rename_keys,
+    renamed_key,
     set_value,
     split_assignment,
     without,
@@ -37,7 +39,6 @@ from simoffload.documents.files import (
     yaml_text,
 )
 from simoffload.documents.reader import parse_json, parse_yaml
-from simoffload.documents.renamed import rename_keys, renamed_key
 from simoffload.documents.validation import validate
 
 __all__ = [

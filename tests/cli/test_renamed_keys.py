@@ -85,6 +85,17 @@ def test_an_old_key_as_an_axis_of_a_sweep(program: Program) -> None:
     assert old == new
 
 
+def test_an_old_key_in_the_section_sweep_is_one_warning_of_check(program: Program) -> None:
+    Path("swept.yaml").write_text(f"{OLD}sweep: {{axes: {{engine.fold: {{choices: [on, off]}}}}}}\n")
+    warnings = about_keys(program("check", "swept.yaml").err)
+    assert warnings == [
+        *(one.replace("old.yaml", "swept.yaml") for one in WARNINGS),
+        warning("swept.yaml:14:29", "fold", "rank_symmetry").replace(
+            "engine.fold", 'sweep.axes."engine.fold"'
+        ),
+    ]
+
+
 @pytest.mark.parametrize(
     "override", ["engine.rank_symmetry=on", "engine={fold: on, rank_symmetry: off, tokens: off}"]
 )

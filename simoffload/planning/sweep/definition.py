@@ -96,7 +96,7 @@ class Sweep:
             for axis in self.grid.axes
             if (path := key_path(axis.location)) in RENAMED
         ]
-        varied = {problem.key for problem in found} | {key_path(axis.location) for axis in self.grid.axes}
+        varied = {key_path(axis.location) for axis in self.grid.axes}
         scenario = rename_keys(self.grid.document(0), RENAMED, []).warnings
         return tuple(map(str, (*found, *(one for one in scenario if one.key not in varied))))
 
