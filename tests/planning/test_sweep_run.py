@@ -153,7 +153,7 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (status, "")
     kept, command, last = err.splitlines()
-    assert kept.endswith("of 32 simulations are kept; to go on:")
+    assert kept.endswith("of 32 simulations are kept; to continue:")
     assert command.strip().startswith("simoffload sweep small.yaml --axis 'workload.batch_size=range(")
     assert command.endswith("--resume")
     assert last == reported
