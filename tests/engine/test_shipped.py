@@ -1,4 +1,4 @@
-"""Every shipped scenario, with few layers: folded and jumped as in full."""
+"""Every shipped scenario, with few layers: with rank symmetry and steady states as in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folded, jumped and both: the same as the full run in every interval and every counter."""
+"""Rank symmetry, steady states and both: the same as the full run in every interval and every counter."""
 
 from __future__ import annotations
 
