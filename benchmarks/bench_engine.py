@@ -91,12 +91,14 @@ def timeouts_per_second(count: int = 500_000) -> float:
     return count / (time.perf_counter() - started)
 
 
-def median_s(schedule: Schedule, *, fold: bool, jump: bool, runs: int) -> tuple[float, Timeline]:
+def median_s(
+    schedule: Schedule, *, rank_symmetry: bool, steady_state: bool, runs: int
+) -> tuple[float, Timeline]:
     """Return the median CPU time [s] of some runs, and the timeline."""
     times = []
     for _ in range(runs):
         started = time.process_time()
-        timeline = execute(schedule, fold=fold, jump=jump)
+        timeline = execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
         times.append(time.process_time() - started)
     return statistics.median(times), timeline
 
@@ -104,12 +106,16 @@ def median_s(schedule: Schedule, *, fold: bool, jump: bool, runs: int) -> tuple[
 def line(layers: int, ranks: int, *, uneven: bool, runs: int) -> str:
     """Return one line of the table: each variant's time, and its speed-up over the full run."""
     schedule = decode_step(iterations=layers, ranks=ranks, uneven=uneven)
-    full, timeline = median_s(schedule, fold=False, jump=False, runs=1)
+    full, timeline = median_s(schedule, rank_symmetry=False, steady_state=False, runs=1)
     cells = [f"{layers:7,} {ranks:6} {len(timeline):10,} {full * 1e3:10,.1f}"]
-    for fold, jump in ((True, False), (False, True), (True, True)):
-        seconds, short = median_s(schedule, fold=fold, jump=jump, runs=runs if jump else 1)
+    for rank_symmetry, steady_state in ((True, False), (False, True), (True, True)):
+        seconds, short = median_s(
+            schedule, rank_symmetry=rank_symmetry, steady_state=steady_state, runs=runs if steady_state else 1
+        )
         if short.makespan != timeline.makespan or short.link_busy != timeline.link_busy:
-            raise SystemExit(f"fold={fold}, jump={jump} differs from the full run")
+            raise SystemExit(
+                f"rank_symmetry={rank_symmetry}, steady_state={steady_state} differs from the full run"
+            )
         cells.append(f"{seconds * 1e3:10,.1f} {full / seconds:8,.1f}x")
     jumps = ", ".join(f"period {one.period} at {one.iteration}" for one in short.how.jumps)
     return " ".join(cells) + f"  {jumps or '; '.join(short.how.not_jumped)}"

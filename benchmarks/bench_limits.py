@@ -42,7 +42,9 @@ LENGTHS = (1, 16, 4096, 10**6, 10**7)
 """[tokens]"""
 YES_NO = (True, False)
 EDGES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "engine": dict.fromkeys(("fold", "jump", "tokens"), ("on", "on", "off", "verify")),
+    "engine": dict.fromkeys(
+        ("rank_symmetry", "steady_state", "decode_extrapolation"), ("on", "on", "off", "verify")
+    ),
     "model": {"num_hidden_layers": (1, 2, 3, 97, 1000, 9973, 100_000)},
     "mixtral": {
         "num_local_experts": (2, 8, 128, 1024),

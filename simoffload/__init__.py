@@ -114,13 +114,23 @@ _HOME = {
 }
 
 
+_RENAMED = {"flips": "break_even_points"}
+"""Public names that were renamed: old name, new name. The old ones work for one release."""
+
+
 def __getattr__(name: str) -> object:
-    """Import a public name from its home (PEP 562).
+    """Import a public name from its home (PEP 562); an old name gives a DeprecationWarning.
 
     Raises AttributeError for a name that is not public.
     """
     from importlib import import_module
 
+    if name in _RENAMED:
+        from warnings import warn
+
+        text = f"simoffload.{name} was renamed; use simoffload.{_RENAMED[name]}"
+        warn(text, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOME[name]), name)

@@ -43,6 +43,12 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = simoffload.simulte  # type: ignore[attr-defined]
 
 
+def test_the_old_name_of_break_even_points_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="use simoffload.break_even_points"):
+        assert simoffload.flips is simoffload.break_even_points  # type: ignore[attr-defined]
+    assert "flips" not in dir(simoffload)
+
+
 def test_import_loads_nothing_heavy() -> None:
     program = "import sys, simoffload; print(*{name.partition('.')[0] for name in sys.modules})"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -82,7 +82,7 @@ def test_what_a_scenario_may_hold(change: str) -> None:
         "nodes: 0",
         "engine: {timeout: 600}",
         "engine: {timeout: 10 GB}",
-        "engine: {fold: maybe}",
+        "engine: {rank_symmetry: maybe}",
         "sweep: {axes: {workload.batch_size: [1, 2]}}",
         "sweep: {axes: {nodes: {range: {min: 1, max: 8}}}}",
         "sweep: {axes: {nodes: {range: {min: 1, max: 8, n: 2, step: 1}}}}",

@@ -45,7 +45,10 @@ def _check(files: list[str], console: Console, checks: dict[str, Callable[[Docum
             problems |= dict.fromkeys(error.problems)
         else:
             passed.append({"file": file, "kind": kind, "warnings": list(warnings)})
-            console.warn(f"{file}: {warning}" for warning in warnings)
+            console.warn(
+                warning if warning.startswith(f"{document.path}:") else f"{file}: {warning}"
+                for warning in warnings
+            )
     if problems:
         raise InputError(problems)
     lines = [f"{row['file']}: ok ({row['kind']})" for row in passed]
@@ -76,6 +79,7 @@ def _check_scenario(document: Document) -> Warnings:
     from simoffload.scenario import SWEEP, resolve
 
     problems: list[Problem] = []
+    swept: Warnings = ()
     try:
         scenario = resolve(document)
         plan = scenario.plan()
@@ -86,12 +90,13 @@ def _check_scenario(document: Document) -> Warnings:
 
         reported = {(problem.key, problem.message) for problem in problems}
         try:
-            define_sweep(document)
+            swept = define_sweep(document).warnings
         except InputError as error:
             problems += (one for one in error.problems if (one.key, one.message) not in reported)
     if problems:
         raise InputError(problems)
-    return (*scenario.warnings, *scenario.link_warnings(plan), *plan.warnings)
+    found = (*scenario.warnings, *swept)
+    return (*dict.fromkeys(found), *scenario.link_warnings(plan), *plan.warnings)
 
 
 def _check_profile(document: Document) -> Warnings:

@@ -75,6 +75,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
     )
     if not arguments.dry_run:  # errors in the sweep itself come first
         check_files(outputs, resume=arguments.resume, overwrite=arguments.overwrite)
+    console.warn(defined.warnings)
     points = find_points(defined)
     if arguments.dry_run:
         return _dry_run(defined, points, console)

@@ -94,6 +94,8 @@ class Document:
     root: Path | None = None
     """The folder from which relative paths in the document start."""
     marks: Mapping[Location, Mark] = field(default_factory=dict, repr=False)
+    warnings: tuple[Problem, ...] = ()
+    """Warnings about the document, such as those about renamed keys; each names its place."""
 
     def position(self, location: Location) -> Position | None:
         """Return where a value, or else the nearest entry around it, begins; None if nothing is known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ __all__ = [
     "inserted",
     "parse_path",
     "read_option",
+    "rename_keys",
+    "renamed_key",
     "set_value",
     "split_assignment",
     "without",
@@ -105,7 +107,59 @@ def inserted(document: Document, section: str, other: Document) -> Document:
 
 def without(document: Document, section: str) -> Document:
     """Return a copy of the document without one of its sections."""
-    return replace(document, data={key: value for key, value in document.data.items() if key != section})
+    return replace(document, data=_removed(document.data, (section,)))
+
+
+def _removed(node: Any, path: Location) -> Any:
+    """Return a copy of the mapping without the entry at a path, which must not lead through a list."""
+    first, *rest = path
+    if rest:
+        return {**node, first: _removed(node[first], tuple(rest))}
+    return {key: value for key, value in node.items() if key != first}
+
+
+_MISSING = object()
+
+
+def rename_keys(document: Document, table: Mapping[str, str], problems: list[Problem]) -> Document:
+    """Return the document with the keys of a table (old path, new path) renamed, and a warning for each.
+
+    The values keep their positions in the file. If the old and the new key are given, this is added to
+    ``problems``, and the value of the new one stays.
+    """
+    for old, new in table.items():
+        path, target = tuple(old.split(".")), tuple(new.split("."))
+        value = _value_at(document.data, path)
+        if value is _MISSING:
+            continue
+        data = _removed(document.data, path)
+        if _value_at(data, target) is not _MISSING:
+            text = f"is the old name of {new}, which is given too; remove {old}"
+            problems.append(document.problem(path, text, at_key=True))
+            document = replace(document, data=data)
+            continue
+        warnings = (*document.warnings, document.problem(path, renamed_key(new), at_key=True))
+        marks = {
+            (*target, *place[len(path) :]) if place[: len(path)] == path else place: mark
+            for place, mark in document.marks.items()
+        }
+        data, _, _ = _with_value(data, target, value)
+        document = replace(document, data=data, marks=marks, warnings=warnings)
+    return document
+
+
+def renamed_key(new: str) -> str:
+    """Return the warning about an old key whose new path is ``new``."""
+    return f"was renamed; write {new}, because the next release refuses the old key"
+
+
+def _value_at(node: Any, path: Location) -> Any:
+    """Return the value at a path of mappings; ``_MISSING`` if there is none."""
+    for key in path:
+        if not isinstance(node, dict) or key not in node:
+            return _MISSING
+        node = node[key]
+    return node
 
 
 def set_value(document: Document, assignment: str) -> Document:

@@ -42,27 +42,27 @@ _NAMED = 8
 def execute(
     schedule: Schedule,
     *,
-    fold: bool = True,
-    jump: bool = True,
+    rank_symmetry: bool = True,
+    steady_state: bool = True,
 ) -> Timeline:
     """Replay ``schedule`` and return its timeline.
 
-    ``fold`` runs identical ranks as one, ``jump`` counts what repeats in a steady state instead of running
-    it; neither changes a picosecond. Raises SimulationError if the schedule is not valid or takes longer than
-    the columns of a timeline can hold, WorkLimitError if it has more operations, counted ones included, than
-    the limits of the question allow.
+    ``rank_symmetry`` runs identical ranks as one; ``steady_state`` counts the periods of a steady state
+    instead of running them. Neither changes a picosecond. Raises SimulationError if the schedule is not valid
+    or takes longer than the columns of a timeline can hold, WorkLimitError if it has more operations, counted
+    ones included, than the limits of the question allow.
     """
     check_schedule(schedule)
     count_operations(schedule.name, schedule.operations)
-    folding = fold_ranks(schedule) if fold and schedule.ranks > 1 else None
+    folding = fold_ranks(schedule) if rank_symmetry and schedule.ranks > 1 else None
     if folding is None or len(folding.classes) == schedule.ranks:
-        timeline = Executor(schedule, jump=jump).run()
-        why = "" if schedule.ranks == 1 else "no two ranks are identical" if fold else "switched off"
+        timeline = Executor(schedule, steady_state=steady_state).run()
+        why = "" if schedule.ranks == 1 else "no two ranks are identical" if rank_symmetry else "switched off"
     else:
-        folded = Executor(folding.schedule, jump=jump, standing_for=folding.classes)
+        folded = Executor(folding.schedule, steady_state=steady_state, standing_for=folding.classes)
         timeline = folding.unfold(folded.run(), schedule)
         why = ""
-    how = timeline.how if jump else How(not_jumped=("jump is switched off",))
+    how = timeline.how if steady_state else How(not_jumped=("steady_state is switched off",))
     return replace(timeline, how=how._replace(not_folded=why))
 
 
@@ -73,7 +73,7 @@ class Executor:
         self,
         schedule: Schedule,
         *,
-        jump: bool = False,
+        steady_state: bool = False,
         standing_for: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._schedule = schedule
@@ -99,7 +99,7 @@ class Executor:
                 clock=self._clock,
                 network=self._network,
             )
-            if jump
+            if steady_state
             else None
         )
 

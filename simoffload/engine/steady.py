@@ -1,4 +1,4 @@
-"""The jump: where a repeating block has reached a steady state, periods are counted instead of run.
+"""Steady state: where the state of a repeating block recurs, periods are counted instead of run.
 
 The engine's state consists of the next operation of every stream, the streams that wait for it, pending
 calls, what remains of every flow, and times already known of operations that end later. A run has a cycle if,

@@ -51,7 +51,7 @@ class BandwidthPoint(NamedTuple):
     """[B/s] that the storage reads for one host, or writes where that takes more of its time."""
     throughput: float
     """[1/s] units of work."""
-    roof: float
+    bound: float
     """[1/s] that no schedule can beat: bytes over the rate of whatever is fullest, the storage or else."""
 
 
@@ -265,7 +265,7 @@ class _Storage:
             yield edit_of(profile, "mounts", max(number, ports.mounts))
 
     def _point(self, run: _BandwidthRun) -> BandwidthPoint:
-        return BandwidthPoint(run.rate, run.throughput, _roof(run.result))
+        return BandwidthPoint(run.rate, run.throughput, _bound(run.result))
 
     def _is_hidden(self, run: _BandwidthRun) -> bool:
         assert run.result.step is not None
@@ -285,7 +285,7 @@ class _Storage:
         return Needed(run.rate, high, run.throughput, alone.data.get("profiles", {}))
 
 
-def _roof(result: SimulationResult) -> float:
+def _bound(result: SimulationResult) -> float:
     """Return the throughput [1/s] that no schedule can exceed on a machine: in each pass its fullest resource
     decides.
 

@@ -197,13 +197,13 @@ class Uncertainty:
     """[s]"""
     confidence: Confidence
     """Error of the model, as real runs showed it."""
-    doubts: tuple[UncertaintyTerm, ...]
+    terms: tuple[UncertaintyTerm, ...]
     """Of the inputs, the largest first."""
 
     @property
     def of_inputs(self) -> float:
         """Uncertainty from all inputs together, relative to the time."""
-        return hypot(*(uncertainty_term.contribution for uncertainty_term in self.doubts))
+        return hypot(*(term.contribution for term in self.terms))
 
     @property
     def relative(self) -> float:
@@ -223,7 +223,7 @@ class Uncertainty:
     @property
     def largest(self) -> tuple[UncertaintyTerm, ...]:
         """The three inputs that contribute most."""
-        return self.doubts[:3]
+        return self.terms[:3]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -232,7 +232,7 @@ class Uncertainty:
             "of_model": self.confidence.relative_error,
             **by_name(self, "of_inputs"),
             "assumed": ASSUMED,
-            **by_name(self, "doubts"),
+            **by_name(self, "terms"),
         }
 
 
@@ -257,11 +257,11 @@ def uncertainty(found: Sensitivity) -> Uncertainty:
             together.setdefault((row.number.profile, row.number.source), []).append(row)
         else:
             alone.append([row])
-    doubts = sorted(
+    terms = sorted(
         map(_uncertainty_term, (*together.values(), *alone)),
-        key=lambda uncertainty_term: -uncertainty_term.contribution,
+        key=lambda term: -term.contribution,
     )
-    return Uncertainty(result.unit, result.compared_by, result.compared_s, confidence(result), tuple(doubts))
+    return Uncertainty(result.unit, result.compared_by, result.compared_s, confidence(result), tuple(terms))
 
 
 def _uncertainty_term(rows: Iterable[SensitivityRow]) -> UncertaintyTerm:

@@ -231,7 +231,7 @@ def bandwidth(curve: StorageCurve) -> Figure:
     rates = [point.rate / _GIGA for point in curve.points]
     own = curve.own
     data = [
-        _line("upper bound", rates, [point.roof for point in curve.points], draw.GREY, dash="dash"),
+        _line("upper bound", rates, [point.bound for point in curve.points], draw.GREY, dash="dash"),
         _line("simulated", rates, [point.throughput for point in curve.points], draw.BLUE, dash="solid"),
         draw.points(
             "this platform",

@@ -15,9 +15,10 @@ from simoffload.scenario.loading import (
     opened,
     resolve,
 )
-from simoffload.scenario.schema import EngineOptions, Scenario
+from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
 
 __all__ = [
+    "RENAMED",
     "SWEEP",
     "EngineOptions",
     "LoadedScenario",

@@ -150,9 +150,9 @@ class LoadedScenario:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings beyond those of the plan: about edits, the host's memory, and idle hosts."""
+        """Warnings beyond those of the plan: about renamed keys, edits, the host's memory, and idle hosts."""
         memory = memory_warnings(self.machine.host, self.machine.inputs())
-        return (*self.remarks, *memory, *self._idle_hosts)
+        return (*map(str, self.document.warnings), *self.remarks, *memory, *self._idle_hosts)
 
     @property
     def _idle_hosts(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from simoffload.documents import (
     exists,
     parse_path,
     read_document,
+    rename_keys,
     set_value,
     split_assignment,
     suggest,
@@ -33,7 +34,7 @@ from simoffload.models import ModelSpec
 from simoffload.models.spec import is_model, list_models
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import READ_TIER, LoadedScenario
-from simoffload.scenario.schema import EngineOptions, Scenario
+from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
 from simoffload.shipped import shipped_folder
 from simoffload.strategies import strategy_for, strategy_of
 from simoffload.strategies.base import TierChoice
@@ -98,8 +99,9 @@ def resolve(
     for assignment in overrides:
         within = parse_path(split_assignment(assignment)[0])[:-1]
         document = set_value(opened(document, within, cache), assignment)
-    _keep_limits(document)
     problems: list[Problem] = []
+    document = rename_keys(document, RENAMED, problems)
+    _keep_limits(document)
     document = completed(document, cache, problems)
     try:
         scenario = validate(document, Scenario)
@@ -239,12 +241,14 @@ def locate(source: str | Path) -> Path:
 
 
 def completed(document: Document, cache: ScenarioCache, problems: list[Problem]) -> Document:
-    """Return the document with omitted kinds filled in and the content of a ds_config instead of its path.
+    """Return the document with omitted kinds filled in, the content of a ds_config instead of its path, and
+    renamed keys under their new names.
 
     Faults are added to ``problems``.
     """
     if SWEEP in document.data:
         document = without(document, SWEEP)
+    document = rename_keys(document, RENAMED, problems)
     workload = document.data.get("workload")
     if isinstance(workload, dict):
         workload = {"kind": "inference", **workload}

@@ -15,8 +15,14 @@ from simoffload.strategies import AnyStrategy
 from simoffload.units import PositiveBytes, Seconds, format_bytes
 from simoffload.workload import Dataset, TrainingCheckpoints, Workload
 
-__all__ = ["EngineOptions", "Scenario"]
+__all__ = ["RENAMED", "EngineOptions", "Scenario"]
 
+RENAMED = {
+    "engine.fold": "engine.rank_symmetry",
+    "engine.jump": "engine.steady_state",
+    "engine.tokens": "engine.decode_extrapolation",
+}
+"""Keys of scenarios that were renamed: old path, new path. The old ones are accepted for one release."""
 
 Shortcut = Literal["on", "off", "verify"]
 """``verify`` simulates with and without the shortcut; any difference is an error."""
@@ -32,11 +38,11 @@ def _enough(memory: int) -> int:
 class EngineOptions(Frozen):
     """Options of the simulator that do not change what is simulated."""
 
-    fold: Shortcut = "on"
+    rank_symmetry: Shortcut = "on"
     """Identical ranks are simulated as one."""
-    jump: Shortcut = "on"
+    steady_state: Shortcut = "on"
     """Repeated periods of a steady state are counted instead of simulated."""
-    tokens: Shortcut = "on"
+    decode_extrapolation: Shortcut = "on"
     """A few decode steps are simulated; the others are extrapolated as far as the result is certain."""
     max_events: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Largest number of operations in a pass, summed over all ranks and including counted ones; a larger pass

@@ -72,8 +72,8 @@ class Runner:
         )
 
     def series(self, series: PhaseSeries) -> Decoding:
-        """Carry out all phases of a series, as ``engine.tokens`` says."""
-        how = self._options.tokens
+        """Carry out all phases of a series, as ``engine.decode_extrapolation`` says."""
+        how = self._options.decode_extrapolation
 
         def run(step: int) -> Simulated:
             phase = series.step(step)
@@ -112,10 +112,10 @@ class Runner:
         if self._progress:
             self._progress(f"{self._scenario.name}: {name}, {schedule.operations:,} operations")
         options = self._options
-        fold, jump = options.fold != "off", options.jump != "off"
-        timeline = execute(schedule, fold=fold, jump=jump)
-        if "verify" in (options.fold, options.jump):
-            verify(timeline, execute(schedule, fold=False, jump=False))
+        rank_symmetry, steady_state = options.rank_symmetry != "off", options.steady_state != "off"
+        timeline = execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
+        if "verify" in (options.rank_symmetry, options.steady_state):
+            verify(timeline, execute(schedule, rank_symmetry=False, steady_state=False))
         self.work.append(PassWork(name, len(timeline), timeline.entries, timeline.how))
         if self._keep:
             self.timelines[name] = timeline

@@ -279,8 +279,14 @@ CASES: tuple[Case, ...] = (
     scenario(
         "engine-key",
         "name: small",
-        "name: small\nengine: {token: off}",
-        ("s.yaml:2:10: engine.token:", "unknown field", 'did you mean "tokens"'),
+        "name: small\nengine: {rank_symetry: off}",
+        ("s.yaml:2:10: engine.rank_symetry:", "unknown field", 'did you mean "rank_symmetry"'),
+    ),
+    scenario(
+        "engine-old-and-new-key",
+        "name: small",
+        "name: small\nengine: {fold: off, rank_symmetry: off}",
+        ("s.yaml:2:10: engine.fold:", "is the old name of engine.rank_symmetry, which is given too"),
     ),
     # ---- keys of models in other spellings ----
     scenario(

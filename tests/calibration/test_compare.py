@@ -41,7 +41,8 @@ def one(path: Path, **options: Any) -> ComparedRun:
 def simulated(**strategy: Any) -> Any:
     """Return the same small run as a scenario in which every step is simulated."""
     data = {"name": "small", "model": MODEL, "platform": "dgx-h200", "workload": WORK,
-            "engine": {"tokens": "off"}, "strategy": {"ds_config": ds_config(), **strategy}}  # fmt: skip
+            "engine": {"decode_extrapolation": "off"},
+            "strategy": {"ds_config": ds_config(), **strategy}}  # fmt: skip
     return simulate(resolve(Document("", data)))
 
 

@@ -59,7 +59,7 @@ def test_interruption(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_a_signal_in_the_middle_leaves_nothing(
     repository: Path, tmp_path: Path, number: signal.Signals, status: int, reported: str
 ) -> None:
-    slow = ["--set", "engine.fold=off", "--set", "engine.jump=off"]
+    slow = ["--set", "engine.rank_symmetry=off", "--set", "engine.steady_state=off"]
     argv = ["run", "ddn/bloom-mod-1", *slow, "--output-dir", str(tmp_path / "out")]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-m", "simoffload", *argv], cwd=repository, **options) as running:

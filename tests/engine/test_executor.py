@@ -342,9 +342,9 @@ def test_a_long_list_of_waiting_operations_is_cut() -> None:
 
 
 @limited
-def _limited(story: Schedule, *, jump: bool = True, **limits: Any) -> Timeline:
+def _limited(story: Schedule, *, steady_state: bool = True, **limits: Any) -> Timeline:
     keep(Limits(**limits))
-    return execute(story, jump=jump)
+    return execute(story, steady_state=steady_state)
 
 
 def test_more_operations_than_allowed_are_refused_at_once() -> None:
@@ -364,7 +364,7 @@ def test_the_allowed_number_of_operations_runs() -> None:
 def test_a_run_that_takes_too_long_is_stopped() -> None:
     story = schedule(Block("b", (move(COPY, 100), move(GPU, 70)), 10_000))
     with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout"):
-        _limited(story, jump=False, timeout=0.0)
+        _limited(story, steady_state=False, timeout=0.0)
 
 
 @pytest.mark.parametrize(
@@ -376,10 +376,10 @@ def test_a_run_that_takes_too_long_is_stopped() -> None:
     ],
     ids=["one long block", "many blocks", "no time at all"],
 )
-@pytest.mark.parametrize("jump", [True, False])
-def test_a_run_without_clock_events_is_stopped_too(blocks: tuple[Block, ...], jump: bool) -> None:
+@pytest.mark.parametrize("steady_state", [True, False])
+def test_a_run_without_clock_events_is_stopped_too(blocks: tuple[Block, ...], steady_state: bool) -> None:
     with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout"):
-        _limited(schedule(*blocks), jump=jump, timeout=0.0)
+        _limited(schedule(*blocks), steady_state=steady_state, timeout=0.0)
 
 
 def test_a_stalled_run_names_what_runs() -> None:

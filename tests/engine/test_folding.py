@@ -51,7 +51,10 @@ def test_ranks_of_different_numbers_are_not_folded() -> None:
 
 def test_rates_round_as_if_every_rank_were_run() -> None:
     """1000 B/s for 8 ranks with coefficient 2: 62.5 B/s each, rounded down to 62; the link is full."""
-    folded, full = execute(nodes([300] * 8)), execute(nodes([300] * 8), fold=False, jump=False)
+    folded, full = (
+        execute(nodes([300] * 8)),
+        execute(nodes([300] * 8), rank_symmetry=False, steady_state=False),
+    )
     assert folded.makespan == full.makespan == 5 * -(-700 * 10**12 // 62)
     assert folded.link_bytes == full.link_bytes == (5 * 8 * 2 * 700, *[5 * 700] * 8)
     assert folded.link_saturated == full.link_saturated == (folded.makespan, *[0] * 8)

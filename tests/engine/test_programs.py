@@ -110,7 +110,7 @@ def test_one_forward_one_backward_has_the_same_bubble() -> None:
 def test_a_thousand_micro_batches_are_counted_and_their_ranks_folded() -> None:
     schedule = one_forward_one_backward(1000, width=8)
     timeline = execute(schedule)
-    verify(timeline, execute(schedule, fold=False, jump=False))
+    verify(timeline, execute(schedule, rank_symmetry=False, steady_state=False))
     assert timeline.makespan == 1001 * 3 * SECOND
     assert timeline.classes == (tuple(range(8)), tuple(range(8, 16)))
     assert timeline.entries < 30
@@ -161,7 +161,7 @@ def test_each_rank_of_a_ring_waits_for_the_one_before_it() -> None:
     ops = (wait(0, 1), wait(1, 2, Dependency(1, 0, 0), Dependency(0)))
     schedule = Schedule("ring", 3, ("a", "b"), (), (), (Block("b", ops, 5),), peers=(ring,))
     assert fold_ranks(schedule).classes == ((0, 1, 2),)
-    assert execute(schedule).makespan == execute(schedule, fold=False).makespan == 11 * SECOND
+    assert execute(schedule).makespan == execute(schedule, rank_symmetry=False).makespan == 11 * SECOND
     line = Schedule("line", 3, ("a",), (), (), (Block("b", (wait(0, 1), wait(0, 2, Dependency(0, 0, 0)))),))
     line = line._replace(peers=(((), (0,), (1,)),))
     assert fold_ranks(line).classes == ((0,), (1,), (2,))
@@ -207,7 +207,7 @@ def test_programs_in_blocks_of_their_own_are_run_in_full_while_both_are_under_wa
     assert timeline.how.not_jumped == (
         "block 'prefill': other blocks were active whenever one of its 100 iterations ended",
     )
-    full = execute(disaggregated(prefill, decode), fold=False, jump=False)
+    full = execute(disaggregated(prefill, decode), rank_symmetry=False, steady_state=False)
     assert list(timeline.all_operations.end) == list(full.all_operations.end)
 
 

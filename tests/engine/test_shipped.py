@@ -1,4 +1,4 @@
-"""Every shipped scenario, with few layers: folded and jumped as in full."""
+"""Every shipped scenario, with few layers: with rank symmetry and steady states as in full."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_folded_and_jumped_as_in_full(name: str) -> None:
     for schedule in schedules(name):
         # What thousands of ranks do at their links takes long to run in full, and 16 show it as well.
         few = cut(schedule, 16)
-        full, short = execute(few, fold=False, jump=False), execute(few)
+        full, short = execute(few, rank_symmetry=False, steady_state=False), execute(few)
         for total in ("makespan", "link_bytes", "link_busy", "link_saturated"):
             assert getattr(short, total) == getattr(full, total)
         assert sorted(zip(*short.all_operations, strict=True)) == sorted(

@@ -1,4 +1,4 @@
-"""Folded, jumped and both: the same as the full run in every interval and every counter."""
+"""Rank symmetry, steady states and both: the same as the full run in every interval and every counter."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def intervals(timeline: Timeline) -> list[Interval]:
 
 
 def agree(schedule: Schedule) -> list[Timeline]:
-    full = execute(schedule, fold=False, jump=False)
+    full = execute(schedule, rank_symmetry=False, steady_state=False)
     found = []
-    for fold, jump in WAYS:
-        short = execute(schedule, fold=fold, jump=jump)
+    for rank_symmetry, steady_state in WAYS:
+        short = execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
         assert totals(short) == totals(full)
         assert sorted(zip(*short.all_operations, strict=True)) == sorted(
             zip(*full.all_operations, strict=True)
@@ -71,9 +71,9 @@ def test_on_two_programs_that_wait_for_each_other(schedule: Schedule) -> None:
 
 @given(long_schedules() | program_schedules())
 def test_what_determined_the_time_is_the_same(schedule: Schedule) -> None:
-    full = attribute(execute(schedule, fold=False, jump=False))
-    for fold, jump in WAYS:
-        assert attribute(execute(schedule, fold=fold, jump=jump)) == full
+    full = attribute(execute(schedule, rank_symmetry=False, steady_state=False))
+    for rank_symmetry, steady_state in WAYS:
+        assert attribute(execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)) == full
 
 
 @given(long_schedules(), st.randoms(use_true_random=False))
@@ -84,9 +84,11 @@ def test_ranks_have_no_order(schedule: Schedule, random: Random) -> None:
     routes = tuple(
         route._replace(hops=tuple(route.hops[rank] for rank in order)) for route in schedule.routes
     )
-    other = execute(schedule._replace(routes=routes), fold=False, jump=False)
+    other = execute(schedule._replace(routes=routes), rank_symmetry=False, steady_state=False)
     renamed = [one._replace(rank=order[one.rank]) for one in other]
-    assert sorted(renamed, key=_place) == sorted(execute(schedule, fold=False, jump=False), key=_place)
+    assert sorted(renamed, key=_place) == sorted(
+        execute(schedule, rank_symmetry=False, steady_state=False), key=_place
+    )
 
 
 def _place(one: Interval) -> tuple[int, int, int, int, int]:
@@ -167,8 +169,8 @@ def test_searching_in_windows_still_finds_a_late_cycle() -> None:
 
 
 def test_switched_off() -> None:
-    how = execute(one_rank(Block("layer", (wait(0, 7),), 100)), jump=False).how
-    assert how == ((), "", ("jump is switched off",))
+    how = execute(one_rank(Block("layer", (wait(0, 7),), 100)), steady_state=False).how
+    assert how == ((), "", ("steady_state is switched off",))
 
 
 @pytest.mark.parametrize("times", [10**4, 10**7])
@@ -194,11 +196,11 @@ def test_counted_operations_count_against_the_limit() -> None:
     schedule = one_rank(Block("b", (Op("copy", "", 0, size=100, route=0),), 50))
 
     @limited
-    def run(most: int, *, jump: bool = True) -> Timeline:
+    def run(most: int, *, steady_state: bool = True) -> Timeline:
         keep(Limits(max_events=most))
-        return execute(schedule, jump=jump)
+        return execute(schedule, steady_state=steady_state)
 
     assert run(50).entries < 10
-    for jump in (True, False):
+    for steady_state in (True, False):
         with pytest.raises(WorkLimitError, match=r"has at least 50 operations; .* allows 49;"):
-            run(49, jump=jump)
+            run(49, steady_state=steady_state)

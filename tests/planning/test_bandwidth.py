@@ -54,7 +54,7 @@ def beyond_its_port() -> LoadedScenario:
 
 
 @pytest.mark.parametrize("storage", ["filesystem", "drives in slots", "server", "server beyond its port"])
-def test_faster_storage_is_never_slower_and_no_point_is_above_its_roof(
+def test_faster_storage_is_never_slower_and_no_point_is_above_its_bound(
     storage: str, bloom: LoadedScenario, appliance: StorageCurve
 ) -> None:
     curves = {
@@ -68,7 +68,7 @@ def test_faster_storage_is_never_slower_and_no_point_is_above_its_roof(
     assert rates == sorted(set(rates))
     throughputs = [point.throughput for point in points]
     assert throughputs == sorted(throughputs)
-    assert all(point.throughput <= point.roof for point in points)
+    assert all(point.throughput <= point.bound for point in points)
 
 
 def test_a_slow_server_keeps_its_port() -> None:
@@ -78,9 +78,9 @@ def test_a_slow_server_keeps_its_port() -> None:
     assert [point.rate for point in found.points if point.rate > found.own.rate] == [23_600_000_000]
 
 
-def test_the_roof_is_a_slope_and_flat(appliance: StorageCurve) -> None:
-    # Where storage is slow the roof is its bytes over its rate; where it is fast something else.
-    slow, next_slow, *_, fast, fastest = (point.roof / point.rate for point in appliance.points)
+def test_the_bound_is_a_slope_and_flat(appliance: StorageCurve) -> None:
+    # Where storage is slow the bound is its bytes over its rate; where it is fast something else.
+    slow, next_slow, *_, fast, fastest = (point.bound / point.rate for point in appliance.points)
     assert slow == pytest.approx(next_slow)
     assert fastest < fast
 

@@ -53,7 +53,7 @@ def test_the_same_bottleneck_everywhere(case: str, tmp_path: Path) -> None:
     reported = result.to_dict()["step"]["bottleneck"], result.to_dict()["step"]["limit"]
     row = compare_scenarios({case: loaded}).to_frame().loc[case]
     assert (row["bottleneck"], row["limit"]) == reported
-    sweep = define_sweep(document(case), axes=["engine.tokens=on,off"])
+    sweep = define_sweep(document(case), axes=["engine.decode_extrapolation=on,off"])
     run_sweep(sweep, find_points(sweep), [tmp_path / "r.csv"], workers=1)
     with (tmp_path / "r.csv").open(newline="") as file:
         assert {(point["bottleneck"], point["limit"]) for point in csv.DictReader(file)} == {reported}

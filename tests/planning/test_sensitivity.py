@@ -99,7 +99,7 @@ def ranged(found: Sensitivity, *rows: SensitivityRow) -> module.Uncertainty:
 def test_doubts_about_inputs_add_up_by_their_squares(found: Sensitivity) -> None:
     """0.5 x 30 %, 0.4 x 5 % and 1 x 3 % are sqrt(15² + 2² + 3²) = 15.4 %."""
     one = ranged(found, row("a", 0.5, "estimate"), row("b", -0.4, "spec"), row("c", 1.0, "measured"))
-    assert [(doubt.keys, pytest.approx(doubt.contribution)) for doubt in one.doubts] == [
+    assert [(term.keys, pytest.approx(term.contribution)) for term in one.terms] == [
         (("a",), 0.15),
         (("c",), 0.03),
         (("b",), 0.02),
@@ -115,16 +115,16 @@ def test_what_comes_from_one_estimate_is_wrong_together(found: Sensitivity) -> N
     """Three times 0.1 x 30 % are 9 %, not 5.2 %; of another profile it is another estimate."""
     rows = [row(key, 0.1, "estimate", source="scaled from an H200") for key in "abc"]
     other = row("d", 0.1, "estimate", source="scaled from an H200", profile="host/b")
-    first, second = ranged(found, *rows, other).doubts
+    first, second = ranged(found, *rows, other).terms
     assert (first.keys, first.contribution) == (("a", "b", "c"), pytest.approx(0.09))
     assert (second.keys, second.contribution) == (("d",), pytest.approx(0.03))
     specs = [row(key, 0.1, "spec", source="one data sheet") for key in "abc"]
-    assert len(ranged(found, *specs).doubts) == 3
+    assert len(ranged(found, *specs).terms) == 3
 
 
 def test_a_fit_that_is_worse_than_measurements_are_has_its_residual(found: Sensitivity) -> None:
     poor, good = row("a", 1.0, "measured", residual=0.2), row("b", 1.0, "measured", residual=0.01)
-    assert [doubt.contribution for doubt in ranged(found, poor, good).doubts] == [0.2, 0.03]
+    assert [term.contribution for term in ranged(found, poor, good).terms] == [0.2, 0.03]
 
 
 def test_the_range_of_a_result_has_its_largest_doubts(found: Sensitivity) -> None:

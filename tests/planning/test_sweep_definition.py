@@ -46,7 +46,9 @@ def test_constraints_see_names_short_names_and_the_scenario(define: Define) -> N
 
 
 def test_equal_scenarios_are_simulated_once_and_stay_points(define: Define) -> None:
-    sweep = define(axes=["workload.batch_size=2,1,2", "description=a,b", "engine.tokens=on,off"])
+    sweep = define(
+        axes=["workload.batch_size=2,1,2", "description=a,b", "engine.decode_extrapolation=on,off"]
+    )
     points = find_points(sweep)
     assert len(points) == 12
     # batch 2 comes twice; a description decides nothing

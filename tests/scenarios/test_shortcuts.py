@@ -7,7 +7,9 @@ import pytest
 from simoffload.scenario import list_scenarios, load_scenario
 from simoffload.simulation import simulate
 
-VERIFIED = [f"engine.{shortcut}=verify" for shortcut in ("fold", "jump", "tokens")]
+VERIFIED = [
+    f"engine.{shortcut}=verify" for shortcut in ("rank_symmetry", "steady_state", "decode_extrapolation")
+]
 SHORT = {"ddn/bloom-mod-1", "ddn/bloom-mod-2", "storage/llama-3.1-405b"}
 """Those of which a few layers are run; the others are run whole."""
 INFERENCE = [name for name in list_scenarios() if name.split("/")[0] in {"ddn", "deepnvme", "storage"}]
@@ -65,7 +67,7 @@ def test_steps_of_a_model_on_the_gpu_are_certain_too(batch: int) -> None:
 
 
 def test_without_shortcuts_every_step_is_simulated() -> None:
-    off = [f"engine.{shortcut}=off" for shortcut in ("fold", "jump", "tokens")]
+    off = [f"engine.{shortcut}=off" for shortcut in ("rank_symmetry", "steady_state", "decode_extrapolation")]
     overrides = ["workload.output_length=5"]
     full = simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, *off]))
     quick = simulate(load_scenario("ddn/bloom-7b1", overrides=overrides))

@@ -21,7 +21,7 @@ def both() -> tuple[Timeline, Timeline]:
     """A decode step with shortcuts and without."""
     plan = load_scenario("ddn/bloom-7b1").plan()
     schedule = plan.schedule(plan.forward("decode 1", 1, 9))
-    return execute(schedule), execute(schedule, fold=False, jump=False)
+    return execute(schedule), execute(schedule, rank_symmetry=False, steady_state=False)
 
 
 def test_shortcuts_were_taken_and_change_nothing(both: tuple[Timeline, Timeline]) -> None:

@@ -186,7 +186,7 @@ def test_the_parts_of_a_step_sum_to_it() -> None:
 def test_interpolated_decode_steps_agree_with_all_of_them() -> None:
     loaded = scenario(model="opt-1.3b", weights="dram", tokens=40, batch=8)
     every = loaded.scenario.model_copy(
-        update={"engine": loaded.scenario.engine.model_copy(update={"tokens": "off"})}
+        update={"engine": loaded.scenario.engine.model_copy(update={"decode_extrapolation": "off"})}
     )
     full = simulate(LoadedScenario(every, loaded.document, loaded.model, loaded.machine))
     assert len(full.decode) == 39

@@ -17,6 +17,8 @@ from simoffload.documents import (
     edited,
     key_path,
     quoted,
+    rename_keys,
+    renamed_key,
     suggest,
     validate,
     without,
@@ -25,7 +27,7 @@ from simoffload.errors import InputError, Problem, shortened
 from simoffload.planning.sweep.axes import Axis, SweepSection, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
 from simoffload.planning.sweep.journal import AFTER, METRICS
-from simoffload.scenario import SWEEP, ScenarioCache, completed, opened, resolve
+from simoffload.scenario import RENAMED, SWEEP, ScenarioCache, completed, opened, resolve
 from simoffload.scenario.cache import canonical
 
 __all__ = ["MOST_POINTS", "Grid", "Points", "Sweep", "define_sweep", "find_points"]
@@ -85,6 +87,18 @@ class Sweep:
     """The constraints as functions."""
     cache: ScenarioCache
     """What the scenarios have in common."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about renamed keys: of the axes, and of the scenario that they vary."""
+        found = [
+            axis.written._replace(message=renamed_key(RENAMED[path]))
+            for axis in self.grid.axes
+            if (path := key_path(axis.location)) in RENAMED
+        ]
+        varied = {key_path(axis.location) for axis in self.grid.axes}
+        scenario = rename_keys(self.grid.document(0), RENAMED, []).warnings
+        return tuple(map(str, (*found, *(one for one in scenario if one.key not in varied))))
 
     def combinations(self) -> Iterator[int]:
         """Yield the combinations that the constraints leave. Raises InputError for one that cannot be

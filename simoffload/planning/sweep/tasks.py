@@ -11,6 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from simoffload import __version__
@@ -137,7 +138,9 @@ def _row(number: int, combination: int, setting: _Setting) -> JournalRow:
 
 @limited
 def _simulated(combination: int, setting: _Setting) -> SimulationResult:
-    return simulate(resolve(setting.grid.document(combination), cache=setting.cache))
+    scenario = resolve(setting.grid.document(combination), cache=setting.cache)
+    document = replace(scenario.document, warnings=())  # they are not about a point: ``Sweep.warnings``
+    return simulate(replace(scenario, document=document))
 
 
 def _problem_text(_path: str, _line: int | None, _column: int | None, key: str, message: str) -> str:

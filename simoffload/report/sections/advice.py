@@ -77,7 +77,7 @@ def _bandwidth(curve: StorageCurve | None) -> ReportSection:
         (
             byte_rate(point.rate),
             Datum(f"{format_number(point.throughput)}", point.throughput, "1/s"),
-            Datum(f"{format_number(point.roof)}", point.roof, "1/s"),
+            Datum(f"{format_number(point.bound)}", point.bound, "1/s"),
             "this platform" if point.rate == curve.own.rate else "",
         )
         for point in curve.points
