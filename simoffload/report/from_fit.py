@@ -42,7 +42,7 @@ def _machines(found: Sequence[MachinesNeeded]) -> ReportSection:
     head = ("model", "work", "rule", *tiers)
     first = found[0]
     gathers = [
-        f"without offload {what} gathers every layer on every GPU for every pass"
+        f"without offload, {what} gathers every layer on every GPU for every pass"
         for what in dict.fromkeys(one.gathers for one in found if one.gathers)
     ]
     hbm = format_bytes(first.hbm, binary=True)
