@@ -164,7 +164,9 @@ import pathlib, sys
 from simoffload.calibration.micro import launch
 launch.PROBE, launch.WORKER, launch.missing_packages = "fake_probe", "fake_worker", lambda _: ()
 place = pathlib.Path(sys.argv[1])
-asked = launch.MeasurementRequest(("storage", "dram"), gpus=None, storage=place, storage_size=128 << 20, quick=True)
+asked = launch.MeasurementRequest(
+    ("storage", "dram"), gpus=None, storage=place, storage_size=128 << 20, quick=True
+)
 try:
     launch.measure(asked, progress=lambda _: None)
 except KeyboardInterrupt:
