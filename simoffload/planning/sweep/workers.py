@@ -34,7 +34,7 @@ _READY = b"ready\n"
 
 
 class WorkerEndedError(Exception):
-    """The worker ended during a call; the text says how."""
+    """A WorkerEndedError is raised when a worker ends during a call; its text describes the end."""
 
 
 @contextmanager
@@ -167,10 +167,10 @@ def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[A
 
 
 LOCAL = "local"
-"""In place of an address: a cluster within this process."""
+"""Address that selects a cluster within this process."""
 _PATIENCE = 20  # [s] for the scheduler to answer, and again for a first worker
 _AHEAD = 2
-"""Tasks sent for each thread of the cluster."""
+"""Number of tasks sent in advance for each thread of the cluster."""
 
 
 @contextlib.contextmanager
