@@ -1,4 +1,4 @@
-"""What reading a dataset means for a training run."""
+"""Data loading of a training run: whether reading the dataset delays it, and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Epoch(NamedTuple):
     """The times of one epoch, or of several equal ones in a row."""
 
     first: int
-    """Its number, from 1."""
+    """Number of the first such epoch, counted from 1."""
     repeats: int
     hit_ratio: float
     """Fraction of the samples found in the hosts' page caches."""
@@ -65,12 +65,12 @@ class DataLoading(NamedTuple):
 
     @property
     def cold(self) -> Epoch:
-        """The first epoch."""
+        """First epoch, with cold page caches."""
         return self.epochs[0]
 
     @property
     def warm(self) -> Epoch:
-        """The last epoch."""
+        """Last epoch, with warm page caches."""
         return self.epochs[-1]
 
     @property

@@ -98,7 +98,7 @@ class CostList:
         return memory.power, part.size / memory.module.value
 
     def assumption(self, key: str) -> Figure:
-        """Return an assumption: ``electricity`` [per kWh], ``pue``, ``lifetime`` [years] or ``utilization``."""
+        """Return the value of ``electricity`` [per kWh], ``pue``, ``lifetime`` [years] or ``utilization``."""
         value: Sourced[float] | None = getattr(self.costs, key)
         assert value is not None, f"the shipped list has {key}"
         return _figure(value, key)
