@@ -1,4 +1,4 @@
-"""Metrics of training: the steps, and what a run does in addition to them, which reads data, saves checkpoints and
+"""Metrics of training: steps and other activities of a run, which reads data, saves checkpoints and
 wears drives out."""
 
 from __future__ import annotations
