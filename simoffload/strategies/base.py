@@ -95,7 +95,7 @@ class Facts:
     """Facts are the properties of a run that are known before its simulation."""
 
     spread_bound: float | None = None
-    """Upper bound on decoding [tokens/s] (``resident.spread_bound``); None unless weights are gathered from HBM."""
+    """Upper bound on decoding [tokens/s]; None unless GPUs gather weights from HBM (``spread_bound``)."""
     forward_flops: float = 0.0
     """Forward passes of one step on one GPU [FLOP]."""
     backward_flops: float = 0.0
@@ -192,7 +192,7 @@ class Plan(ABC):
 
     @property
     def whole_copies(self) -> Plan | None:
-        """Return a plan of the same work without offloading, a full copy on every GPU, where that is another plan."""
+        """Return a plan of the same work with a full copy on every GPU, where that is another plan."""
         return None
 
 
@@ -237,7 +237,7 @@ class Strategy(Frozen, ABC):
 
     @property
     def replicas(self) -> int:
-        """Number of parts of the work that run in parallel, each with ``batch_size`` sequences (data parallelism);
+        """Number of parallel parts of the work, each with ``batch_size`` sequences (data parallelism);
         the stages of a pipeline together do one."""
         return self.ranks
 

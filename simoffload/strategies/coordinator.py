@@ -193,7 +193,7 @@ class Coordinator:
         return self._looked - self._entries[self._step]
 
     def seen(self, place: Callable[[int], tuple[int, int]]) -> tuple[object, ...]:
-        """Return the state that determines the next steps, relative to the next one; ``place`` numbers tensors."""
+        """Return the state that determines the next steps, relative to them; ``place`` numbers tensors."""
         step = self._step
         handles = {handle: number for number, handle in enumerate(self.handles())}
         gathers = [

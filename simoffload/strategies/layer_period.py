@@ -75,7 +75,7 @@ class LayeredModel(ABC):
     @property
     @abstractmethod
     def homogeneous(self) -> bool:
-        """Whether all layers' tensors are kept in the same places, and tensors are distinguished by layer only."""
+        """Whether all layers' tensors are in the same places, and equal tensors are not distinguished."""
 
     @abstractmethod
     def trace_of(self, count: int) -> Trace:
@@ -212,7 +212,7 @@ class LayeredModel(ABC):
 
     @property
     def _reused(self) -> int:
-        """Return the number of layers at the end of forward that backward may find gathered (reuse distance)."""
+        """Return the number of last layers of forward that backward may find gathered (reuse distance)."""
         distance = self.fetching.max_reuse_distance if self.fetching is not None else 0
         each = sum(tensor.numel for tensor in self.layers.tensors)
         return -(-distance // max(1, each)) + 1 if distance else 0

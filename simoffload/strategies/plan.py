@@ -25,7 +25,7 @@ class ForwardPass(NamedTuple):
     batch: tuple[Sequences, ...]
     """Sequences that each replica feeds in."""
     first: bool = False
-    """Whether it is the first pass after loading, in which DeepSpeed records its trace without prefetching."""
+    """Whether it is the first pass after loading: DeepSpeed records its trace without prefetching."""
 
 
 class StepPart(NamedTuple):

@@ -127,7 +127,7 @@ class _OfItsKind:
 
 
 def _validated(data: Any) -> Strategy:
-    """Return the strategy that a document describes; raises what pydantic raises for a discriminated union."""
+    """Return the strategy that a document describes; raises pydantic's errors of a discriminated union."""
     if isinstance(data, Strategy):
         return data
     if not isinstance(data, dict):

@@ -246,7 +246,7 @@ class TrainingTiming(Timing):
         return picoseconds(size / self.machine.accelerator.hbm_rate)
 
     def gpu_adam(self, numel: int) -> int:
-        """Return the time of single-precision Adam on the GPU [ps]: the same bytes as DeepSpeed's on the CPU."""
+        """Return the time of single-precision Adam on the GPU [ps], with the same bytes as on the CPU."""
         return self.hbm_traffic(DEEPSPEED_ADAM * numel)
 
 

@@ -139,7 +139,7 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
 
 
 def _instances(model: ModelShape, layer: int) -> list[Instance]:
-    """Return the modules of a layer; modules inside a leaf module have no hooks and parameters of their own."""
+    """Return the modules of a layer; those inside a leaf module have no hooks and no own parameters."""
     leaves = model.traits.leaf_modules
     found = []
     for module in model.layer:
@@ -186,7 +186,7 @@ def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
 
 
 def _outside(before: Sequence[Instance], after: Sequence[Instance]) -> list[Event]:
-    """Return the modules that precede the layers in backward: the model, its head, the stack, its last norm."""
+    """Return the modules before the layers in backward: the model, its head, the stack, its last norm."""
     containers = [one for one in before if one.module.kind == "container"]
     root, stacks = containers[0], containers[1:]
     events = [Event("fetch", root, backward=True)]

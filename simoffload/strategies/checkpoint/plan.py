@@ -73,7 +73,7 @@ class CheckpointPlan(Plan):
         return (*self.save(), *self.restore())
 
     def after(self, *, step_time: float, update_time: float) -> CheckpointPlan:
-        """Return the plan for a run whose steps take ``step_time`` [s], ``update_time`` [s] of it at the end."""
+        """Return the plan for a run with steps of ``step_time`` [s], with ``update_time`` [s] at the end."""
         known = {"step_time": step_time, "update_time": update_time}
         return replace(self, workload=self.workload.model_copy(update=known))
 

@@ -60,7 +60,7 @@ class Fsdp(Strategy):
 
     kind: Literal["fsdp"] = "fsdp"
     cpu_offload: bool = False
-    """Whether parameters, gradients and optimizer are in host memory (``CPUOffload(offload_params=True)``)."""
+    """Whether parameters, gradients and optimizer are in host memory (``CPUOffload``)."""
     backward_prefetch: Prefetch = "pre"
     """When the next unit is gathered: before or after this one's gradients are computed, or on demand."""
     limit_all_gathers: bool = True

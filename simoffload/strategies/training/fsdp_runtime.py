@@ -110,7 +110,7 @@ class FsdpRuntime:
             self._prefetch(unit)
 
     def post_backward(self, unit: int, *, boundary: bool) -> None:
-        """Handle complete gradients of a unit; within ``no_sync`` (not at the ``boundary``) they stay unsharded."""
+        """Handle complete gradients of a unit; within ``no_sync`` (no ``boundary``) they stay unsharded."""
         if boundary or self._options.reshard_after_forward:
             self._reshard(unit)
         if self._options.backward_prefetch == "post" and unit != ROOT:
