@@ -364,7 +364,7 @@ def _all_rows(track: Track, rank: int) -> Iterator[_Row]:
 
 
 def _rows_of(track: Track, rank: int, piece: Piece, entry: int, copies: range) -> Iterator[_Row]:
-    """Return the copies of an entry."""
+    """Yield the copies of an entry, one row each."""
     step = track.steps[entry]
     size = piece.last - piece.first
     for copy in copies:

@@ -50,7 +50,7 @@ class Tensor(NamedTuple):
 def cut_tensors(
     numels: Iterable[tuple[str, int]], settings: OffloadSettings, *, ranks: int, dtype_bytes: int
 ) -> Iterator[Tensor]:
-    """Return tensors by name and size [elements], in the model's order, as ZeRO-3 partitions them."""
+    """Yield tensors by name and size [elements], in the model's order, as ZeRO-3 partitions them."""
     persistent = 0
     for name, numel in numels:
         slice_numel = -(-numel // ranks)

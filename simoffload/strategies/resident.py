@@ -42,7 +42,7 @@ class Resident(Strategy):
         return Placement("hbm", "hbm")
 
     def placements(self, _machine: Machine) -> tuple[Placement, ...]:
-        """Yield HBM, with and without a placement of the optimizer, which inference does not have."""
+        """Return HBM, with and without a placement of the optimizer, which inference does not have."""
         return Placement("hbm"), Placement("hbm", "hbm")
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:

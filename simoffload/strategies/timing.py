@@ -251,7 +251,7 @@ class TrainingTiming(Timing):
 
 
 def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCosts) -> Iterator[str]:
-    """Report a host with more ranks than the host thread's ``costs`` were measured with."""
+    """Yield a warning about more ranks on a host than the host thread's ``costs`` were measured with."""
     here, measured = machine.ranks_per_node(ranks), costs.ranks.value
     if here > measured:
         yield f"{here} ranks on a host; costs of the host thread were measured with up to {measured}"
@@ -260,7 +260,7 @@ def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCo
 def transfers_beyond(
     tensors: Sequence[Tensor], dtype_bytes: int, settings: OffloadSettings, machine: Machine, *, tier: str
 ) -> Iterator[str]:
-    """Report sizes of copies, and bytes in flight to storage, beyond the measured curves."""
+    """Yield warnings about sizes of copies, and bytes in flight to storage, beyond the measured curves."""
     gathered = [tensor for tensor in tensors if not tensor.persistent]
     if settings.device == "none" or not gathered:
         return
@@ -290,7 +290,7 @@ def _sizes(what: str, sizes: Iterable[int], curve: Curve, path: Path) -> Iterato
 
 
 def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) -> Iterator[str]:
-    """Report matrix multiplications of the prefill that are larger than any measured one."""
+    """Yield warnings about matrix multiplications of the prefill beyond any measured one."""
     curve = machine.accelerator.matmul_efficiency
     most = max(
         module_cost(

@@ -245,7 +245,7 @@ def _first_child(inner: Sequence[Instance], name: str) -> Instance | None:
 
 
 def _back(one: Instance) -> list[Event]:
-    """Yield the backward events of a module without children."""
+    """Return the backward events of a module without children."""
     work = [Event("back", one)]
     if one.module.parameters and one.owns:
         work.append(Event("gradients", one))

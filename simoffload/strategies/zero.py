@@ -111,7 +111,7 @@ class ZeroStrategy(Strategy):
         return Placement(*(self.tier(key, machine)[0] for key in self.tier_keys))
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Yield each combination of tiers for the states."""
+        """Return each combination of tiers for the states."""
         return tuple(starmap(Placement, product(machine.tiers, repeat=len(self.tier_keys))))
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
@@ -146,7 +146,7 @@ class ZeroStrategy(Strategy):
         return released(self.ds_config, *changed)
 
     def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:
-        """Return edits to stage 3, large enough swap buffers, and no mode that requires another tier."""
+        """Yield edits to stage 3, large enough swap buffers, and no mode that requires another tier."""
         settings, _ = fetch_settings(
             self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
         )

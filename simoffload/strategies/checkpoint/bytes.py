@@ -271,7 +271,7 @@ def _optimizer_name(model: ModelShape, workload: Checkpointing) -> str:
 
 
 def checkpoint_files(parts: Sequence[CheckpointPart]) -> Iterator[File]:
-    """Return every file with significant bytes: without ``latest`` and without ZeRO-3's names and shapes."""
+    """Yield every file with significant bytes: without ``latest`` and without ZeRO-3's names and shapes."""
     for part in parts:
         for index, rank in enumerate(part.writers[:1] if part.same_file else part.writers):
             yield File(part.pattern.format(rank=rank, index=index), rank, part.size)

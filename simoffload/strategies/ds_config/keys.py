@@ -354,7 +354,7 @@ def trains(config: DeepSpeedConfig) -> bool:
 
 
 def batch_problems(config: DeepSpeedConfig, *, batch: int, accumulation: int, ranks: int) -> list[Problem]:
-    """Yield contradictions to the workload (train_batch_size = micro batch x accumulation x ranks)."""
+    """Return contradictions to the workload (train_batch_size = micro batch x accumulation x ranks)."""
     values: dict[str, tuple[Any, int]] = {
         "train_micro_batch_size_per_gpu": (config.train_micro_batch_size_per_gpu, batch),
         "gradient_accumulation_steps": (config.gradient_accumulation_steps, accumulation),

@@ -79,7 +79,7 @@ class Fsdp(Strategy):
         return Placement(tier, tier)
 
     def placements(self, _machine: Machine) -> tuple[Placement, ...]:
-        """Yield the placements: all states in HBM, or all in host memory."""
+        """Return the placements: all states in HBM, or all in host memory."""
         return Placement("hbm", "hbm"), Placement("dram", "dram")
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:

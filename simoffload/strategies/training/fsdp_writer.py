@@ -265,13 +265,13 @@ class FsdpWriter(StreamWriter, FsdpSink):
     # -- transfers --------------------------------------------------------------------------------
 
     def _copy(self, size: int, *, stream: int, to_device: bool) -> int:
-        """Write an asynchronous copy between the GPU and page-locked memory."""
+        """Write an asynchronous copy between the GPU and page-locked memory; return its ordinal."""
         route, fixed = self.copies([size], to_device=to_device, pinned=True)
         self.flush()
         return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.so_far(HOST))
 
     def _collective(self, name: str, kind: str, numel: int, *, behind: int) -> int:
-        """Write an all-gather or reduce-scatter whose result has ``numel`` elements on every rank."""
+        """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its ordinal."""
         size = numel * (self.ranks - 1) * self._element
         return self.exchange(kind, name, _COMM, size, behind=(behind,))
 

@@ -210,7 +210,7 @@ class ZeroTrainingPlan(StepWork):
         return tunables(self.settings)
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
-        """Return the plan with checkpoints as ``options`` and ds_config specify; InputError if contradictory."""
+        """Return the plan with checkpoints as ``options`` and ds_config specify; InputError if they conflict."""
         saved = plan_of_training(options, self)
         found = replace(self, saved=saved, warnings=(*self.warnings, *config_warnings(self.config)))
         vars(found).update({name: value for name, value in vars(self).items() if name not in vars(found)})

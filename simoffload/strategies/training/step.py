@@ -157,7 +157,7 @@ class OptimizerStep:
     # -- where the update is done ---------------------------------------------------------------
 
     def _on_gpu(self, update: Update) -> None:
-        """Write an update in HBM: cast gradients to single precision, scale, Adam, and cast parameters back."""
+        """Write an update in HBM: gradients cast to single precision, scaled; Adam; parameters cast back."""
         numel = update.group.numel
         out = self._out
         casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)

@@ -42,7 +42,7 @@ class _WholeCopiesTrained(ZeroTrainingPlan):
     """Plain data parallelism is ZeRO that divides nothing, and whose settings reduce no memory."""
 
     def tunables(self) -> Iterator[Tunable]:
-        """Return no settings, as none reduces the memory."""
+        """Yield no settings, as none reduces the memory."""
         return iter(())
 
     @cached_property

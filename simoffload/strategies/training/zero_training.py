@@ -71,7 +71,7 @@ class ZeroTraining(ZeroStrategy):
     """Adapters that are trained instead of all weights."""
 
     def written(self, key: str) -> Written:
-        """Return the offload section of ds_config; None for a device of "none", which agrees with any tier."""
+        """Return the offload section of ds_config; None for device "none", which agrees with any tier."""
         section = super().written(key)
         return None if section is not None and section.device == "none" else section
 
@@ -218,7 +218,7 @@ def _check_places(settings: TrainingSettings) -> None:
 
 
 def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[str]:
-    """Return warnings about effects of a mode outside one step, or that depend on the training program."""
+    """Yield warnings about effects of a mode outside one step, or of the training program."""
     if settings.zenflow is not None:
         yield from _zenflow(settings.zenflow, workload.gradient_accumulation_steps)
     if settings.super_offload and settings.gradient_clipping:
@@ -236,7 +236,7 @@ def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[s
 
 
 def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterator[str]:
-    """Return a warning about ZenFlow's update interval where gradients determine it."""
+    """Yield a warning about ZenFlow's update interval where gradients determine it."""
     if zero.zenflow is not None and settings.zenflow is not None and zero.zenflow.update_interval == "auto":
         yield (
             'zenflow.update_interval "auto" depends on the gradients; '

@@ -212,7 +212,7 @@ def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 
 def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """Memory of the complete model, and of a second, flat copy where there is room (since DeepSpeed 0.19.0)."""
+    """Memory of the model and of a second, flat copy where there is room (since DeepSpeed 0.19.0)."""
     if memory.stage and not memory.flattens_on_host:
         name = "second copy of the parameters, while they are flattened"
         yield _term(name, memory.size * memory.partitions.trained_numel, "")
