@@ -83,14 +83,14 @@ class StorageCurve:
     fastest: float
     """[1/s] with storage a thousand times faster."""
     hidden: Needed | None
-    """From where on the storage is no longer what most of a step's time is spent on; None where no rate is
+    """Lowest rate at which storage is not what most of a step's time is spent on; None where no rate is
     enough."""
     enough: Needed
     """Lowest rate above which faster storage gains less than 2 %."""
     held_back: str
     """Resource that limits the storage once it is a thousand times faster."""
     scope: str = ""
-    """Where the slots of the drives hold them back: what more drives would change; else empty."""
+    """Effect of more drives where drive slots limit the rate; else empty."""
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -64,7 +64,8 @@ class Comparison:
         return mine / theirs if mine and theirs else None
 
     def throughput_ratio(self, label: str) -> float | None:
-        """Tokens (checkpoints) per second on ``label`` over those on its baseline; None as of ``ratio``."""
+        """Tokens (checkpoints) per second on ``label`` over those on its baseline; None where ``ratio``
+        is."""
         baseline = self.baseline_of(label)
         mine = self.results[label].unit_s
         theirs = self.results[baseline].unit_s if baseline is not None else None

@@ -37,7 +37,7 @@ _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 
 _BEYOND = "; this one is beyond the calibrated range, where errors may be larger"
 _ERRORS_FILE = "calibration_errors.csv"
-"""Beside this module: errors on real runs, each predicted with the profile measured on its own machine, so
+"""File of errors on real runs, each predicted with the profile measured on its own machine, so
 that they are errors of the model. ``python -m validation`` writes it."""
 Work = Literal["decode", "prefill", "step"]
 Place = Literal["memory", "nvme"]
@@ -48,7 +48,7 @@ class CalibrationError(NamedTuple):
     """A CalibrationError holds the prediction errors of one kind of pass in one group of real runs."""
 
     group: str
-    """What was run, as a strategy names it under ``evidence``: zero."""
+    """Group of real runs, as a strategy names it under ``evidence``: zero."""
     part: str
     """holdout, or fit for runs that were in view while the mechanisms were worked out."""
     work: Work

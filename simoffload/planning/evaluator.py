@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Evaluated", "Evaluator", "largest_that_fits", "smallest_that_fits"]
 
 Shortage = Callable[[int], float]
-"""What lacks with a count, as a fraction of what there is: 0 or less fits, infinity is refused."""
+"""Function that returns the largest missing fraction at a count: 0 or less fits, infinity is refused."""
 
 _STRIDE = 4
 """Factor by which a count grows until it no longer fits."""
@@ -44,7 +44,7 @@ class _SearchEnd(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """In what the need is nearly linear, and back."""
+    """A _Scale is a transformation that makes the need nearly linear, and its inverse."""
 
     there: Callable[[float], float]
     back: Callable[[float], float]

@@ -282,7 +282,7 @@ def _uncertain(number: ProfileParameter) -> float:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything that explains one result and takes more simulations than the result itself."""
+    """An Explanation holds all of a result's explanations that require further simulations."""
 
     sensitivity: Sensitivity
     uncertainty: Uncertainty

@@ -1,4 +1,4 @@
-"""Where the time of a pass went: the chain of operations that determined its length.
+"""Time attribution of a pass: the chain of operations that determined its length.
 
 Every operation began at the end of another one. Walking back from the last operation to whichever predecessor
 ended last gives a chain without gaps or overlaps, so the times along it sum to the makespan exactly and
@@ -161,7 +161,8 @@ _GROUPS: dict[str, Group] = {
     "write": "storage",
     "wait": "waiting",
 }
-"""By kind of operation; of the others those with a route are transfers, the rest is done by the GPU."""
+"""Categories by kind of operation; of the others those with a route are transfers, the rest is done by the
+GPU."""
 
 
 class Attribution(NamedTuple):

@@ -58,7 +58,7 @@ class TierUse(NamedTuple):
     tier: str
     kind: str
     scope: str
-    """What ``needed`` and ``capacity`` count: "per GPU", "per host" or "in all"."""
+    """Scope of ``needed`` and ``capacity``: "per GPU", "per host" or "in all"."""
     needed: int
     """[B]"""
     capacity: int
@@ -104,7 +104,7 @@ class Change(NamedTuple):
     """A set of edits of a scenario, described: what a strategy offers, and what planning tries."""
 
     kind: str
-    """What is changed. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision", "gpus",
+    """Kind of change. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision", "gpus",
     "machines", "capacity" or "lora", several with " + " between; ``advise`` changes "hardware", "placement",
     "workload" or "setting"."""
     description: str

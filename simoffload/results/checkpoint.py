@@ -1,4 +1,4 @@
-"""What checkpoints cost a run, and the answer to a scenario of checkpoints alone.
+"""Cost of checkpoints for a run, and the answer to a scenario of checkpoints alone.
 
 That is the stall of each, the interval to choose, and the work that failures throw away.
 

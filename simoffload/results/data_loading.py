@@ -10,7 +10,7 @@ from simoffload.workload.dataset import Dataset
 __all__ = ["DataLoading", "Epoch", "Limit", "data_loading_sentences"]
 
 Limit = Literal["gpu", "link", "requests", "decode", "files", "copy", "cores", "look_ahead", "no_workers"]
-"""What sets the pace: the GPU (nothing waits), a full link or target, the wait of every request (latency and
+"""Limit of the rate: the GPU (nothing waits), a full link or target, the wait of every request (latency and
 requests in flight), decoding in the workers, opening files, copies out of the page cache, all cores of the
 host, too few batches made ahead for the optimizer's pause, or reading between the steps without workers."""
 
@@ -61,7 +61,7 @@ class DataLoading(NamedTuple):
     workers_needed: int | None
     """Fewest workers per rank with which no GPU waits in the first epoch; None: however many there are."""
     remaining: Limit
-    """What limits the first epoch with that many workers, or with more than anyone starts."""
+    """Limit of the first epoch with that many workers, or with the most workers that are tried."""
 
     @property
     def cold(self) -> Epoch:

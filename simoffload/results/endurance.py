@@ -1,4 +1,4 @@
-"""What writes do to drives: how long they last, and how much finds room in their write caches.
+"""Effect of writes on drives: their lifetime, and how much fits into their write caches.
 
 All bytes are those that hosts write; what a drive writes to its NAND beyond them is in its rating.
 """
@@ -67,7 +67,7 @@ class TierLifetime(NamedTuple):
 
     tier: str
     unit: str
-    """What ``DriveLifetime.per_step`` counts: a "step" or a "checkpoint"."""
+    """Unit that ``DriveLifetime.per_step`` counts: a "step" or a "checkpoint"."""
     drive_lifetime: DriveLifetime
 
     @property

@@ -61,8 +61,8 @@ def _growth(one: Schedule, other: Schedule) -> _Growth | None:
 
 
 class _Slopes:
-    """For each operation the number k of times that x lies on the chain that leads to its end, as far as
-    there is one."""
+    """_Slopes hold for each operation the number k of times that x lies on the chain that leads to its
+    end, as far as there is one."""
 
     def __init__(self, timeline: Timeline, growth: _Growth) -> None:
         self._tracks = timeline.tracks

@@ -243,7 +243,7 @@ class SimulationResult(ABC):
 
     @property
     def limit(self) -> str | None:
-        """What limits the bottleneck: a full link, the latency of each transfer; empty for plain work."""
+        """Limit of the bottleneck: a full link, the latency of each transfer; empty for plain work."""
         return self.step.bottleneck.limit if self.step else None
 
     @property

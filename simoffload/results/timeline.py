@@ -67,8 +67,8 @@ class Track:
     end: array[int]
     """End time of each operation [ps]."""
     after: array[int]
-    """What each began at the end of: ``ordinal * tracks + track``, the last of what it waited for; -1 is the
-    one before it on its own stream, or nothing for the first. Of a copy it is as many copies later."""
+    """Operation at whose end each began: ``ordinal * tracks + track``, the last of what it waited for; -1
+    is the one before it on its own stream, or nothing for the first. Of a copy it is as many copies later."""
     repeats: tuple[Repeat, ...] = ()
 
     def __len__(self) -> int:
@@ -181,7 +181,7 @@ class How(NamedTuple):
     not_folded: str = ""
     """Why every rank was run by itself; "" where ranks that are alike were run as one."""
     not_jumped: tuple[str, ...] = ()
-    """For each block that was run iteration by iteration although it repeats: why."""
+    """Reasons by block why repeated iterations were simulated one by one."""
 
 
 class PassWork(NamedTuple):

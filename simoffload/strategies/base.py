@@ -1,4 +1,4 @@
-"""What a strategy is: it turns a model, a workload and a machine into a plan of memory and phases.
+"""Strategies and plans: a strategy turns a model, a workload and a machine into a plan of memory and phases.
 
 A strategy is one class in one file, registered by ``registry.register``; nothing outside of ``strategies/``
 asks for its class.
@@ -303,14 +303,14 @@ class Strategy(Frozen, ABC):
         return ()
 
     def allowing(self, _model: ModelShape, _tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:  # noqa: ARG002
-        """What must be set so that all its states may be on a tier, divided among so many ranks.
+        """Yield edits with which all its states fit on a tier, divided among so many ranks.
 
         Of several ways the first counts that is not refused.
         """
         return iter([()])
 
     def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
-        """What may make it faster and costs nothing.
+        """Yield settings that may speed it up for free.
 
         ``storage`` = something is on drives or servers, so that there are reads to tune; ``direct`` = weights
         are where they can be read straight into the GPU.

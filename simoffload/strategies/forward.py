@@ -68,7 +68,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self._began = False
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
-        """Everything that decides how what follows is written down, told relative to what is written.
+        """State that determines all further operations, relative to those already written.
 
         ``handles`` are the gathers that are yet to be waited for.
         """
@@ -188,8 +188,8 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         return len(self._gathers) - 1
 
     def wait(self, handle: int) -> None:
-        """Without a gather the host drains the copy stream. Else the copy stream waits for the gather and,
-        if several tensors came together, takes them apart (AllGatherCoalescedHandle)."""
+        """Wait for a gather. Without one the host drains the copy stream. Else the copy stream waits for
+        the gather and, if several tensors came together, takes them apart (AllGatherCoalescedHandle)."""
         if self._direct:
             self.host_waits(self._copies)
             return

@@ -28,7 +28,7 @@ def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
 
 
 def gds_warnings(machine: Machine, key: str) -> tuple[str, ...]:
-    """What to warn of where ``key`` asks for GPUDirect Storage.
+    """Return warnings where ``key`` asks for GPUDirect Storage.
 
     Raises InputError for a GPU without it: cuFile would copy by way of the host's memory at best (its
     compatibility mode, docs.nvidia.com/gpudirect-storage), and a prediction of direct reads would be wrong.

@@ -64,7 +64,7 @@ class Parameters(NamedTuple):
 
 
 class SkippedLayers(NamedTuple):
-    """What is left out of a pass: ``times`` periods of ``layers``, each like one that lies between the layers
+    """Layers left out of a pass: ``times`` periods of ``layers``, each like one between the layers
     ``after`` and ``before``."""
 
     layers: int

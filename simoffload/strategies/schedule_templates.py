@@ -204,7 +204,7 @@ class ScheduleTemplates:
 
 
 class _Known(threading.local):
-    """What a thread has worked out, by the identity of models and machines, which never change; looking for a
+    """Cache of a thread, by the identity of models and machines, which never change; looking for a
     period and writing add to it."""
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ def schedule_templates_of(model: ModelShape, machine: Machine, placement: Partit
 
 
 def _recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:
-    """What was made for a key before. It holds on to the objects that the key is of, so that no others can
+    """Return the cached value of a key. It holds on to the objects that the key is of, so that no others can
     have their identities."""
     if key in known:
         known.move_to_end(key)

@@ -28,7 +28,8 @@ class Instance:
     module: Module
     layer: int = -1
     owns: bool = True
-    """Its parameters are fetched and released for it; not inside of a leaf module, to which they belong."""
+    """Whether its parameters are fetched and released for it; not inside of a leaf module, to which they
+    belong."""
 
 
 class Event(NamedTuple):

@@ -1,4 +1,4 @@
-"""What strategies of DeepSpeed's ZeRO have in common: a ds_config, and tiers that it or the scenario names.
+"""Common base of the strategies of DeepSpeed's ZeRO: a ds_config, and tiers that it or the scenario names.
 
 ds_config says ``device: none``, ``cpu`` or ``nvme`` and a path; a machine has tiers. The scenario's word
 counts more than the configuration's.
@@ -46,7 +46,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "nvme": ("nvme", "nvmeof", "nfs", "pfs"),
 }
 _SECTIONS = {"weights": "offload_param", "optimizer": "offload_optimizer"}
-"""Of ``zero_optimization``, by the scenario's key for the same."""
+"""Sections of ``zero_optimization`` by the scenario's key for the same states."""
 _ZERO = ("strategy", "ds_config", "zero_optimization")
 
 
@@ -136,7 +136,7 @@ class ZeroStrategy(Strategy):
         return tuple(edits)
 
     def direct_warnings(self, settings: OffloadSettings, machine: Machine) -> tuple[str, ...]:
-        """What to warn of where weights are read straight into the GPU; InputError for a GPU that cannot."""
+        """Return warnings where weights are read straight into the GPU; InputError for a GPU that cannot."""
         if not (settings.use_gds and settings.device == "nvme"):
             return ()
         return gds_warnings(machine, "strategy.ds_config.aio.use_gds")

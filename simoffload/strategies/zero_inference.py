@@ -205,12 +205,12 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """What each tier must hold while tokens are generated."""
+        """Memory that each tier must hold while tokens are generated."""
         return (MemoryStage("", self.memory),)
 
     @cached_property
     def memory(self) -> tuple[MemoryTerm, ...]:
-        """What each tier must hold at its peak, pinned buffers apart."""
+        """Memory that each tier must hold at its peak, with pinned buffers listed separately."""
         place, size = self.placement, self.placement.dtype_bytes
         direct = place.settings.copies_directly(place.ranks)
         peak = self.layered.peak

@@ -1,4 +1,4 @@
-"""What can be bought: storage, drives, memory; and how large a batch is then worth running."""
+"""Purchasable storage, drives and memory, and the batch sizes worth running with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What could be changed about a scenario; each option is a scenario of its own."""
+"""Possible changes to a scenario; each option is a scenario of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer takes: what has to be bought, drives bought again, and the power that devices draw.
+"""Bill of an answer: hardware to buy, replacement drives, and the power that devices draw.
 
 A device draws P = idle + (active - idle) x busy (drdobbs.com 215800830). A GPU is busy while it computes or
 copies in its own memory; a CPU while host threads run, each on one core, or all cores update; memory,

@@ -85,7 +85,8 @@ class CostList:
         return self._device(key).sold is not False
 
     def power(self, part: DeviceGroup) -> tuple[Power, float] | None:
-        """Of one device, and how many such devices one of the part is; None where the list does not know it.
+        """Return the power of one device, and how many such devices one of the part is; None where the
+        list does not know it.
 
         Host memory counts as many modules as its size takes.
         """

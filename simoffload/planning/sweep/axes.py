@@ -126,7 +126,7 @@ class AxisSection(_Section):
 
 
 class SweepSection(_Section):
-    """What ``simoffload sweep`` varies; other commands leave it out."""
+    """Section that defines what ``simoffload sweep`` varies; other commands ignore it."""
 
     axes: dict[str, AxisSection] = {}
     """Paths in the scenario, such as workload.batch_size, with the values they take."""

@@ -139,7 +139,7 @@ class _Reader(ast.NodeTransformer):
         self.terms: dict[str, Term] = {}
         """Resolved names of the condition."""
         self.parts: list[ast.expr] = []
-        """What is added and compared, two by two, also what ``and`` and ``or`` may leave out."""
+        """Pairs of operands that are added or compared, also those that ``and`` and ``or`` may skip."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Read the parts of an operation; whatever else comes here is refused."""

@@ -51,7 +51,7 @@ class Task(NamedTuple):
 
 
 class SweepJob(NamedTuple):
-    """What all tasks of a sweep share, in a form that can be sent to another machine."""
+    """A SweepJob is the data that all tasks share, in a form that can be sent to another machine."""
 
     content: bytes
     digest: str

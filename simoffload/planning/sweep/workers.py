@@ -1,4 +1,4 @@
-"""Where tasks run: processes of this machine, or the workers of a Dask cluster (https://distributed.dask.org).
+"""Execution of tasks: processes of this machine, or the workers of a Dask cluster (https://distributed.dask.org).
 
 Each thread of the local pool has one worker: a fresh interpreter that inherits nothing, with a pipe to it and
 one from it. A worker that ends closes its own pipe only, so that its end concerns one call; a worker whose

@@ -76,10 +76,10 @@ KEPT_BY_MALLOC = 32 * 2**20
 """[B] up to which freed memory is used again: mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX on 64 bits."""
 
 DIRTY_LIMIT = 0.20
-"""Of host memory: with so much not yet written to storage, writers wait (vm.dirty_ratio, default in
+"""Fraction of host memory that may be dirty before writers wait (vm.dirty_ratio, default in
 mm/page-writeback.c)."""
 DIRTY_BACKGROUND = 0.10
-"""Of host memory: from here on the kernel writes to storage (vm.dirty_background_ratio, default there)."""
+"""Fraction of host memory at which the kernel begins to write (vm.dirty_background_ratio, default there)."""
 
 
 def fresh_share(sizes: Iterable[int]) -> float:

@@ -120,8 +120,8 @@ class CheckpointPlan(Plan):
         return restore_phases(self.parts, self.workload, self.group._replace(jobs=1))
 
     def outlook(self, *, blocking_s: float, background_s: float, restore_s: float) -> Outlook:
-        """What simulated times [s] mean for the run: of saving while training waits and behind it, of
-        restoring."""
+        """Return the effect of simulated times [s] on the run: of saving while training waits and behind
+        it, of restoring."""
         workload = self.workload
         mtbf = workload.node_mtbf
         return outlook(

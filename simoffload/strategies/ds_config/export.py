@@ -292,7 +292,7 @@ def stages(settings: TrainingSettings) -> Iterator[Change]:
 def allowing(
     config: DeepSpeedConfig, model: ModelShape, tier: str, *, ranks: int, buffer_size: int
 ) -> Iterator[tuple[Edit, ...]]:
-    """What must be set so that DeepSpeed takes all states on a tier, divided among so many ranks.
+    """Yield edits with which DeepSpeed takes all states on a tier, divided among so many ranks.
 
     How many swap buffers it asks for is only known when it asks: more and more of them are other ways.
     """

@@ -32,7 +32,7 @@ class FsdpOptions(NamedTuple):
 
 
 class FsdpSink:
-    """What FSDP asks of the machine, in the order in which the host thread asks it; here nothing happens."""
+    """An FsdpSink receives FSDP's operations in the order of the host thread; this base ignores them."""
 
     def unshard(self, unit: int, /) -> None:
         """Bring the shard to the GPU and cast it."""

@@ -210,7 +210,7 @@ class ZeroTrainingPlan(StepWork):
         return tunables(self.settings)
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
-        """Return the plan with checkpoints as ``options`` and ds_config specify; InputError if they conflict."""
+        """Return the plan with checkpoints as ``options`` and ds_config specify; InputError for conflicts."""
         saved = plan_of_training(options, self)
         found = replace(self, saved=saved, warnings=(*self.warnings, *config_warnings(self.config)))
         vars(found).update({name: value for name, value in vars(self).items() if name not in vars(found)})
@@ -233,13 +233,13 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def steady_io(self) -> tuple[StorageStage, ...]:
-        """What one rank moves to and from storage from update to update of the steady state."""
+        """Bytes that one rank moves to and from storage between two updates of the steady state."""
         read = self.peak.read if self.peak else ()
         return RankFiles(self.state).steady([(read, self.step.cycle)])
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
-        """What one rank moves to and from storage from the start to the end of the first step."""
+        """Bytes that one rank moves to and from storage from the start to the end of the first step."""
         passed: list[tuple[Sequence[Tensor], int]] = []
         if self.settings.stage == 3:
             later = self.peak.read if self.peak else ()
@@ -256,7 +256,7 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """What each tier must hold at each stage of the run."""
+        """Memory that each tier must hold at each stage of the run."""
         return training_stages(self.state, self.workload, self.machine, peak=self.peak)
 
     @property

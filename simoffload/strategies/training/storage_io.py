@@ -1,4 +1,4 @@
-"""What training reads from and writes to storage: at start-up, in the first step, and in every later one.
+"""Storage reads and writes of training: at start-up, in the first step, and in every later one.
 
 Source: the code path of DeepSpeed 0.18.3 and 0.19.6 (stage3.py ``_create_fp32_partitions``,
 ``create_reduce_and_remove_grad_hooks``, ``initialize_optimizer_states``, ``step``; swap_tensor/:

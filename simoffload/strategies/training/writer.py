@@ -112,7 +112,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self._reduces: list[int] = []
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
-        """Everything that decides how what follows is written down, told relative to what is written."""
+        """State that determines all further operations, relative to those already written."""
         written = self.builder.written[self.gradients]
         reduces = tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :])
         return (*super().state(handles), reduces, self.swapper.state if self.swapper is not None else None)
@@ -248,7 +248,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         return self.machine.device_to_host(0, pinned=True).latency
 
     def _by_tensor(self, count: int, *, to_and_fro: bool) -> None:
-        """What gradients take on their stream beyond bytes: small kernels, changes from copies to kernels.
+        """Return the time of gradients beyond their bytes: small kernels, changes from copies to kernels.
 
         A change takes about as long as a small copy by itself (3.6 to 4.2 us on an H200:
         docs/measurements/training.md). ``to_and_fro`` = what does not accumulate is copied to the host and

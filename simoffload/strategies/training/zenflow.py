@@ -57,10 +57,10 @@ _PARAMETERS_OFFLOADED = (0, 19, 2)
 _COPY = 2
 """Memory passes of a copy: read and written."""
 _ADAM_PASSES = 20
-"""Of ``_multi_tensor_adamw``, reads + writes: decay 1+1, first moment 2+1, second moment 1+1 and 2+1, its
-root 1+1, correction 1+1, epsilon 1+1, parameters 3+1."""
+"""Passes of ``_multi_tensor_adamw``, reads + writes: decay 1+1, first moment 2+1, second moment 1+1 and
+2+1, its root 1+1, correction 1+1, epsilon 1+1, parameters 3+1."""
 _SUM_PASSES = 3
-"""Of a column's sum of magnitudes: these are written, and read again."""
+"""Passes of a column's sum of magnitudes: written, and read again."""
 _INDEX_BYTES = 4
 _SCALAR_READS = 3
 """Values that the host asks of the GPU for each selected column in stage 3: two comparisons and an item()."""

@@ -245,7 +245,7 @@ def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterato
 
 
 def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> Iterator[str]:
-    """What Twin-Flow's ``ratio`` comes to: whole sub-groups go to the CPU, the last ones
+    """Yield the effect of Twin-Flow's ``ratio``: whole sub-groups go to the CPU, the last ones
     (stage3.py, ``_create_fp32_partitions``)."""
     asked, groups = settings.ratio, len(updates)
     zero = f"ds_config offload_optimizer.ratio {asked:g}"

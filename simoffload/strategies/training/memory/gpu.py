@@ -1,4 +1,4 @@
-"""What one GPU holds at each stage of a training run.
+"""Memory of one GPU at each stage of a training run.
 
 Source: DeepSpeed 0.19.8, deepspeed/runtime/zero/stage3.py, stage_1_and_2.py, partition_parameters.py and
 runtime/comm/coalesced_collectives.py, read. Counted are tensors; PyTorch's allocator may hold more of

@@ -92,7 +92,8 @@ _CACHED = "page-locked memory that PyTorch keeps after start-up"
 
 
 def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """At the end of DeepSpeed's start, or, below stage 3, while every process holds the whole model.
+    """Host memory at the end of DeepSpeed's start, or, below stage 3, while every process holds the whole
+    model.
 
     Stage 3 is assumed to make the model under ``zero.Init``; a checkpoint read meanwhile is not counted.
     """

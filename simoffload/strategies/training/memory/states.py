@@ -1,4 +1,5 @@
-"""Bytes of what training keeps for every parameter: the parameter, its gradient, master weight, moments.
+"""Sizes of the states that training keeps for a parameter: the parameter, its gradient, master weight,
+moments.
 
 What each optimizer keeps is read in DeepSpeed 0.19.8 (``DeepSpeedCPUAdam``), PyTorch (SGD), bitsandbytes and
 transformers (Adafactor).
@@ -67,7 +68,7 @@ class StateBytes(NamedTuple):
 
 
 def moment_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, flat: bool) -> int:
-    """What the optimizer remembers of ``numel`` elements [B].
+    """Size of the optimizer moments of ``numel`` elements [B].
 
     Adam keeps two elements in single precision, SGD one (momentum), 8-bit Adam two bytes and two scales a
     block of 256. Adafactor keeps sums over rows and columns only while tensors are matrices: ZeRO hands the
@@ -97,7 +98,7 @@ def state_bytes(
     gradient_bytes: int,
     weight_bits: float | None = None,
 ) -> StateBytes:
-    """What one rank keeps of all tensors [B], wherever it is.
+    """Size of the states of one rank [B], on all tiers.
 
     Stage 1 cuts master weights and moments, stage 2 also gradients, stage 3 also parameters. A model in
     single precision has no master weights in stages 0 and 3 (``_create_fp32_partitions`` aliases them).
@@ -298,7 +299,7 @@ def white_paper_rule(model: ModelShape) -> Estimate:
 def estimates_for(
     model: ModelShape, *, stage: int, ranks: int, nodes: int, offload_optimizer: bool, offload_params: bool
 ) -> tuple[Estimate, ...]:
-    """What applies to a run: DeepSpeed's estimator for its stage (from 1), and the rule.
+    """Estimates for a run: DeepSpeed's estimator for its stage (from 1), and the rule.
 
     DeepSpeed's know no storage; what is there counts as in host memory. None knows frozen weights: beside
     adapters they are named as what full training would need.
