@@ -60,7 +60,7 @@ _FORMULAS = {
 
 
 class Outlook(NamedTuple):
-    """The Outlook is the effect of checkpoints on a run; None where an interval or failure rate lacks."""
+    """The Outlook is the effect of checkpoints on a run; None if interval or failure rate are missing."""
 
     stall_s: float
     """Time that training stands still for one checkpoint [s]."""
