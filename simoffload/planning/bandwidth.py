@@ -26,22 +26,22 @@ __all__ = ["NO_STORAGE", "BandwidthPoint", "Needed", "StorageCurve", "storage_cu
 
 NO_STORAGE = "weights and optimizer are in memory: no storage decides anything"
 _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
-"""From a sixth to forty times the platform's own rate."""
+"""Multiples of the platform's own storage rate to simulate, from a sixth to forty."""
 _FASTEST, _SLOWEST = 1e3, 1e-3
 """Multiples of the platform's own rate: the fastest storage, which stands for unlimited, and the slowest."""
 _EXACTLY = 1.01
 """Ratio of both ends at which a bisection stops."""
 _ENOUGH = 1.02
-"""Time over that with the fastest storage, below which faster storage is not worth it: our choice."""
+"""Time relative to that with the fastest storage below which faster storage is not worth it: our choice."""
 _RATES = {
     "drive": ("read", "write", "write_cache.rate_after", "read_by_outstanding"),
     "nfs": ("read", "write", "per_connection"),
 }
 """Keys of a profile that are rates of storage, by kind of profile."""
 _OTHERS = ("read", "write")
-"""Keys that are rates of storage in profiles of other kinds."""
+"""Keys of other kinds of profiles that are rates of storage."""
 _LATENCIES = ("read_latency", "write_latency")
-"""Keys of drives that shrink as rates grow: no drive of any catalogue gains more from its rate alone."""
+"""Latency keys of drives, which shrink as rates grow: no real drive gains more from its rate alone."""
 
 
 class BandwidthPoint(NamedTuple):
@@ -61,36 +61,36 @@ class Needed(NamedTuple):
     rate: int
     """[B/s]"""
     factor: float
-    """Times the platform's own."""
+    """Rate as a multiple of the platform's own."""
     throughput: float
-    """[1/s] units of work."""
+    """Throughput at that rate [1/s], in units of work."""
     profiles: dict[str, dict[str, Any]]
     """Section of a scenario that makes the storage so fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageCurve:
-    """Throughput of the same work on the same machine with slower and faster storage."""
+    """A StorageCurve is the throughput of work on a machine with slower and faster storage."""
 
     tier: str
     verb: str
-    """reads or writes: the one that takes more of the storage's time."""
+    """Operation that takes more of the storage's time: "reads" or "writes"."""
     unit: str
     points: tuple[BandwidthPoint, ...]
-    """Slowest first."""
+    """Simulated points, the slowest storage first."""
     own: BandwidthPoint
-    """Of the platform as it is."""
+    """Point of the platform's own storage."""
     fastest: float
     """[1/s] with storage a thousand times faster."""
     hidden: Needed | None
-    """From where on the storage is no longer what most of a step's time is spent on; None where no rate is
+    """Lowest rate at which storage is not what most of a step's time is spent on; None where no rate is
     enough."""
     enough: Needed
-    """From where on faster storage gains less than 2 %."""
+    """Lowest rate above which faster storage gains less than 2 %."""
     held_back: str
-    """What holds the storage back once it is a thousand times faster."""
+    """Resource that limits the storage once it is a thousand times faster."""
     scope: str = ""
-    """Where the slots of the drives hold them back: what more drives would change; else empty."""
+    """Effect of more drives where drive slots limit the rate; else empty."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ class _Storage:
         return *found, *self._ports(target, factor), *self._lanes(target, factor)
 
     def _adapters(self, machine: Machine) -> int:
-        """Return the rate [B/s] of a host's adapters on the way to a server; no limit for local drives."""
+        """Return the rate [B/s] of a host's adapters on the route to a server; unlimited for local drives."""
         access = machine.topology.access[self._tier][0]
         if machine.topology.targets[self._tier].drives:
             return sys.maxsize

@@ -1,4 +1,4 @@
-"""The same work on several targets, side by side."""
+"""Comparison of the same work on several targets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = "simoffload/comparison/1"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results by label, in the order asked for, and what they are measured against."""
+    """A Comparison holds results by label, in the order requested, and their baseline."""
 
     results: dict[str, SimulationResult]
     baseline: str | None = None
@@ -57,27 +57,28 @@ class Comparison:
         return next((one for one in comparable if self.baseline in {None, one}), None)
 
     def ratio(self, label: str) -> float | None:
-        """Time (the result's ``compared_by``) on ``label`` over its baseline's; None where one has none."""
+        """Time (``compared_by``) on ``label`` divided by that of its baseline; None where either has none."""
         baseline = self.baseline_of(label)
         mine = self.results[label].compared_s
         theirs = self.results[baseline].compared_s if baseline is not None else None
         return mine / theirs if mine and theirs else None
 
     def throughput_ratio(self, label: str) -> float | None:
-        """Tokens (checkpoints) per second on ``label`` over those on its baseline; None as of ``ratio``."""
+        """Tokens (checkpoints) per second on ``label`` over those on its baseline; None where ``ratio``
+        is."""
         baseline = self.baseline_of(label)
         mine = self.results[label].unit_s
         theirs = self.results[baseline].unit_s if baseline is not None else None
         return theirs / mine if mine and theirs else None
 
     def margin(self, label: str) -> float | None:
-        """By how much ``label`` must differ from its baseline to tell which is faster; None where there is
+        """Smallest significant relative difference between ``label`` and its baseline; None where there is
         no other to differ from."""
         pair = self._pair(label)
         return margin(*pair) if pair else None
 
     def tie(self, label: str) -> bool | None:
-        """Whether ``label`` and its baseline are nearer than ``margin``; None where that has none."""
+        """Whether ``label`` and its baseline differ by less than ``margin``; None where that is None."""
         pair = self._pair(label)
         return tie(*pair) if pair else None
 
@@ -90,13 +91,13 @@ class Comparison:
 
     @property
     def ranking(self) -> tuple[str, ...]:
-        """Labels of what was simulated, the shortest time (``SimulationResult.compared_by``) first."""
+        """Labels of the simulated results, the shortest time (``SimulationResult.compared_by``) first."""
         times = {label: time for label, result in self.results.items() if (time := result.compared_s)}
         return tuple(sorted(times, key=times.__getitem__))
 
     @property
     def cost_verdicts(self) -> tuple[CostVerdict, ...]:
-        """The answer that has the lowest cost per unit of work, and the prices at which the next would."""
+        """Cheapest answer per unit of work, and the prices at which the next one would be cheaper."""
         return verdicts(Costed(label, self.results[label], one) for label, one in self.economics.items())
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,12 +183,12 @@ class Misplaced(LoadedScenario):
 
     @property
     def places(self) -> tuple[str, str]:
-        """The tiers that were asked for."""
+        """Tiers of the requested placement."""
         asked = placement_of(self.target, self.machine)
         return asked.weights, asked.optimizer or super().places[1]
 
     def plan(self) -> Plan:
-        """Raise PlacementError."""
+        """Raise PlacementError with the reasons why the target is impossible."""
         raise PlacementError(self.problems)
 
 

@@ -1,4 +1,4 @@
-"""How sure a prediction is: the errors of predictions of real runs of its kind."""
+"""Expected error of a prediction, from the errors of predictions of similar real runs."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ __all__ = [
 ]
 
 _MEASURED = {"hbm", "dram", "nvme"}
-"""Kinds of tiers from which real runs were recorded."""
+"""Kinds of tiers that recorded real runs used."""
 _MOST_RUNS = "zero"
-"""Group of runs whose errors stand for strategies that no run was made of."""
+"""Group of runs whose errors are used for strategies without recorded runs."""
 _CALLED = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
 _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 
 _BEYOND = "; this one is beyond the calibrated range, where errors may be larger"
 _ERRORS_FILE = "calibration_errors.csv"
-"""Beside this module: errors on real runs, each predicted with the profile measured on its own machine, so
+"""File of errors on real runs, each predicted with the profile measured on its own machine, so
 that they are errors of the model. ``python -m validation`` writes it."""
 Work = Literal["decode", "prefill", "step"]
 Place = Literal["memory", "nvme"]
-"""Where weights, and the optimizer of training, were: memory of GPUs and hosts alone, or also drives."""
+"""Place of the weights, and in training of the optimizer: only memory of GPUs and hosts, or also drives."""
 
 
 class CalibrationError(NamedTuple):
-    """Errors of the predictions of one kind of pass, in one group of real runs."""
+    """A CalibrationError holds the prediction errors of one kind of pass in one group of real runs."""
 
     group: str
-    """What was run, as a strategy names it under ``evidence``: zero."""
+    """Group of real runs, as a strategy names it under ``evidence``: zero."""
     part: str
     """holdout, or fit for runs that were in view while the mechanisms were worked out."""
     work: Work
@@ -57,7 +57,7 @@ class CalibrationError(NamedTuple):
     mean: float
     """Mean of the absolute relative errors."""
     worst: float
-    """The largest in size, with its sign: above zero is predicted too slow."""
+    """Relative error of the largest magnitude, with its sign: positive means predicted too slow."""
     fewest_gpus: int
     most_gpus: int
 
@@ -80,26 +80,26 @@ class Confidence:
     """The error to expect of a prediction."""
 
     row: CalibrationError
-    """The real runs that are most like it."""
+    """Errors of the real runs that are most similar to the prediction."""
     unlike: str
     """What real runs were never made of; empty where there are some. The error is then at least that of
     ``row``."""
     extrapolates: bool
-    """Whether the machine was never measured in the range that the work uses."""
+    """Whether the work is outside the range in which the machine was measured."""
 
     @property
     def relative_error(self) -> float:
-        """Mean of the absolute relative errors of those runs."""
+        """Mean of the absolute relative errors of the compared runs."""
         return self.row.mean
 
     @property
     def runs(self) -> int:
-        """Number of those runs."""
+        """Number of real runs behind the expected error."""
         return self.row.runs
 
     @property
     def source(self) -> str:
-        """ "23 held-out runs of decode steps in memory on 1 to 4 GPUs"."""
+        """Description of the compared runs: "23 held-out runs of decode steps in memory on 1 to 4 GPUs"."""
         row = self.row
         held = "held-out " if row.part == "holdout" else ""
         gpus = "1 GPU" if row.most_gpus == 1 else f"{row.fewest_gpus} to {row.most_gpus} GPUs"
@@ -108,7 +108,7 @@ class Confidence:
 
     @property
     def sentence(self) -> str:
-        """The answer to "how sure?"."""
+        """Sentence that states the expected error and its source."""
         row = self.row
         worst = f"{row.worst * 100:+.0f} %"
         text = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"

@@ -1,4 +1,4 @@
-"""What edits of a scenario give: every question of planning about a changed scenario is asked here."""
+"""Evaluation of edited scenarios: all planning questions about a changed scenario are asked here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Evaluated", "Evaluator", "largest_that_fits", "smallest_that_fits"]
 
 Shortage = Callable[[int], float]
-"""What lacks with a count, as a fraction of what there is: 0 or less fits, infinity is refused."""
+"""Function that returns the largest missing fraction at a count: 0 or less fits, infinity is refused."""
 
 _STRIDE = 4
-"""By how much a count grows while its end is not in sight."""
+"""Factor by which a count grows until it no longer fits."""
 
 
 class _SearchEnd(NamedTuple):
@@ -44,7 +44,7 @@ class _SearchEnd(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """In what the need is nearly linear, and back."""
+    """A _Scale is a transformation that makes the need nearly linear, and its inverse."""
 
     there: Callable[[float], float]
     back: Callable[[float], float]
@@ -137,19 +137,19 @@ Counted = Callable[[int], tuple[Edit, ...]]
 
 @dataclass
 class Effort:
-    """The work that a search took, for a scenario and all that were made of it."""
+    """The Effort records the work of a search over a scenario and its variants."""
 
     tried: dict[str, None] = field(default_factory=dict)
-    """Changes in words, in the order in which they were first tried."""
+    """Descriptions of tried changes, in the order in which they were first tried."""
     barred: dict[str, None] = field(default_factory=dict)
-    """Sentences about what would help and cannot be."""
+    """Sentences about changes that would help and are impossible."""
     planned: int = 0
-    """Number of scenarios whose memory was counted."""
+    """Number of scenarios whose memory was calculated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """A changed scenario, its simulation, and what it costs."""
+    """An Evaluated is a changed scenario with its result and its cost."""
 
     scenario: LoadedScenario
     result: SimulationResult
@@ -220,17 +220,17 @@ class Evaluator:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy of the scenario as it is."""
+        """Strategy of the unchanged scenario."""
         return self.scenario.scenario.strategy
 
     @property
     def workload(self) -> Workload:
-        """The workload of the scenario as it is."""
+        """Workload of the unchanged scenario."""
         return self.scenario.scenario.workload
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the scenario as it is."""
+        """Plan of the unchanged scenario."""
         return self.scenario.plan()
 
     def changed_by(self, *edits: Edit) -> Evaluator:
@@ -272,11 +272,11 @@ class Evaluator:
         return smallest_that_fits(lambda count: self.shortage(*edits(count)), start=start, most=most)
 
     def trying(self, *description: str) -> None:
-        """Note that changes are tried, in words."""
+        """Record the descriptions of tried changes."""
         self.effort.tried |= dict.fromkeys(description)
 
     def bar(self, sentence: str) -> None:
-        """Note a sentence about what would help, and why it cannot be."""
+        """Record why a change that would help is impossible."""
         self.effort.barred |= {sentence: None}
 
     # -- edits ----------------------------------------------------------------------------------
@@ -293,9 +293,9 @@ class Evaluator:
         return Edit(("model", key), value)
 
     def batch(self, count: int) -> tuple[Edit, ...]:
-        """Return the edits for so many sequences at a time."""
+        """Return the edits that set the number of sequences per batch."""
         return (Edit.at("workload.batch_size", count), *self.strategy.release_fixed_batch("batch_size"))
 
     def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
-        """Return the edits for so many hosts, with so many GPUs used on each."""
+        """Return the edits that set the number of hosts and of GPUs used on each."""
         return (Edit(("nodes",), nodes), *self.strategy.spread(nodes * per_node))

@@ -1,4 +1,4 @@
-"""What a result hangs on, in which range it lies, and everything that explains it."""
+"""Explanation of a result: what it depends on, its range, and the storage that it needs."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ _TIME = re.compile(r" (s|ms|us|ns|min|h|d)$")
 
 
 class SensitivityRow(NamedTuple):
-    """One number of a profile, and the time with less and with more of it."""
+    """A SensitivityRow holds one number of a profile, and the time with lower and higher values of it."""
 
     number: ProfileParameter
     low: float | None
     """[s], the result's ``compared_by`` with the number lower; None where it was not tried, or cannot be."""
     high: float | None
-    """[s] the same with the number higher."""
+    """Time with the higher number [s], like ``low``."""
     elasticity: float
-    """Per cent by which the time changes for each per cent of the number."""
+    """Relative change of the time per relative change of the number."""
     swing: float
-    """Difference between both times, relative to the time as it is."""
+    """Difference between both times relative to the unchanged time."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -71,18 +71,18 @@ class SensitivityRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The numbers that decide a result, the most important first."""
+    """A Sensitivity lists the numbers that determine a result, the most important first."""
 
     result: SimulationResult
-    """As it is."""
+    """Result of the unchanged scenario."""
     change: float
-    """Relative, down and up."""
+    """Relative change of each number, in both directions."""
     rows: tuple[SensitivityRow, ...]
-    """Numbers that change the time at all."""
+    """Numbers that change the time."""
     without_effect: int
-    """Numbers that change nothing, or cannot change."""
+    """Count of numbers that have no effect or cannot be changed."""
     left_out: int
-    """Numbers that were not tried: what the work does not use, and what only decides what fits."""
+    """Count of numbers not tried: unused ones, and those that only determine what fits."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values; times [s] are those of ``metric``."""
@@ -131,9 +131,9 @@ class _RangeEnd(NamedTuple):
     """The result of changing a number in one direction."""
 
     time: float
-    """[s], ``SimulationResult.compared_by``."""
+    """Time with the changed number [s], ``SimulationResult.compared_by``."""
     ratio: float
-    """The number over what it was."""
+    """Changed number divided by the original one."""
 
 
 def _end(evaluator: Evaluator, number: ProfileParameter, factor: float) -> _RangeEnd | None:
@@ -172,33 +172,33 @@ def _row(
 
 
 ASSUMED = {"estimate": 0.30, "spec": 0.05, "measured": 0.03}
-"""Relative uncertainty of a number by its origin, our choice; of a fit its residual, where that is larger."""
+"""Assumed relative uncertainty of a number by its origin, our choice; the residual of a fit where larger."""
 
 
 class UncertaintyTerm(NamedTuple):
-    """An input that is not known for sure, and what that means for the result."""
+    """An UncertaintyTerm is an uncertain input and its effect on the result."""
 
     profile: str
     keys: tuple[str, ...]
-    """Several where one estimate stands behind all of them."""
+    """Keys of the input; several if one estimate determines all of them."""
     origin: str
     contribution: float
-    """Relative to the time: its elasticity times how uncertain it is."""
+    """Contribution relative to the time: elasticity times relative uncertainty."""
 
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """The range of a result, in the time by which results are compared."""
+    """An Uncertainty is the expected range of a result's time."""
 
     unit: str
     metric: str
-    """Name of that time: ``SimulationResult.compared_by``."""
+    """Name of the compared time: ``SimulationResult.compared_by``."""
     time: float
-    """[s]"""
+    """Predicted time [s]."""
     confidence: Confidence
-    """Error of the model, as real runs showed it."""
+    """Error of the model on real runs."""
     terms: tuple[UncertaintyTerm, ...]
-    """Of the inputs, the largest first."""
+    """Contributions of the inputs, the largest first."""
 
     @property
     def of_inputs(self) -> float:
@@ -282,12 +282,12 @@ def _uncertain(number: ProfileParameter) -> float:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything that explains one result and takes more simulations than the result itself."""
+    """An Explanation holds all of a result's explanations that require further simulations."""
 
     sensitivity: Sensitivity
     uncertainty: Uncertainty
     storage: StorageCurve | None
-    """None where no storage is used."""
+    """Throughput by storage bandwidth; None if no storage is used."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

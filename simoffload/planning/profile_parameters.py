@@ -18,26 +18,26 @@ __all__ = ["ProfileParameter", "deciding_parameters", "edit_of", "profile_parame
 
 _QUANTITY = re.compile(r"([0-9.eE+-]+) *(.*)")
 _DIGITS = 6
-"""Of a changed number: nothing is known better."""
+"""Significant digits of a changed number."""
 _NO_TIME = (
     *("capacity", "hbm_capacity", "memory_capacity", "memory_maximum", "reserved"),  # decide what fits
     *("endurance.", "random_read", "random_write"),
     "deepspeed.ranks",  # says where the range of the measurements ends
 )
-"""Numbers on which no time depends, or all that begin so."""
+"""Numbers, or prefixes of keys, that affect no time."""
 _OF_TRAINING = ("training.", "cpu_optimizer.")
-"""The same of inference."""
+"""Prefixes of keys that affect no time of inference."""
 _LOCAL = {"hbm", "dram", "nvme"}
 
 
 class ProfileParameter(NamedTuple):
-    """One number, or one curve, of a profile."""
+    """A ProfileParameter is one number, or one curve, of a profile."""
 
     profile: str
     """``kind/id``, as a scenario's section ``profiles`` names it."""
     key: str
     text: str
-    """As it was written; of a curve "x: y, x: y"."""
+    """Text of the number as written; a curve is "x: y, x: y"."""
     origin: str
     source: str
     residual: float | None

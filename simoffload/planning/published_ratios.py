@@ -1,4 +1,4 @@
-"""This module finds published ratios between tiers, to print beside simulated ones."""
+"""Published time ratios between tiers, to print next to simulated ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest changes that make a scenario fit; all are tried, none is computed."""
+"""Search for the smallest changes that make a scenario fit; every change is tried on the scenario."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simoffload.workload import Checkpointing, Inference, Training, TrainingChec
 __all__ = ["MOST_NODES", "MOST_RANKS", "search_changes", "smallest_changes"]
 
 MOST_NODES, MOST_RANKS = 8192, 65_536
-"""As many as a scenario may have."""
+"""Largest number of nodes and of ranks that a scenario accepts."""
 _MOST_DRIVES = 256
 _MODULE = 64 << 30
 """[B] Host memory is counted in steps of 64 GiB: a module in each of some channels; our choice."""
@@ -277,9 +277,9 @@ def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Ed
 
 
 KINDS: tuple[Kind, ...] = (stages, tiers, settings, batch, context, precision, gpus, machines, capacity)
-"""In the order in which they are told: what costs nothing first."""
+"""Kinds of changes in the order in which they are reported, free ones first."""
 BOUGHT = {"gpus", "machines", "capacity"}
-"""What costs something."""
+"""Kinds of changes that require a purchase."""
 
 
 def first_steps(evaluator: Evaluator) -> Iterator[Change]:
@@ -300,9 +300,9 @@ def first_steps(evaluator: Evaluator) -> Iterator[Change]:
 
 
 _MOST = 4
-"""Changes of several parts that are told."""
+"""Maximum number of combined changes that are reported."""
 _PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 60, 30, 40, 20
-"""Runs that are planned in search of them: our choice, seconds for the largest models."""
+"""Maximum number of plans for a search of combinations: our choice, seconds for the largest models."""
 
 
 def smallest_changes(scenario: LoadedScenario) -> tuple[Change, ...]:
@@ -316,7 +316,7 @@ def smallest_changes(scenario: LoadedScenario) -> tuple[Change, ...]:
 
 
 def search_changes(scenario: LoadedScenario) -> Remedies:
-    """Return the same as ``smallest_changes``, and what was tried."""
+    """Return the changes of ``smallest_changes``, and a record of those tried."""
     if all(use.fits for use in memory_footprint(scenario)):
         return Remedies((), ())
     evaluator = Evaluator(scenario)
@@ -337,7 +337,7 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
 
 
 def _of_several(evaluator: Evaluator) -> list[Change]:
-    """Return pairs of changes, and threes where no pair is enough without a purchase."""
+    """Return pairs of changes, and triples where no pair suffices without a purchase."""
     steps = list(first_steps(evaluator))
     pairs = _first_of(_pairs(evaluator, steps, KINDS[2:], most=_PAIRS))
     if not all(map(_is_bought, pairs)):
@@ -361,7 +361,7 @@ def _first_of(found: Iterator[Change]) -> list[Change]:
 def _pairs(
     evaluator: Evaluator, steps: Iterable[Change], kinds: Sequence[Kind], *, most: int
 ) -> Iterator[Change]:
-    """Yield each step together with the first change that is then enough; at most ``most`` plans are made."""
+    """Yield each step with the first change that then suffices; at most ``most`` plans are made."""
     before = evaluator.effort.planned
     for step in steps:
         if evaluator.effort.planned - before >= most:
@@ -384,7 +384,7 @@ def _pairs(
 
 
 def _threes(evaluator: Evaluator, both: Iterable[tuple[Change, Change]], *, most: int) -> Iterator[Change]:
-    """Yield two steps together with the first setting, length or precision that is then enough."""
+    """Yield two steps with the first setting, length or precision that then suffices."""
     steps = (one.with_(other) for one, other in both if not _same_keys(one, other))
     return _pairs(evaluator, steps, (settings, context, precision), most=most)
 

@@ -1,4 +1,4 @@
-"""How large a platform lets the work be, and how many machines the work needs."""
+"""Largest work that a platform can hold, and the number of machines that the work needs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from simoffload.workload import Checkpointing, Inference, Training
 __all__ = ["Largest", "Limit", "MachineCount", "MachinesNeeded", "largest", "machines_needed"]
 
 _MOST_SEQUENCES, _MOST_TOKENS, _MOST_LAYERS = 1_000_000, 10_000_000, 100_000
-"""As many as a scenario may have."""
+"""Largest number of sequences, tokens and layers that a scenario accepts."""
 
 
 class Limit(NamedTuple):
-    """How large one quantity of a scenario can be, with all others as they are."""
+    """A Limit is the largest value of one quantity of a scenario, all others unchanged."""
 
     now: int
     most: int | None
-    """None: not even 1 fits."""
+    """Largest value that fits; None if not even 1 fits."""
     reaches: int
-    """As much as a scenario may have: a ``most`` of that much is not the memory's."""
+    """Largest value that a scenario accepts; a ``most`` of that size is not limited by memory."""
     edits: tuple[Edit, ...]
-    """What makes it so large."""
+    """Edits that set the quantity to its largest value."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values; ``set`` is what ``--set`` takes."""
@@ -38,7 +38,7 @@ class Limit(NamedTuple):
 
 
 class Largest(NamedTuple):
-    """What a platform holds, with the weights where the scenario has them."""
+    """Largest work that a platform can hold, with the weights on the scenario's tier."""
 
     name: str
     model: str
@@ -46,15 +46,15 @@ class Largest(NamedTuple):
     target: str
     ranks: int
     batch: Limit
-    """Sequences on each GPU."""
+    """Largest number of sequences on each GPU."""
     context: Limit
     """[tokens] of each sequence: prompt and output, or the sequence that is trained on."""
     made_for: int | None
     """[tokens] for which the model was made; None where it has no such limit."""
     layers: Limit
-    """Of the model's width."""
+    """Largest number of layers of the model's width."""
     parameters: int | None
-    """[elements] of the model of so many layers."""
+    """Number of parameters of the deepest model [elements]."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values; ``set`` is what ``--set`` takes."""
@@ -117,11 +117,11 @@ class MachineCount(NamedTuple):
     """The number of machines for a model whose states are on one tier."""
 
     tier: str
-    """"hbm" without offload."""
+    """Tier of the states; "hbm" without offload."""
     machines: int | None
-    """None: however many there are, it does not fit."""
+    """Number of machines; None if no number suffices."""
     why: str
-    """What is too small however many there are."""
+    """Reason why no number of machines suffices."""
 
 
 class MachinesNeeded(NamedTuple):
@@ -130,18 +130,18 @@ class MachinesNeeded(NamedTuple):
     name: str
     model: str
     work: str
-    """"inference" or "training"."""
+    """Kind of work: "inference" or "training"."""
     platform: str
     gpus: int
-    """Of one machine."""
+    """Number of GPUs of one machine."""
     hbm: int
-    """[B] of all of them."""
+    """HBM of all GPUs of one machine [B]."""
     states: int
-    """[B] of the model by the rule of thumb of the work."""
+    """Size of the states by the rule of thumb for the kind of work [B]."""
     counts: tuple[MachineCount, ...]
-    """Without offload, then for each tier."""
+    """Number of machines without offload, then for each tier."""
     gathers: str = ""
-    """What has every GPU gather each layer where there is no offload: "ZeRO-3"; "" where nothing does."""
+    """Partitioning that makes every GPU gather each layer without offload: "ZeRO-3"; "" for none."""
 
     @property
     def by_rule(self) -> int:
@@ -227,7 +227,7 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
 
 
 def _wholly(scenario: LoadedScenario, tier: str) -> Placement:
-    """Return the placement with as much on a tier as the strategy can have there."""
+    """Return the placement with the most states on a tier that the strategy supports."""
     placement = Placement(tier, tier if isinstance(scenario.scenario.workload, Training) else None)
     listed = scenario.scenario.strategy.placements(scenario.machine)
     if placement.optimizer is None or placement in listed:

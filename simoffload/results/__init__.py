@@ -1,1 +1,1 @@
-"""What a simulation answers: timelines, metrics, capacity, provenance."""
+"""Results of a simulation: timelines, metrics, capacity, provenance."""

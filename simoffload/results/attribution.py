@@ -1,4 +1,4 @@
-"""Where the time of a pass went: the chain of operations that determined its length.
+"""Time attribution of a pass: the chain of operations that determined its length.
 
 Every operation began at the end of another one. Walking back from the last operation to whichever predecessor
 ended last gives a chain without gaps or overlaps, so the times along it sum to the makespan exactly and
@@ -19,17 +19,17 @@ __all__ = ["Attribution", "Group", "OperationRef", "PathSegment", "attribute", "
 
 
 class OperationRef(NamedTuple):
-    """An operation of a class of ranks, found in a timeline."""
+    """An OperationRef is an operation of a class of ranks, found in a timeline."""
 
     track: int
-    """Index into ``Timeline.tracks``."""
+    """Index of the track in ``Timeline.tracks``."""
     entry: int
     copy: int
-    """Periods after the one that is held."""
+    """Number of periods between the recorded operation and this copy of it."""
 
 
 class PathSegment(NamedTuple):
-    """A part of the chain of operations."""
+    """A PathSegment is a part of the critical path."""
 
     track: int
     entry: int
@@ -133,7 +133,7 @@ class _Walker:
 
 
 Group = Literal["GPU", "host", "transfers", "storage", "waiting"]
-"""What a cause of time is about: work of the GPU; of the host's processors; copies between memories and
+"""Category of a cause of time: work of the GPU; of the host's processors; copies between memories and
 collectives; reads and writes of storage; waiting for what an earlier step left."""
 
 _COMPUTE = "GPU compute"
@@ -161,20 +161,21 @@ _GROUPS: dict[str, Group] = {
     "write": "storage",
     "wait": "waiting",
 }
-"""By kind of operation; of the others those with a route are transfers, the rest is done by the GPU."""
+"""Categories by kind of operation; of the others those with a route are transfers, the rest is done by the
+GPU."""
 
 
 class Attribution(NamedTuple):
     """Time by cause on the deciding rank."""
 
     end: int
-    """[ps] end of the deciding chain."""
+    """End of the critical path [ps]."""
     exposed: dict[str, int]
     """[ps] on the deciding chain, largest first; sums to its end."""
     busy: dict[str, int]
     """[ps] spent on each cause in all, hidden or not, on the rank that has most of it."""
     groups: dict[str, Group]
-    """Of each cause."""
+    """Category of each cause of time."""
     exposed_streams: dict[str, int]
     """[ps] on the deciding chain, by stream."""
     busy_streams: dict[str, int]
@@ -182,11 +183,11 @@ class Attribution(NamedTuple):
     exposed_links: dict[str, int]
     """[ps] on the deciding chain that transfers over each link took."""
     on_gpus: int
-    """[ps] that GPUs work, of all ranks together."""
+    """Working time of all GPUs together [ps]."""
 
 
 _Kind = tuple[str, int, int]
-"""Kind, stream and route of an operation."""
+"""Key of an operation: its kind, stream and route."""
 
 
 def _cause(kind: _Kind, schedule: Schedule) -> str:

@@ -1,4 +1,4 @@
-"""Does it fit: what each tier must hold beside what it has."""
+"""Memory capacity: whether each tier can hold what a run needs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ __all__ = ["Change", "Estimate", "MemoryStage", "MemoryTerm", "Remedies", "TierU
 
 
 class MemoryTerm(NamedTuple):
-    """One part of what a tier must hold."""
+    """A MemoryTerm is one part of what a tier must hold."""
 
     tier: str
     name: str
     size: int
     """[B] per GPU on the tier "hbm", per host on "dram", of the whole target elsewhere."""
     pinned: bool = False
-    """Page-locked host memory."""
+    """Whether the term is page-locked host memory."""
     remedy: str = ""
-    """What makes it smaller, where that is not another tier for the weights."""
+    """Setting that makes the term smaller, other than another tier for the weights."""
     once: bool = False
-    """Only in the first step."""
+    """Whether the term exists only in the first step."""
 
 
 class MemoryStage(NamedTuple):
-    """What is held at one stage of a run."""
+    """A MemoryStage is what all tiers hold at one stage of a run."""
 
     name: str
-    """"initialisation", "forward and backward", "optimizer step", …"""
+    """Name of the stage: "initialisation", "forward and backward", "optimizer step", …"""
     terms: tuple[MemoryTerm, ...]
     once: bool = False
-    """Before the first step."""
+    """Whether the stage precedes the first step."""
 
 
 class Estimate(NamedTuple):
-    """The memory of a training run by somebody else's rule, and the formula of it."""
+    """An Estimate is the memory of a training run by a published rule, with its formula."""
 
     name: str
     per_host: int | None
@@ -47,27 +47,27 @@ class Estimate(NamedTuple):
     per_gpu: int | None
     """[B]"""
     total: int | None
-    """[B] over all, where the estimator knows nothing finer."""
+    """Memory over all hosts [B], where the estimator is no finer."""
     formula: str
-    """One line, for display: P parameters, L of the largest module, n nodes, g GPUs of a node, G of all."""
+    """Formula in one line: P parameters, L of the largest module, n nodes, g GPUs per node, G in all."""
 
 
 class TierUse(NamedTuple):
-    """What a tier must hold at its peak, and what it has."""
+    """A TierUse compares the peak need of a tier with its capacity."""
 
     tier: str
     kind: str
     scope: str
-    """What ``needed`` and ``capacity`` count: "per GPU", "per host" or "in all"."""
+    """Scope of ``needed`` and ``capacity``: "per GPU", "per host" or "in all"."""
     needed: int
     """[B]"""
     capacity: int
     """[B]"""
     terms: tuple[MemoryTerm, ...]
     moment: str = ""
-    """When the need is largest, where that differs between stages of a run."""
+    """Stage of the run with the largest need, where stages differ."""
     passing: int = 0
-    """[B] of the need that is gone once the first step is done."""
+    """Part of the need that is released after the first step [B]."""
 
     @property
     def steady(self) -> int:
@@ -104,22 +104,22 @@ class Change(NamedTuple):
     """A set of edits of a scenario, described: what a strategy offers, and what planning tries."""
 
     kind: str
-    """What is changed. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision", "gpus",
+    """Kind of change. ``fit`` changes "tier", "stage", "setting", "batch", "context", "precision", "gpus",
     "machines", "capacity" or "lora", several with " + " between; ``advise`` changes "hardware", "placement",
     "workload" or "setting"."""
     description: str
     """"batch 16 → 11 on each GPU"; empty for a scenario as it is."""
     edits: tuple[Edit, ...] = ()
     uses: tuple[TierUse, ...] = ()
-    """What each tier then holds at its peak; empty where that was not counted."""
+    """Peak use of each tier with the change; empty where it was not calculated."""
     key: str = ""
     """A short name, unique among the options of ``advise``, which calls files after it."""
     priced: bool = True
-    """Whether a bill shows what it costs."""
+    """Whether the change has a price on a bill."""
     same_work: bool = True
-    """Whether it makes the same as before; to train adapters in place of a model does not."""
+    """Whether the change keeps the same work; training adapters instead of the model does not."""
     barred: str = ""
-    """Why it cannot be made; empty where it can."""
+    """Reason why the change is impossible; empty if it is possible."""
 
     def with_(self, other: Change) -> Change:
         """Return both changes as one."""
@@ -128,12 +128,12 @@ class Change(NamedTuple):
 
     @property
     def assignments(self) -> tuple[str, ...]:
-        """The edits as ``--set`` takes them."""
+        """Edits in the form that ``--set`` takes."""
         return tuple(one.assignment for one in self.edits)
 
     @property
     def tightest(self) -> TierUse:
-        """The tier of which the smallest fraction is left with the change."""
+        """Tier with the smallest free fraction after the change."""
         return min(self.uses, key=lambda use: use.headroom / use.capacity)
 
 
@@ -142,9 +142,9 @@ class Remedies(NamedTuple):
 
     changes: tuple[Change, ...]
     tried: tuple[str, ...]
-    """In words, each once, alone or with others."""
+    """Descriptions of the tried changes, each listed once."""
     barred: tuple[str, ...] = ()
-    """What would help and cannot be, with the reason: sentences."""
+    """Sentences about changes that would help but are impossible, with the reason."""
 
 
 def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:

@@ -1,4 +1,4 @@
-"""What checkpoints cost a run, and the answer to a scenario of checkpoints alone.
+"""Cost of checkpoints for a run, and the answer to a scenario of checkpoints alone.
 
 That is the stall of each, the interval to choose, and the work that failures throw away.
 
@@ -60,18 +60,18 @@ _FORMULAS = {
 
 
 class Outlook(NamedTuple):
-    """What checkpoints do to a run; what needs an interval or a failure rate is None without it."""
+    """The Outlook is the effect of checkpoints on a run; None if interval or failure rate are missing."""
 
     stall_s: float
-    """[s] that training stands still for one checkpoint."""
+    """Time that training stands still for one checkpoint [s]."""
     blocking_s: float
-    """[s] before the call returns."""
+    """Time until the save call returns [s]."""
     background_s: float
-    """[s] of work that goes on behind the training."""
+    """Duration of the work that continues in the background of training [s]."""
     commit_s: float
-    """[s] from the beginning until the checkpoint can be restored from."""
+    """Time from the start of saving until the checkpoint can be restored [s]."""
     restore_s: float
-    """[s] to read it back, without the start of the job."""
+    """Time to read the checkpoint back, without the start of the job [s]."""
     restart_s: float
     """[s] from a failure to the point where training goes on: detection and start, then restoring."""
     interval_s: float | None = None
@@ -87,33 +87,33 @@ class Outlook(NamedTuple):
     efficiency: float | None = None
     """Training done per time that passes, at the given interval."""
     best_efficiency: float | None = None
-    """The same at Daly's interval."""
+    """Training done per time that passes, at Daly's interval."""
     lost_work_s: float | None = None
     """[s] of training that a failure throws away on average, at the given interval, or else at Daly's."""
 
 
 class SavedPart(NamedTuple):
-    """The bytes that one or several ranks write, each as much as the others."""
+    """A SavedPart is the bytes that one or several ranks write, each the same number."""
 
     name: str
     size: int
     """[B] of each writer."""
     writers: int
-    """Ranks."""
+    """Number of ranks that write."""
     device: str
     """Kind of tier that the bytes come from: hbm, dram or nvme."""
     files: int
 
 
 class CheckpointPhase(NamedTuple):
-    """A part of saving."""
+    """A CheckpointPhase is one phase of saving a checkpoint."""
 
     result: PassResult
     background: bool
-    """It goes on behind the training."""
+    """Whether the phase runs in the background of training."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its name and where its time went."""
+        """Return the phase's name and time attribution as plain values."""
         return {"name": self.result.name, **attributed(self.result), "background": self.background}
 
 
@@ -123,28 +123,28 @@ class Checkpoints:
 
     tier: str
     contents: str
-    """As the scenario names it: zero, sharded, model_only, consolidated."""
+    """Contents as the scenario names them: zero, sharded, model_only, consolidated."""
     writer: str
-    """torch_save, python or fast."""
+    """Writer of the checkpoint: torch_save, python or fast."""
     mode: str
-    """blocking, decoupled or snapshot."""
+    """Mode of saving: blocking, decoupled or snapshot."""
     keep: int
-    """Checkpoints that lie on the tier at a time."""
+    """Number of checkpoints kept on the tier."""
     size: int
-    """[B] of one on storage."""
+    """Size of one checkpoint on storage [B]."""
     written_by_host: tuple[int, ...]
-    """[B] that the ranks of each host write for one."""
+    """Bytes that the ranks of each host write for one checkpoint [B]."""
     parts: tuple[SavedPart, ...]
     saving: tuple[CheckpointPhase, ...] = ()
-    """Empty where the run does not fit."""
+    """Phases of saving; empty where the run does not fit."""
     restoring: tuple[PassResult, ...] = ()
     write_caches: tuple[CachedWrites, ...] = ()
-    """What became of its bytes on drives with a write cache."""
+    """Use of the drives' write caches by a checkpoint."""
     outlook: Outlook | None = None
 
     @property
     def written(self) -> int:
-        """[B] that all ranks write for one; more than its size where several write one file."""
+        """Bytes that all ranks write for one checkpoint [B]; more than its size if several write one file."""
         return sum(self.written_by_host)
 
     @property
@@ -198,11 +198,11 @@ class CheckpointResult(SimulationResult):
 
     checkpoint: Checkpoints
     drive_lifetime: tuple[TierLifetime, ...] = ()
-    """Of the drives that checkpoints go to, where the interval is known."""
+    """Lifetime of the drives that hold checkpoints, where the interval is known."""
 
     @property
     def workload(self) -> dict[str, Any]:
-        """The contents of the checkpoint, and how it is written."""
+        """Contents of the checkpoint, and the way it is written."""
         one = self.checkpoint
         return {"kind": "checkpoint", "contents": one.contents, "writer": one.writer, "mode": one.mode}
 
@@ -212,12 +212,12 @@ class CheckpointResult(SimulationResult):
 
     @property
     def step(self) -> PassResult | None:
-        """The whole saving, from the call until everything is on storage."""
+        """All phases of saving combined, from the call until everything is on storage."""
         return self.checkpoint.saved
 
     @property
     def spent(self) -> tuple[tuple[PassResult, float], ...]:
-        """Each phase of saving."""
+        """Each phase of saving with its time [s]."""
         return tuple((phase.result, phase.result.time_s) for phase in self.checkpoint.saving)
 
     @property
@@ -246,7 +246,7 @@ class CheckpointResult(SimulationResult):
         return "save_s"
 
     def particulars(self) -> dict[str, Any]:
-        """Return parts, phases, outlook, and wear of drives."""
+        """Return parts, phases, outlook and drive wear as plain values."""
         return by_name(self, "checkpoint drive_lifetime")
 
 

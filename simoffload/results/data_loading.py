@@ -1,4 +1,4 @@
-"""What reading a dataset means for a training run."""
+"""Data loading of a training run: whether reading the dataset delays it, and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simoffload.workload.dataset import Dataset
 __all__ = ["DataLoading", "Epoch", "Limit", "data_loading_sentences"]
 
 Limit = Literal["gpu", "link", "requests", "decode", "files", "copy", "cores", "look_ahead", "no_workers"]
-"""What sets the pace: the GPU (nothing waits), a full link or target, the wait of every request (latency and
+"""Limit of the rate: the GPU (nothing waits), a full link or target, the wait of every request (latency and
 requests in flight), decoding in the workers, opening files, copies out of the page cache, all cores of the
 host, too few batches made ahead for the optimizer's pause, or reading between the steps without workers."""
 
@@ -19,7 +19,7 @@ class Epoch(NamedTuple):
     """The times of one epoch, or of several equal ones in a row."""
 
     first: int
-    """Its number, from 1."""
+    """Number of the first such epoch, counted from 1."""
     repeats: int
     hit_ratio: float
     """Fraction of the samples found in the hosts' page caches."""
@@ -61,16 +61,16 @@ class DataLoading(NamedTuple):
     workers_needed: int | None
     """Fewest workers per rank with which no GPU waits in the first epoch; None: however many there are."""
     remaining: Limit
-    """What limits the first epoch with that many workers, or with more than anyone starts."""
+    """Limit of the first epoch with that many workers, or with the most workers that are tried."""
 
     @property
     def cold(self) -> Epoch:
-        """The first epoch."""
+        """First epoch, with cold page caches."""
         return self.epochs[0]
 
     @property
     def warm(self) -> Epoch:
-        """The last epoch."""
+        """Last epoch, with warm page caches."""
         return self.epochs[-1]
 
     @property

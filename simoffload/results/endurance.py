@@ -1,4 +1,4 @@
-"""What writes do to drives: how long they last, and how much finds room in their write caches.
+"""Effect of writes on drives: their lifetime, and how much fits into their write caches.
 
 All bytes are those that hosts write; what a drive writes to its NAND beyond them is in its rating.
 """
@@ -26,19 +26,19 @@ __all__ = [
 ]
 
 DAY = 86_400
-"""[s]"""
+"""Length of a day [s]."""
 YEAR = 365
-"""[d], as in drive writes per day: JEDEC's and the makers' ratings leave out leap days."""
+"""Length of a year [d], as in drive writes per day: ratings of JEDEC and vendors ignore leap days."""
 
 Verdict = Literal["unrated", "ok", "before_warranty_ends", "within_a_year"]
 """Whether the drives outlast their warranty at this rate; ``ok`` too if they have none and last a year."""
 
 
 class DriveLifetime(NamedTuple):
-    """The bytes that a step writes, and how long the drives that take them last."""
+    """A DriveLifetime is what a job writes, and how long the drives that store it last."""
 
     drives: int
-    """Of all hosts."""
+    """Number of drives on all hosts."""
     per_step: float
     """[B] that the job writes in a step."""
     per_day: float
@@ -46,28 +46,28 @@ class DriveLifetime(NamedTuple):
     per_drive_day: float
     """[B] that each drive takes in a day, parity and mirrors included."""
     drive_writes_per_day: float
-    """``per_drive_day`` over the drive's capacity."""
+    """Daily writes of a drive relative to its capacity."""
     rated_bytes: int | None
     """[B] per drive; None where its profile has no rating."""
     rated_drive_writes_per_day: float | None
-    """None without a rating over a warranty."""
+    """Rated drive writes per day; None without a rating over a warranty."""
     warranty_years: float | None
     years: float | None
-    """Until the rating is used up; None without a rating, or if nothing is written."""
+    """Years until the rating is used up; None without a rating or without writes."""
     verdict: Verdict
 
     @property
     def days(self) -> float | None:
-        """How long the drives last [d]."""
+        """Time until the rating is used up [d]."""
         return None if self.years is None else self.years * YEAR
 
 
 class TierLifetime(NamedTuple):
-    """A tier and how fast it wears out."""
+    """A TierLifetime is a tier and the lifetime of its drives."""
 
     tier: str
     unit: str
-    """What ``DriveLifetime.per_step`` counts: a "step" or a "checkpoint"."""
+    """Unit that ``DriveLifetime.per_step`` counts: a "step" or a "checkpoint"."""
     drive_lifetime: DriveLifetime
 
     @property
@@ -214,23 +214,23 @@ class CachedWrites(NamedTuple):
 
     tier: str
     unit: str
-    """What writes: a "step" or a "checkpoint"."""
+    """Unit of work that writes: a "step" or a "checkpoint"."""
     written: int
     """[B]"""
     cached: int
-    """[B] of them that find room in the cache."""
+    """Part of the written bytes that fits into the cache [B]."""
     capacity: int
-    """[B] of the caches of all its drives."""
+    """Capacity of the write caches of all drives of the tier [B]."""
     rate: int
-    """[B/s] that the simulation writes with: the mean over all bytes."""
+    """Mean write rate of the simulation over all bytes [B/s]."""
     cache_rate: int
-    """[B/s] into the cache."""
+    """Write rate into the cache [B/s]."""
     rate_after: int
-    """[B/s] once it is full."""
+    """Write rate once the cache is full [B/s]."""
 
     @property
     def exceeded(self) -> bool:
-        """Whether more is written than finds room."""
+        """Whether more bytes are written than fit into the cache."""
         return self.cached < self.written
 
     @property

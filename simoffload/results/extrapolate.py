@@ -1,4 +1,4 @@
-"""How long a run takes in which one duration is longer, known from the course of a shorter one."""
+"""Duration of a run in which one operation takes longer, derived from the timeline of a shorter run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simoffload.schedule.ir import CompiledOp, Need
 __all__ = ["makespan_for_longer_context"]
 
 _LARGEST = 300_000
-"""Operations that are looked at, at most."""
+"""Maximum number of operations that are examined."""
 
 
 def makespan_for_longer_context(timeline: Timeline, schedule: Schedule) -> int | None:
@@ -42,7 +42,7 @@ def makespan_for_longer_context(timeline: Timeline, schedule: Schedule) -> int |
 
 class _Growth(NamedTuple):
     places: frozenset[tuple[int, int]]
-    """(block, position) of what lasts longer."""
+    """Places (block, position) of the operation that takes longer."""
     by: int
     """[ps]"""
 
@@ -61,8 +61,8 @@ def _growth(one: Schedule, other: Schedule) -> _Growth | None:
 
 
 class _Slopes:
-    """For each operation the number k of times that x lies on the chain that leads to its end, as far as
-    there is one."""
+    """_Slopes hold for each operation the number k of times that x lies on the chain that leads to its
+    end, as far as there is one."""
 
     def __init__(self, timeline: Timeline, growth: _Growth) -> None:
         self._tracks = timeline.tracks
@@ -208,7 +208,7 @@ class _Slopes:
 
 
 _Row = tuple[int, int, int, int, int, int, CompiledOp]
-"""Block, iteration, position, track, entry, ordinal, step."""
+"""Row of an operation: block, iteration, position, track, entry, ordinal, step."""
 
 
 def _rows(number: int, track: Track, piece: Piece) -> Iterator[_Row]:
@@ -222,7 +222,7 @@ def _rows(number: int, track: Track, piece: Piece) -> Iterator[_Row]:
 # -- transfers ----------------------------------------------------------------------------------
 
 _Instant = tuple[int, int, int]
-"""When [ps], k, transfers more."""
+"""Instant as (time [ps], k, change of the number of transfers)."""
 
 
 def _transfers(timeline: Timeline, slopes: _Slopes, by: int) -> bool:

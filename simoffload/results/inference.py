@@ -51,18 +51,18 @@ class InferenceResult(SimulationResult):
     decode_total_s: float = 0.0
     """[s] of all decode steps."""
     decode_bound: float = 0.0
-    """Relative to its time, how far a decode step that was interpolated may be off; 0 = all are exact."""
+    """Relative error bound of interpolated decode steps; 0 = all are exact."""
     decode_estimated: int = 0
-    """Decode steps that were interpolated without being known exactly."""
+    """Number of decode steps that were interpolated and are not known exactly."""
 
     @property
     def workload(self) -> dict[str, Any]:
-        """Batch and lengths."""
+        """Batch size, prompt length and output length."""
         return by_name(self, "batch_size prompt_length output_length")
 
     @property
     def spent(self) -> tuple[tuple[PassResult, float], ...]:
-        """The prefill, and all decode steps as the first one."""
+        """Time [s] of the prefill, and of all decode steps attributed to the first one."""
         if self.prefill is None:
             return ()
         decode = ((self.decode[0], self.decode_total_s),) if self.decode else ()
@@ -115,12 +115,12 @@ class InferenceResult(SimulationResult):
 
     @property
     def compared_by(self) -> str:
-        """Time per output token; where one token is made there is none, but the time to first token."""
+        """Name of the compared time: time per output token, or time to first token if only one is made."""
         return "tpot_s" if self.output_length > 1 else "ttft_s"
 
     @property
     def step(self) -> PassResult | None:
-        """The pass that stands for the run: the first decode step, or the prefill when there is none."""
+        """Pass that represents the run: the first decode step, or the prefill if there is none."""
         return self.decode[0] if self.decode else self.prefill
 
     @property

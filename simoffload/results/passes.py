@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 Time = int | Fraction
-"""[ps]"""
+"""Exact duration in picoseconds [ps]."""
 _PICO = 1e-12
 
 
@@ -59,17 +59,17 @@ _LATENCY = 0.3  # of a transfer's time; our choice: from there on its latency is
 
 
 class Share(NamedTuple):
-    """The time of one cause."""
+    """A Share is the time of one cause."""
 
     cause: str
     group: Group
-    """What works or is worked on."""
+    """Category of the resource that works or is used."""
     exposed_ps: Time
     """[ps] on the chain of operations that determined the pass; these sum to its time exactly."""
     busy_ps: Time
     """[ps] in all on the rank that has most of it, hidden behind something else or not."""
     limit: str
-    """What held a transfer back: a link that was full, or the single transfer's own limit."""
+    """Limit of a transfer: a full link, or the limit of a single transfer."""
     size: int = 0
     """[B] moved on all ranks, for a transfer."""
 
@@ -85,7 +85,7 @@ class Share(NamedTuple):
 
 
 class GroupShare(NamedTuple):
-    """The time of all causes of one group."""
+    """A GroupShare is the time of all causes of one category."""
 
     group: Group
     exposed_ps: Time
@@ -105,7 +105,7 @@ class GroupShare(NamedTuple):
 
 
 class StreamUse(NamedTuple):
-    """The time of one stream, on the rank where it has most to do."""
+    """A StreamUse is the time of one stream, on the rank where it is busiest."""
 
     stream: str
     busy_s: float
@@ -115,7 +115,7 @@ class StreamUse(NamedTuple):
 
 
 class LinkUse(NamedTuple):
-    """The traffic and the time of one link."""
+    """A LinkUse is the traffic and the time of one link."""
 
     link: str
     size: int
@@ -137,20 +137,20 @@ class LinkUse(NamedTuple):
 
 
 class PassResult(NamedTuple):
-    """Time, causes and traffic of one pass."""
+    """A PassResult holds time, causes and traffic of one pass."""
 
     name: str
     new_tokens: int
     context: int
     time_ps: Time
     shares: tuple[Share, ...]
-    """Largest exposed time first."""
+    """Time by cause, the largest exposed time first."""
     links: tuple[LinkUse, ...]
-    """Links that carried anything, busiest first."""
+    """Links that carried traffic, the busiest first."""
     bounds: dict[str, float]
     """[s] that no schedule can beat, by resource: bytes over bandwidth, GPU work, host work."""
     streams: tuple[StreamUse, ...] = ()
-    """Of the deciding rank, in the schedule's order."""
+    """Time of each stream of the deciding rank, in the schedule's order."""
     unfinished_s: float = 0.0
     """[s] that other streams go on after the stream with which the pass ends."""
     gpus_s: float = 0.0
@@ -173,17 +173,17 @@ class PassResult(NamedTuple):
 
     @property
     def bottleneck(self) -> Share:
-        """The cause with most exposed time."""
+        """Cause with the largest exposed time."""
         return self.shares[0]
 
     @property
     def bound_s(self) -> float:
-        """[s] the largest of the bounds."""
+        """Largest of the lower bounds on the time [s]."""
         return max(self.bounds.values())
 
     @property
     def bound_by(self) -> str:
-        """The resource that sets ``bound_s``; the first of several that are alike."""
+        """Resource that sets ``bound_s``; the first of several equal ones."""
         return max(self.bounds, key=self.bounds.__getitem__)
 
 
@@ -308,7 +308,7 @@ def _links(timeline: Timeline, attribution: Attribution) -> tuple[LinkUse, ...]:
 
 
 _WORK = ("compute", "host")
-"""Streams whose work no schedule can shorten."""
+"""Streams whose work is a lower bound for every schedule."""
 
 
 def _bounds(timeline: Timeline) -> dict[str, float]:

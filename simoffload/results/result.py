@@ -27,7 +27,7 @@ SCHEMA = "simoffload/result/1"
 
 
 class Planner(Protocol):
-    """Works out what takes more than the simulation, once the result is asked for it."""
+    """A Planner computes answers that need more than the simulation, when they are requested."""
 
     def remedies(self, result: SimulationResult) -> Remedies:
         """Return the smallest changes that make it fit."""
@@ -92,11 +92,11 @@ class SimulationResult(ABC):
     formulas: ClassVar[Mapping[str, str]]
     """Metric names and how each is computed."""
     optional: ClassVar[frozenset[str]] = frozenset()
-    """Metrics that are left out where they have no value."""
+    """Metrics that are omitted where they have no value."""
     kind: ClassVar[str]
     """Kind of workload: "inference", "training" or "checkpoint"."""
     unit: ClassVar[str] = "token"
-    """What is made, in the words of a comparison."""
+    """Unit of the work done, as a comparison names it."""
 
     name: str
     model: str
@@ -106,14 +106,14 @@ class SimulationResult(ABC):
     target: str
     """Tier that holds the weights."""
     ranks: int
-    """Processes."""
+    """Number of processes that work together."""
     gpus: int
-    """GPUs that they use."""
+    """Number of GPUs that the processes use."""
     replicas: int
-    """Parts of the work side by side, each with ``batch_size`` sequences."""
+    """Number of parallel parts of the work, each with ``batch_size`` sequences."""
     capacity: tuple[TierUse, ...]
     advice: tuple[str, ...]
-    """What lacks and what to do about it; empty when it fits."""
+    """Sentences about missing capacity and how to get it; empty when it fits."""
     warnings: tuple[str, ...]
     provenance: ResultProvenance
     placement_name: str = ""
@@ -121,13 +121,13 @@ class SimulationResult(ABC):
     extrapolations: tuple[str, ...] = ()
     """Describe what is outside the range in which the machine was measured."""
     refused: tuple[str, ...] = ()
-    """Why DeepSpeed or the strategy would not do it at all, so that there is neither capacity nor time."""
+    """Reasons why DeepSpeed or the strategy refuses the scenario; then there is neither capacity nor time."""
     timelines: dict[str, Timeline] = field(default_factory=dict, repr=False, compare=False)
-    """Recorded passes by name, where asked for."""
+    """Recorded passes by name, if recording was requested."""
     work: tuple[PassWork, ...] = field(default=(), compare=False)
     """How each pass was simulated; the answer does not depend on it."""
     planner: Planner | None = field(default=None, repr=False, compare=False)
-    """Who is asked for ``remedies``, ``costs`` and the like; None: they are None."""
+    """Planner that computes ``remedies``, ``costs`` and the like; without one they are None."""
 
     @property
     @abstractmethod
@@ -139,7 +139,7 @@ class SimulationResult(ABC):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Tiers of the weights (or of the checkpoints) and of the optimizer."""
+        """Tiers of the weights (or checkpoints) and of the optimizer."""
         return (self.target,)
 
     @property
@@ -155,12 +155,12 @@ class SimulationResult(ABC):
     @property
     @abstractmethod
     def workload(self) -> dict[str, Any]:
-        """The work that was done, in the words of the scenario."""
+        """Workload as the scenario specifies it."""
 
     @property
     @abstractmethod
     def step(self) -> PassResult | None:
-        """The pass that stands for the run; None where it does not fit."""
+        """Pass that represents the run; None where it does not fit."""
 
     @property
     @abstractmethod
@@ -189,39 +189,39 @@ class SimulationResult(ABC):
 
     @property
     def compared_s(self) -> float | None:
-        """[s], the time named by ``compared_by``; None where it does not fit."""
+        """Time named by ``compared_by`` [s]; None where it does not fit."""
         return self.metrics()[self.compared_by]
 
     @property
     def fits(self) -> bool:
-        """Whether every tier is large enough for it, and nothing refuses it."""
+        """Whether every tier is large enough and the scenario is not refused."""
         return not self.refused and all(use.fits for use in self.capacity)
 
     @cached_property
     def remedies(self) -> Remedies | None:
-        """The smallest changes that make it fit, searched for when first asked; None where it fits."""
+        """Smallest changes that make it fit, searched on first access; None where it fits."""
         if self.planner is None or self.fits or self.refused:
             return None
         return self.planner.remedies(self)
 
     @cached_property
     def costs(self) -> Economics | None:
-        """Bill, power, energy and cost, worked out when first asked; None where nothing was simulated."""
+        """Bill, power, energy and cost, computed on first access; None where nothing was simulated."""
         return None if self.planner is None or self.refused else self.planner.costs(self)
 
     @cached_property
     def confidence(self) -> Confidence | None:
-        """The error to expect of its times; None where it has none."""
+        """Expected error of the times; None without times."""
         return None if self.planner is None or self.step is None else self.planner.confidence(self)
 
     @cached_property
     def explanation(self) -> Explanation | None:
-        """Sensitivity, predicted range and storage bandwidth; None without times or if not asked for."""
+        """Sensitivity, predicted range and storage bandwidth; None without times or unless requested."""
         return None if self.planner is None or self.step is None else self.planner.explanation(self)
 
     @cached_property
     def next_changes(self) -> Advice | None:
-        """Changes that were simulated, ranked by what they gain; None as of ``explanation``."""
+        """Simulated changes, ranked by gain; None without times or unless requested."""
         return None if self.planner is None or self.step is None else self.planner.next_changes(self)
 
     @property
@@ -231,19 +231,19 @@ class SimulationResult(ABC):
 
     @property
     def shortfall(self) -> str:
-        """ "does not fit: …" or "refused: …"; empty where it fits."""
+        """Reason such as "does not fit: …" or "refused: …"; empty where it fits."""
         if self.refused:
             return f"refused: {'; '.join(self.refused)}"
         return "" if self.fits else f"does not fit: {'; '.join(self.advice)}"
 
     @property
     def bottleneck(self) -> str | None:
-        """The cause on which most of a step's time is spent."""
+        """Cause that takes the largest part of a step's time."""
         return self.step.bottleneck.cause if self.step else None
 
     @property
     def limit(self) -> str | None:
-        """What limits the bottleneck: a full link, the latency of each transfer; empty for plain work."""
+        """Limit of the bottleneck: a full link, the latency of each transfer; empty for plain work."""
         return self.step.bottleneck.limit if self.step else None
 
     @property
@@ -253,7 +253,7 @@ class SimulationResult(ABC):
 
     @property
     def bound_fraction(self) -> float | None:
-        """Fraction of the bound that is reached: the step's bound over its time."""
+        """Lower bound of the step's time divided by its time."""
         return self.step.bound_s / self.step.time_s if self.step else None
 
     def metrics(self) -> dict[str, float | None]:

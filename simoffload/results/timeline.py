@@ -23,52 +23,52 @@ __all__ = ["Columns", "How", "Interval", "Jump", "PassWork", "Piece", "Repeat", 
 
 
 class Repeat(NamedTuple):
-    """Entries that are held once and happen ``times`` times more after themselves."""
+    """A Repeat is a range of recorded entries that occurs ``times`` more times after itself."""
 
     first: int
-    """Index of the first entry."""
+    """Index of the first repeated entry."""
     size: int
-    """Entries."""
+    """Number of entries that repeat."""
     times: int
     length: int
-    """[ps] by which each copy is later than the one before."""
+    """Time by which each copy is later than the previous one [ps]."""
     ordinal: int
-    """Of the first entry, in what is held."""
+    """Ordinal of the first entry among the recorded ones."""
     window: int
     """Number of the steady state, the same on all tracks."""
 
     @property
     def last(self) -> int:
-        """Number of the entry after the last one."""
+        """Number of the entry after the repeated ones."""
         return self.first + self.size
 
 
 class Piece(NamedTuple):
-    """The entries from ``first`` to before ``last``, which happen ``times`` times, one after the other."""
+    """A Piece is the entries from ``first`` to before ``last``, which occur ``times`` times in sequence."""
 
     first: int
     last: int
     ordinal: int
-    """Of the first entry the first time."""
+    """Ordinal of the first entry at its first occurrence."""
     times: int = 1
     length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The operations of a stream in order, as columns."""
+    """A Track is the operations of one stream in order, as columns."""
 
     rank: int
-    """The class of ranks (an index into ``Timeline.classes``)."""
+    """Class of ranks, as an index into ``Timeline.classes``."""
     stream: int
     steps: Sequence[CompiledOp]
     start: array[int]
-    """[ps]"""
+    """Start time of each operation [ps]."""
     end: array[int]
-    """[ps]"""
+    """End time of each operation [ps]."""
     after: array[int]
-    """What each began at the end of: ``ordinal * tracks + track``, the last of what it waited for; -1 is the
-    one before it on its own stream, or nothing for the first. Of a copy it is as many copies later."""
+    """Operation at whose end each began: ``ordinal * tracks + track``, the last of what it waited for; -1
+    is the one before it on its own stream, or nothing for the first. Of a copy it is as many copies later."""
     repeats: tuple[Repeat, ...] = ()
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class Track:
         return before
 
     def repeat_of(self, entry: int) -> Repeat | None:
-        """Return the repeat in which an entry lies, if any."""
+        """Return the repeat that contains an entry, if any."""
         return next((one for one in self.repeats if one.first <= entry < one.last), None)
 
     def start_of(self, ordinal: int) -> int:
@@ -134,44 +134,44 @@ def _ordinal(repeat: Repeat) -> int:
 
 
 class Interval(NamedTuple):
-    """One executed operation on one rank."""
+    """An Interval is one executed operation on one rank."""
 
     rank: int
     block: int
     iteration: int
     op: Op
     start: int
-    """[ps]"""
+    """Start time of the operation [ps]."""
     end: int
-    """[ps]"""
+    """End time of the operation [ps]."""
 
 
 class Columns(NamedTuple):
-    """One entry per operation, in order of completion; times are integer picoseconds."""
+    """Columns hold one entry per operation, in order of completion; times are integer picoseconds."""
 
     rank: array[int]
     block: array[int]
     iteration: array[int]
     position: array[int]
-    """Index into ``Block.ops``."""
+    """Index of each operation in ``Block.ops``."""
     start: array[int]
     end: array[int]
 
 
 class Jump(NamedTuple):
-    """Whole periods that were counted and not run."""
+    """A Jump is a number of complete periods that were counted instead of simulated."""
 
     block: int
-    """Index into ``Schedule.blocks``."""
+    """Index of the block in ``Schedule.blocks``."""
     name: str
     iteration: int
-    """Of the block, at which the state was the same as ``period`` iterations before."""
+    """Iteration of the block at which the state was the same as ``period`` iterations before."""
     period: int
-    """Iterations."""
+    """Number of iterations in a period."""
     length: int
-    """[ps] of a period."""
+    """Length of a period [ps]."""
     times: int
-    """Periods skipped."""
+    """Number of periods that were skipped."""
 
 
 class How(NamedTuple):
@@ -181,31 +181,31 @@ class How(NamedTuple):
     not_folded: str = ""
     """Why every rank was run by itself; "" where ranks that are alike were run as one."""
     not_jumped: tuple[str, ...] = ()
-    """For each block that was run iteration by iteration although it repeats: why."""
+    """Reasons by block why repeated iterations were simulated one by one."""
 
 
 class PassWork(NamedTuple):
-    """The work that it took to simulate a pass."""
+    """PassWork is the work that simulating a pass took."""
 
     name: str
     operations: int
-    """Of all ranks."""
+    """Number of operations on all ranks."""
     run: int
-    """Those that were not counted as copies of others."""
+    """Number of operations that were simulated and not counted as copies."""
     how: How
 
 
 @dataclass(slots=True)
 class Timeline:
-    """The start and end of every executed operation, and what crossed every link."""
+    """A Timeline holds start and end of every executed operation, and the load of every link."""
 
     schedule: Schedule
     tracks: tuple[Track, ...] = ()
-    """What each stream of each class of ranks did: class by class, in the order of their streams."""
+    """Operations of each stream of each class of ranks, by class, in the order of its streams."""
     classes: tuple[tuple[int, ...], ...] = ()
     """Ranks that did the same at the same times, by class; () = each rank is a class."""
     makespan: int = 0
-    """[ps] end of the last operation."""
+    """End of the last operation [ps]."""
     link_loads: tuple[int, ...] = ()
     """[B x coefficient] carried by each link."""
     link_busy: tuple[int, ...] = ()
@@ -232,7 +232,7 @@ class Timeline:
 
     @property
     def ranks_by_class(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of every class, the lowest first."""
+        """Ranks of every class, the lowest first."""
         return self.classes or tuple([(rank,) for rank in range(self.schedule.ranks)])
 
     @property
@@ -243,7 +243,7 @@ class Timeline:
 
     @property
     def entries(self) -> int:
-        """Number of operations that are held; the others are counted."""
+        """Number of recorded entries; repeated ones are counted once."""
         return sum([len(track.end) for track in self.tracks])
 
     def tracks_of(self, rank: int) -> tuple[Track, ...]:
@@ -292,7 +292,7 @@ class Timeline:
 
     @property
     def all_operations(self) -> Columns:
-        """All operations as columns, ranks by their own numbers; large where much repeats."""
+        """All operations as columns, one row per rank and operation; large where much repeats."""
         if self._expanded is None:
             rows = [*zip(*sorted(chain(*self._rows())), strict=True)] or [()] * 6
             end, block, iteration, position, rank, start = rows
@@ -307,7 +307,7 @@ class Timeline:
         return self._expanded
 
     def _rows(self) -> list[Iterator[_Row]]:
-        """Of every track and rank, each in order."""
+        """Return the rows of every track and rank, each in order."""
         return [
             _all_rows(track, rank)
             for track in self.tracks
@@ -317,12 +317,12 @@ class Timeline:
 
     @property
     def rank(self) -> array[int]:
-        """Rank of every operation."""
+        """Rank of every operation, by completion."""
         return self.all_operations.rank
 
     @property
     def block(self) -> array[int]:
-        """Index into ``Schedule.blocks`` of every operation."""
+        """Index in ``Schedule.blocks`` of every operation."""
         return self.all_operations.block
 
     @property
@@ -332,17 +332,17 @@ class Timeline:
 
     @property
     def position(self) -> array[int]:
-        """Index into ``Block.ops`` of every operation."""
+        """Index in ``Block.ops`` of every operation."""
         return self.all_operations.position
 
     @property
     def start(self) -> array[int]:
-        """[ps] of every operation."""
+        """Start time of every operation [ps]."""
         return self.all_operations.start
 
     @property
     def end(self) -> array[int]:
-        """[ps] of every operation."""
+        """End time of every operation [ps]."""
         return self.all_operations.end
 
 
@@ -364,7 +364,7 @@ def _all_rows(track: Track, rank: int) -> Iterator[_Row]:
 
 
 def _rows_of(track: Track, rank: int, piece: Piece, entry: int, copies: range) -> Iterator[_Row]:
-    """Return the copies of an entry."""
+    """Yield the copies of an entry, one row each."""
     step = track.steps[entry]
     size = piece.last - piece.first
     for copy in copies:

@@ -23,26 +23,26 @@ __all__ = ["StorageRequests", "StorageTraffic", "TimedPhase", "TrainingResult"]
 
 
 class TimedPhase(NamedTuple):
-    """A part of a step that was simulated once and happens ``times`` times."""
+    """A TimedPhase is a part of a step that was simulated once and occurs ``times`` times."""
 
     name: str
-    """forward, backward or optimizer."""
+    """Name of the phase: forward, backward or optimizer."""
     times: Fraction
-    """Times in one step; a fraction for what happens only every so many steps (ZenFlow)."""
+    """Occurrences per step; a fraction for work of only every few steps (ZenFlow)."""
     result: PassResult
 
     @property
     def time_ps(self) -> Time:
-        """[ps] in one step."""
+        """Time of the phase in one step [ps]."""
         return self.times * self.result.time_ps
 
     @property
     def time_s(self) -> float:
-        """[s] in one step."""
+        """Time of the phase in one step [s]."""
         return seconds(self.time_ps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return how often it happens, and its time in a step."""
+        """Return the phase's number of occurrences and its time in a step."""
         return {
             "name": self.name,
             "pass": self.result.name,
@@ -52,7 +52,7 @@ class TimedPhase(NamedTuple):
 
 
 class StorageTraffic(NamedTuple):
-    """The bytes that one step moves to and from a tier of storage, all ranks together."""
+    """StorageTraffic is the bytes that one step of all ranks moves to and from a tier of storage."""
 
     tier: str
     read: int
@@ -66,7 +66,7 @@ class StorageTraffic(NamedTuple):
 
 
 class StorageRequests(NamedTuple):
-    """The whole requests that one rank makes from the start of the run to the end of its first step."""
+    """StorageRequests are the full-size requests of one rank up to the end of the run's first step."""
 
     tier: str
     block: int
@@ -94,43 +94,43 @@ class TrainingResult(SimulationResult):
     kind: ClassVar[str] = "training"
 
     optimizer_target: str
-    """Tier that holds the optimizer's states."""
+    """Tier that holds the optimizer states."""
     batch_size: int
     sequence_length: int
     gradient_accumulation_steps: int
     forward_flops: float = 0.0
     """[FLOP] of the forward passes of one step on one GPU."""
     backward_flops: float = 0.0
-    """[FLOP] of its backward passes, without recomputation; fewer where weights are frozen."""
+    """Backward passes of one step on one GPU [FLOP], without recomputation; fewer with frozen weights."""
     recomputed_flops: float = 0.0
     """[FLOP] that checkpointing computes again in one step on one GPU."""
     phases: tuple[TimedPhase, ...] = ()
     memory_stages: tuple[tuple[str, tuple[TierUse, ...]], ...] = ()
-    """What every tier holds at each stage of the run."""
+    """Memory use of every tier at each stage of the run."""
     traffic: tuple[StorageTraffic, ...] = ()
     requests: tuple[StorageRequests, ...] = ()
-    """Of start-up and first step."""
+    """Storage requests of start-up and first step."""
     estimates: tuple[Estimate, ...] = ()
-    """What DeepSpeed's own estimators and a rule of thumb say of the memory, beside the full account."""
+    """Memory by DeepSpeed's own estimators and a rule of thumb, in addition to the full account."""
     checkpoint: Checkpoints | None = None
     """Checkpoints that the run saves; None where the scenario has none."""
     dataset: Dataset | None = None
-    """What the run reads."""
+    """Dataset that the run reads."""
     data_loading: DataLoading | None = None
-    """Whether it comes in time; None without a dataset or without times."""
+    """Times of data loading; None without a dataset or without times."""
     write_caches: tuple[CachedWrites, ...] = ()
-    """What became of a step's writes to drives with a write cache."""
+    """Use of the drives' write caches by a step."""
     drive_lifetime: tuple[TierLifetime, ...] = ()
-    """Of the drives that steps and checkpoints write to."""
+    """Lifetime of the drives that steps and checkpoints write to."""
 
     @property
     def workload(self) -> dict[str, Any]:
-        """Batch, length and accumulation."""
+        """Batch size, sequence length and gradient accumulation steps."""
         return {"kind": "training", **by_name(self, "batch_size sequence_length gradient_accumulation_steps")}
 
     @property
     def spent(self) -> tuple[tuple[PassResult, float], ...]:
-        """Each phase with its time in one step."""
+        """Each phase with its time [s] in one step."""
         return tuple((phase.result, phase.time_s) for phase in self.phases)
 
     @property
@@ -140,7 +140,7 @@ class TrainingResult(SimulationResult):
 
     @property
     def tokens(self) -> int:
-        """Tokens that one step is trained on."""
+        """Number of tokens trained on per step."""
         samples = self.batch_size * self.gradient_accumulation_steps * self.replicas
         return samples * self.sequence_length
 
@@ -156,7 +156,7 @@ class TrainingResult(SimulationResult):
 
     @property
     def step(self) -> PassResult | None:
-        """The whole step: its phases put together."""
+        """Complete step, with its phases combined."""
         if not self.phases:
             return None
         return aggregate("step", [(phase.result, phase.times) for phase in self.phases])
@@ -219,7 +219,7 @@ class TrainingResult(SimulationResult):
         return done / self.step_s * 1e-12 if self.step_s else None
 
     def particulars(self) -> dict[str, Any]:
-        """Return phases, traffic to storage, memory over the run, checkpoints, data and wear."""
+        """Return phases, storage traffic, memory stages, checkpoints, data loading and drive wear."""
         memory = [{"stage": name, "tiers": [_held(use) for use in uses]} for name, uses in self.memory_stages]
         return {
             **by_name(self, "requests_to_first_step=requests memory_estimates=estimates optimizer_target"),

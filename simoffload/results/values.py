@@ -1,4 +1,4 @@
-"""Results as plain values: what JSON and tables are written from."""
+"""Conversion of results to plain values for JSON and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every result says before anything is timed: what fits, what would help, where it comes from."""
+"""Fields common to all results before timing: memory needs, remedies and provenance."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from simoffload.workload import Dataset
 __all__ = ["AHEAD", "BEYOND", "common", "identity", "memory_footprint", "memory_stages"]
 
 AHEAD = "batches made ahead"
-"""Name of what loaders hold in memory."""
+"""Name of the memory of batches that loaders prepare in advance."""
 BEYOND = "beyond the calibrated range"
-"""How warnings begin that the flag ``extrapolates`` of a sweep stands for."""
+"""Start of the warnings that the flag ``extrapolates`` of a sweep represents."""
 
 
 def memory_footprint(scenario: LoadedScenario) -> tuple[TierUse, ...]:

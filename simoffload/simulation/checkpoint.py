@@ -1,4 +1,4 @@
-"""Checkpoints: saving one, restoring from it, and what both mean for a run."""
+"""Checkpoint metrics: times of saving and restoring, and their effect on a run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["CheckpointMeasures", "checkpoint_facts", "checkpoint_times"]
 
 
 class CheckpointMeasures(Measures[CheckpointResult]):
-    """Saving one, restoring from it, and what both mean for a run."""
+    """CheckpointMeasures compute the metrics of a scenario of checkpoints."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> CheckpointResult:  # noqa: ARG002
-        """No times, and no checkpoint yet."""
+        """Return a result without times and checkpoint."""
         workload: Any = self.scenario.scenario.workload
         nothing = Checkpoints(
             tier=common["target"],
@@ -43,12 +43,12 @@ class CheckpointMeasures(Measures[CheckpointResult]):
         return CheckpointResult(**common, checkpoint=nothing)
 
     def capacity(self, plan: Plan) -> CheckpointResult:
-        """The checkpoint without its times."""
+        """Return the checkpoint's sizes without times."""
         assert plan.saved is not None
         return CheckpointResult(**common(self.scenario, plan), checkpoint=checkpoint_facts(plan.saved))
 
     def timed(self, plan: Plan, result: CheckpointResult, runner: Runner) -> CheckpointResult:
-        """Times of saving and restoring, and the wear that they cause. Raises SimulationError."""
+        """Add the times of saving and restoring, and the drive wear. Raises SimulationError."""
         assert plan.saved is not None
         found, warnings = checkpoint_times(plan.saved, runner)
         drive_lifetime = _tier_lifetimes(plan.saved, found)
@@ -63,7 +63,7 @@ class CheckpointMeasures(Measures[CheckpointResult]):
 
 
 def checkpoint_facts(plan: CheckpointPlan) -> Checkpoints:
-    """What a checkpoint consists of."""
+    """Return the sizes and properties of a checkpoint without times."""
     workload = plan.workload
     return Checkpoints(
         tier=plan.tier,
@@ -110,7 +110,7 @@ def checkpoint_times(
 
 
 def _tier_lifetimes(plan: CheckpointPlan, found: Checkpoints) -> tuple[TierLifetime, ...]:
-    """Of the drives, where it is known how often a checkpoint is saved."""
+    """Return the lifetime of the drives, where the checkpoint interval is known."""
     outlook = found.outlook
     if outlook is None or outlook.interval_s is None:
         return ()

@@ -93,7 +93,7 @@ def _product_above(level: float, low: float) -> float:
 
 
 MOST_WORKERS = 1024
-"""Per rank: no more are proposed."""
+"""Maximum number of workers per rank that is proposed."""
 
 
 def _ceil_divide(number: int, by: int) -> int:
@@ -102,7 +102,7 @@ def _ceil_divide(number: int, by: int) -> int:
 
 @dataclass(frozen=True)
 class _LoadingRun:
-    """The step that the data is for, and the machine that reads it."""
+    """A _LoadingRun is the step that needs the data, and the machine that reads it."""
 
     dataset: Dataset
     machine: Machine
@@ -119,7 +119,7 @@ class _LoadingRun:
 
     @property
     def steps(self) -> int:
-        """Number of steps of an epoch; ranks and batches are filled up, as DistributedSampler and DataLoader
+        """Number of steps per epoch; ranks and batches are padded, as DistributedSampler and DataLoader
         do."""
         samples = _ceil_divide(self.dataset.samples, self.ranks)
         return _ceil_divide(_ceil_divide(samples, self.batch), self.step.batches)

@@ -20,43 +20,43 @@ from simoffload.results.timeline import Timeline
 __all__ = ["MOST", "Decoding", "Simulated", "decode", "verify_decoding"]
 
 MOST = 16
-"""Steps that are simulated before the rest is interpolated."""
+"""Maximum number of steps that are simulated before the rest is interpolated."""
 _REMEMBERED = 4096
-"""Steps whose durations are kept: they are looked at, and then added up."""
+"""Number of steps whose durations are cached, as they are read twice."""
 _SAFETY = 2
-"""By which the largest distance that was seen is multiplied for the bound: our choice."""
+"""Safety factor on the largest observed distance for the error bound: our choice."""
 
 Durations = tuple[int, ...]
 
 
 class Simulated(NamedTuple):
-    """A decode step that was simulated."""
+    """A Simulated is a decode step that was simulated."""
 
     step: int
     durations: Durations
-    """[ps] of the GPU's work, module by module."""
+    """GPU time of each module [ps]."""
     result: PassResult
     time: int
     """[ps]"""
     timeline: Timeline | None
-    """None where nothing is to be known from it."""
+    """Timeline of the step; None where nothing can be derived from it."""
 
 
 class Decoding(NamedTuple):
-    """The times of all decode steps."""
+    """Decoding holds the times of all decode steps."""
 
     simulated: tuple[Simulated, ...]
-    """In order of context."""
+    """Simulated decode steps, in order of context."""
     total: int
-    """[ps] of all steps."""
+    """Total time of all steps [ps]."""
     bound: float = 0.0
-    """Relative to a step's time, how far an interpolated step may be off; 0 = all are exact."""
+    """Relative error bound of an interpolated step; 0 = all are exact."""
     estimated: int = 0
-    """Steps that are not known exactly."""
+    """Number of steps that are not known exactly."""
 
 
 Later = Callable[[Simulated, int], int | None]
-"""Time [ps] of a step, from a simulated one before it; None where it has to be simulated to know."""
+"""Function that derives the time [ps] of a later step from a simulated one; None if it must be simulated."""
 
 
 def decode(
@@ -134,13 +134,13 @@ def verify_decoding(found: Decoding, full: Decoding) -> None:
 
 
 class _DecodeRange(NamedTuple):
-    """The steps after a simulated one, up to one whose time is known, too."""
+    """A _DecodeRange is the steps between a simulated one and a later one whose time is known."""
 
     low: Simulated
     durations: Durations
-    """Of the last."""
+    """GPU time of each module in the last step [ps]."""
     time: int
-    """[ps] of the last."""
+    """Time of the last step [ps]."""
     last: int
     grown: int | None
     """[ps] by which the attention lasts longer than at first, over all steps between; None if these are not

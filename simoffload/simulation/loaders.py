@@ -1,4 +1,4 @@
-"""The pace at which a rank's loader makes batches, with what storage and the host give it."""
+"""Rate at which a rank's loader makes batches, from the rates of storage and host."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ nothing."""
 
 
 class Supply(NamedTuple):
-    """The rates of the rank that gets least; the others wait for it."""
+    """A Supply is the storage rate of the rank that gets the least."""
 
     rate: float
-    """[B/s] of one rank while all ranks read."""
+    """Rate of one rank while all ranks read [B/s]."""
     alone: float
-    """[B/s] of one worker that has everything to itself."""
+    """Rate of one worker that reads alone [B/s]."""
     link: str
-    """The resource that is full, "" where the requests of the workers are not enough to fill one."""
+    """Name of the full resource; "" where the workers' requests do not fill any."""
 
 
 @dataclass(frozen=True)
 class StorageRoutes:
-    """The ways of all ranks from a tier to the memory of their hosts, for any number of workers."""
+    """StorageRoutes connect a tier to the host memory of all ranks, for any number of workers."""
 
     paths: tuple[Path, ...]
     hops: tuple[tuple[tuple[int, int], ...], ...]
-    """Of each rank: pairs (resource, ``scale`` x bytes on it per byte read)."""
+    """Resources on each rank's route: pairs (resource, ``scale`` x bytes on it per byte read)."""
     scale: int
     names: tuple[str, ...]
     free: tuple[int, ...]
-    """[B/s] of every resource that is left for the data."""
+    """Rate of every resource that is available for the data [B/s]."""
 
     def supply(self, dataset: Dataset) -> Supply:
         """Share the resources among the ranks, max-min fairly.
@@ -117,39 +117,39 @@ def _limit_requests(
 
 
 class LoaderHost(NamedTuple):
-    """The resources that the ranks of one host share."""
+    """A LoaderHost is the resources that the ranks of one host share."""
 
     ranks: int
     memcpy_rate: int
-    """[B/s] that one process copies out of the page cache."""
+    """Rate at which one process copies from the page cache [B/s]."""
     cores: int | None
-    """None: as many as there are workers."""
+    """Number of cores; None: as many as workers."""
 
 
 class Pace(NamedTuple):
-    """The times that a loader needs for its batches."""
+    """A Pace is the time that a loader needs for its batches."""
 
     batch_s: float
-    """[s] from batch to batch, all workers busy."""
+    """Time between batches with all workers busy [s]."""
     first_batch_s: float
-    """[s] until the first batch, which one worker makes alone, is there."""
+    """Time until the first batch, which one worker makes alone [s]."""
     limit: Limit
-    """What slows it down most."""
+    """Limit of the loader's rate."""
 
 
 class GpuStep(NamedTuple):
-    """The times of the GPU while batches are made."""
+    """A GpuStep is the GPU's time between batches and steps."""
 
     time_s: float
-    """[s] if no batch is ever late."""
+    """Time of a step whose batches are never late [s]."""
     batches: int
-    """Taken by each rank (``gradient_accumulation_steps``)."""
+    """Number of batches that each rank takes (``gradient_accumulation_steps``)."""
     pause_s: float
-    """[s] at its end, in which none is taken (the optimizer)."""
+    """Time at the end of a step during which no batch is taken, for the optimizer [s]."""
 
     @property
     def batch_s(self) -> float:
-        """[s] that the GPU works on a batch."""
+        """GPU time per batch [s]."""
         return (self.time_s - self.pause_s) / self.batches
 
     def waiting(self, batch_s: float, dataset: Dataset) -> float:
@@ -179,7 +179,7 @@ class GpuStep(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The time [s] that a worker spends on a sample, by what it does."""
+    """A _Sample is the time [s] that a worker spends on a sample, by activity."""
 
     requests: float
     decode: float

@@ -1,4 +1,4 @@
-"""What is measured of each kind of workload: the phases of a plan become the metrics of a result."""
+"""Metrics of each kind of workload, computed from the phases of a plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PICO = 1e-12
 
 
 class Measures(ABC, Generic[R]):
-    """Makes the result of a scenario from its plan, before and after the phases are carried out."""
+    """Measures make the result of a scenario from its plan, before and after the phases are simulated."""
 
     def __init__(self, scenario: LoadedScenario) -> None:
         self.scenario = scenario

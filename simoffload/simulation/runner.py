@@ -1,4 +1,4 @@
-"""Carrying out a plan's schedules, and keeping what was asked for."""
+"""Execution of a plan's schedules, and of the recordings that were requested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simoffload.strategies.base import Earlier, Phase, PhaseSeries
 __all__ = ["Progress", "Runner", "labelled", "verify"]
 
 Progress = Callable[[str], None]
-"""Called with a line of text when a pass begins."""
+"""Function that gets a line of text when a pass begins."""
 
 
 def labelled(progress: Progress | None, label: str) -> Progress | None:
@@ -27,7 +27,7 @@ def labelled(progress: Progress | None, label: str) -> Progress | None:
 
 
 class Runner:
-    """Runs the passes of one scenario."""
+    """A Runner executes the passes of one scenario."""
 
     def __init__(self, scenario: LoadedScenario, *, keep: bool, progress: Progress | None) -> None:
         self._scenario, self._keep, self._progress = scenario, keep, progress
@@ -36,7 +36,7 @@ class Runner:
         self._options = scenario.scenario.engine
 
     def restart(self) -> None:
-        """Forget what was carried out, before it is carried out anew with other rates."""
+        """Discard all executed phases, to execute them again with other rates."""
         self.timelines.clear()
         self.work.clear()
 
@@ -65,7 +65,7 @@ class Runner:
         return tuple(results[phase.name] for phase in phases)
 
     def phase(self, phase: Phase, earlier: Mapping[str, Earlier]) -> PassResult:
-        """Carry out one phase."""
+        """Execute one phase and summarize it."""
         timeline = self.execute(phase.name, phase.schedule(earlier))
         return summarize_pass(
             timeline, new_tokens=phase.new_tokens, context=phase.context, ends_with=phase.ends_with

@@ -1,4 +1,4 @@
-"""Metrics of training: the steps, and what a run does beside them, which reads data, saves checkpoints and
+"""Metrics of training: steps and other activities of a run, which reads data, saves checkpoints and
 wears drives out."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["TrainingMeasures"]
 
 
 class TrainingMeasures(Measures[TrainingResult]):
-    """The phases of one step of the steady state, and what a training run does beside them."""
+    """TrainingMeasures compute the metrics of a scenario of training."""
 
     def empty(self, common: dict[str, Any], *, optimizer: str = "") -> TrainingResult:
-        """Neither sizes nor times."""
+        """Return a result with neither sizes nor times."""
         workload: Any = self.scenario.scenario.workload
         return TrainingResult(
             **common,
@@ -38,7 +38,7 @@ class TrainingMeasures(Measures[TrainingResult]):
         )
 
     def capacity(self, plan: Plan) -> TrainingResult:
-        """Memory, traffic, FLOP and checkpoints, without times."""
+        """Add memory, traffic, FLOP and checkpoints, without times."""
         scenario, facts = self.scenario, plan.facts
         fields, stages = common(scenario, plan), memory_stages(scenario, plan)
         tiers, saved = scenario.machine.tiers, plan.saved
@@ -58,7 +58,7 @@ class TrainingMeasures(Measures[TrainingResult]):
         )
 
     def timed(self, plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
-        """Times of the step and of what the run does beside it. Raises SimulationError."""
+        """Add the times of the step, data loading, checkpoints and drive wear. Raises SimulationError."""
 
         def step(used: Plan) -> TrainingResult:
             runner.restart()
@@ -78,13 +78,13 @@ class TrainingMeasures(Measures[TrainingResult]):
 def _around_steps(
     scenario: LoadedScenario, plan: Plan, result: TrainingResult, runner: Runner
 ) -> TrainingResult:
-    """Add checkpoints, data and wear to a result that has times. Raises SimulationError."""
+    """Add checkpoints, data loading and drive wear to a result with times. Raises SimulationError."""
     result = _with_checkpoints(plan, result, runner)
     return _with_lifetimes(scenario, _with_data_loading(scenario, result))
 
 
 def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> TrainingResult:
-    """What checkpoints cost a run whose step is known."""
+    """Add the cost of checkpoints to a result whose step time is known."""
     step, update = result.step_s, result.optimizer_s
     if not step or update is None or plan.saved is None:
         return result
@@ -94,7 +94,7 @@ def _with_checkpoints(plan: Plan, result: TrainingResult, runner: Runner) -> Tra
 
 
 def _with_data_loading(scenario: LoadedScenario, result: TrainingResult) -> TrainingResult:
-    """Whether the data comes in time for a step that is known."""
+    """Add the times of data loading to a result whose step time is known."""
     dataset, step = result.dataset, result.step
     if dataset is None or step is None or not result.step_s:
         return result
@@ -122,13 +122,13 @@ def _with_data_loading(scenario: LoadedScenario, result: TrainingResult) -> Trai
 
 
 def _pause(result: TrainingResult) -> float:
-    """[s] at the end of a step in which no batch is taken."""
+    """Return the time at the end of a step during which no batch is taken [s]."""
     step, update = result.step_s or 0.0, result.optimizer_s or 0.0
     return update if update < step else 0.0
 
 
 def _free(result: TrainingResult) -> int | None:
-    """[B] of each host's memory that training leaves to batches and page cache, at the fullest moment."""
+    """Return the host memory that training leaves to batches and page cache [B], at the fullest moment."""
     for use in result.capacity:
         if use.kind == "dram":
             ahead = sum(term.size for term in use.terms if term.name == AHEAD)

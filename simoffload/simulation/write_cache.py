@@ -28,24 +28,24 @@ __all__ = ["checkpoint_with_caches", "steps_with_caches"]
 
 _MOST_TRIALS = 6
 _CLOSE = 0.001
-"""Of the step: as much of it a drive may have left, or lack, for emptying its cache."""
+"""Tolerance, relative to the step, of the time left for emptying a drive's cache."""
 
 Simulate = Callable[[Plan], TrainingResult]
 
 
 class _Cache(NamedTuple):
-    """The write caches of a tier, and what a step asks of its drives."""
+    """A _Cache is the write caches of a tier, and the load of a step on its drives."""
 
     tier: str
     target: Target
     read: int
-    """[B] of a step."""
+    """Bytes that a step reads [B]."""
     written: int
     """[B]"""
 
     @property
     def most(self) -> int:
-        """[B] that find room in an empty cache."""
+        """Capacity of the empty caches for the writes of a step [B]."""
         return min(self.written, self.target.write_cache)
 
     def spare_s(self, filled: Fraction, time_s: float) -> float:
@@ -58,7 +58,7 @@ class _Cache(NamedTuple):
         return time_s - busy
 
     def use(self, filled: Fraction, unit: str) -> CachedWrites:
-        """Return the use of the caches as the result has it."""
+        """Return the use of the caches for the result."""
         target, cached = self.target, filled * self.most
         assert target.sustained is not None
         return CachedWrites(
@@ -74,13 +74,13 @@ class _Cache(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """A simulated step."""
+    """A _Trial is a step simulated with a given cache use."""
 
     filled: Fraction
-    """Part of what an empty cache would take that finds room."""
+    """Fraction of the writes that an empty cache would take that the cache takes."""
     result: TrainingResult
     spare_s: float
-    """[s] of the drives that have least of it; below zero, they cannot empty their caches in time."""
+    """Time per step that the busiest drives have left [s]; negative if they cannot empty their caches."""
 
 
 def steps_with_caches(

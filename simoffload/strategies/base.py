@@ -1,4 +1,4 @@
-"""What a strategy is: it turns a model, a workload and a machine into a plan of memory and phases.
+"""Strategies and plans: a strategy turns a model, a workload and a machine into a plan of memory and phases.
 
 A strategy is one class in one file, registered by ``registry.register``; nothing outside of ``strategies/``
 asks for its class.
@@ -45,119 +45,119 @@ PhaseKind = Literal["first pass", "prefill", "decode", "forward", "backward", "o
 
 
 class Earlier(NamedTuple):
-    """What is known of a phase that was carried out."""
+    """The times of a phase that was already simulated."""
 
     time_s: float
-    """[s] from its begin to its end."""
+    """Time from the phase's beginning to its end [s]."""
     repeat: Fraction = Fraction(1)
-    """Times in one step."""
+    """How often the phase occurs in one step."""
     unfinished_s: float = 0.0
-    """[s] that work goes on which it left behind, as an update on the CPU."""
+    """Time that work left behind by the phase continues [s], such as an update on the CPU."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the work between two moments at which the host waits for everything."""
+    """A Phase is a part of the work between two moments at which the host waits for all streams."""
 
     name: str
-    """Its name in reports, unique in its plan."""
+    """Name of the phase in reports, unique in its plan."""
     kind: PhaseKind
     schedule: Callable[[Mapping[str, Earlier]], Schedule]
-    """Its operations, from what is known of the phases in ``depends_on``."""
+    """Function that builds the schedule from the times of the phases in ``depends_on``."""
     new_tokens: int = 0
-    """Tokens that each sequence feeds in."""
+    """Number of new tokens that each sequence feeds in."""
     context: int = 0
-    """Tokens that the last new token attends to, itself included."""
+    """Number of tokens that the last new token attends to, including itself."""
     repeat: Fraction = Fraction(1)
-    """Times in one step (of inference: in one generation)."""
+    """How often the phase occurs in one step (inference: in one generation)."""
     depends_on: tuple[str, ...] = ()
-    """Names of the phases whose times its schedule needs; without cycles."""
+    """Names of the phases whose times the schedule needs; without cycles."""
     ends_with: str | None = None
-    """The stream with which it ends although others may go on."""
+    """Stream whose end is the end of the phase, although others may continue."""
     background: bool = False
-    """Training goes on meanwhile."""
+    """Whether training continues during the phase."""
 
 
 @dataclass(frozen=True)
 class PhaseSeries:
-    """Phases that differ by their number alone, as decode steps do: not all need to be simulated."""
+    """A PhaseSeries is a set of phases that differ only in their number, as decode steps do."""
 
     kind: PhaseKind
     steps: int
-    """They are numbered from 1."""
+    """Number of phases in the series, numbered from 1."""
     step: Callable[[int], Phase]
     durations: Callable[[int], tuple[int, ...]]
-    """[ps] of the GPU's work, module by module: steps with equal durations are equal."""
+    """Function that returns the GPU time of each module [ps]: steps with equal durations are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a run without its times."""
+    """Facts are the properties of a run that are known before its simulation."""
 
     spread_bound: float | None = None
-    """[tokens/s] (``resident.spread_bound``); None unless all GPUs gather weights from the HBM of all."""
+    """Upper bound on decoding [tokens/s]; None unless GPUs gather weights from HBM (``spread_bound``)."""
     forward_flops: float = 0.0
-    """[FLOP] of the forward passes of one step on one GPU."""
+    """Forward passes of one step on one GPU [FLOP]."""
     backward_flops: float = 0.0
-    """[FLOP] of the backward passes of one step on one GPU, without recomputation."""
+    """Backward passes of one step on one GPU, without recomputation [FLOP]."""
     recomputed_flops: float = 0.0
-    """[FLOP] that checkpointing computes again in one step on one GPU."""
+    """Recomputation by checkpointing in one step on one GPU [FLOP]."""
     traffic: tuple[StorageTraffic, ...] = ()
-    """What one step moves to and from storage."""
+    """Bytes that one step moves to and from storage."""
     requests: tuple[StorageRequests, ...] = ()
-    """Whole requests to storage up to the end of the first step; () where there are none."""
+    """Full-size requests to storage up to the end of the first step; () where there are none."""
     estimates: tuple[Estimate, ...] = ()
-    """Published rules of thumb of the memory; () where there is none for the strategy."""
+    """Memory estimates by published rules of thumb; () where none applies to the strategy."""
 
 
 class Tunable(NamedTuple):
-    """A setting at its value, and other values that may need less memory."""
+    """A Tunable is a setting with other values that may need less memory."""
 
     word: str
-    """What the remedies of a :class:`MemoryTerm` call it."""
+    """Name by which the remedies of a :class:`MemoryTerm` refer to the setting."""
     path: tuple[str, ...]
-    """Where it stands in a scenario."""
+    """Path of the setting in a scenario."""
     now: int | bool
     values: Callable[[Any], Iterator[int | bool]]
-    """Other values, the nearest first."""
+    """Function that yields other values, the nearest first."""
 
 
 class Plan(ABC):
-    """A strategy applied to a model, a workload and a machine: memory over time, and phases."""
+    """A Plan is a strategy applied to a model, a workload and a machine: memory over time, and phases."""
 
     model: ModelShape
     machine: Machine
     warnings: tuple[str, ...]
-    """What the user should know before the run."""
+    """Warnings that the user should read before the run."""
 
     @property
     @abstractmethod
     def target(self) -> str:
-        """Tier that holds the weights, or of checkpoints alone what takes them."""
+        """Tier that holds the weights, or in a scenario of checkpoints alone the checkpoints."""
 
     @property
     def optimizer_target(self) -> str:
-        """Tier that holds the optimizer's states; "" where there is none."""
+        """Tier that holds the optimizer states; "" where there are none."""
         return ""
 
     @property
     def tiers(self) -> frozenset[str]:
-        """All tiers in use."""
+        """All tiers that hold states of the plan."""
         return frozenset({self.target, self.optimizer_target} - {""})
 
     @property
     @abstractmethod
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """What each tier must hold at each stage of the run."""
+        """Memory that each tier must hold at each stage of the run."""
 
     @property
     @abstractmethod
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """The work, in the order of reports; of inference with a prefill and one series of decode steps."""
+        """Phases in the order of reports; inference has a prefill and one series of decode steps."""
 
     @property
     def facts(self) -> Facts:
-        """What is known without times."""
+        """Properties of the run that are known without its times."""
         return Facts()
 
     @property
@@ -166,25 +166,25 @@ class Plan(ABC):
         return ()
 
     def tunables(self) -> Iterator[Tunable]:
-        """Settings that alone may need less memory."""
+        """Settings that may reduce the memory on their own."""
         return iter(())
 
     def on(self, machine: Machine) -> Self:
-        """The same on a machine whose devices have other rates."""
+        """Return the same plan on a machine whose devices have other rates."""
         return replace(self, machine=machine)  # type: ignore[type-var]  # all plans are dataclasses
 
     @property
     def movable(self) -> tuple[int, str]:
-        """[B] and name of what is on ``target`` and may be elsewhere."""
+        """Size [B] and name of the states on ``target`` that can be placed elsewhere."""
         return self.model.weight_bytes, "weights"
 
     @property
     def saved(self) -> CheckpointPlan | None:
-        """Checkpoints of it that are saved, if any are."""
+        """Plan of the checkpoints that the run saves, if any."""
         return None
 
     def saving(self, _options: TrainingCheckpoints) -> Plan | None:
-        """The same with checkpoints as the options say; None where they are not modelled.
+        """Return the plan with checkpoints as the options specify; None where they are not modelled.
 
         Raises InputError for options that contradict each other or the run.
         """
@@ -192,109 +192,109 @@ class Plan(ABC):
 
     @property
     def whole_copies(self) -> Plan | None:
-        """The same work without offloading, a whole copy on every GPU, where that is another plan."""
+        """Return a plan of the same work with a full copy on every GPU, where that is another plan."""
         return None
 
 
 class Strategy(Frozen, ABC):
-    """What is offloaded, and how."""
+    """A Strategy defines what is offloaded, and how."""
 
     registered: ClassVar[dict[str, type[Strategy]]] = {}
-    """By kind, those that ``registry.register`` made known: all but the package's own."""
+    """Strategies outside the package by kind, as registered by ``registry.register``."""
     serves: ClassVar[frozenset[WorkloadKind]]
-    """Kinds of workload that it can do."""
+    """Kinds of workload that the strategy supports."""
     uses_storage: ClassVar[bool] = True
-    """Whether what it offloads may be on drives and servers."""
+    """Whether offloaded states may be on drives and servers."""
     tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
-    """Its keys that name tiers; where each of them is given, they name all tiers that it uses."""
+    """Keys that name tiers; if each of them is given, they name all tiers that the strategy uses."""
     files: ClassVar[Mapping[str, type[BaseModel]]] = {}
-    """Its keys that may be paths of files, with what those hold."""
+    """Keys whose values may be paths of files, with the schema of those files."""
     placement_name: ClassVar[str] = ""
-    """Name that reports give its placement, where the tier of the weights alone would be ambiguous."""
+    """Name of the placement in reports, where the tier of the weights alone would be ambiguous."""
     evidence: ClassVar[str] = ""
-    """Group of the real runs that its predictions were compared with; "" where there are none."""
+    """Group of the real runs with which its predictions were compared; "" for none."""
 
     method: ClassVar[str] = ""
-    """What divides its states among GPUs, as it is called: "ZeRO", "FSDP"; "" where nothing does."""
+    """Name of the method that partitions states among GPUs: "ZeRO", "FSDP"; "" for none."""
     gathers: ClassVar[str] = ""
-    """What has each GPU gather the layers of weights that are divided: "ZeRO-3"; "" where nothing does."""
+    """Name of the method by which each GPU gathers partitioned layers: "ZeRO-3"; "" for none."""
 
     kind: str
     ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
-    """GPUs, one process each."""
+    """Number of ranks (processes), each with one GPU."""
 
     @classmethod
     def alternatives(cls) -> tuple[type[Strategy], ...]:
-        """All strategies: one of them stands where a document has a strategy."""
+        """Return the classes of all strategies, for documents that contain one of them."""
         from simoffload.strategies.registry import strategies
 
         return tuple(strategies().values())
 
     @property
     def gpus(self) -> int:
-        """GPUs that its processes use."""
+        """Number of GPUs that the processes use."""
         return self.ranks
 
     @property
     def replicas(self) -> int:
-        """Parts of the work that go on side by side, each with ``batch_size`` sequences (data parallelism);
+        """Number of parallel parts of the work, each with ``batch_size`` sequences (data parallelism);
         the stages of a pipeline together do one."""
         return self.ranks
 
     @abstractmethod
     def plan(self, model: ModelShape, workload: Any, machine: Machine) -> Plan:
-        """Apply the strategy; InputError for what the machine lacks or the real program would refuse."""
+        """Apply the strategy; InputError for missing hardware or what the real program would refuse."""
 
     @abstractmethod
     def places(self, machine: Machine) -> Placement:
-        """Where it keeps what it offloads. Raises InputError if the machine has no such tier."""
+        """Return the tiers of the offloaded states. Raises InputError if the machine has no such tier."""
 
     @abstractmethod
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """All places where it can keep what it offloads, as ``compare --on`` names them."""
+        """Return all possible placements of the offloaded states, as ``compare --on`` names them."""
 
     @abstractmethod
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Edits of a scenario, never of ``strategy.kind``, that put what it offloads elsewhere.
+        """Return edits, never of ``strategy.kind``, that move the offloaded states to another placement.
 
         Raises PlacementError for what is not among its ``placements``; a placement that says nothing of the
         optimizer is among them where one that says more is.
         """
 
     def caveat(self, _tier: str, *, ranks: int) -> str:  # noqa: ARG002
-        """Return what must follow "weights on <tier>" in a list of options, so that nobody misreads it."""
+        """Return text that must follow "weights on <tier>" in a list of options, to prevent misreading."""
         return ""
 
     def resident(self) -> tuple[Edit, ...]:
-        """The edit that replaces it by whole copies in each GPU. Raises PlacementError where none stand for
-        the same work."""
+        """Return the edit that selects a full copy on each GPU. Raises PlacementError where that is not
+        equivalent work."""
         return (Edit(("strategy",), {"kind": "resident", "ranks": self.gpus}),)
 
     def moves(self, _plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """For each tier, the smaller ones first, what puts more of its states there; one after the other."""
+        """Yield, for each tier from the smallest, successive changes that move more states to it."""
         return iter(())
 
     def stages(self, _plan: Plan) -> Iterator[Change]:
-        """What divides its states among more ranks."""
+        """Yield edits that partition the states among more ranks."""
         return iter(())
 
     def adapters(self, _model: ModelShape) -> Iterator[Change]:
-        """What trains adapters in place of the model."""
+        """Yield edits that train adapters instead of the model."""
         return iter(())
 
     def precisions(self) -> Iterator[Change]:
-        """What keeps its states in fewer bits."""
+        """Yield edits that store states with fewer bits."""
         return iter(())
 
     def spread(self, gpus: int) -> tuple[Edit, ...]:
-        """Edits that let it use so many GPUs; none where its number of ranks is a Literal."""
+        """Return edits that use the given number of GPUs; none where the number of ranks is a Literal."""
         if get_origin(type(self).model_fields["ranks"].annotation) is Literal:
             return ()
         return (Edit(("strategy", "ranks"), gpus), *self.release_fixed_batch())
 
     @property
     def trains(self) -> str:
-        """What training changes: all weights, or adapters."""
+        """Name of what training changes: all weights, or adapters."""
         return "all weights"
 
     def release_fixed_batch(self, *_changed: str) -> tuple[Edit, ...]:
@@ -303,14 +303,14 @@ class Strategy(Frozen, ABC):
         return ()
 
     def allowing(self, _model: ModelShape, _tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:  # noqa: ARG002
-        """What must be set so that all its states may be on a tier, divided among so many ranks.
+        """Yield edits with which all its states fit on a tier, divided among so many ranks.
 
         Of several ways the first counts that is not refused.
         """
         return iter([()])
 
     def settings(self, _model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:  # noqa: ARG002
-        """What may make it faster and costs nothing.
+        """Yield settings that may speed it up for free.
 
         ``storage`` = something is on drives or servers, so that there are reads to tune; ``direct`` = weights
         are where they can be read straight into the GPU.
@@ -318,14 +318,14 @@ class Strategy(Frozen, ABC):
         return iter(())
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
-        """Edits of a scenario that is made of a model's name alone, which says nothing under ``strategy``."""
+        """Return edits that complete a scenario made from a model's name, without keys under ``strategy``."""
         return ()
 
     @property
     def program(self) -> str:
-        """Program and version that reads its ``exports``; "" where there are none."""
+        """Program and version that read the files of ``exports``; "" without such files."""
         return ""
 
     def exports(self, _plan: Any) -> dict[str, Any]:
-        """Files with which real programs do what was planned: content by name."""
+        """Return configuration files with which real programs run the plan: content by name."""
         return {}

@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 State = tuple[object, ...]
-"""Everything that decides what follows."""
+"""State of the coordinator, which determines all its further decisions."""
 
 
 _ABSENT, _IN_FLIGHT, _AVAILABLE = range(3)
 _MAX_FETCH_EVENTS = 2  # __max_ongoing_fetch_events, hard-coded in DeepSpeed
 RECENT_EVENTS = 1 + _MAX_FETCH_EVENTS
-"""Number of the latest fetch events that the next ones may wait for."""
+"""Number of the most recent fetch events that later ones may wait for."""
 
 
 class Tensor(NamedTuple):
-    """One parameter tensor of the model and where its slices live."""
+    """A Tensor is one parameter tensor of the model with the place of its partitions."""
 
     name: str
     numel: int
@@ -50,7 +50,7 @@ class Tensor(NamedTuple):
 def cut_tensors(
     numels: Iterable[tuple[str, int]], settings: OffloadSettings, *, ranks: int, dtype_bytes: int
 ) -> Iterator[Tensor]:
-    """Tensors by name and size [elements], in the model's order, as ZeRO-3 cuts them among ``ranks``."""
+    """Yield tensors by name and size [elements], in the model's order, as ZeRO-3 partitions them."""
     persistent = 0
     for name, numel in numels:
         slice_numel = -(-numel // ranks)
@@ -64,16 +64,16 @@ def cut_tensors(
 
 
 class Layers(NamedTuple):
-    """The homogeneous layers among the tensors of a walk, and how many of them the walk leaves out."""
+    """Layers are the homogeneous layers of a replayed trace, and the number of those left out."""
 
     first_tensor: int
     """Index of the first tensor of the first layer."""
     tensors: tuple[Tensor, ...]
     """Tensors that one layer owns."""
     walked: int
-    """Layers that are walked through."""
+    """Number of layers in the replayed trace."""
     left_out: int = 0
-    """Layers that the model has beyond those."""
+    """Number of further layers of the model that are left out."""
     last_hook: int = -1
     """Number of the last hook in a layer of a forward pass, behind which distances count what is left out; -1
     where backward comes to the layers once more, so that distances must not reach past them."""
@@ -189,11 +189,11 @@ class Coordinator:
 
     @property
     def ahead(self) -> int:
-        """Entries of the queue, from the next step on, that have mattered so far."""
+        """Number of queue entries, from the next step on, that have mattered so far."""
         return self._looked - self._entries[self._step]
 
     def seen(self, place: Callable[[int], tuple[int, int]]) -> tuple[object, ...]:
-        """Return all that decides what follows, relative to the next step; ``place`` numbers tensors."""
+        """Return the state that determines the next steps, relative to them; ``place`` numbers tensors."""
         step = self._step
         handles = {handle: number for number, handle in enumerate(self.handles())}
         gathers = [
@@ -353,7 +353,7 @@ class Coordinator:
         self._sink.release(released)
 
     def _keeps(self, index: int, next_step: int) -> bool:
-        """Whether it is persistent, skipped by prefetch, or needed again within the reuse distance
+        """Whether a tensor is persistent, skipped by prefetch, or needed again within the reuse distance
         (``__params_to_release``)."""
         if self._tensors[index].persistent or self._fetched_for.get(index, -1) > next_step:
             return True

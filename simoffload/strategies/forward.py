@@ -24,7 +24,7 @@ _, COPY, COMM, COMPUTE, IO = range(5)
 
 
 class Partitioning(NamedTuple):
-    """Where partitions live and how they travel, the same for every rank."""
+    """Partitioning is the place of partitions and their transfer, the same for every rank."""
 
     tier: str
     """Tier of the weights: "hbm", "dram" or a storage tier of the machine."""
@@ -35,9 +35,9 @@ class Partitioning(NamedTuple):
 
 class _Gather(NamedTuple):
     ordinal: int
-    """Of the all-gather on ``comm`` (several ranks)."""
+    """Ordinal of the all-gather on ``comm`` (several ranks)."""
     size: int
-    """[B] of the full tensors."""
+    """Size of the full tensors [B]."""
     tensors: int
 
 
@@ -68,7 +68,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self._began = False
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
-        """Everything that decides how what follows is written down, told relative to what is written.
+        """State that determines all further operations, relative to those already written.
 
         ``handles`` are the gathers that are yet to be waited for.
         """
@@ -148,7 +148,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
             )
 
     def wait_reads(self) -> None:
-        """The host waits for all reads of the handle, whoever they are for."""
+        """Let the host wait for all reads of the handle, for whichever module."""
         self.host_waits(IO)
         self.cool(self._pending_reads)
         self._pending_reads = 0.0
@@ -188,8 +188,8 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         return len(self._gathers) - 1
 
     def wait(self, handle: int) -> None:
-        """Without a gather the host drains the copy stream. Else the copy stream waits for the gather and,
-        if several tensors came together, takes them apart (AllGatherCoalescedHandle)."""
+        """Wait for a gather. Without one the host drains the copy stream. Else the copy stream waits for
+        the gather and, if several tensors came together, takes them apart (AllGatherCoalescedHandle)."""
         if self._direct:
             self.host_waits(self._copies)
             return
@@ -207,11 +207,11 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
         self._fetch_events.append(self.builder.written[self._copies] - 1)
 
     def throttle(self, event: int) -> None:
-        """The host waits until the copy stream has passed an older event."""
+        """Let the host wait until the copy stream has passed an older event."""
         self.host_waits(self._copies, self._fetch_events[event])
 
     def release(self, count: int) -> None:
-        """Parameters go back to their partitions at the host's expense only."""
+        """Return parameters to their partitions, which costs only host time."""
         self.spend(self.costs.released_parameter.value * count)
 
     def _by_memory(self, tensors: Sequence[Tensor], slices: Sequence[int]) -> list[tuple[bool, list[int]]]:
@@ -243,7 +243,7 @@ class ForwardWriter(StreamWriter, CoordinatorSink):
     # -- storage --------------------------------------------------------------------------------
 
     def aligned(self, size: int) -> int:
-        """[B] that a file of ``size`` takes: whole units of every aio thread."""
+        """Return the size of a file of ``size`` on storage [B]: whole units of every aio thread."""
         return self._place.settings.aligned(size)
 
     def storage(self, tier: str, size: int, *, written: bool = False, gds: bool = False) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A model of homogeneous layers, walked through with as few of them as stand for all."""
+"""Replay of a model with homogeneous layers with as few layers as represent all."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from simoffload.strategies.trace import Trace
 __all__ = ["LayeredModel", "Period", "period_of"]
 
 _GUESSES = (12, 48, 192)
-"""Layers of the models in which a period of the coordinator is looked for."""
+"""Numbers of layers of the models in which a period of the coordinator is searched."""
 _SETTLING = 6
 """Layers of a micro-step until what is written down repeats as the coordinator does (our choice, checked
 each time). A forward pass of inference gets two periods."""
 _REMEMBERED = 8
-"""Stacks of different depth that are kept."""
+"""Number of cached stacks of different depth."""
 
 
 class Period(NamedTuple):
-    """A state that comes again: at which layer first, and after how many layers."""
+    """A Period is a repeated state: the layer of its first occurrence, and the layers until the next."""
 
     first: int
     layers: int
@@ -58,7 +58,7 @@ class _Coordinated(NamedTuple):
 
 
 class LayeredModel(ABC):
-    """A model's trace and tensors, of all its layers or of a few."""
+    """A LayeredModel is a model's trace and tensors, with all its layers or only some."""
 
     model: ModelShape
 
@@ -75,7 +75,7 @@ class LayeredModel(ABC):
     @property
     @abstractmethod
     def homogeneous(self) -> bool:
-        """Whether all layers' tensors are kept in the same places, and no tensor is told from its likes."""
+        """Whether all layers' tensors are in the same places, and equal tensors are not distinguished."""
 
     @abstractmethod
     def trace_of(self, count: int) -> Trace:
@@ -92,7 +92,7 @@ class LayeredModel(ABC):
 
     @property
     def full(self) -> LayerStack:
-        """The stack of all layers."""
+        """Stack that contains all layers."""
         return self.stack(self.count)
 
     @cached_property
@@ -129,7 +129,7 @@ class LayeredModel(ABC):
 
     @property
     def layers(self) -> Layers:
-        """Where the layers' tensors are, in a stack of one layer."""
+        """Return the places of the layers' tensors in a stack of one layer."""
         layers = self.stack(1).layers
         assert layers is not None
         return layers
@@ -212,7 +212,7 @@ class LayeredModel(ABC):
 
     @property
     def _reused(self) -> int:
-        """Layers at the end of forward that backward may find still gathered, within the reuse distance."""
+        """Return the number of last layers of forward that backward may find gathered (reuse distance)."""
         distance = self.fetching.max_reuse_distance if self.fetching is not None else 0
         each = sum(tensor.numel for tensor in self.layers.tensors)
         return -(-distance // max(1, each)) + 1 if distance else 0

@@ -84,7 +84,7 @@ _TOKEN_IDS = 16
 
 
 _SCORE_GRADIENTS = 3
-"""Gradients as wide as the model that wait meanwhile: residual, attention's result, and its input."""
+"""Number of gradients as wide as the model that exist meanwhile: residual, attention's result, its input."""
 _RMS_GRADIENTS = 4
 
 
@@ -92,17 +92,17 @@ class Activations(NamedTuple):
     """[B] on one GPU; the worst moment holds ``kept`` and the larger of ``layer`` and ``loss``."""
 
     kept: int
-    """By all other layers: their inputs with checkpointing, else everything that they saved."""
+    """Activations kept by all other layers: their inputs with checkpointing, else all saved tensors."""
     layer: int
-    """What one layer saved (or computed again), and the gradients of its backward pass."""
+    """Tensors that one layer saved or recomputed, and the gradients of its backward pass."""
     loss: int
-    """Logits and what the last norm and, without checkpointing, the last layer saved."""
+    """Logits and the tensors that the last norm and, without checkpointing, the last layer saved."""
     on_host: int
-    """Checkpoints in host memory (``cpu_checkpointing``)."""
+    """Activation checkpoints in host memory (``cpu_checkpointing``)."""
 
     @property
     def peak(self) -> int:
-        """[B] at the worst moment."""
+        """Activation memory at its peak [B]."""
         return self.kept + max(self.layer, self.loss)
 
 
@@ -169,7 +169,7 @@ def saved_by_layer(model: ModelShape, *, batch: int, length: int) -> int:
 
 
 def _attention(model: ModelShape, *, batch: int, length: int) -> int:
-    """Queries, keys, values; the fused kernels' result and sums, or eager code's probabilities."""
+    """Count queries, keys, values; and the fused kernels' result and sums, or eager code's probabilities."""
     size, tokens = model.dtype_bytes, batch * length
     key_width = model.num_key_value_heads * model.head_dim
     if model.attention == "sdpa":
@@ -187,7 +187,7 @@ def _attention(model: ModelShape, *, batch: int, length: int) -> int:
 
 
 def _layer_peak(model: ModelShape, *, batch: int, length: int, saved: int) -> int:
-    """The worst moment of a layer's backward pass: in its feed-forward network or in its attention."""
+    """Return the peak of a layer's backward pass: in its feed-forward network or in its attention."""
     code, size, tokens = model.traits.saved, model.dtype_bytes, batch * length
     narrow = tokens * model.hidden_size * size
     wide, experts = _wide(model)
@@ -203,7 +203,7 @@ def _layer_peak(model: ModelShape, *, batch: int, length: int, saved: int) -> in
 
 
 def _wide(model: ModelShape) -> tuple[float, float]:
-    """Elements per token: of the feed-forward network's inside, and of the inputs of its experts."""
+    """Return the elements per token inside the feed-forward network and at the inputs of its experts."""
     acts = [module for module in model.layer if module.kind == "activation"]
     wide = sum(module.width * module.share for module in acts)
     routed = sum(module.width * module.share for module in acts if module.share < 1.0)
@@ -228,12 +228,12 @@ def _norm_gradients(module: Module, size: int) -> int:
 
 
 def _is_layer_norm(module: Module) -> bool:
-    """One fused kernel reads as much as it writes; RMSNorm's own do not."""
+    """Whether the norm is one fused kernel with as much read as written; RMSNorm is not."""
     return module.in_features == module.out_features
 
 
 def _of_stream(module: Module) -> bool:
-    """A norm of the layer itself, whose result linear layers take; not one of queries or keys."""
+    """Whether it is a norm of the layer itself, read by linear layers, and not of queries or keys."""
     return "." not in module.name
 
 

@@ -1,4 +1,4 @@
-"""Where a strategy keeps what it offloads, and how it says that it cannot be elsewhere."""
+"""Places where a strategy keeps offloaded states, and errors for impossible places."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["Placement", "gds_warnings", "refused"]
 
 
 class Placement(NamedTuple):
-    """Tiers of a machine that hold weights and optimizer."""
+    """A Placement names the tiers of a machine that hold weights and optimizer."""
 
     weights: str
-    """Of the weights, or of a scenario of checkpoints alone what takes them."""
+    """Tier of the weights, or in a scenario of checkpoints alone of the checkpoints."""
     optimizer: str | None = None
-    """Of the optimizer; None = nothing was said of it."""
+    """Tier of the optimizer states; None if not specified."""
 
     def __str__(self) -> str:
         return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
 
 
 def refused(placement: Placement | str, kind: str, why: str) -> PlacementError:
-    """The error of a strategy that has no meaning there."""
+    """Return the error for a placement that has no meaning for a strategy."""
     return PlacementError.at("strategy.kind", f'{kind} cannot be on "{placement}": {why}')
 
 
 def gds_warnings(machine: Machine, key: str) -> tuple[str, ...]:
-    """What to warn of where ``key`` asks for GPUDirect Storage.
+    """Return warnings where ``key`` asks for GPUDirect Storage.
 
     Raises InputError for a GPU without it: cuFile would copy by way of the host's memory at best (its
     compatibility mode, docs.nvidia.com/gpudirect-storage), and a prediction of direct reads would be wrong.

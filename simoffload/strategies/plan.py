@@ -1,4 +1,4 @@
-"""How plans of inference and of training come to their phases, and what a training step computes."""
+"""Phases of plans of inference and of training, and the computation of a training step."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ __all__ = ["ForwardPass", "InferencePlan", "StepPart", "StepWork"]
 
 
 class ForwardPass(NamedTuple):
-    """One pass through the model."""
+    """A ForwardPass is one pass through the model."""
 
     name: str
     batch: tuple[Sequences, ...]
-    """What each replica feeds in."""
+    """Sequences that each replica feeds in."""
     first: bool = False
-    """The very first pass after loading, in which DeepSpeed records its trace and prefetches nothing."""
+    """Whether it is the first pass after loading: DeepSpeed records its trace without prefetching."""
 
 
 class StepPart(NamedTuple):
-    """A part of a training step between two moments at which the host waits for everything."""
+    """A StepPart is a part of a training step between two moments at which the host waits for all streams."""
 
     phase: Literal["forward", "backward", "optimizer"]
     title: str
-    """Its name in reports, unique within the step."""
+    """Name of the part in reports, unique within the step."""
     times: Fraction = Fraction(1)
-    """How often it happens in one step."""
+    """How often the part occurs in one step."""
     micro_step: int = 0
-    """0 = gradients are stored, later ones are added to what is there."""
+    """Number of the micro-step: 0 stores gradients, later ones add to them."""
     boundary: bool = False
-    """The last micro-step of a step, whose gradients go to the optimizer."""
+    """Whether it is the last micro-step of a step, whose gradients go to the optimizer."""
     leaves_update: bool = False
-    """It ends with its host thread, although an update on the CPU may go on."""
+    """Whether the part ends with its host thread, although an update on the CPU may continue."""
     awaits_update: bool = False
-    """It waits for an update on the CPU that began in an earlier part; for that one needs to know:"""
+    """Whether the part waits for an update on the CPU that began in an earlier part."""
     elapsed_s: float = 0.0
-    """[s] of all other parts between two occurrences of this one; filled in once they are simulated."""
+    """Time of all other parts between two occurrences of this one [s]; set once they are simulated."""
     unfinished_s: float = 0.0
-    """[s] that the update goes on after the part that left it; filled in once that one is simulated."""
+    """Time that the update continues after the part that started it [s]; set once that is simulated."""
 
 
 class InferencePlan(Plan):
-    """A plan whose phases are forward passes: it says which modules keep the GPU busy, and writes a pass."""
+    """An InferencePlan is a plan whose phases are forward passes: it lists GPU modules and writes passes."""
 
     workload: Inference
     traced: ClassVar[bool] = False
@@ -60,14 +60,14 @@ class InferencePlan(Plan):
     @property
     @abstractmethod
     def modules(self) -> Sequence[Module]:
-        """All that keep the GPU busy, in the order of their calls; layers that are alike once."""
+        """Modules that occupy the GPU, in the order of their calls; equal layers are listed once."""
 
     @abstractmethod
     def schedule(self, forward: ForwardPass) -> Schedule:
-        """The operations of one pass."""
+        """Return the schedule of one pass."""
 
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """[ps] that the GPU is busy with each of the modules: passes of one kind differ in nothing else."""
+        """Return the GPU time of each module [ps]: passes of one kind differ in nothing else."""
         return self.timings.durations(forward.batch)
 
     @cached_property
@@ -85,7 +85,7 @@ class InferencePlan(Plan):
 
     @property
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
-        """A first pass where it differs, prefill, decode steps."""
+        """Phases of the plan: a first pass where it differs, prefill, decode steps."""
         prompt, steps = self.workload.prompt_length, self.workload.decode_steps
 
         def decode(number: int) -> ForwardPass:
@@ -104,7 +104,7 @@ class InferencePlan(Plan):
         )
 
     def forward(self, name: str, new_tokens: int, context: int, *, first: bool = False) -> ForwardPass:
-        """A pass of the workload's batch, whose sequences are equally far."""
+        """Return a pass of the workload's batch, with sequences of equal context."""
         return ForwardPass(name, (Sequences(self.workload.batch_size, new_tokens, context),), first)
 
     def _phase(self, one: ForwardPass, kind: PhaseKind) -> Phase:
@@ -113,7 +113,7 @@ class InferencePlan(Plan):
 
 
 class StepWork(Plan):
-    """What plans of training have in common: the order of a micro-step's work, and its FLOP."""
+    """StepWork is common to all plans of training: the order of a micro-step's work, and its FLOP."""
 
     model: ModelShape
     workload: Training
@@ -121,15 +121,15 @@ class StepWork(Plan):
     @property
     @abstractmethod
     def parts(self) -> tuple[StepPart, ...]:
-        """One step of the steady state, in order."""
+        """Parts of one step of the steady state, in order."""
 
     @abstractmethod
     def schedule(self, part: StepPart, /) -> Schedule:
-        """The operations of one part."""
+        """Return the schedule of one part."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One step of the steady state."""
+        """Phases of one step of the steady state."""
         length = self.workload.sequence_length
         others = tuple(part.title for part in self.parts if not part.awaits_update)
         return tuple(
@@ -147,14 +147,14 @@ class StepWork(Plan):
         )
 
     def _after(self, part: StepPart, earlier: Mapping[str, Earlier]) -> Schedule:
-        """A part that waits for an update learns how long the others take and what they left unfinished."""
+        """Return a part that waits for an update, with the times of the others and the unfinished update."""
         elapsed = sum(float(one.repeat / part.times) * one.time_s for one in earlier.values())
         unfinished = sum(one.unfinished_s for one in earlier.values())
         return self.schedule(part._replace(elapsed_s=elapsed, unfinished_s=unfinished))
 
     @property
     def facts(self) -> Facts:
-        """FLOP of one step, forward, backward and recomputed."""
+        """FLOP of one step: forward, backward and recomputed."""
         return Facts(
             forward_flops=self.forward_flops,
             backward_flops=self.backward_flops,

@@ -28,10 +28,10 @@ __all__ = [
 
 
 class _Own(NamedTuple):
-    """A strategy of the package."""
+    """An _Own is a strategy of the package."""
 
     module: str
-    """Below ``simoffload.strategies``."""
+    """Module of the strategy below ``simoffload.strategies``."""
     name: str
     serves: frozenset[WorkloadKind]
 
@@ -43,7 +43,7 @@ _OWN: Mapping[str, _Own] = {
     "resident": _Own("resident", "Resident", frozenset({"inference", "training"})),
     "checkpoint": _Own("checkpoint.strategy", "CheckpointStorage", frozenset({"checkpoint"})),
 }
-"""The usual one for a kind of workload before others."""
+"""Strategies of the package by kind; for each kind of workload the default comes first."""
 
 
 def register(strategy: type[Strategy]) -> type[Strategy]:
@@ -81,17 +81,17 @@ def _check_complete(strategy: type[Strategy]) -> None:
 
 
 def registered_outside() -> tuple[type[Strategy], ...]:
-    """Strategies that are not the package's own, to be registered where work is sent."""
+    """Return the strategies outside the package, to be registered where work is sent."""
     return tuple(one for kind, one in Strategy.registered.items() if kind not in _OWN)
 
 
 def kinds() -> tuple[str, ...]:
-    """The kinds of all strategies, none of which is imported for it."""
+    """Return the kinds of all strategies without importing them."""
     return tuple(dict.fromkeys((*_OWN, *Strategy.registered)))
 
 
 def strategy_of(kind: object) -> type[Strategy] | None:
-    """The strategy of a kind; None where there is none."""
+    """Return the strategy of a kind; None if the kind is unknown."""
     if not isinstance(kind, str):
         return None
     if kind in _OWN:
@@ -102,12 +102,12 @@ def strategy_of(kind: object) -> type[Strategy] | None:
 
 
 def strategies() -> dict[str, type[Strategy]]:
-    """All strategies by kind."""
+    """Return all strategies by their kind."""
     return {kind: found for kind in kinds() if (found := strategy_of(kind))}
 
 
 def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
-    """Kinds of the strategies that serve a kind of workload, the usual one first."""
+    """Return the kinds of the strategies that support a kind of workload, the default first."""
     serves = {kind: own.serves for kind, own in _OWN.items()}
     serves |= {kind: one.serves for kind, one in Strategy.registered.items()}
     return tuple(kind for kind, work in serves.items() if workload in work)
@@ -127,7 +127,7 @@ class _OfItsKind:
 
 
 def _validated(data: Any) -> Strategy:
-    """The strategy that a document describes; raises what pydantic raises for a discriminated union."""
+    """Return the strategy that a document describes; raises pydantic's errors of a discriminated union."""
     if isinstance(data, Strategy):
         return data
     if not isinstance(data, dict):

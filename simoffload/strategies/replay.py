@@ -21,11 +21,11 @@ __all__ = ["LayerStack", "Parameters", "Passes", "Replay", "SkippedLayers", "hoo
 
 
 class Parameters(NamedTuple):
-    """The model's tensors and the modules that own them."""
+    """Parameters are the model's tensors and the modules that own them."""
 
     tensors: tuple[Tensor, ...]
     owned: Mapping[Instance, tuple[int, ...]]
-    """Indices of the tensors that a module needs, a tied one included."""
+    """Indices of the tensors that a module needs, including a tied one."""
     trained: Mapping[Instance, tuple[int, ...]]
     """Indices of the tensors whose gradients are complete after the module's backward pass."""
 
@@ -64,7 +64,7 @@ class Parameters(NamedTuple):
 
 
 class SkippedLayers(NamedTuple):
-    """What is left out of a pass: ``times`` periods of ``layers``, each like one that lies between the layers
+    """Layers left out of a pass: ``times`` periods of ``layers``, each like one between the layers
     ``after`` and ``before``."""
 
     layers: int
@@ -74,12 +74,12 @@ class SkippedLayers(NamedTuple):
 
 
 class LayerStack(NamedTuple):
-    """A trace as it is walked through, perhaps with layers left out."""
+    """A LayerStack is a replayed trace, possibly with layers left out."""
 
     trace: Trace
     parameters: Parameters
     layers: Layers | None = None
-    """The homogeneous layers; None where none may be left out."""
+    """Homogeneous layers of the stack; None if none may be left out."""
     forward: SkippedLayers | None = None
     backward: SkippedLayers | None = None
 

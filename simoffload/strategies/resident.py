@@ -1,4 +1,4 @@
-"""All weights in HBM, a whole copy on every GPU, no ZeRO: the baseline that offloading is compared with."""
+"""Baseline without offloading and without ZeRO: a full copy of the weights in the HBM of every GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OFFLOAD = "set strategy.kind: zero_inference, which offloads them"
 
 
 class Resident(Strategy):
-    """No offloading and no ZeRO: everything whole on every GPU."""
+    """Baseline without offloading and ZeRO: a full copy of all states on every GPU."""
 
     serves: ClassVar = frozenset({"inference", "training"})
     uses_storage: ClassVar = False
@@ -38,26 +38,26 @@ class Resident(Strategy):
     kind: Literal["resident"] = "resident"
 
     def places(self, _machine: Machine) -> Placement:
-        """Return HBM, where everything is."""
+        """Return HBM as the place of all states."""
         return Placement("hbm", "hbm")
 
     def placements(self, _machine: Machine) -> tuple[Placement, ...]:
-        """HBM, with or without a word of the optimizer, which inference does not have."""
+        """Return HBM, with and without a placement of the optimizer, which inference does not have."""
         return Placement("hbm"), Placement("hbm", "hbm")
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """No edit. Raises PlacementError for all places but HBM."""
+        """Return no edit for HBM. Raises PlacementError for all other places."""
         if placement not in self.placements(machine):
             why = "every GPU holds a whole copy; offload with strategy.kind zero_inference or zero_training"
             raise refused(placement, self.kind, why)
         return ()
 
     def resident(self) -> tuple[Edit, ...]:
-        """Return no edit: it is resident."""
+        """Return no edit, as the strategy is resident already."""
         return ()
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """ZeRO in place of a whole copy in each GPU, on every tier."""
+        """Yield ZeRO instead of a full copy on each GPU, on every tier."""
         size = int(OffloadParamSection().buffer_size)
         if not plan.optimizer_target:
             before = (Edit.at("strategy.kind", "zero_inference"),)
@@ -66,7 +66,7 @@ class Resident(Strategy):
         return training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
 
     def stages(self, plan: Plan) -> Iterator[Change]:
-        """Stages of ZeRO, of training."""
+        """Yield the stages of ZeRO for training."""
         if not plan.optimizer_target:
             return iter(())
         from simoffload.strategies.training.whole_copies import stages_of_zero
@@ -88,7 +88,7 @@ class Resident(Strategy):
 
 @dataclass(frozen=True)
 class ResidentPlan(InferencePlan):
-    """A model that stays in HBM."""
+    """A ResidentPlan is a plan of a model that stays in HBM."""
 
     model: ModelShape
     workload: Inference
@@ -110,11 +110,11 @@ class ResidentPlan(InferencePlan):
 
     @property
     def modules(self) -> tuple[Module, ...]:
-        """Those of one layer stand for all."""
+        """Modules of the model, with those of one layer for all layers."""
         return (*self.model.modules_before, *self.model.layer, *self.model.modules_after)
 
     def schedule(self, forward: ForwardPass) -> Schedule:
-        """The host launches module after module; the GPU follows."""
+        """Return the schedule: the host launches one module after the other, and the GPU follows."""
         model, costs = self.model, self.machine.host.deepspeed
         timing = self.timings.timing(forward.batch)
         builder = ScheduleBuilder(name=forward.name, ranks=self.ranks, streams=("host", "compute"))

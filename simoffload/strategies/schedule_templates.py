@@ -35,16 +35,16 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _REMEMBERED = 16
-"""Programs that are kept for other plans; a pair of them takes some 300 kB."""
+"""Number of cached programs; a pair of them takes some 300 kB."""
 
 
 class GatheredPeak(NamedTuple):
-    """The most that gathered parameters occupy [elements]."""
+    """GatheredPeak is the maximum size of gathered parameters [elements]."""
 
     on_gpu: int
-    """[elements] at once."""
+    """Maximum of simultaneously gathered parameters [elements]."""
     gather: int
-    """[elements] in one batch."""
+    """Maximum size of one gathered batch [elements]."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class InferenceLayers(LayeredModel):
 
     @property
     def fetching(self) -> OffloadSettings:
-        """DeepSpeed's knobs, which decide what is fetched when."""
+        """DeepSpeed's settings of fetching, which determine what is fetched when."""
         return self.placement.settings
 
     @property
@@ -103,7 +103,7 @@ class InferenceLayers(LayeredModel):
 
     @cached_property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """Tensors in the model's order and how many of each; homogeneous layers stand there once."""
+        """Tensors in the model's order with their number; homogeneous layers are listed once."""
         if not self.homogeneous:
             return tuple((tensor, 1) for tensor in self.of_layers(self.count))
         first, last = self.layers.first_tensor, self.layers.tail_tensor
@@ -121,7 +121,7 @@ class InferenceLayers(LayeredModel):
 
     @cached_property
     def peak(self) -> GatheredPeak:
-        """What gathered parameters occupy in a pass whose trace is known; raises what DeepSpeed stops at."""
+        """Return the peak of gathered parameters in a pass with known trace; raises where DeepSpeed stops."""
         for stack in self.stacks():
             coordinator = stack.coordinator(self.fetching, self.ranks, CoordinatorSink(), warm=True)
             happen = partial(hook, coordinator=coordinator, parameters=stack.parameters)
@@ -144,7 +144,7 @@ def _owned(modules: Sequence[Module]) -> tuple[tuple[str, int], ...]:
 
 
 class _DurationSlots(Timing):
-    """Stands in for a timing: modules that take time get numbers in place of durations."""
+    """_DurationSlots replace a timing: modules that take time get numbers instead of durations."""
 
     def __init__(
         self, machine: Machine, model: ModelShape, modules: Sequence[Module], launched: Sequence[bool]
@@ -159,7 +159,7 @@ class _DurationSlots(Timing):
 
 
 class ScheduleTemplates:
-    """The passes of one model on one machine, with its weights in one place."""
+    """ScheduleTemplates hold the passes of one model on one machine, with its weights in one place."""
 
     def __init__(self, layered: InferenceLayers, machine: Machine) -> None:
         self.layered, self.machine = layered, machine
@@ -204,7 +204,7 @@ class ScheduleTemplates:
 
 
 class _Known(threading.local):
-    """What a thread has worked out, by the identity of models and machines, which never change; looking for a
+    """Cache of a thread, by the identity of models and machines, which never change; looking for a
     period and writing add to it."""
 
     def __init__(self) -> None:
@@ -216,13 +216,13 @@ _KNOWN = _Known()
 
 
 def schedule_templates_of(model: ModelShape, machine: Machine, placement: Partitioning) -> ScheduleTemplates:
-    """The programs for a model and a machine (the very same objects) and a placement."""
+    """Return the programs for a model and a machine (the very same objects) and a placement."""
     layered = _recent(_KNOWN.layered, (id(model), placement), lambda: InferenceLayers(model, placement))
     return _recent(_KNOWN.templates, (id(layered), id(machine)), lambda: ScheduleTemplates(layered, machine))
 
 
 def _recent(known: OrderedDict[K, T], key: K, make: Callable[[], T]) -> T:
-    """What was made for a key before. It holds on to the objects that the key is of, so that no others can
+    """Return the cached value of a key. It holds on to the objects that the key is of, so that no others can
     have their identities."""
     if key in known:
         known.move_to_end(key)

@@ -1,4 +1,4 @@
-"""Operations of a rank as its host thread issues them, which every replay and every checkpoint writes."""
+"""Operations of a rank as its host thread issues them, written by every replay and checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HOST", "RankRoute", "Routes", "StreamWriter"]
 HOST = 0
 
 RankRoute = tuple[Path, tuple[Hops, ...]]
-"""The path of the first rank, which sets what a single transfer reaches, and the hops of all."""
+"""Path of the first rank, which sets the rate of a single transfer, and the hops of all ranks."""
 Routes = dict[tuple[object, ...], RankRoute]
 """The routes found so far. Writers for the same ranks of a machine may share them, because finding them again
 for each of a thousand ranks costs most of the time."""
@@ -55,7 +55,7 @@ class StreamWriter:
         return resource.capacity
 
     def way(self, key: tuple[object, ...], path: Callable[[int], Path]) -> RankRoute:
-        """Return the way of all ranks; ``path`` gives that of a GPU and is the same for a key."""
+        """Return the routes of all ranks; ``path`` gives that of a GPU and is the same for a key."""
         if key not in self._routes:
             paths = [path(gpu) for gpu in self.gpus]
             self._routes[key] = paths[0], shares(paths)

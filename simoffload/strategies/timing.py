@@ -55,19 +55,19 @@ def picoseconds(seconds: float) -> int:
 
 
 def copy_name(*, to_device: bool, pinned: bool) -> str:
-    """What copies between the GPU and host memory are called."""
+    """Return the name of copies between the GPU and host memory."""
     name = "host to GPU" if to_device else "GPU to host"
     return name if pinned else f"{name}, pageable"
 
 
 def effective_rate(path: Path, sizes: Sequence[int]) -> int:
-    """[B/s] of several transfers made one after the other, each at the rate of its own size."""
+    """Return the rate of several transfers made in sequence [B/s], each at the rate of its own size."""
     seconds = sum(size / path.curve.rate(size) for size in sizes)
     return max(1, int(sum(sizes) / seconds))
 
 
 class Timing:
-    """Durations of one model's modules on one machine, for a given pass."""
+    """Timing gives the durations of one model's modules on one machine, for a given pass."""
 
     def __init__(self, *, machine: Machine, model: ModelShape, batch: tuple[Sequences, ...]) -> None:
         self.machine = machine
@@ -75,7 +75,7 @@ class Timing:
         self._seen: dict[Module, int] = {}
 
     def cost(self, module: Module) -> ModuleCost:
-        """FLOP and HBM bytes of one call of ``module``."""
+        """Return FLOP and HBM bytes of one call of ``module``."""
         return batch_cost(self._model, module, self._batch)
 
     def compute(self, module: Module) -> int:
@@ -105,12 +105,12 @@ class Timing:
         return call + operations(self._model, module) * costs.operation.value
 
     def hbm_copy(self, size: int) -> int:
-        """[ps] to read and write ``size`` bytes within HBM."""
+        """Return the time to read and write ``size`` bytes within HBM [ps]."""
         return picoseconds(2 * size / self.machine.accelerator.hbm_rate)
 
 
 def operations(model: ModelShape, module: Module) -> int:
-    """PyTorch operations of one call of ``module`` beyond the call itself."""
+    """Count the PyTorch operations of one call of ``module`` beyond the call itself."""
     own = model.traits.operations
     if module.kind == "container":  # what attention does is counted where it is done
         if module is model.layer[0]:
@@ -122,7 +122,7 @@ def operations(model: ModelShape, module: Module) -> int:
 
 
 def shares(paths: Sequence[Path]) -> tuple[tuple[tuple[int, Fraction], ...], ...]:
-    """The hops of one path per rank, as the schedule wants them."""
+    """Convert the hops of one path per rank to the form of the schedule."""
     return tuple(path.hops for path in paths)
 
 
@@ -161,15 +161,15 @@ Implementation = Literal["deepspeed", "torch"]
 
 
 class _Operation(NamedTuple):
-    """One pass over tensors in single precision."""
+    """An _Operation is one pass over tensors in single precision."""
 
     read: int
-    """Tensors that are read; the same one twice counts once, as its element is at hand."""
+    """Number of tensors that are read; a tensor read twice counts once, as its element is cached."""
     written: int = 1
 
     @property
     def traffic(self) -> int:
-        """[B] of one element."""
+        """Memory traffic per element [B]."""
         return (self.read + self.written) * SINGLE
 
 
@@ -189,7 +189,7 @@ _TORCH = (
 TORCH_ADAM = sum(operation.traffic for operation in _TORCH)
 """[B] a parameter of ``torch.optim.Adam`` without weight decay, its default."""
 TORCH_ADAM_NEW = 2
-"""Tensors of a parameter's size that a step makes: those of ``sqrt()`` and of the division."""
+"""Number of temporary tensors of a parameter's size in a step: results of ``sqrt()`` and the division."""
 TORCH_FOREACH = TORCH_ADAM + SINGLE
 """[B] a parameter on the GPU, where PyTorch works on all tensors at once (``_multi_tensor_adam``):
 ``_foreach_addcmul_`` reads the gradient as both of its factors."""
@@ -224,11 +224,11 @@ class TrainingTiming(Timing):
         self._back: dict[Module, int] = {}
 
     def cost(self, module: Module) -> ModuleCost:
-        """FLOP and HBM bytes of the forward pass of ``module``."""
+        """Return FLOP and HBM bytes of the forward pass of ``module``."""
         return training_cost(self._model, module, batch=self._sequences, length=self._length)
 
     def backward(self, module: Module) -> int:
-        """[ps] that the GPU is busy with the backward pass of ``module``."""
+        """Return the GPU time of the backward pass of ``module`` [ps]."""
         if module not in self._back:
             cost = backward_cost(self._model, module, batch=self._sequences, length=self._length)
             products = backward_products(module) if module.kind in ("linear", "router") else 1
@@ -238,20 +238,20 @@ class TrainingTiming(Timing):
         return self._back[module]
 
     def operations(self, module: Module) -> int:
-        """PyTorch operations of one call of ``module``, the call itself included."""
+        """Count the PyTorch operations of one call of ``module``, including the call itself."""
         return 1 + operations(self._model, module)
 
     def hbm_traffic(self, size: float) -> int:
-        """[ps] to move ``size`` bytes, reads and writes together, within HBM."""
+        """Return the time to move ``size`` bytes of reads and writes within HBM [ps]."""
         return picoseconds(size / self.machine.accelerator.hbm_rate)
 
     def gpu_adam(self, numel: int) -> int:
-        """[ps] of Adam in single precision on the GPU: the same bytes as DeepSpeed's on the CPU."""
+        """Return the time of single-precision Adam on the GPU [ps], with the same bytes as on the CPU."""
         return self.hbm_traffic(DEEPSPEED_ADAM * numel)
 
 
 def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCosts) -> Iterator[str]:
-    """More ranks on a host than the host thread's ``costs`` were measured with."""
+    """Yield a warning about more ranks on a host than the host thread's ``costs`` were measured with."""
     here, measured = machine.ranks_per_node(ranks), costs.ranks.value
     if here > measured:
         yield f"{here} ranks on a host; costs of the host thread were measured with up to {measured}"
@@ -260,7 +260,7 @@ def ranks_beyond(ranks: int, machine: Machine, *, costs: DeepSpeedCosts | FsdpCo
 def transfers_beyond(
     tensors: Sequence[Tensor], dtype_bytes: int, settings: OffloadSettings, machine: Machine, *, tier: str
 ) -> Iterator[str]:
-    """Sizes of copies, and bytes in flight to storage, that the measured curves do not reach."""
+    """Yield warnings about sizes of copies, and bytes in flight to storage, beyond the measured curves."""
     gathered = [tensor for tensor in tensors if not tensor.persistent]
     if settings.device == "none" or not gathered:
         return
@@ -290,7 +290,7 @@ def _sizes(what: str, sizes: Iterable[int], curve: Curve, path: Path) -> Iterato
 
 
 def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) -> Iterator[str]:
-    """Matrix multiplications of the prefill that are larger than any that was measured."""
+    """Yield warnings about matrix multiplications of the prefill beyond any measured one."""
     curve = machine.accelerator.matmul_efficiency
     most = max(
         module_cost(

@@ -28,11 +28,12 @@ class Instance:
     module: Module
     layer: int = -1
     owns: bool = True
-    """Its parameters are fetched and released for it; not inside of a leaf module, to which they belong."""
+    """Whether its parameters are fetched and released for it; not inside of a leaf module, to which they
+    belong."""
 
 
 class Event(NamedTuple):
-    """Something that happens on the host thread."""
+    """An Event is something that happens on the host thread."""
 
     kind: Literal["fetch", "launch", "release", "back", "gradients", "checkpoint"]
     """fetch, release: the hooks before and after. launch, back: kernels of forward and backward.
@@ -40,21 +41,21 @@ class Event(NamedTuple):
     only its input."""
     instance: Instance
     backward: bool = False
-    """A hook of the backward pass; recomputation has hooks of forward."""
+    """Whether it is a hook of the backward pass; recomputation has hooks of forward."""
     segment: str = ""
-    """Part of the schedule that begins here."""
+    """Name of the part of the schedule that begins with the event."""
 
 
 class Span(NamedTuple):
-    """Where the layers lie among the events of a pass."""
+    """A Span is the range of the layers among the events of a pass."""
 
     first: int
     each: int
-    """Number of events of a layer."""
+    """Number of events in a layer."""
 
 
 class Trace(NamedTuple):
-    """The events of one forward pass and, in training, of the backward pass after it."""
+    """A Trace is the events of one forward pass and, in training, of the backward pass after it."""
 
     forward: tuple[Event, ...]
     layers: int
@@ -139,7 +140,7 @@ def micro_step(model: ModelShape, *, checkpointing: bool, reentrant: bool = Fals
 
 
 def _instances(model: ModelShape, layer: int) -> list[Instance]:
-    """The modules of a layer; what a leaf module holds has no hooks and no parameters of its own."""
+    """Return the modules of a layer; those inside a leaf module have no hooks and no own parameters."""
     leaves = model.traits.leaf_modules
     found = []
     for module in model.layer:
@@ -186,7 +187,7 @@ def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
 
 
 def _outside(before: Sequence[Instance], after: Sequence[Instance]) -> list[Event]:
-    """What comes before the layers in backward: the model, its head, the stack, its last norm."""
+    """Return the modules before the layers in backward: the model, its head, the stack, its last norm."""
     containers = [one for one in before if one.module.kind == "container"]
     root, stacks = containers[0], containers[1:]
     events = [Event("fetch", root, backward=True)]
@@ -233,7 +234,7 @@ def _leave(container: Instance) -> list[Event]:
 
 
 def _parents(name: str, containers: dict[str, Instance]) -> list[str]:
-    """Containers around a module, the outermost first."""
+    """Return the containers around a module, the outermost first."""
     return sorted((one for one in containers if name.startswith(f"{one}.")), key=len)
 
 
@@ -245,7 +246,7 @@ def _first_child(inner: Sequence[Instance], name: str) -> Instance | None:
 
 
 def _back(one: Instance) -> list[Event]:
-    """Backward of a module without children."""
+    """Return the backward events of a module without children."""
     work = [Event("back", one)]
     if one.module.parameters and one.owns:
         work.append(Event("gradients", one))

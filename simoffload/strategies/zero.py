@@ -1,4 +1,4 @@
-"""What strategies of DeepSpeed's ZeRO have in common: a ds_config, and tiers that it or the scenario names.
+"""Common base of the strategies of DeepSpeed's ZeRO: a ds_config, and tiers that it or the scenario names.
 
 ds_config says ``device: none``, ``cpu`` or ``nvme`` and a path; a machine has tiers. The scenario's word
 counts more than the configuration's.
@@ -46,12 +46,12 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "nvme": ("nvme", "nvmeof", "nfs", "pfs"),
 }
 _SECTIONS = {"weights": "offload_param", "optimizer": "offload_optimizer"}
-"""Of ``zero_optimization``, by the scenario's key for the same."""
+"""Sections of ``zero_optimization`` by the scenario's key for the same states."""
 _ZERO = ("strategy", "ds_config", "zero_optimization")
 
 
 class ZeroStrategy(Strategy):
-    """States partitioned over the ranks, in HBM, host memory or on storage, as ``ds_config`` says."""
+    """Strategy of DeepSpeed's ZeRO: states partitioned over the ranks, in HBM, host memory or on storage."""
 
     evidence: ClassVar = "zero"
     files: ClassVar = {"ds_config": DeepSpeedConfig}
@@ -63,7 +63,7 @@ class ZeroStrategy(Strategy):
     ds_config: DeepSpeedConfig = DeepSpeedConfig()
     """DeepSpeed's configuration, inline or the path of a ds_config.json."""
     deepspeed_version: str = LATEST
-    """Text; it decides names, defaults and mechanisms."""
+    """DeepSpeed version as text; it determines names, defaults and mechanisms."""
 
     @field_validator("deepspeed_version", mode="before")
     @classmethod
@@ -80,7 +80,7 @@ class ZeroStrategy(Strategy):
         return f"DeepSpeed {self.deepspeed_version}"
 
     def written(self, key: str) -> Written:
-        """What ds_config says of the states that the scenario names by ``key``."""
+        """Return the offload section of ds_config for the states that the scenario names by ``key``."""
         section: Written = getattr(self.ds_config.zero_optimization, _SECTIONS[key])
         return section
 
@@ -107,11 +107,11 @@ class ZeroStrategy(Strategy):
         return f"/mnt/{tier}"
 
     def places(self, machine: Machine) -> Placement:
-        """Where it keeps its states. Raises InputError if the machine has no tier of a device."""
+        """Return the tiers of the states. Raises InputError if the machine has no tier of a device."""
         return Placement(*(self.tier(key, machine)[0] for key in self.tier_keys))
 
     def placements(self, machine: Machine) -> tuple[Placement, ...]:
-        """Each of its states on any tier."""
+        """Return each combination of tiers for the states."""
         return tuple(starmap(Placement, product(machine.tiers, repeat=len(self.tier_keys))))
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
@@ -136,44 +136,44 @@ class ZeroStrategy(Strategy):
         return tuple(edits)
 
     def direct_warnings(self, settings: OffloadSettings, machine: Machine) -> tuple[str, ...]:
-        """What to warn of where weights are read straight into the GPU; InputError for a GPU that cannot."""
+        """Return warnings where weights are read straight into the GPU; InputError for a GPU that cannot."""
         if not (settings.use_gds and settings.device == "nvme"):
             return ()
         return gds_warnings(machine, "strategy.ds_config.aio.use_gds")
 
     def release_fixed_batch(self, *changed: str) -> tuple[Edit, ...]:
-        """Keys of ds_config that repeat the workload."""
+        """Return edits of the keys of ds_config that repeat the workload."""
         return released(self.ds_config, *changed)
 
     def allowing(self, model: ModelShape, tier: str, *, ranks: int) -> Iterator[tuple[Edit, ...]]:
-        """Stage 3, swap buffers that hold the largest parameter, no mode that is bound to another tier."""
+        """Yield edits to stage 3, large enough swap buffers, and no mode that requires another tier."""
         settings, _ = fetch_settings(
             self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
         )
         return allowing(self.ds_config, model, tier, ranks=ranks, buffer_size=settings.buffer_size)
 
     def settings(self, model: ModelShape, *, storage: bool, direct: bool) -> Iterator[Change]:
-        """DeepSpeed's knobs, and in training its stages."""
+        """Yield DeepSpeed's settings, and in training its stages."""
         trains = "optimizer" in self.tier_keys
         return faster_settings(
             self.ds_config, model, self.deepspeed_version, storage=storage, direct=direct, trains=trains
         )
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
-        """Weights in host memory at stage 3 unless something says where they are."""
+        """Return edits to stage 3 with weights in host memory unless a place is given."""
         section, stage = self.written("weights"), self.ds_config.zero_optimization.stage
         message = self.weights is not None or (section is not None and section.device is not None)
         return () if message or stage < 3 else (Edit.at("strategy.weights", "dram"),)
 
 
 def device_of(tier: str, machine: Machine) -> OffloadDevice:
-    """What ds_config calls a tier of the machine."""
+    """Return DeepSpeed's name of the device of a tier."""
     devices: dict[str, OffloadDevice] = {"hbm": "none", "dram": "cpu"}
     return devices.get(machine.tiers[tier].kind, "nvme")
 
 
 def within_config(problems: Iterable[Problem]) -> InputError:
-    """An error with DeepSpeed's keys, as one with the scenario's."""
+    """Return an error with DeepSpeed's keys as one with the scenario's keys."""
     return InputError(one._replace(key=f"strategy.ds_config.{one.key}") for one in problems)
 
 
@@ -223,24 +223,24 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
 
 
 def _tier_of_path(path: str, machine: Machine) -> str | None:
-    """The tier of storage after which the innermost folder of a path is called; None if none is."""
+    """Return the tier of storage that the innermost folder of a path is named after; None without one."""
     folders = reversed(PurePosixPath(path).parts)
     return next((one for one in folders if one in machine.tiers and device_of(one, machine) == "nvme"), None)
 
 
 _RANK = 16
-"""Of adapters that are proposed, our choice; PEFT's own default is 8."""
+"""Rank of proposed adapters: our choice; PEFT's own default is 8."""
 
 
 def gathered(tier: str, *, ranks: int) -> str:
-    """What must be added to "weights on hbm" of inference, lest it is taken for a model served from HBM."""
+    """Return what must follow "weights on hbm" of inference, to prevent misreading as HBM-resident."""
     return "" if tier != "hbm" or ranks == 1 else " (ZeRO-3, gathered for every token)"
 
 
 def inference_moves(
     plan: Plan, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
 ) -> Iterator[tuple[Change, ...]]:
-    """Weights on each tier, the smaller ones first; ``before`` are edits that come before all others."""
+    """Yield weights on each tier, the smaller ones first; ``before`` are edits that precede all others."""
     for tier in _smaller_first(plan.machine):
         description = f"weights on {tier.name}{gathered(tier.name, ranks=ranks)}"
         weights = _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
@@ -281,7 +281,7 @@ def _smaller_first(machine: Machine) -> list[Tier]:
 
 
 def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int) -> tuple[Edit, ...]:
-    """Weights on a tier; on storage with swap buffers that hold the largest parameter."""
+    """Return edits to put weights on a tier; on storage with swap buffers for the largest parameter."""
     placed = Edit(("strategy", "weights"), tier.name)
     largest = -(-model.largest_parameter // ranks)
     if tier.kind in {"hbm", "dram"} or largest <= buffer_size:
@@ -291,7 +291,7 @@ def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int) -> 
 
 
 def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[Change]:
-    """Adapters where PEFT puts them by default, of a rank that is our choice; then with 4-bit weights."""
+    """Yield adapters in PEFT's default layers, with a rank of our choice; then with 4-bit weights."""
     targets = list(model.traits.lora_targets)
     if not targets:
         return

@@ -48,7 +48,7 @@ _BUFFERS = "lower offload_param.buffer_count or buffer_size"
 
 
 class ZeroInference(ZeroStrategy):
-    """Inference with weights partitioned over the ranks, in HBM, host memory or on storage."""
+    """ZeRO-Inference: weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"inference"})
     tier_keys: ClassVar = {"weights": "any"}
@@ -56,7 +56,7 @@ class ZeroInference(ZeroStrategy):
     kind: Literal["zero_inference"] = "zero_inference"
 
     def caveat(self, tier: str, *, ranks: int) -> str:
-        """Say of weights in HBM that every GPU gathers them for every token."""
+        """Return text that says that every GPU gathers weights in HBM for every token."""
         return gathered(tier, ranks=ranks)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
@@ -87,7 +87,7 @@ class ZeroInference(ZeroStrategy):
         return inference_moves(plan, ranks=self.ranks, buffer_size=size)
 
     def filled(self, model: ModelShape) -> tuple[Edit, ...]:
-        """Weights in host memory unless ds_config says where; swap buffers of the largest parameter."""
+        """Return edits to host memory unless ds_config places the weights, with large enough swap buffers."""
         placed = super().filled(model)
         section = self.ds_config.zero_optimization.offload_param or OffloadParamSection()
         slice_numel = -(-model.largest_parameter // self.ranks)
@@ -97,7 +97,7 @@ class ZeroInference(ZeroStrategy):
         return placed
 
     def exports(self, plan: Plan) -> dict[str, Any]:
-        """The files with which DeepSpeed does what was planned: content by name."""
+        """Return the configuration files with which DeepSpeed runs the plan: content by name."""
         assert isinstance(plan, ZeroInferencePlan)
         path = self.swap_path("weights", plan.target, plan.machine)
         work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
@@ -106,7 +106,7 @@ class ZeroInference(ZeroStrategy):
 
 @dataclass(frozen=True)
 class ZeroInferencePlan(InferencePlan):
-    """ZeRO-Inference of one model on one machine."""
+    """A ZeroInferencePlan is ZeRO-Inference of one model on one machine."""
 
     model: ModelShape
     workload: Inference
@@ -121,12 +121,12 @@ class ZeroInferencePlan(InferencePlan):
         return self.placement.tier
 
     def tunables(self) -> Iterator[Tunable]:
-        """Yield the knobs of fetching parameters."""
+        """Yield the settings of fetching parameters."""
         return tunables(self.placement.settings)
 
     @property
     def whole_copies(self) -> Plan | None:
-        """The same without ZeRO; none for weights that are in HBM anyway."""
+        """Return the plan without ZeRO; None if the weights are in HBM."""
         if self.target == "hbm":
             return None
         return ResidentPlan(
@@ -135,7 +135,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def facts(self) -> Facts:
-        """The bound of spread weights; none for one GPU, and for weights that are not in HBM."""
+        """Upper bound of spread weights; none for one GPU, and for weights outside HBM."""
         place = self.placement
         if place.settings.device != "none" or place.ranks == 1:
             return Facts()
@@ -144,7 +144,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @cached_property
     def templates(self) -> ScheduleTemplates:
-        """Its passes, but for the durations of kernels."""
+        """Templates of the passes, without the durations of kernels."""
         return schedule_templates_of(self.model, self.machine, self.placement)
 
     @property
@@ -154,7 +154,7 @@ class ZeroInferencePlan(InferencePlan):
 
     @property
     def layered(self) -> InferenceLayers:
-        """The model as the coordinator walks through it."""
+        """Model for the coordinator's replay."""
         return self.templates.layered
 
     @property
@@ -179,7 +179,7 @@ class ZeroInferencePlan(InferencePlan):
         )
 
     def remarks(self, kind: str) -> list[str]:
-        """What a reader might take wrongly: weights that are elsewhere, GDS that needs more."""
+        """Return warnings about likely misreadings: weights on another tier, requirements of GDS."""
         settings = self.placement.settings
         remarks = []
         if settings.device == "nvme":
@@ -200,17 +200,17 @@ class ZeroInferencePlan(InferencePlan):
         return remarks
 
     def schedule(self, forward: ForwardPass) -> Schedule:
-        """The operations of one pass."""
+        """Return the schedule of one pass."""
         return self.templates.schedule(self.durations(forward), name=forward.name, warm=not forward.first)
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """What each tier must hold while tokens are generated."""
+        """Memory that each tier must hold while tokens are generated."""
         return (MemoryStage("", self.memory),)
 
     @cached_property
     def memory(self) -> tuple[MemoryTerm, ...]:
-        """What each tier must hold at its peak, pinned buffers apart."""
+        """Memory that each tier must hold at its peak, with pinned buffers listed separately."""
         place, size = self.placement, self.placement.dtype_bytes
         direct = place.settings.copies_directly(place.ranks)
         peak = self.layered.peak

@@ -63,7 +63,7 @@ def fit_fsdp(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fitted]
 
 
 def _hooks(runs: Sequence[Run]) -> dict[str, Fitted]:
-    """Costs of FSDP's functions."""
+    """Fit the host time of FSDP's functions."""
     about = "functions of FSDP in steps of tiny models, medians over calls without what they call"
     found: dict[str, list[float]] = {}
     for run in runs:

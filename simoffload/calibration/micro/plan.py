@@ -62,11 +62,11 @@ RANKS = (1, 2, 4, 8)
 
 
 class MeasurementStage(NamedTuple):
-    """Work that shares processes."""
+    """A MeasurementStage is a set of measurements that share worker processes."""
 
     ranks: int
     sections: tuple[str, ...]
-    """Names that the worker knows."""
+    """Names of the sections that the worker runs."""
 
 
 def stages(chosen: Sequence[str], gpus: int) -> Iterator[MeasurementStage]:

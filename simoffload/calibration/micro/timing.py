@@ -37,7 +37,7 @@ class MeasurementJob(NamedTuple):
     rank: int
     ranks: int
     device: str
-    """``cuda:<i>`` or ``cpu``."""
+    """Device of the job: ``cuda:<i>`` or ``cpu``."""
     quick: bool
     data: dict[str, Any]
     """What the parent wrote down."""

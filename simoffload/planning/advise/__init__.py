@@ -1,4 +1,4 @@
-"""What to change: single changes ranked by what they gain, and a search through a catalogue."""
+"""Advice: single changes ranked by their gain, and a search through a catalogue."""
 
 from __future__ import annotations
 

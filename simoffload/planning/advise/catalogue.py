@@ -1,4 +1,4 @@
-"""What can be bought: storage, drives, memory; and how large a batch is then worth running."""
+"""Purchasable storage, drives and memory, and the batch sizes worth running with them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _AS_IT_IS = Change(_KIND, "")
 
 
 class Dimension(NamedTuple):
-    """One thing to choose when hardware is bought, with its choices."""
+    """A Dimension is one decision of a hardware purchase, with its choices."""
 
     name: str
     choices: tuple[Change, ...]
-    """Empty words stand for what is there already."""
+    """Possible choices; an empty description keeps what is already installed."""
 
 
 def dimensions(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[Dimension, ...]:
@@ -85,7 +85,7 @@ def _memory(host: str, size: int) -> Change:
 
 
 def _storage(scenario: LoadedScenario, platform: Platform, costs: CostList, *, own: bool) -> Iterator[Change]:
-    """Yield the storage as it is, every tier of the platform, arrays of any number of drives, and shared
+    """Yield the present storage, every tier of the platform, arrays of any number of drives, and shared
     storage."""
     if not scenario.scenario.strategy.uses_storage:
         yield _AS_IT_IS

@@ -25,7 +25,7 @@ __all__ = ["SIGNATURE", "WORTH", "Advice", "Tried", "advise", "recommended", "us
 
 SCHEMA = "simoffload/advice/1"
 WORTH = 1.005
-"""Gain from which on a change counts as one that helps: the least that three digits show."""
+"""Smallest relative speed that counts as an improvement: the least that three digits show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Tried(Evaluated):
 
     change: Change
     gain: float | None
-    """Speed over that of the scenario as it is, by time per ``unit``; None if that does not fit."""
+    """Speed relative to the unchanged scenario, by time per ``unit``; None if that does not fit."""
     extra: float | None
-    """What has to be bought beyond the scenario as it is, in the list's currency; None without prices."""
+    """Purchase price beyond the unchanged scenario, in the list's currency; None without prices."""
 
     @property
     def gain_per_cost(self) -> float | None:
@@ -58,24 +58,24 @@ class Tried(Evaluated):
 
 @dataclass(frozen=True)
 class Advice:
-    """A scenario as it is, and what changes to it would bring."""
+    """The Advice lists what single changes to a scenario gain."""
 
     scenario: LoadedScenario
     result: SimulationResult
     economics: Economics
     tried: tuple[Tried, ...]
-    """The largest gain first."""
+    """Simulated changes, the largest gain first."""
     impossible: tuple[Change, ...]
-    """What DeepSpeed, the machine or its memory refuses, each with its reason (``barred``)."""
+    """Changes that DeepSpeed, the machine or its memory refuses, each with its reason (``barred``)."""
 
     @property
     def helping(self) -> tuple[Tried, ...]:
-        """The changes that gain, the largest gain first."""
+        """Changes that increase the speed, the largest gain first."""
         return tuple(one for one in self.tried if one.gain is None or one.gain >= WORTH)
 
     @property
     def by_cost(self) -> tuple[Tried, ...]:
-        """The changes that gain and cost something, the largest gain for the money first."""
+        """Changes that increase the speed and cost money, the largest gain per cost first."""
         paid = [one for one in self.helping if one.gain_per_cost is not None]
         return tuple(sorted(paid, key=lambda one: -(one.gain_per_cost or 0.0)))
 

@@ -1,4 +1,4 @@
-"""What could be changed about a scenario; each option is a scenario of its own."""
+"""Possible changes to a scenario; each option is a scenario of its own."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
 P = TypeVar("P", bound=Profile)
 
 _FASTER_DRIVES = 2
-"""Kinds of faster drives that are tried."""
+"""Kinds of faster drives to try."""
 _AS_MUCH = 1.05
-"""Rates of both ends of a way that are within this of each other are taken to be equal: our choice."""
+"""Tolerance within which the rates of both ends of a route count as equal: our choice."""
 _FASTER_THREAD = 1.25
-"""Our choice: about a generation of server CPUs."""
+"""Assumed speed of a faster CPU thread, about one generation of server CPUs ahead: our choice."""
 
 
 def options_of(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
@@ -119,7 +119,7 @@ def remedies(scenario: LoadedScenario) -> Iterator[Change]:
 
 
 def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
-    """Yield other tiers for the weights or checkpoints, and in training for the optimizer."""
+    """Yield other tiers for the weights or checkpoints and, in training, for the optimizer."""
     strategy = scenario.scenario.strategy
     for placement in _placements(scenario, tiers):
         description = placement_words(scenario, placement, ranks=strategy.ranks)
@@ -128,7 +128,7 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
 
 
 def resident(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield a whole copy of the weights in each GPU, in place of what divides them now."""
+    """Yield a full copy of the weights on each GPU instead of partitioned weights."""
     strategy = scenario.scenario.strategy
     with suppress(PlacementError):
         if edits := strategy.resident():
@@ -344,7 +344,7 @@ def _at_server(platform: Platform, tier: str, server: Ports) -> Iterator[Change]
 
 
 def _wired(platform: Platform, tier: str, **other: Any) -> dict[str, Any]:
-    """Return a tier as the platform wires it, with some of its keys changed."""
+    """Return a tier as connected to the platform, with some of its keys changed."""
     now = platform.profile.tiers[tier].model_dump(exclude_none=True)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in (now | other).items()}
 

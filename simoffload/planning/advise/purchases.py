@@ -1,4 +1,4 @@
-"""Looking through a catalogue: which purchase meets a budget and a service level best."""
+"""Search of a catalogue for the purchase that meets a budget and a service level best."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ __all__ = [
 ]
 
 _TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
-"""Short names of metrics that must not be larger [s]."""
+"""Short names of metrics with an upper limit [s]."""
 _RATES = ("tokens_per_s", "decode_tokens_per_s", "samples_per_s")
-"""Metrics that must not be smaller [1/s]."""
+"""Names of metrics with a lower limit [1/s]."""
 _EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
 
 
 class ServiceLevel(NamedTuple):
-    """A metric and the limit that it has to keep."""
+    """A ServiceLevel is a metric and its limit."""
 
     metric: str
     limit: float
-    """[s], or [1/s] for rates."""
+    """Limit of the metric: [s], or [1/s] for rates."""
 
     @property
     def text(self) -> str:
-        """ "tpot_s at most 200 ms"."""
+        """Description of the limit, such as "tpot_s at most 200 ms"."""
         if self.metric in _RATES:
             return f"{self.metric} at least {format_number(self.limit)}"
         return f"{self.metric} at most {format_seconds(self.limit)}"
@@ -98,7 +98,7 @@ Objective = Literal["throughput", "cost"]
 Method = Literal["grid", "optuna"]
 SCHEMA = "simoffload/search/1"
 MOST_ON_A_GRID = 1000
-"""Combinations up to which all are tried."""
+"""Number of combinations up to which all are simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +106,13 @@ class SimulatedPurchase(Evaluated):
     """One purchase that was simulated."""
 
     changes: tuple[Change, ...]
-    """What was chosen, one for each dimension."""
+    """Chosen changes, one for each dimension."""
     meets: bool
-    """Whether it keeps the budget and the service level."""
+    """Whether the purchase keeps the budget and the service level."""
 
     @property
     def description(self) -> tuple[str, ...]:
-        """What differs from the scenario as it is, in words."""
+        """Differences from the unchanged scenario, in words."""
         return tuple(one.description for one in self.changes if one.description)
 
     @property
@@ -146,28 +146,28 @@ def _purchase(one: Economics) -> float:
 
 @dataclass(frozen=True)
 class Search:
-    """The purchases that were found in a catalogue."""
+    """The Search holds the purchases that were simulated from a catalogue."""
 
     points: tuple[SimulatedPurchase, ...]
-    """Everything that was simulated."""
+    """All purchases that were simulated."""
     best: SimulatedPurchase | None
-    """The best by the objective that keeps budget and service level; None if nothing does."""
+    """Best purchase by the objective that keeps budget and service level; None if there is none."""
     nearest: SimulatedPurchase | None
-    """Of those within the budget that miss the service level the one that misses it least."""
+    """Purchase within the budget that misses the service level by the least."""
     objective: Objective
     method: Method
     combinations: int
-    """In the catalogue."""
+    """Number of combinations in the catalogue."""
     over_budget: int
-    """Combinations beyond the budget, or with a part that has no price; they are not simulated."""
+    """Number of combinations over the budget or with an unpriced part; they are not simulated."""
     too_large: int
-    """Combinations that do not fit."""
+    """Number of combinations that do not fit."""
     duplicates: int
-    """Combinations that come to the same as others, and count once."""
+    """Number of combinations that lead to the same scenario as another one."""
     refusals: dict[str, int]
-    """Why DeepSpeed or the machine refuses combinations, and how many, the commonest first."""
+    """Number of refused combinations by the reason of DeepSpeed or the machine, most frequent first."""
     missing: tuple[str, ...]
-    """What has no price: combinations with it are within no budget, and not in ``front``."""
+    """Parts without a price; combinations with them are within no budget, and not in ``front``."""
     currency: str
 
     @property
@@ -266,7 +266,7 @@ def _cost_per_unit(point: SimulatedPurchase) -> float:
 
 
 class _PurchaseSearch:
-    """Simulates combinations, each scenario once, and counts those that have no answer."""
+    """A _PurchaseSearch simulates combinations, each scenario once, and counts those without a result."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class _PurchaseSearch:
         self._known: dict[str, SimulatedPurchase | None] = {}
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
-        """Why combinations are refused, and how many."""
+        """Number of refused combinations by reason."""
         self.over_budget = self.too_large = self.combined = 0
 
     def point(self, space: Sequence[Dimension], choice: Sequence[int]) -> SimulatedPurchase | None:
@@ -296,12 +296,12 @@ class _PurchaseSearch:
 
     @property
     def distinct(self) -> int:
-        """Number of combinations, those that lead to the same scenario counted once."""
+        """Number of distinct scenarios among the combinations."""
         return len(self._known)
 
     @property
     def points(self) -> tuple[SimulatedPurchase, ...]:
-        """The purchases that were simulated."""
+        """Purchases that were simulated so far."""
         return tuple(point for point in self._known.values() if point is not None)
 
     def _simulated(self, changes: tuple[Change, ...], edits: tuple[Edit, ...]) -> SimulatedPurchase | None:

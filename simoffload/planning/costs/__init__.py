@@ -1,4 +1,4 @@
-"""What an answer costs: hardware, energy, tokens."""
+"""Costs of an answer: hardware, energy, tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer takes: what has to be bought, drives bought again, and the power that devices draw.
+"""Bill of an answer: hardware to buy, replacement drives, and the power that devices draw.
 
 A device draws P = idle + (active - idle) x busy (drdobbs.com 215800830). A GPU is busy while it computes or
 copies in its own memory; a CPU while host threads run, each on one core, or all cores update; memory,
@@ -25,7 +25,7 @@ from simoffload.units import format_bytes
 __all__ = ["Bill", "Draw", "Energy", "Item", "Replacement", "bill", "energy", "replacements", "used_parts"]
 
 _SHARED = set(STORAGE_KINDS) - set(LOCAL_KINDS)
-"""Kinds of storage that no machine comes with."""
+"""Kinds of storage that are not part of any machine."""
 _HOURS_A_DAY = 24
 
 
@@ -37,22 +37,22 @@ class Item(NamedTuple):
     description: str
     number: int
     price: Figure | None
-    """None where the list has none."""
+    """Price from the list; None if it has none."""
     units: float = 1.0
-    """How many times the price is paid for one: the GB of memory, the TB of a drive."""
+    """Number of priced units in one item: the GB of memory, the TB of a drive."""
     covered: bool = False
-    """It comes with the whole machine, which is another line."""
+    """Whether the item is included in the price of the machine, which is another line."""
     tier: str = ""
-    """The storage tier to which it belongs; "" for the rest of the machine."""
+    """Storage tier to which the item belongs; "" for the rest of the machine."""
 
     @property
     def kind(self) -> str:
-        """Kind of its profile: "drive", "host", …; or "memory"."""
+        """Kind of the item's profile: "drive", "host", …; or "memory"."""
         return self.key.partition("/")[0]
 
     @property
     def total(self) -> float | None:
-        """Price of all of them; None without a price."""
+        """Price of all units of the item; None without a price."""
         if self.covered:
             return 0.0
         return self.number * self.units * self.price.value if self.price else None
@@ -64,24 +64,24 @@ class Item(NamedTuple):
 
 
 class Bill(NamedTuple):
-    """All that has to be bought for an answer."""
+    """A Bill lists all hardware that an answer requires."""
 
     items: tuple[Item, ...]
 
     @property
     def total(self) -> float | None:
-        """Sum of everything that has a price; None if nothing has."""
+        """Sum of all known prices; None if none is known."""
         known = [item.total for item in self.items if item.total is not None]
         return sum(known) if known else None
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Keys of what has no price."""
+        """Keys of the items without a price."""
         return tuple(item.key for item in self.items if item.total is None)
 
     @property
     def by_key(self) -> dict[str, float]:
-        """Sums by key of what has a price."""
+        """Sum of the prices by key."""
         found: dict[str, float] = {}
         for item in self.items:
             found[item.key] = found.get(item.key, 0.0) + (item.total or 0.0)
@@ -89,7 +89,7 @@ class Bill(NamedTuple):
 
     @property
     def prices(self) -> tuple[Figure, ...]:
-        """All prices that count in the sum."""
+        """All prices that are part of the sum."""
         found = (item.price for item in self.items if item.price and not item.covered)
         return tuple(dict.fromkeys(found))
 
@@ -154,19 +154,19 @@ def _item(part: DeviceGroup, costs: CostList, count: int) -> Item:
 
 
 class Replacement(NamedTuple):
-    """Drives of a tier that wear out before the purchase is written off."""
+    """A Replacement is the set of drives of a tier that wear out before the purchase is written off."""
 
     tier: str
     price: str
-    """``Figure.what`` of what each of them costs."""
+    """Name (``Figure.what``) of the price of each replaced drive."""
     paid_per_h: float
     """How many times that price is paid in an hour of work, beyond the purchase."""
     value: float
-    """The price, in the list's currency."""
+    """Price of one drive, in the list's currency."""
 
     @property
     def per_h(self) -> float:
-        """Cost in an hour of work, in the list's currency."""
+        """Cost per hour of work, in the list's currency."""
         return self.paid_per_h * self.value
 
 
@@ -194,7 +194,7 @@ def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple
 
 
 _ALL_CORES = frozenset(("CPU Adam", "CPU casts and scaling"))
-"""Causes of the host that keep every core busy; the others keep one a rank."""
+"""Host activities that keep every core busy; the others keep one core per rank busy."""
 
 
 class Draw(NamedTuple):
@@ -203,14 +203,14 @@ class Draw(NamedTuple):
     key: str
     number: float
     idle_w: float
-    """[W] of one."""
+    """Idle power of one device [W]."""
     active_w: float
     busy: float
-    """Fraction of the time, or of the bandwidth."""
+    """Fraction of the time, or of the bandwidth, in use."""
 
     @property
     def watts(self) -> float:
-        """[W] of all of them."""
+        """Power of all devices together [W]."""
         return self.number * (self.idle_w + (self.active_w - self.idle_w) * self.busy)
 
 
@@ -219,13 +219,13 @@ class Energy(NamedTuple):
 
     draws: tuple[Draw, ...]
     missing: tuple[str, ...]
-    """Keys of devices whose power the list does not know."""
+    """Keys of devices whose power is not in the list."""
     time_s: float
-    """[s] of the work."""
+    """Duration of the work [s]."""
 
     @property
     def watts(self) -> float:
-        """[W] on average over the work."""
+        """Mean power during the work [W]."""
         return sum(draw.watts for draw in self.draws)
 
 

@@ -1,4 +1,4 @@
-"""What an answer costs, which of several answers costs least, and at which prices that turns round."""
+"""Cost of an answer, the cheapest of several answers, and the prices at which their order changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _KWH = 3.6e6
-"""[J]"""
+"""Energy of one kilowatt-hour [J]."""
 _MILLION = 1e6
 
 FORMULAS: Mapping[str, str] = {
@@ -50,25 +50,25 @@ FORMULAS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Economics:
-    """Money and energy of one answer; what no list knows is None, and is named as missing."""
+    """Economics holds money and energy of one answer; unknown values are None and listed as missing."""
 
     bill: Bill
     energy: Energy | None
     costs: CostList
     platform: str
-    """Id."""
+    """Id of the platform profile."""
     profiles: frozenset[str]
-    """All of the machine, as kind/id: a list may name those of the user."""
+    """Profiles of the machine, as kind/id; a list may price profiles of the user."""
     replacements: tuple[Replacement, ...]
-    """Of drives that wear out before they are written off."""
+    """Replacements of drives that wear out before they are written off."""
     rent: Figure | None
-    """Per hour of one GPU, or of one machine."""
+    """Rent of one GPU or of one machine per hour."""
     rented: int
-    """How many of them."""
+    """Number of rented GPUs or machines."""
     tokens: int | None
-    """Made in the time that ``energy`` is about; None for a checkpoint."""
+    """Tokens made during the time that ``energy`` covers; None for a checkpoint."""
     idle: str = ""
-    """GPUs that are paid for and do nothing, in hosts that do something."""
+    """Sentence about idle GPUs that are paid for in hosts with work."""
 
     @property
     def units(self) -> int:
@@ -77,12 +77,12 @@ class Economics:
 
     @property
     def purchase(self) -> float | None:
-        """See ``FORMULAS``."""
+        """Purchase price of the hardware: see ``FORMULAS``."""
         return self.bill.total
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What has no price or no power, so that sums are too small."""
+        """Items without a price or power, so that sums are too small."""
         power = self.energy.missing if self.energy else ()
         return tuple(dict.fromkeys((*self.bill.missing, *(f"{key} (power)" for key in power))))
 
@@ -118,18 +118,18 @@ class Economics:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """All prices and assumptions that were taken from the lists, without powers."""
+        """Prices and assumptions that were taken from the lists, without powers."""
         assumed = (self.costs.assumption(key) for key in ("electricity", "pue", "lifetime", "utilization"))
         return (*self.bill.prices, *([self.rent] if self.rent else []), *assumed)
 
     @property
     def slips(self) -> tuple[str, ...]:
-        """Sentences about names in the list that neither a shipped profile has nor one of the machine."""
+        """Sentences about names in the list that match neither a shipped profile nor one of the machine."""
         return tuple(reason for key, reason in self.costs.unknown.items() if key not in self.profiles)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about idle GPUs, about what is missing, and about old prices."""
+        """Sentences about idle GPUs, missing prices and old prices."""
         prices = (*self.bill.prices, self.costs.assumption("electricity"))
         missing = (f"no price or power is known of {', '.join(self.missing)}: sums are too small",)
         idle = (self.idle,) if self.idle else ()
@@ -203,12 +203,12 @@ class BreakEven(NamedTuple):
     """A price at which two answers cost the same."""
 
     what: str
-    """The price that is varied, all others fixed: "accelerator/l40s", "memory per GB"."""
+    """Name of the varied price, all others fixed: "accelerator/l40s", "memory per GB"."""
     now: float
     at: float
-    """Where both cost the same."""
+    """Price at which both answers cost the same."""
     first_cheaper_above: bool
-    """Whether the first answer is the cheaper one above it."""
+    """Whether the first answer is cheaper above that price."""
 
 
 class _Line(NamedTuple):
@@ -272,7 +272,7 @@ class Costed(NamedTuple):
 
     @property
     def work(self) -> tuple[Any, ...]:
-        """What results must have in common to be compared by cost: kind, model, lengths of sequences."""
+        """Properties that results must share to be compared by cost: kind, model, lengths of sequences."""
         return self.result.kind, self.result.model, *self.result.lengths
 
     @property
@@ -283,20 +283,20 @@ class Costed(NamedTuple):
 
 
 class CostVerdict(NamedTuple):
-    """The answer that costs least for its work, beside the next."""
+    """A CostVerdict is the cheapest answer for its work, compared with the next."""
 
     cheapest: str
     next: str
     ratio: float
-    """Cost of the next over that of the cheapest."""
+    """Cost of the next answer divided by that of the cheapest."""
     margin: float
-    """By how much costs must differ to tell which is lower: the errors of both times, not of prices."""
+    """Smallest relative difference of costs that is significant: the errors of both times, not of prices."""
     break_even_points: tuple[BreakEven, ...]
-    """Prices at which both cost the same, the nearest to today's first."""
+    """Prices at which both answers cost the same, the nearest to today's first."""
 
     @property
     def tie(self) -> bool:
-        """Whether both are too close to tell."""
+        """Whether both costs differ by less than the margin."""
         return self.ratio - 1 <= self.margin
 
     def to_dict(self) -> dict[str, Any]:

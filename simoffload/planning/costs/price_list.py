@@ -1,4 +1,4 @@
-"""Lists of prices and powers: the shipped one, and the user's own laid over it."""
+"""Lists of prices and powers: the shipped one, and the user's own that overrides it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from simoffload.hardware.quantities import Sourced
 __all__ = ["CostList", "Figure", "load_costs"]
 
 REFERENCE = "reference"
-"""The shipped list."""
+"""Name of the shipped price list."""
 _GB = float(1 << 30)
-"""[B] of memory that is sold as one GB."""
+"""Bytes of memory that are sold as one GB [B]."""
 _TB = 1e12
 _HOURS_A_YEAR = 8766.0
 _OLD = 365
-"""[d] after which a price is called old."""
+"""Age after which a price is reported as old [d]."""
 
 
 class Figure(NamedTuple):
-    """An amount and where it comes from."""
+    """A Figure is an amount and its source."""
 
     value: float
-    """In the list's currency, or as ``what`` says."""
+    """Amount in the list's currency, or in the unit that ``what`` names."""
     what: str
-    """What it is the price of: "accelerator/l40s", "electricity per kWh"."""
+    """Name of the priced thing: "accelerator/l40s", "electricity per kWh"."""
     origin: str
     source: str
     date: datetime.date
@@ -44,15 +44,15 @@ class CostList:
 
     costs: Costs
     sources: tuple[tuple[str, str], ...]
-    """(name, sha256) of the files, the last laid over the others."""
+    """Names and hashes (name, sha256) of the files; later files override earlier ones."""
     today: datetime.date
     remarks: tuple[str, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """By key what to say of devices that no shipped profile describes: slips, or the user's own."""
+    """Messages by key about devices without a shipped profile: typing errors, or the user's own."""
 
     @property
     def currency(self) -> str:
-        """Printed beside amounts."""
+        """Currency that is printed next to amounts."""
         return self.costs.currency or ""
 
     def price(self, part: DeviceGroup) -> tuple[Figure, float] | None:
@@ -71,21 +71,22 @@ class CostList:
         return None
 
     def machine_price(self, platform: str) -> Figure | None:
-        """Of a whole machine as its platform file has it."""
+        """Price of a complete machine as its platform file describes it."""
         named = self._device(f"platform/{platform}").price
         return _figure(named, f"platform/{platform}") if named else None
 
     def rent(self, key: str) -> Figure | None:
-        """Per hour of one device or machine."""
+        """Rent of one device or machine per hour."""
         named = self._device(key).rent
         return _figure(named, f"{key}, an hour") if named else None
 
     def sold(self, key: str) -> bool:
-        """Whether a device can be bought by itself."""
+        """Whether a device can be bought separately."""
         return self._device(key).sold is not False
 
     def power(self, part: DeviceGroup) -> tuple[Power, float] | None:
-        """Of one device, and how many such devices one of the part is; None where the list does not know it.
+        """Return the power of one device, and how many such devices one of the part is; None where the
+        list does not know it.
 
         Host memory counts as many modules as its size takes.
         """
@@ -98,18 +99,18 @@ class CostList:
         return memory.power, part.size / memory.module.value
 
     def assumption(self, key: str) -> Figure:
-        """``electricity`` [per kWh], ``pue``, ``lifetime`` [years] or ``utilization``."""
+        """Return the value of ``electricity`` [per kWh], ``pue``, ``lifetime`` [years] or ``utilization``."""
         value: Sourced[float] | None = getattr(self.costs, key)
         assert value is not None, f"the shipped list has {key}"
         return _figure(value, key)
 
     @property
     def hours(self) -> float:
-        """Of work over which a purchase is written off."""
+        """Hours of work over which a purchase is written off [h]."""
         return self.assumption("lifetime").value * _HOURS_A_YEAR * self.assumption("utilization").value
 
     def old(self, figures: Iterable[Figure]) -> tuple[str, ...]:
-        """A sentence about prices older than a year, if there are any."""
+        """Sentence about prices older than a year, if there are any."""
         aged = sorted({f for f in figures if (self.today - f.date).days > _OLD}, key=lambda one: one.what)
         if not aged:
             return ()

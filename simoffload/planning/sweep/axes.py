@@ -34,7 +34,7 @@ class Bound(NamedTuple):
 
     value: Decimal
     unit: str
-    """As it was written; empty for a plain number."""
+    """Unit as written; empty for a plain number."""
     written: int | float | str
 
     def __str__(self) -> str:
@@ -82,15 +82,15 @@ class RangeSection(_Section):
     model_config = _one_of("step", "n")
 
     min: _Bound
-    """The first value."""
+    """Lower end of the range, its first value."""
     max: _Bound
-    """No value is above it."""
+    """Upper end of the range, which no value exceeds."""
     step: _Bound | None = None
-    """From one value to the next."""
+    """Distance between neighbouring values of the range."""
     n: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """How many values, both ends included."""
+    """Number of values, including both ends."""
     scale: Literal["linear", "log"] = "linear"
-    """Where values lie with n."""
+    """Spacing of the ``n`` values between the ends."""
 
     @model_validator(mode="after")
     def _is_decided(self) -> Self:
@@ -105,11 +105,11 @@ class AxisSection(_Section):
     model_config = _one_of("choices", "range")
 
     choices: Annotated[list[Any], Field(min_length=1)] | None = None
-    """The values, one after the other."""
+    """Values of the axis, in this order."""
     range: RangeSection | None = None
-    """The values from one end to another."""
+    """Range from which the values of the axis are made."""
     name: _Word | None = None
-    """Name of the column and in constraints; by default the path."""
+    """Name of the axis in columns and constraints; by default the path."""
 
     @model_validator(mode="before")
     @classmethod
@@ -126,7 +126,7 @@ class AxisSection(_Section):
 
 
 class SweepSection(_Section):
-    """What ``simoffload sweep`` varies; other commands leave it out."""
+    """Section that defines what ``simoffload sweep`` varies; other commands ignore it."""
 
     axes: dict[str, AxisSection] = {}
     """Paths in the scenario, such as workload.batch_size, with the values they take."""
@@ -139,7 +139,7 @@ Complaint = Callable[[str, str], Exception]
 Value = int | float | str
 
 _DIGITS = Context(prec=12)
-"""Of values between two ends: enough for any knob, and no trace of binary fractions."""
+"""Significant digits of values between two ends: enough for any setting, no trace of binary fractions."""
 _EXACT = Context(prec=40)
 
 
@@ -223,21 +223,21 @@ _RANGE = re.compile(r"\s*range\s*\((.*)\)\s*", re.DOTALL)
 
 
 class Axis(NamedTuple):
-    """A path of a scenario that is varied, and its values."""
+    """An Axis is a path of a scenario that is varied, with its values."""
 
     name: str
-    """Of its column, and in constraints: the path unless the axis has a name of its own."""
+    """Name of the column and in constraints: the path unless the axis has a name of its own."""
     location: Location
-    """Where in the scenario its values go."""
+    """Place of the values within the scenario."""
     values: tuple[Any, ...]
     texts: tuple[str, ...]
-    """The values as they were written."""
+    """Values of the axis as written."""
     written: Problem
-    """Where the axis is written, for what turns out to be wrong with it."""
+    """Place where the axis is defined, for error messages."""
 
     @property
     def short(self) -> str:
-        """The last key of the path."""
+        """Last key of the axis's path."""
         return str(self.location[-1])
 
 

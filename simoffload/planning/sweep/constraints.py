@@ -31,16 +31,16 @@ from simoffload.units import (
 __all__ = ["Choice", "ConstraintError", "Term", "compile_constraint", "operand"]
 
 Choice = tuple[int, ...]
-"""A point: which of its values each axis has."""
+"""Index of the value of each axis at a point."""
 Term = Callable[[Choice], Any]
-"""What a name in a condition is at a point."""
+"""Function that returns the value of a name in a condition at a point."""
 Find = Callable[[str], Term]
-"""What a name stands for. Raises ConstraintError if it stands for nothing."""
+"""Function that resolves a name. Raises ConstraintError if the name is unknown."""
 
 _LONGEST = 500
 _UNREADABLE = "cannot be read; write e.g. workload.batch_size * strategy.ranks <= 256"
 _Kind = tuple[int, ...]
-"""Of a quantity the powers of byte, second, FLOP and watt in its unit."""
+"""Powers of byte, second, FLOP and watt in the unit of a quantity."""
 _COUNT: _Kind = (0, 0, 0, 0)
 _PARSERS: tuple[tuple[Callable[[str], float], str, _Kind], ...] = (
     (parse_rate, "rate", (1, -1, 0, 0)),
@@ -55,11 +55,11 @@ _NAMES = {_COUNT: "count", **{kind: name for _, name, kind in _PARSERS}}
 
 
 class ConstraintError(ValueError):
-    """A condition that cannot be read, or cannot be decided at a point."""
+    """A ConstraintError is raised for a condition that cannot be parsed or evaluated."""
 
 
 class KindError(ConstraintError):
-    """Quantities that do not go together, whatever their values."""
+    """A KindError is raised for quantities of incompatible units, whatever their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _ConstraintQuantity:
     number: float
     kind: _Kind = _COUNT
     is_bare: bool = False
-    """Whether it is made of numbers alone."""
+    """Whether the quantity consists of plain numbers only."""
 
     def __bool__(self) -> bool:
         return self.number != 0
@@ -137,9 +137,9 @@ class _Reader(ast.NodeTransformer):
     def __init__(self, find: Find) -> None:
         self._find = find
         self.terms: dict[str, Term] = {}
-        """What the names stand for."""
+        """Resolved names of the condition."""
         self.parts: list[ast.expr] = []
-        """What is added and compared, two by two, also what ``and`` and ``or`` may leave out."""
+        """Pairs of operands that are added or compared, also those that ``and`` and ``or`` may skip."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Read the parts of an operation; whatever else comes here is refused."""
@@ -199,7 +199,7 @@ def _numbers(pair: tuple[Any, Any], message: str = "") -> tuple[_ConstraintQuant
 
 
 def _common_kind(verb: str, left: _ConstraintQuantity, right: _ConstraintQuantity) -> _Kind:
-    """Return the kind that two quantities have in common. Raises KindError."""
+    """Return the common kind of two quantities. Raises KindError."""
     if left.kind == right.kind or (right.is_bare and right.kind == _COUNT):
         return left.kind
     if left.is_bare and left.kind == _COUNT:
@@ -209,7 +209,7 @@ def _common_kind(verb: str, left: _ConstraintQuantity, right: _ConstraintQuantit
 
 
 def _called(kind: _Kind) -> str:
-    """Return what a kind is called: "a size", or its unit where it has no name."""
+    """Return the name of a kind: "a size", or its unit if it has no name."""
     units = zip(("B", "s", "FLOP", "W"), kind, strict=True)
     powers = " ".join(f"{unit}^{power}" for unit, power in units if power)
     return f"a {_NAMES[kind]}" if kind in _NAMES else f"a quantity in {powers}"
@@ -268,4 +268,4 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.In: _among,
     ast.NotIn: lambda value, values: not _among(value, values),
 }
-"""What simpleeval is to do for each operation; there are no others."""
+"""Implementation of each supported operation for simpleeval."""

@@ -1,4 +1,4 @@
-"""A sweep: a scenario, what is varied in it, which combinations count, and which of them are the same."""
+"""Definition of a sweep: a scenario, its axes and constraints, and which points are equal."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from simoffload.scenario.cache import canonical
 __all__ = ["MOST_POINTS", "Grid", "Points", "Sweep", "define_sweep", "find_points"]
 
 _TRIED = 64
-"""Points that are tried before a sweep is refused for what is wrong with its scenario."""
+"""Number of points tried before a sweep with an invalid scenario is refused."""
 RESERVED = frozenset({"index", *METRICS, *AFTER})
-"""Names of columns that are no axes."""
+"""Column names that no axis may have."""
 MOST_POINTS = 1_000_000
 
 
@@ -44,16 +44,16 @@ class Grid:
     """A scenario and its axes: all combinations, the last axis changing fastest."""
 
     base: Document
-    """The scenario without its section ``sweep``."""
+    """Base scenario without its section ``sweep``."""
     axes: tuple[Axis, ...]
 
     @property
     def size(self) -> int:
-        """Number of combinations, constraints aside."""
+        """Number of combinations before constraints."""
         return math.prod(len(axis.values) for axis in self.axes)
 
     def choice(self, index: int) -> Choice:
-        """Return which value of each axis a combination has."""
+        """Return the index of the value of each axis in a combination."""
         digits = []
         for axis in reversed(self.axes):
             index, digit = divmod(index, len(axis.values))
@@ -79,14 +79,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Everything that decides what a sweep computes."""
+    """A Sweep is the complete definition of the points to compute."""
 
     grid: Grid
     constraints: tuple[str, ...]
     holds: tuple[Callable[[Choice], bool], ...]
-    """The constraints as functions."""
+    """Constraints compiled to functions of a point."""
     cache: ScenarioCache
-    """What the scenarios have in common."""
+    """Cache of what the scenarios of all points share."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class Sweep:
                 yield index
 
     def described(self, index: int) -> str:
-        """Return a combination in words."""
+        """Return the description of a combination in words."""
         texts = (axis.texts[i] for axis, i in zip(self.grid.axes, self.grid.choice(index), strict=True))
         pairs = zip(self.grid.axes, texts, strict=True)
         return ", ".join(f"{axis.name} = {shortened(text)}" for axis, text in pairs)
@@ -126,7 +126,7 @@ class Sweep:
         return self.cache.cache_key(document.data, root=document.root)
 
     def description(self) -> dict[str, Any]:
-        """Return what is computed, as plain values; the sweep's hash is of this and of all files' content."""
+        """Return the definition as plain values; the sweep's hash covers them and all file contents."""
         data = completed(self.grid.base, self.cache, []).data
         return {
             "version": __version__,
@@ -274,7 +274,7 @@ def _constraint_error(text: str, message: str) -> InputError:
 
 
 def _find(name: str, grid: Grid) -> Term:
-    """Return what a name stands for: an axis, something in its values, or a value of the scenario."""
+    """Return the meaning of a name: an axis, something in its values, or a value of the scenario."""
     for field in ("name", "short"):
         meant = [i for i, axis in enumerate(grid.axes) if getattr(axis, field) == name]
         if len(meant) > 1:
@@ -319,23 +319,23 @@ class Points:
     """The points of a sweep by number, in the order of the grid; numbers count from 0."""
 
     combination: array[int]
-    """Of each point, in the grid."""
+    """Combination of each point, as its number in the grid."""
     first: array[int]
     """For each point the first one with the same scenario, which is simulated for all of them."""
     sweep_hash: str
-    """Of everything that the results depend on."""
+    """Hash of everything that the results depend on."""
 
     def __len__(self) -> int:
         return len(self.combination)
 
     @property
     def unique(self) -> list[int]:
-        """The points that are simulated."""
+        """Numbers of the points that are simulated."""
         return [point for point, first in enumerate(self.first) if point == first]
 
     @property
     def duplicates(self) -> int:
-        """Number of points that are the scenario of an earlier one."""
+        """Number of points with the scenario of an earlier point."""
         return sum(point != first for point, first in enumerate(self.first))
 
 

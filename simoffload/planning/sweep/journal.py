@@ -37,7 +37,7 @@ _MOST_POINT = 2**63 - 1
 
 
 class SweepId(NamedTuple):
-    """What tells sweeps apart: the hash of everything that decides results, and the number of points."""
+    """A SweepId identifies a sweep by the hash of what determines its results and the number of points."""
 
     sweep_hash: str
     points: int
@@ -49,13 +49,13 @@ METRICS = frozenset(name for kind in _RESULTS for name in kind.formulas)
 
 
 class JournalRow(BaseModel):
-    """The row of a simulated point: all that its result says, or the error for which it has none."""
+    """A JournalRow is the stored row of a simulated point: its result, or its error."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     point: int = Field(ge=0, le=_MOST_POINT)
     metrics: dict[str, float | None] | None = None
-    """All of one kind of result, by name."""
+    """Metrics of one kind of result by name."""
     decode_bound: float | None = None
     bottleneck: str | None = None
     limit: str | None = None
@@ -105,7 +105,7 @@ AFTER = {
     for name, hint in get_type_hints(JournalRow).items()
     if name in JournalRow.model_fields and name not in ("point", "metrics")
 }
-"""What stands behind the metrics of a row, and its type."""
+"""Columns after the metrics of a row, with their types."""
 
 
 def beside(path: Path) -> Path:
@@ -165,7 +165,7 @@ class Journal:
 
     @property
     def done(self) -> Container[int]:
-        """The points that the journal holds."""
+        """Numbers of the points that the journal holds."""
         return self._done
 
     def __len__(self) -> int:
@@ -194,7 +194,7 @@ class Journal:
 
 
 class _UnreadableError(Exception):
-    """A file is not the database of a journal."""
+    """An _UnreadableError is raised for a file that is not a journal's database."""
 
 
 _NO_JOURNAL = "is not the journal of a sweep that this version knows"

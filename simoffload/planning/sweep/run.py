@@ -45,11 +45,11 @@ class SweepTable:
     points: Points
     journal: Journal
     metrics: tuple[str, ...]
-    """Names of all metrics, in the order in which rows have them."""
+    """Names of all metrics, in the order of the columns."""
     failed: int
-    """Points with an error."""
+    """Number of points with an error."""
     too_large: int
-    """Points that do not fit."""
+    """Number of points that do not fit."""
 
     @classmethod
     def of(cls, sweep: Sweep, points: Points, journal: Journal) -> Self:
@@ -170,35 +170,35 @@ _WRITERS: dict[str, Callable[[SweepTable, Path], None]] = {
 
 _CHUNK = 64
 _SHARE = 8
-"""Chunks for each worker, at least, so that the last ones end at about the same time."""
+"""Minimum number of chunks per worker, so that all workers end at about the same time."""
 
 
 class Counts(NamedTuple):
-    """How far a sweep is, counted in scenarios that are simulated."""
+    """Counts describe the progress of a sweep in simulated scenarios."""
 
     total: int
     done: int
     resumed: int = 0
-    """Of ``done``, those that an earlier run did."""
+    """Number of scenarios in ``done`` that an earlier run completed."""
     failed: int = 0
-    """Of those that this run did."""
+    """Number of failed scenarios of this run."""
 
 
 Progress = Callable[[Counts], None]
-"""Called when rows came in."""
+"""Function that is called when rows arrive."""
 
 
 class Summary(NamedTuple):
-    """The outcome of a sweep, counted in points."""
+    """A Summary is the outcome of a sweep, counted in points."""
 
     points: int
     duplicates: int
     resumed: int
-    """Scenarios that an earlier run had done."""
+    """Number of scenarios that an earlier run completed."""
     failed: int
-    """Points with an error."""
+    """Number of points with an error."""
     too_large: int
-    """Points that do not fit."""
+    """Number of points that do not fit."""
     outputs: tuple[Path, ...]
     journal: Path
 

@@ -46,13 +46,13 @@ class Task(NamedTuple):
     """Points of which a worker simulates as many as it can within a time."""
 
     points: tuple[tuple[int, int], ...]
-    """(number, combination)"""
+    """Points of the task as pairs (number, combination)."""
     deaths: int = 0
-    """Workers that ended while they had it."""
+    """Number of workers that ended during the task."""
 
 
 class SweepJob(NamedTuple):
-    """What all tasks of a sweep share, in a form that can be sent to another machine."""
+    """A SweepJob is the data that all tasks share, in a form that can be sent to another machine."""
 
     content: bytes
     digest: str
@@ -65,7 +65,7 @@ class _Setting(NamedTuple):
 
 
 _local = threading.local()
-"""The setting of the job that a thread works on; a cache is not for several threads."""
+"""Thread-local settings of the job; a cache must not be shared by threads."""
 
 
 def check_workers_can_import() -> None:
@@ -124,7 +124,7 @@ def rest_of(task: Task, rows: Sequence[JournalRow]) -> list[Task]:
 
 
 def _row(number: int, combination: int, setting: _Setting) -> JournalRow:
-    """Simulate a point; one that fails in any way becomes a row that says so."""
+    """Simulate a point; any failure becomes a row with an error."""
     try:
         return _row_of(number, _simulated(combination, setting))
     except InputError as error:
@@ -180,20 +180,20 @@ def tasks_of(points: Points, numbers: Sequence[int], *, size: int) -> list[Task]
 
 
 MOST_DEATHS = 3
-"""Workers that may end over one point before it is given up."""
+"""Number of workers that may end during one point before it is given up."""
 
 
 class Pool(NamedTuple):
     """Workers that simulate tasks: anything whose ``submit`` returns futures of ``concurrent.futures``."""
 
     name: str
-    """What a message calls them, such as "the cluster"."""
+    """Name of the pool in messages, such as "the cluster"."""
     submit: Callable[..., Future[Any]]
-    """Takes a function and its arguments, as ``concurrent.futures.Executor.submit`` does."""
+    """Function that submits a call, as ``concurrent.futures.Executor.submit`` does."""
     room: Callable[[], int]
-    """How many tasks the pool can have at the moment."""
+    """Function that returns how many tasks the pool can take now."""
     how_it_ended: Callable[[Exception], str | None]
-    """How the worker of a task ended; None for an exception that is no end of a worker."""
+    """Function that describes how a task's worker ended; None for an exception that is no such end."""
 
 
 def _submit_here(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -203,7 +203,7 @@ def _submit_here(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 
 THIS_PROCESS = Pool("this process", _submit_here, lambda: 1, lambda _: None)
-"""The pool without any process but this one."""
+"""Pool that runs tasks in this process."""
 
 
 def run_tasks(pool: Pool, job: SweepJob, tasks: Sequence[Task]) -> Iterator[list[JournalRow]]:
@@ -226,7 +226,7 @@ def run_tasks(pool: Pool, job: SweepJob, tasks: Sequence[Task]) -> Iterator[list
 
 
 def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[JournalRow], list[Task]]:
-    """Return the rows of a task, and what is left of it."""
+    """Return the rows of a task, and its remaining points."""
     try:
         rows: list[JournalRow] = future.result()
         return rows, rest_of(task, rows)

@@ -1,4 +1,4 @@
-"""Where tasks run: processes of this machine, or the workers of a Dask cluster (https://distributed.dask.org).
+"""Execution of tasks: processes of this machine, or the workers of a Dask cluster (https://distributed.dask.org).
 
 Each thread of the local pool has one worker: a fresh interpreter that inherits nothing, with a pipe to it and
 one from it. A worker that ends closes its own pipe only, so that its end concerns one call; a worker whose
@@ -34,7 +34,7 @@ _READY = b"ready\n"
 
 
 class WorkerEndedError(Exception):
-    """The worker ended during a call; the text says how."""
+    """A WorkerEndedError is raised when a worker ends during a call; its text describes the end."""
 
 
 @contextmanager
@@ -167,10 +167,10 @@ def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[A
 
 
 LOCAL = "local"
-"""In place of an address: a cluster within this process."""
+"""Address that selects a cluster within this process."""
 _PATIENCE = 20  # [s] for the scheduler to answer, and again for a first worker
 _AHEAD = 2
-"""Tasks sent for each thread of the cluster."""
+"""Number of tasks sent in advance for each thread of the cluster."""
 
 
 @contextlib.contextmanager

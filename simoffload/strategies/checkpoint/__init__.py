@@ -1,1 +1,1 @@
-"""Checkpoints of training: what is saved and by whom, how long it takes, what it costs a run."""
+"""Checkpoints of training: contents, writers, times, and cost for a run."""

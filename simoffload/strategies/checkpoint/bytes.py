@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: parts, writers, files; and what a CPU thread spends on its bytes.
+"""Contents of a checkpoint: parts, writers, files; and CPU time per byte
 
 File names, writers and layouts: deepspeedai/DeepSpeed@edaa7221 (0.19.6), runtime/engine.py
 (``_get_ckpt_name``, ``_get_zero_ckpt_name``, ``save_checkpoint``, ``save_16bit_model``),
@@ -58,7 +58,7 @@ FRESH_CAST_S = (0.3078 - 0.1446) / 2**29
 """[s/B] of one thread more for a cast into fresh pageable memory than into pages already there (512 MiB in
 bfloat16: 307.8 against 144.6 ms; with 4, 8 and 16 threads together 0.34, 0.24 and 0.31 ns x threads)."""
 FREED_S = 0.0546 / 2**31
-"""[s/B] for giving pageable memory back (2 GiB in 54.6 ms, 512 MiB in 13.3 ms, whatever the threads)."""
+"""Time per byte to release pageable memory [s/B] (2 GiB in 54.6 ms, 512 MiB in 13.3 ms, for any threads)."""
 FRESH_READ_S = 1.370 / 3.2e9 - 1 / 6.84e9
 """[s/B] of ``torch.load`` from the page cache into fresh memory beyond the copy (3.2 GB in 1.37 s)."""
 FRESH_COPY_S = (0.0588 - 0.0187) / 2**28
@@ -76,10 +76,10 @@ KEPT_BY_MALLOC = 32 * 2**20
 """[B] up to which freed memory is used again: mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX on 64 bits."""
 
 DIRTY_LIMIT = 0.20
-"""Of host memory: with so much not yet written to storage, writers wait (vm.dirty_ratio, default in
+"""Fraction of host memory that may be dirty before writers wait (vm.dirty_ratio, default in
 mm/page-writeback.c)."""
 DIRTY_BACKGROUND = 0.10
-"""Of host memory: from here on the kernel writes to storage (vm.dirty_background_ratio, default there)."""
+"""Fraction of host memory at which the kernel begins to write (vm.dirty_background_ratio, default there)."""
 
 
 def fresh_share(sizes: Iterable[int]) -> float:
@@ -99,23 +99,23 @@ Device = Literal["hbm", "dram", "nvme"]
 
 
 class CheckpointPart(NamedTuple):
-    """Bytes that one or several ranks write at the same time, each as much as the others."""
+    """A CheckpointPart is the bytes that one or several ranks write simultaneously, each the same number."""
 
     name: str
     size: int
-    """[B] of each writer."""
+    """Size that each writer writes [B]."""
     writers: tuple[int, ...]
-    """Ranks that write at the same time."""
+    """Ranks that write the part simultaneously."""
     device: Device
-    """Memory in which the bytes lie."""
+    """Memory from which the bytes are written."""
     fresh: float
     """Fraction of the bytes that lie in tensors above 32 MiB, for which the host maps new memory."""
     largest: int
-    """[B] of the largest tensor."""
+    """Size of the largest tensor [B]."""
     pattern: str
     """File name, with ``{rank}`` and, for a part that is split, ``{index}``."""
     same_file: bool = False
-    """All writers write the same bytes to one file."""
+    """Whether all writers write the same bytes to one file."""
 
 
 class File(NamedTuple):
@@ -126,7 +126,7 @@ class File(NamedTuple):
     rank: int
     """Rank that writes the file."""
     size: int
-    """[B]"""
+    """Size of the file [B]."""
 
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
@@ -187,7 +187,7 @@ def _replicated(
 
 
 def _joined(weights: CheckpointPart, states: CheckpointPart) -> tuple[CheckpointPart, ...]:
-    """One file for both, unless they are in different memories."""
+    """Combine both parts into one file unless they are in different memories."""
     if states.device != weights.device:
         return weights, states
     size = weights.size + states.size
@@ -271,7 +271,7 @@ def _optimizer_name(model: ModelShape, workload: Checkpointing) -> str:
 
 
 def checkpoint_files(parts: Sequence[CheckpointPart]) -> Iterator[File]:
-    """Every file with bytes that count: not ``latest``, not the names and shapes of ZeRO-3's model states."""
+    """Yield every file with significant bytes: without ``latest`` and without ZeRO-3's names and shapes."""
     for part in parts:
         for index, rank in enumerate(part.writers[:1] if part.same_file else part.writers):
             yield File(part.pattern.format(rank=rank, index=index), rank, part.size)

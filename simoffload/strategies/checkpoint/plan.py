@@ -1,4 +1,4 @@
-"""A checkpoint from a machine's ranks to one of its tiers: schedules, memory, what to know before."""
+"""Plan of a checkpoint from a machine's ranks to one of its tiers: schedules, memory and warnings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HOSTS = "take hosts with more"
 
 @dataclass(frozen=True)
 class CheckpointPlan(Plan):
-    """Checkpoints of one run; build it with :func:`plan_checkpoint`."""
+    """A CheckpointPlan describes the checkpoints of one run; build it with :func:`plan_checkpoint`."""
 
     model: ModelShape
     workload: Checkpointing
@@ -54,17 +54,17 @@ class CheckpointPlan(Plan):
 
     @property
     def movable(self) -> tuple[int, str]:
-        """What may be elsewhere is one checkpoint."""
+        """Size [B] and name of one checkpoint, the part that can be placed elsewhere."""
         return self.size, "checkpoint"
 
     @property
     def saved(self) -> CheckpointPlan:
-        """The plan is its own checkpoint plan."""
+        """Checkpoint plan of the run: this plan."""
         return self
 
     @property
     def tiers(self) -> frozenset[str]:
-        """Where checkpoints go, and where swap files come from."""
+        """Tiers of the checkpoints and of the swap files."""
         return frozenset({self.tier, self.swap} - {""})
 
     @property
@@ -73,38 +73,38 @@ class CheckpointPlan(Plan):
         return (*self.save(), *self.restore())
 
     def after(self, *, step_time: float, update_time: float) -> CheckpointPlan:
-        """The same of a run whose steps take ``step_time`` [s], ``update_time`` [s] of it at the end."""
+        """Return the plan for a run with steps of ``step_time`` [s], with ``update_time`` [s] at the end."""
         known = {"step_time": step_time, "update_time": update_time}
         return replace(self, workload=self.workload.model_copy(update=known))
 
     @property
     def nodes(self) -> int:
-        """Number of hosts that take part."""
+        """Number of hosts that take part in saving."""
         return self.machine.nodes_of(self.ranks)
 
     @property
     def group(self) -> RankGroup:
-        """The group of all ranks and where their bytes go."""
+        """Group of all ranks, with the tier that receives their bytes."""
         return RankGroup(self.machine, tuple(range(self.ranks)), self.tier, self.swap, self.workload.jobs)
 
     @cached_property
     def parts(self) -> tuple[CheckpointPart, ...]:
-        """What is written, in order."""
+        """Parts of the checkpoint in the order of writing."""
         return checkpoint_parts(self.model, self.workload, ranks=self.ranks, nodes=self.nodes)
 
     @property
     def size(self) -> int:
-        """[B] of one checkpoint on storage."""
+        """Size of one checkpoint on storage [B]."""
         return checkpoint_bytes(self.parts)
 
     @property
     def written(self) -> int:
-        """[B] that all ranks write for it."""
+        """Bytes that all ranks write for one checkpoint [B]."""
         return written_bytes(self.parts)
 
     @property
     def written_by_host(self) -> tuple[int, ...]:
-        """[B] that the ranks of each host write for it."""
+        """Bytes that the ranks of each host write for one checkpoint [B]."""
         by_host = [0] * self.nodes
         for part in self.parts:
             for rank in part.writers:
@@ -112,7 +112,7 @@ class CheckpointPlan(Plan):
         return tuple(by_host)
 
     def save(self) -> tuple[Phase, ...]:
-        """Phases of one checkpoint, one after the other."""
+        """Phases of saving one checkpoint, in sequence."""
         return save_phases(self.parts, self.model, self.workload, self.group)
 
     def restore(self) -> tuple[Phase, ...]:
@@ -120,8 +120,8 @@ class CheckpointPlan(Plan):
         return restore_phases(self.parts, self.workload, self.group._replace(jobs=1))
 
     def outlook(self, *, blocking_s: float, background_s: float, restore_s: float) -> Outlook:
-        """What simulated times [s] mean for the run: of saving while training waits and behind it, of
-        restoring."""
+        """Return the effect of simulated times [s] on the run: of saving while training waits and behind
+        it, of restoring."""
         workload = self.workload
         mtbf = workload.node_mtbf
         return outlook(
@@ -138,7 +138,7 @@ class CheckpointPlan(Plan):
 
     @property
     def stored(self) -> MemoryTerm:
-        """The files of all checkpoints that are kept."""
+        """Files of all checkpoints that are kept."""
         keep = self.workload.keep
         return MemoryTerm(
             self.tier,
@@ -149,12 +149,12 @@ class CheckpointPlan(Plan):
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """One: while a checkpoint is saved."""
+        """Memory stages of the plan: one, while a checkpoint is saved."""
         return (MemoryStage("", self.memory),)
 
     @property
     def memory(self) -> tuple[MemoryTerm, ...]:
-        """What a checkpoint needs beside the training, at its peak, and the space of those that are kept."""
+        """Memory that a checkpoint needs in addition to training, and the storage of kept checkpoints."""
         terms = [
             self.stored,
             MemoryTerm(
@@ -180,7 +180,7 @@ class CheckpointPlan(Plan):
         )
 
     def _in_writers(self) -> list[MemoryTerm]:
-        """Buffers of the writers of the part that has most of them on a node."""
+        """Buffers of the writers of the part with the most writers on a node."""
         writer, terms = self.workload.writer, []
         crowded = max(self.group._replace(ranks=part.writers).per_node for part in self.parts)
         if writer.type == "fast":
@@ -199,12 +199,12 @@ class CheckpointPlan(Plan):
         return terms
 
     def _one_tensor(self) -> int:
-        """[B] that a thread holds of one tensor: once copied from the GPU, once more as a NumPy array."""
+        """Host memory that a thread needs for one tensor [B]: a copy from the GPU and a NumPy array."""
         largest = max((part.largest for part in self.parts if part.device == "hbm"), default=0)
         return largest * (2 if self.workload.writer.type == "fast" else 1)
 
     def _dirty(self) -> MemoryTerm:
-        """Page cache that is not on storage yet; clean pages give way to whoever needs memory."""
+        """Page cache that is not yet written to storage; clean pages are reclaimed when memory is needed."""
         host = self.machine.tiers["dram"].capacity - self.machine.host.reserved_bytes
         most = max(part.size * self.group._replace(ranks=part.writers).per_node for part in self.parts)
         size = min(most, int(DIRTY_LIMIT * host))
@@ -214,7 +214,7 @@ class CheckpointPlan(Plan):
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # of other plans it is a field
-        """What does not do what it says, what cannot be restored from, what is missing to judge the run."""
+        """Warnings about ineffective options, checkpoints that cannot be restored, and missing inputs."""
         if self.workload.mode == "decoupled" and self.workload.step_time is None:
             text = "mode: decoupled hides what fits before the next optimizer step; give step_time"
             return (*self.notes, text)
@@ -222,7 +222,7 @@ class CheckpointPlan(Plan):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings about the checkpoint itself, whatever the run."""
+        """Warnings about the checkpoint itself, independent of the run."""
         return (*self._about_writer(), *self._about_contents())
 
     def _about_writer(self) -> list[str]:

@@ -44,7 +44,7 @@ __all__ = ["restore_phases", "save_phases"]
 _BLOCK, _MOST_BLOCKS = 64 * 2**20, 100
 """[B] of tensors and files, where the writer has no buffer: what a serial chain is cut into; our choice."""
 _MOST_PORTIONS = 200
-"""Of one rank's bytes; our choice: larger ones change a pipeline's ramp by less than 1 % of the whole."""
+"""Portions per rank; our choice: larger ones change a pipeline's ramp by less than 1 % of the whole."""
 _FLUSHED_AT_CLOSE = frozenset({"nfs", "pfs"})
 """An NFS client flushes when a file is closed (nfs(5), close-to-open consistency). A Lustre client sends an
 RPC as soon as it is full and keeps little dirty (osc max_dirty_mb; from memory, unverified)."""
@@ -84,7 +84,8 @@ def _tensors(part: CheckpointPart) -> list[int]:
 def save_phases(
     parts: Sequence[CheckpointPart], model: ModelShape, workload: Checkpointing, group: RankGroup
 ) -> tuple[Phase, ...]:
-    """Everything from the call of save until the checkpoint is stored, in order; ``group`` are all ranks."""
+    """Return all phases from the call of save until the checkpoint is stored, in order; ``group`` are all
+    ranks."""
     before: list[Phase] = []
     if workload.contents == "consolidated" and workload.stage == 3:
         before.append(_phase("gather weights", group, _modules(model), partial(_gathered, model.dtype_bytes)))
@@ -279,7 +280,7 @@ def _gathered(dtype_bytes: int, phase: PhaseWriter, modules: Sequence[Module]) -
 def restore_phases(
     parts: Sequence[CheckpointPart], workload: Checkpointing, group: RankGroup
 ) -> tuple[Phase, ...]:
-    """Everything from the call of load until training can go on, in order; ``group`` are all ranks.
+    """Return all phases from the call of load until training can go on, in order; ``group`` are all ranks.
 
     ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221: ``torch.load`` of each file into host memory, then
     ``load_state_dict`` copies tensor by tensor. Below stage 3 every rank reads the whole file of the weights

@@ -1,4 +1,4 @@
-"""Writing a phase of a checkpoint down: its streams, and the routes that its bytes take."""
+"""Writing of the operations of a checkpoint phase: its streams, and the routes of its bytes."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _, COPY, COMM, IO, READ = range(5)
 
 _KINDS = ("stage", "stage", "gather", "write", "read")  # of transfers, by stream
 _WORK = {"new pages": "pages", "page cache": "cached", "crc32": "checksum"}
-"""Kinds of work of the host thread, by label; else "hook"."""
+"""Kinds of work of the host thread, by label; all others are "hook"."""
 _LUSTRE_READ_AHEAD = 64 * 2**20
 
 _COPIED = Fraction(2)
-"""Bytes of host memory traffic per byte that a thread copies: read once and written once."""
+"""Host memory traffic per copied byte: read once and written once."""
 
 
 class RankGroup(NamedTuple):
-    """Ranks that do the same at the same time, and where their bytes go."""
+    """A RankGroup is the ranks that do the same simultaneously, and the tier of their bytes."""
 
     machine: Machine
     ranks: tuple[int, ...]
-    """Rank i is GPU i; the first one's transfers set what a single transfer reaches."""
+    """Ranks of the group; rank i is GPU i, and the first one's transfers set a single transfer's rate."""
     tier: str
-    """Where the checkpoint goes or comes from."""
+    """Tier to which or from which the checkpoint is transferred."""
     swap: str = ""
-    """Tier of the optimizer's swap files, where it has any."""
+    """Tier of the optimizer's swap files, if there are any."""
     jobs: int = 1
-    """Equal runs on the same filesystem at the same moment."""
+    """Number of equal runs that use the same filesystem simultaneously."""
 
     @property
     def per_node(self) -> int:
-        """Most ranks on one node."""
+        """Largest number of ranks on one node."""
         return max(Counter(rank // self.machine.gpus_per_node for rank in self.ranks).values())
 
 
@@ -56,7 +56,7 @@ def blocks(size: int, block: int, *, most: int) -> list[int]:
 
 
 class PhaseWriter(StreamWriter):
-    """Writes the operations of one phase, the same for every rank of the group."""
+    """A PhaseWriter writes the operations of one phase, equal for every rank of the group."""
 
     def __init__(self, name: str, group: RankGroup) -> None:
         super().__init__(name=name, gpus=group.ranks, streams=STREAMS, machine=group.machine)
@@ -72,7 +72,7 @@ class PhaseWriter(StreamWriter):
         return (Dependency(stream, back),) if self.builder.written[stream] > back else ()
 
     def work(self, seconds: float, *, label: str, after: tuple[Dependency, ...] = ()) -> None:
-        """Keep the host thread busy for ``seconds`` [s], if that is any time at all."""
+        """Occupy the host thread for ``seconds`` [s], unless that is zero."""
         if seconds or after:
             kind = _WORK.get(label, "hook")
             self.add(kind, HOST, fixed=picoseconds(seconds), label=label, after=after)
@@ -86,7 +86,7 @@ class PhaseWriter(StreamWriter):
         call_s: float = 0.0,
         after: tuple[Dependency, ...] = (),
     ) -> None:
-        """Copy to host memory, ``each`` [B] at a time with ``call_s`` [s] for every call."""
+        """Copy to host memory in pieces of ``each`` [B], with ``call_s`` [s] per call."""
         path, hops = self.way(
             ("from GPU", pinned), lambda gpu: self.machine.device_to_host(gpu, pinned=pinned)
         )
@@ -103,7 +103,7 @@ class PhaseWriter(StreamWriter):
         self._transfer(COPY, name, hops, size, rate, latency, after, kind="copy")
 
     def in_host(self, name: str, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
-        """Copy within host memory, by one thread."""
+        """Copy within host memory with one thread."""
         machine, rate = self.machine, self.machine.host.memcpy_rate.value
 
         def way(rank: int) -> Path:
@@ -152,13 +152,13 @@ class PhaseWriter(StreamWriter):
     def collective(
         self, name: str, size: int, *, call_s: float = 0.0, after: tuple[Dependency, ...] = ()
     ) -> None:
-        """Receive ``size`` [B] on every rank, together with all others."""
+        """Receive ``size`` [B] on every rank from all others."""
         path, hops = self.way(("gather",), lambda gpu: self.machine.gather(gpu, self.ranks))
         rate, latency = path.curve.rate(size), path.latency
         self._transfer(COMM, name, hops, size, rate, call_s + latency, after, together=True)
 
     def from_first_gpu(self, size: int, *, after: tuple[Dependency, ...] = ()) -> None:
-        """Copy from the first rank's GPU to pageable memory, for which all others wait."""
+        """Copy from the first rank's GPU to pageable memory while all other ranks wait."""
         path = self.machine.device_to_host(self.gpus[0], pinned=False)
         way: RankRoute = path, (path.hops, *(() for _ in self.gpus[1:]))
         rate, name = path.curve.rate(size), copy_name(to_device=False, pinned=False)

@@ -1,4 +1,4 @@
-"""Checkpoints by themselves, and those of a training run: where they go, and what its ds_config says."""
+"""Strategy of scenarios of checkpoints alone, and the checkpoints of a training run with its ds_config."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["CheckpointStorage", "config_warnings", "plan_of_training"]
 
 
 class CheckpointStorage(Strategy):
-    """Where checkpoints go that are simulated by themselves."""
+    """A CheckpointStorage is the strategy of checkpoints that are simulated without training."""
 
     serves: ClassVar = frozenset({"checkpoint"})
     tier_keys: ClassVar = {"tier": "storage", "swap": "storage"}
@@ -51,7 +51,7 @@ class CheckpointStorage(Strategy):
         return tuple(Placement(tier.name) for tier in storage)
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """Checkpoints on another tier of storage. Raises PlacementError for all else."""
+        """Return the edits that move checkpoints to another storage tier. Raises PlacementError otherwise."""
         known = self.placements(machine)
         if placement not in known:
             has = ", ".join(map(str, known)) or "none"
@@ -59,18 +59,18 @@ class CheckpointStorage(Strategy):
         return (Edit.at("strategy.tier", placement.weights),)
 
     def resident(self) -> tuple[Edit, ...]:
-        """None. Raises PlacementError: GPUs lose what a checkpoint is for."""
+        """Raise PlacementError: checkpoints in GPU memory would be lost with it."""
         raise refused("resident", self.kind, "checkpoints go to storage")
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Checkpoints on every tier of storage."""
+        """Yield the placement of checkpoints on every storage tier."""
         machine = plan.machine
         tiers = [one.weights for one in self.placements(machine)]
         for tier in sorted(tiers, key=lambda one: machine.tiers[one].capacity):
             yield (Change("tier", f"checkpoints on {tier}", (Edit.at("strategy.tier", tier),)),)
 
     def plan(self, model: ModelShape, workload: Checkpointing, machine: Machine) -> CheckpointPlan:
-        """Apply the strategy; InputError for what the machine lacks or DeepSpeed cannot do."""
+        """Apply the strategy; InputError for missing hardware or what DeepSpeed cannot do."""
         return plan_checkpoint(model, workload, machine, ranks=self.ranks, tier=self.tier, swap=self.swap)
 
 
@@ -110,7 +110,7 @@ def plan_of_training(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Ch
 
 
 def _below_checkpoint(problem: Problem) -> Problem:
-    """Keys of a scenario of checkpoints alone are those of the section here."""
+    """Replace keys of a scenario of checkpoints alone by those of the section ``checkpoint``."""
     for room in ("workload.", "strategy."):
         if problem.key.startswith(room):
             return problem._replace(key=f"checkpoint.{problem.key.removeprefix(room)}")
@@ -118,7 +118,7 @@ def _below_checkpoint(problem: Problem) -> Problem:
 
 
 def _workload(options: TrainingCheckpoints, plan: ZeroTrainingPlan) -> Checkpointing:
-    """What is written in the scenario counts more than ds_config."""
+    """Return the workload with the scenario's values, which take precedence over ds_config."""
     settings, section = plan.settings, plan.config.checkpoint
     given = {name: getattr(options, name) for name in type(options).model_fields if name != "tier"}
     decoupled = section is not None and section.writer is not None and section.writer.decoupled
@@ -162,7 +162,7 @@ def _writer(written: Writer, plan: ZeroTrainingPlan) -> Writer:
 
 
 def config_warnings(config: DeepSpeedConfig) -> tuple[str, ...]:
-    """Keys of ``checkpoint`` that DeepSpeed does not know or that are not modelled."""
+    """Return warnings about keys of ``checkpoint`` that are unknown to DeepSpeed or not modelled."""
     section = config.checkpoint
     if section is None:
         return ()

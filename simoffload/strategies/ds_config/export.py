@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 FILE = "ds_config.json"
-"""The name that it has in DeepSpeed's documentation."""
+"""File name in DeepSpeed's documentation."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-"""Keys that say again what a scenario's workload and number of ranks say."""
+"""Keys that repeat the workload and the number of ranks of a scenario."""
 _MAX_GRAD_NORM = 1.0
 """Norm that "auto" clips gradients to: default of ``max_grad_norm`` (transformers, training_args.py)."""
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
@@ -52,7 +52,7 @@ _OFFLOADED = {
         "nvme": ("pin_memory", "buffer_count", "pipeline_read", "pipeline_write"),
     },
 }
-"""Keys of the offload sections that matter, by device."""
+"""Keys of the offload sections that have an effect, by device."""
 _STAGE_3 = (
     "overlap_comm",
     "stage3_prefetch_bucket_size",
@@ -65,19 +65,19 @@ Tree = dict[str, Any]
 
 
 class Work(NamedTuple):
-    """What a run does and where its files are, beyond its settings."""
+    """Work describes what a run does and where its files are, in addition to its settings."""
 
     ranks: int
     batch: int
-    """Sequences that one GPU works on."""
+    """Number of sequences per GPU."""
     dtype: str
     """Data type of the model."""
     accumulation: int = 1
-    """Micro-steps that make one step."""
+    """Number of micro-steps in one step."""
     weights_path: str | None = None
-    """Folder of weights on storage; None where they are elsewhere."""
+    """Folder of weights on storage; None if they are not on storage."""
     optimizer_path: str | None = None
-    """Folder of the optimizer's states on storage; None where they are elsewhere."""
+    """Folder of the optimizer states on storage; None if they are not on storage."""
 
 
 def inference_config(written: DeepSpeedConfig, settings: OffloadSettings, work: Work) -> Tree:
@@ -133,7 +133,7 @@ def training_config(written: DeepSpeedConfig, settings: TrainingSettings, work: 
 
 
 def _written(tree: Tree) -> Tree:
-    """What was written, without what is left to somebody else."""
+    """Return the user's configuration without values that others set."""
     kept = {key: value for key, value in tree.items() if value not in (None, "auto")}
     return {
         key: _written(value) if isinstance(value, dict) and key not in _AUTO_STAYS else value
@@ -142,7 +142,7 @@ def _written(tree: Tree) -> Tree:
 
 
 def _overlay(over: Mapping[str, Any], written_: Mapping[str, Any]) -> Tree:
-    """What was written with another tree over it, in which None takes a key away."""
+    """Return the user's configuration overlaid with another tree, in which None removes a key."""
     rest = {key: value for key, value in written_.items() if key not in over}
     overlaid = {
         key: _overlay(value, written_.get(key, {})) if isinstance(value, Mapping) else value
@@ -156,7 +156,7 @@ def _kept(values: Mapping[str, Any], written_: Collection[str], needed: Collecti
 
 
 def _batch_and_type(written_: Tree, work: Work) -> Tree:
-    """DeepSpeed does not start without a batch size, in inference either."""
+    """Return batch size and data type, without which DeepSpeed does not start, not even for inference."""
     sizes = (work.batch * work.accumulation * work.ranks, work.batch, work.accumulation)
     mine = _PRECISIONS.get(work.dtype)
     types = {key: {"enabled": key == mine} for key in _PRECISIONS.values()}
@@ -167,7 +167,7 @@ def _batch_and_type(written_: Tree, work: Work) -> Tree:
 
 
 def _offloaded(section: str, device: str | None, path: str | None, values: Tree, zero: Tree) -> Tree:
-    """Where states are, and what of their buffers matters there."""
+    """Return the offload sections: devices and effective buffer settings."""
     needed = _OFFLOADED[section].get(device or "none", ())
     return {
         "device": device or "none",
@@ -177,7 +177,7 @@ def _offloaded(section: str, device: str | None, path: str | None, values: Tree,
 
 
 def _aio(written_: Tree, values: Tree, *, stored: bool) -> Tree:
-    """How storage is read and written, by the name of the threads that the version reads."""
+    """Return the ``aio`` section with the version's name for the number of threads."""
     known = values["aio"]
     needed = [key for key in known if key != "use_gds" or known[key]] if stored or "aio" in written_ else []
     ignored = {"thread_count", "intra_op_parallelism"} - known.keys()
@@ -188,9 +188,9 @@ def _aio(written_: Tree, values: Tree, *, stored: bool) -> Tree:
 
 _ALL_GPUS, _MICRO_BATCH, _ACCUMULATION = BATCH
 _REPEATED = {"batch_size": _MICRO_BATCH, "gradient_accumulation_steps": _ACCUMULATION}
-"""Keys of ds_config that repeat the workload, by its own."""
+"""Keys of ds_config that repeat the workload, by the workload's key."""
 _BUFFERS = (8, 16, 32, 64, 128)
-"""Numbers of swap buffers that are tried where DeepSpeed asks for more."""
+"""Numbers of swap buffers to try where DeepSpeed requires more."""
 _WITHIN_ZERO = ("offload_param", "offload_optimizer", "zenflow")
 Value = int | bool
 
@@ -216,20 +216,20 @@ def _toggled(now: Value) -> Iterator[Value]:
 
 
 class _TunedKey(NamedTuple):
-    """A key of ds_config of which other values are tried."""
+    """A _TunedKey is a key of ds_config of which other values are tried."""
 
     section: str
     key: str
     less: Callable[[Value], Iterator[Value]] | None = None
-    """Values that may need less memory, the nearest first."""
+    """Function that yields values that may need less memory, the nearest first."""
     factors: tuple[float, ...] = ()
-    """By which it may be faster."""
+    """Factors on the value of the key that may make a run faster."""
     word: str = ""
-    """What tells settings that may be faster from those of other knobs."""
+    """Label that distinguishes settings for speed from those of other keys."""
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Where it stands in a scenario."""
+        """Path of the key in a scenario."""
         return _path(self.section, self.key)
 
 
@@ -243,7 +243,7 @@ _FETCHING = (
     _TunedKey("offload_param", "max_in_cpu", _halved),
     _TunedKey("offload_param", "pin_memory", _off),
 )
-"""Of parameters that are gathered, prefetched and swapped."""
+"""Tuned keys of parameters that are gathered, prefetched and swapped."""
 _STORAGE_READS = (
     _TunedKey("aio", "block_size", factors=(4,), word="block"),
     _TunedKey("aio", "queue_depth", factors=(4,), word="depth"),
@@ -258,13 +258,13 @@ _TRAINING = (
     _TunedKey("zenflow", "overlap_step", _off),
     _TunedKey("zenflow", "offload", _toggled),
 )
-"""Of gradients, sub-groups, the optimizer and checkpoints of activations."""
+"""Tuned keys of gradients, sub-groups, the optimizer and activation checkpoints."""
 _NAMES = {("offload_param", "buffer_size"): "buffer_size", ("offload_param", "pin_memory"): "pin_memory"}
-"""How ``fit`` calls them; else by their keys, those of offloading and ZenFlow with their section."""
+"""Names of keys in the output of ``fit``; others have their key, with section for offloading and ZenFlow."""
 
 
 def _path(section: str, key: str) -> tuple[str, ...]:
-    """Where a key stands in a scenario; "" names the top of ds_config."""
+    """Return the path of a key in a scenario; "" names the top level of ds_config."""
     above = ("zero_optimization", section) if section in _WITHIN_ZERO else (section,) if section else ()
     return ("strategy", "ds_config", *above, key)
 
@@ -274,7 +274,7 @@ def _edit(section: str, key: str, value: Any) -> Edit:
 
 
 def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
-    """Settings that alone may need less memory."""
+    """Yield settings that may reduce the memory on their own."""
     values = settings.config
     for tuned in (*_FETCHING, *_TRAINING):
         if tuned.less is not None and tuned.key in values.get(tuned.section, {}):
@@ -284,7 +284,7 @@ def tunables(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:
-    """ZeRO stages above that of the settings."""
+    """Yield ZeRO stages above that of the settings."""
     for stage in range(settings.stage + 1, 4):
         yield Change("stage", f"ZeRO stage {stage}", (_edit("zero_optimization", "stage", stage),))
 
@@ -292,7 +292,7 @@ def stages(settings: TrainingSettings) -> Iterator[Change]:
 def allowing(
     config: DeepSpeedConfig, model: ModelShape, tier: str, *, ranks: int, buffer_size: int
 ) -> Iterator[tuple[Edit, ...]]:
-    """What must be set so that DeepSpeed takes all states on a tier, divided among so many ranks.
+    """Yield edits with which DeepSpeed takes all states on a tier, divided among so many ranks.
 
     How many swap buffers it asks for is only known when it asks: more and more of them are other ways.
     """
@@ -313,7 +313,7 @@ def allowing(
 
 
 def released(config: DeepSpeedConfig, *changed: str) -> tuple[Edit, ...]:
-    """The batch of all GPUs, and what repeats ``changed`` keys of the workload, left to the workload."""
+    """Return edits that leave to the workload the total batch and the keys that repeat ``changed`` ones."""
     repeated = (_ALL_GPUS, *(_REPEATED[key] for key in changed))
     return tuple(_edit("", key, "auto") for key in repeated if getattr(config, key) not in (None, "auto"))
 
@@ -363,7 +363,7 @@ def _turned(config: DeepSpeedConfig, model: ModelShape, tuned: _TunedKey) -> Ite
 
 
 def _stages(config: DeepSpeedConfig) -> Iterator[Change]:
-    """Other stages of ZeRO, which train the same."""
+    """Yield other ZeRO stages, which train the same."""
     now = config.zero_optimization.stage
     for stage in (1, 2, 3):
         if stage != now:

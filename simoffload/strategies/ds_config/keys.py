@@ -46,20 +46,20 @@ __all__ = [
 
 
 class Key(NamedTuple):
-    """A key that is not simulated, and what happens with it."""
+    """A Key is a key of ds_config that is not simulated, with its consequence."""
 
     simulated: Any = None
-    """Value that is simulated; a warning tells of others."""
+    """Value that is simulated; other values cause a warning."""
     instead: str = ""
-    """What is simulated, or what DeepSpeed does, in the words of the warning."""
+    """Text of the warning: what is simulated, or what DeepSpeed does instead."""
     stages: tuple[int, ...] = (0, 1, 2, 3)
-    """Stages of ZeRO that read it."""
+    """Stages of ZeRO that read the key."""
     training: bool = False
-    """Whether nothing of inference depends on it."""
+    """Whether the key affects training only."""
     matters: Callable[[Any], bool] = lambda _section: True
-    """Whether it is read, as the rest of its section stands."""
+    """Function that tells whether the key is read, given the rest of its section."""
     refused: str = ""
-    """Why a value of true is refused."""
+    """Reason for which a value of true is refused."""
 
 
 def _all(names: str, key: Key) -> dict[str, Key]:
@@ -67,7 +67,7 @@ def _all(names: str, key: Key) -> dict[str, Key]:
 
 
 def _other_type(config: DeepSpeedConfig) -> bool:
-    """Whether gradients travel in another type than the enabled one (``DeepSpeedEngine``)."""
+    """Whether gradients are sent in another type than the enabled one (``DeepSpeedEngine``)."""
     enabled = "fp16" if config.fp16.enabled is True else "bfp16" if config.bf16.enabled is True else ""
     return getattr(config, "communication_data_type", None) != enabled
 
@@ -200,7 +200,7 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
     },
     CheckpointWriterSection: {"io_multiplier": Key(simulated=1), "show_statistics": _SILENT},
 }
-"""Keys by section; of a field, its other values."""
+"""Keys that are not simulated, by section; for fields, their other values."""
 
 _STRICT = (ZeroSection, OffloadParamSection, OffloadOptimizerSection, ZenFlowSection, PrecisionSection)
 """Sections that DeepSpeed reads with ``extra="forbid"`` (config_utils.py)."""
@@ -260,7 +260,7 @@ def refuse_keys(config: DeepSpeedConfig, *, training: bool) -> None:
 
 
 def _sections(config: DeepSpeedConfig, *, training: bool) -> Iterator[tuple[str, ConfigSection]]:
-    """The sections that are read, with what goes before their keys."""
+    """Yield the sections that are read, with the prefix of their keys."""
     zero = config.zero_optimization
     yield "", config
     yield "zero_optimization.", zero
@@ -346,7 +346,7 @@ def refuse_selection(section: ZenFlowSection) -> None:
 
 
 def trains(config: DeepSpeedConfig) -> bool:
-    """Whether a ds_config on its own is for training: it has a word on the optimizer or on gradients."""
+    """Whether a ds_config alone is for training: it configures the optimizer or gradients."""
     zero, given = config.zero_optimization, config.model_fields_set
     of_training = ("optimizer", "gradient_accumulation_steps", "gradient_clipping", "data_types")
     sections = (zero.offload_optimizer, zero.zenflow)
@@ -354,7 +354,7 @@ def trains(config: DeepSpeedConfig) -> bool:
 
 
 def batch_problems(config: DeepSpeedConfig, *, batch: int, accumulation: int, ranks: int) -> list[Problem]:
-    """Where batch sizes contradict the workload's (train_batch_size = micro batch x accumulation x ranks)."""
+    """Return contradictions to the workload (train_batch_size = micro batch x accumulation x ranks)."""
     values: dict[str, tuple[Any, int]] = {
         "train_micro_batch_size_per_gpu": (config.train_micro_batch_size_per_gpu, batch),
         "gradient_accumulation_steps": (config.gradient_accumulation_steps, accumulation),

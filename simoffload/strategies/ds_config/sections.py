@@ -32,7 +32,7 @@ __all__ = [
 
 
 def _integer(value: Any) -> Any:
-    """Accept 5e7 where an integer is meant, as DeepSpeed does; keep Hugging Face's "auto"."""
+    """Accept 5e7 as an integer, as DeepSpeed does; keep Hugging Face's "auto"."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
     return value
@@ -50,7 +50,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class ConfigSection(Frozen):
-    """A section of ds_config.json; keys that we do not know are kept to be warned about."""
+    """A ConfigSection is a section of ds_config.json; unknown keys are kept for warnings."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -59,41 +59,41 @@ class OffloadParamSection(ConfigSection):
     """``zero_optimization.offload_param`` says where weights are."""
 
     device: Literal["none", "cpu", "nvme"] | None = None
-    """Where the weights are, unless the scenario names a tier."""
+    """Device of the weights, unless the scenario names a tier."""
     nvme_path: str | None = None
-    """Folder on the storage; unless the scenario names a tier, a folder in it called after one does."""
+    """Folder on the storage; its path has a folder with a tier's name unless the scenario names a tier."""
     buffer_count: Positive = 5
-    """Swap buffers of weights on storage."""
+    """Number of swap buffers for weights on storage."""
     buffer_size: AutoElements = 100_000_000
     """[elements] of each swap buffer; the largest slice of a parameter must fit."""
     max_in_cpu: AutoElements = 1_000_000_000
     """[elements] of weights that stay in host memory under NVMe offload."""
     pin_memory: bool | None = None
-    """Weights in page-locked host memory; None: what the version does."""
+    """Whether weights are in page-locked host memory; None: default of the version."""
 
 
 class OffloadOptimizerSection(ConfigSection):
     """``zero_optimization.offload_optimizer`` says where and how the optimizer runs."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
-    """Where the optimizer's states are, unless the scenario names a tier."""
+    """Device of the optimizer states, unless the scenario names a tier."""
     nvme_path: str | None = None
-    """Folder on the storage; unless the scenario names a tier, a folder in it called after one does."""
+    """Folder on the storage; its path has a folder with a tier's name unless the scenario names a tier."""
     buffer_count: Positive = 4
-    """Swap buffers of the optimizer, each of the largest sub-group."""
+    """Number of swap buffers of the optimizer, each of the size of the largest sub-group."""
     pin_memory: bool | None = None
-    """Gradients and states in page-locked host memory; None: what the version does."""
+    """Whether gradients and states are in page-locked host memory; None: default of the version."""
     pipeline_read: bool = False
-    """The next sub-group is read while one is updated."""
+    """Whether the next sub-group is read while one is updated."""
     pipeline_write: bool = False
-    """A sub-group is written while the next is updated."""
+    """Whether a sub-group is written while the next is updated."""
     fast_init: bool = False
     """Only of start-up: master weights are made from parameters on storage through the parameters' swap
     buffers, the same bytes in another order (``_initialize_from_swapped_fp16_params``)."""
     ratio: Fraction = 1.0
     """Twin-Flow: share of the sub-groups whose optimizer runs on the CPU (stage 3)."""
     super_offload: bool = False
-    """SuperOffload: the update on the CPU runs in a process of its own, beside backward."""
+    """Whether SuperOffload's separate process updates on the CPU in parallel with backward."""
     cpuadam_cores_perc: Fraction = 0.8
     """Share of the cores that SuperOffload's process uses."""
 
@@ -102,21 +102,21 @@ class ZenFlowSection(ConfigSection):
     """``zero_optimization.zenflow`` updates important columns at once, the others later."""
 
     topk_ratio: Fraction = 0.1
-    """Share of the columns that are updated on the GPU at once."""
+    """Share of the columns that are updated on the GPU immediately."""
     select_strategy: Literal["auto", "step", "epoch"] = "auto"
-    """When the columns are selected again."""
+    """Unit of the interval between two selections of columns."""
     select_interval: Literal["auto"] | Positive = "auto"
-    """Steps (or epochs) between two selections."""
+    """Steps (or epochs) between two selections of columns."""
     update_interval: Literal["auto"] | Positive = "auto"
     """Steps between two updates on the CPU."""
     overlap_step: bool = False
-    """The update on the CPU runs beside the next steps."""
+    """Whether the update on the CPU runs in parallel with the next steps."""
     offload: bool = False
-    """Moments of the selected columns are kept in host memory."""
+    """Whether moments of the selected columns are kept in host memory."""
     auto_ratio: Fraction = 0.99
     """Share of the tensors that make an update under ``update_interval: auto``, whose interval is assumed."""
     full_warm_up_rounds: Elements = 0
-    """First steps in which everything is updated."""
+    """Number of first steps in which everything is updated."""
     pt_reserved_cores_perc: Fraction = 0.5
     """Share of the cores that the update leaves to PyTorch."""
 
@@ -125,13 +125,13 @@ class ZeroSection(ConfigSection):
     """``zero_optimization`` says what is partitioned and what is offloaded."""
 
     stage: Literal[0, 1, 2, 3] = 3
-    """What is partitioned: nothing, optimizer states, gradients too, weights too."""
+    """Partitioned states: 0 none, 1 optimizer states, 2 also gradients, 3 also weights."""
     offload_param: OffloadParamSection | None = None
-    """Weights outside of the GPU (stage 3)."""
+    """Offloading of weights from the GPU (stage 3)."""
     offload_optimizer: OffloadOptimizerSection | None = None
-    """Optimizer states outside of the GPU."""
+    """Offloading of optimizer states from the GPU."""
     zenflow: ZenFlowSection | None = None
-    """Updates of the important columns on the GPU, of the others later on the CPU."""
+    """ZenFlow: important columns are updated on the GPU, the others later on the CPU."""
     contiguous_gradients: bool = True
     """False is not simulated: no bucket of ``reduce_bucket_size``, and no copies into it (stage3.py,
     ``__add_grad_to_ipg_bucket``)."""
@@ -139,69 +139,69 @@ class ZeroSection(ConfigSection):
     """False is not simulated in stage 3 (``__avg_scatter_contiguous_grads``: an all-reduce); stages 1 and 2
     all-reduce either way (stage_1_and_2.py, ``average_tensor``)."""
     reduce_bucket_size: AutoElements = 500_000_000
-    """[elements] of gradients that are reduced at once."""
+    """[elements] of gradients that are reduced in one operation."""
     allgather_bucket_size: AutoElements = 500_000_000
-    """[elements] that stages 1 and 2 gather at once after an update."""
+    """[elements] that stages 1 and 2 gather in one operation after an update."""
     sub_group_size: AutoElements = 1_000_000_000
-    """[elements] that stage 3 updates at once."""
+    """[elements] that stage 3 updates in one operation."""
     round_robin_gradients: bool = False
-    """Spreads the ranks' copies to host memory over the backward pass, as all simulated ranks do."""
+    """Whether the ranks' copies to host memory are spread over the backward pass, as always simulated."""
     overlap_comm: bool | None = None
-    """Gradients are reduced beside the backward pass; None: in stage 3."""
+    """Whether gradients are reduced in parallel with the backward pass; None: in stage 3."""
     stage3_prefetch_bucket_size: AutoElements = 50_000_000
-    """[elements] that are gathered ahead."""
+    """[elements] that are gathered in advance."""
     stage3_param_persistence_threshold: AutoElements = 100_000
     """[elements] Smaller parameters stay gathered."""
     stage3_model_persistence_threshold: AutoElements = sys.maxsize
-    """[elements] of all parameters that stay gathered for being small."""
+    """[elements] in total of parameters that stay gathered because of their size."""
     stage3_max_live_parameters: AutoElements = 1_000_000_000
-    """[elements] on a GPU at most before one is let go."""
+    """[elements] of gathered parameters on a GPU, at most."""
     stage3_max_reuse_distance: AutoElements = 1_000_000_000
-    """[elements] A parameter that is used again sooner is kept."""
+    """[elements] A parameter that is used again within this distance is kept."""
 
 
 class AioSection(ConfigSection):
     """``aio`` says how storage is read and written."""
 
     block_size: Annotated[Positive, Field(multiple_of=512)] = 1 << 20
-    """Files are opened with O_DIRECT."""
+    """Size of one request [B]; files are opened with O_DIRECT."""
     queue_depth: Positive = 8
-    """Requests in flight of one thread."""
+    """Number of requests in flight per thread."""
     intra_op_parallelism: Positive | None = None
-    """Threads that share one read or write."""
+    """Number of threads that share one read or write."""
     thread_count: Positive | None = None
-    """The older name of ``intra_op_parallelism``, read before DeepSpeed 0.16.4."""
+    """Former name of ``intra_op_parallelism``, read before DeepSpeed 0.16.4."""
     single_submit: bool = False
-    """Requests are submitted one by one."""
+    """Whether requests are submitted one at a time."""
     overlap_events: bool = True
-    """Requests are submitted while others complete."""
+    """Whether requests are submitted while others complete."""
     use_gds: bool = False
-    """GPUDirect Storage: between drive and HBM without host memory."""
+    """Whether GPUDirect Storage transfers between drive and HBM without host memory."""
 
 
 class OptimizerSection(ConfigSection):
     """``optimizer`` names the optimizer and its hyperparameters."""
 
     type: Annotated[str, Field(min_length=1)] = "AdamW"
-    """AdamW, Adam, SGD, AdamW8bit or Adafactor."""
+    """Type of the optimizer: AdamW, Adam, SGD, AdamW8bit or Adafactor."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Hyperparameters, which cost the same whatever they are; ``torch_adam`` is warned about."""
+    """Hyperparameters, whose values do not affect the time; ``torch_adam`` causes a warning."""
 
 
 class DataTypesSection(ConfigSection):
-    """``data_types`` names the types of what is accumulated."""
+    """``data_types`` names the data type of accumulated gradients."""
 
     grad_accum_dtype: Literal["fp32", "fp16", "bf16"] | None = None
-    """In which gradients are accumulated; None: the model's type."""
+    """Data type in which gradients are accumulated; None: the model's type."""
 
 
 class ActivationCheckpointingSection(ConfigSection):
     """``activation_checkpointing``: read only by DeepSpeed's own checkpoint function."""
 
     partition_activations: bool = False
-    """Divides checkpoints among tensor-parallel ranks, of which there is one here."""
+    """Partitioning of checkpoints among tensor-parallel ranks, of which there is one here."""
     cpu_checkpointing: bool = False
-    """Checkpointed activations are kept in host memory."""
+    """Whether checkpointed activations are kept in host memory."""
 
 
 def _lower(value: Any) -> Any:
@@ -213,22 +213,22 @@ class CheckpointWriterSection(ConfigSection):
     """``checkpoint.writer`` (deepspeed/runtime/model_checkpointing/constants.py); "mock" writes nothing."""
 
     type: Annotated[Literal["python", "fast"], BeforeValidator(_lower)] = "fast"
-    """Python's file object, or FastPersist."""
+    """Writer of files: Python's file object, or FastPersist."""
     io_buffer_size: Positive = 64 * 2**20
     """[B] of the pinned buffer."""
     io_buffer_double: bool = True
-    """One half is filled while the other is written."""
+    """Whether one half of the buffer is filled while the other is written."""
     data_parallel: Annotated[Literal["replica", "socket", "machine"], BeforeValidator(_lower)] | None = None
-    """Which ranks write parts of what all ranks hold alike."""
+    """Ranks that each write a part of the data that all ranks hold."""
     decoupled: bool = False
-    """A process of its own writes while training goes on."""
+    """Whether a separate process writes while training continues."""
 
 
 class CheckpointSection(ConfigSection):
     """``checkpoint`` says how checkpoints are written."""
 
     checkpoint_serialization: bool = True
-    """PyTorch's zip format; else the older one."""
+    """Whether checkpoints use PyTorch's zip format; otherwise the older one."""
     writer: CheckpointWriterSection | None = None
     """DeepSpeed's writer of checkpoints; without it ``torch.save`` writes."""
 
@@ -237,7 +237,7 @@ class PrecisionSection(ConfigSection):
     """``fp16`` or ``bf16``; the model's dtype decides what is simulated."""
 
     enabled: bool | Literal["auto"] = False
-    """What DeepSpeed would compute in."""
+    """Whether DeepSpeed computes in this data type."""
 
 
 def _one_precision(value: PrecisionSection, info: ValidationInfo) -> PrecisionSection:
@@ -249,29 +249,29 @@ def _one_precision(value: PrecisionSection, info: ValidationInfo) -> PrecisionSe
 
 
 class DeepSpeedConfig(ConfigSection):
-    """A ds_config.json, as far as it decides what is offloaded and how."""
+    """A ds_config.json, as far as it determines what is offloaded and how."""
 
     zero_optimization: ZeroSection = ZeroSection()
-    """What is partitioned and offloaded."""
+    """Settings of partitioning and offloading."""
     aio: AioSection = AioSection()
-    """How storage is read and written."""
+    """Settings of reading and writing storage."""
     optimizer: OptimizerSection | None = None
-    """Which optimizer; without it AdamW."""
+    """Optimizer of the training; AdamW if none is given."""
     fp16: PrecisionSection = PrecisionSection()
     """Whether DeepSpeed computes in half precision."""
     bf16: Annotated[PrecisionSection, AfterValidator(_one_precision)] = PrecisionSection()
     """Whether DeepSpeed computes in brain floating point."""
     train_batch_size: AutoPositive | None = None
-    """Sequences of one step on all ranks; must agree with the scenario."""
+    """Sequences per step on all ranks; must agree with the scenario."""
     train_micro_batch_size_per_gpu: AutoPositive | None = None
-    """The scenario's ``batch_size``; must agree with it."""
+    """Sequences per GPU; must agree with the scenario's ``batch_size``."""
     gradient_accumulation_steps: AutoPositive | None = None
-    """Must agree with the scenario."""
+    """Micro-steps per step; must agree with the scenario."""
     gradient_clipping: Annotated[float, Field(ge=0.0)] | Literal["auto"] = 0.0
-    """Largest norm of the gradients; 0: it is not computed."""
+    """Largest norm of the gradients; 0: the norm is not computed."""
     data_types: DataTypesSection = DataTypesSection()
-    """Types of what is accumulated."""
+    """Data types of accumulated values."""
     activation_checkpointing: ActivationCheckpointingSection = ActivationCheckpointingSection()
     """DeepSpeed's own checkpointing of activations."""
     checkpoint: CheckpointSection | None = None
-    """How checkpoints are written; without it by ``torch.save``."""
+    """Settings of writing checkpoints; without them ``torch.save`` writes."""

@@ -42,9 +42,9 @@ __all__ = [
 LATEST = "0.19.8"
 _FIRST_GDS = (0, 15, 0)
 _FIRST_INTRA_OP = (0, 16, 4)
-"""Since then ``aio.thread_count`` is called ``intra_op_parallelism`` (DeepSpeed's commit c9da489)."""
+"""Version from which ``aio.thread_count`` is called ``intra_op_parallelism`` (DeepSpeed's commit c9da489)."""
 _PIN_BY_DEFAULT = (0, 19, 5)
-"""Since then ``pin_memory`` is true unless it is given."""
+"""Version from which ``pin_memory`` is true by default."""
 _STAGE_3 = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
     "param_persistence_threshold": "stage3_param_persistence_threshold",
@@ -52,7 +52,7 @@ _STAGE_3 = {
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
 }
-"""What ds_config calls the settings of stage 3."""
+"""Keys of ds_config for the settings of stage 3."""
 _BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size")
 _ALIGNED = 1024
 """[B] to which each aio thread's part of a file is padded (``AIO_ALIGNED_BYTES``, swap_tensor/utils.py)."""
@@ -79,11 +79,11 @@ update comes when 99 % of the tensors have gathered enough of the norm). The pub
 
 
 class OffloadSettings(NamedTuple):
-    """The resolved knobs of one run."""
+    """OffloadSettings are the resolved settings of one run."""
 
     version: tuple[int, ...]
     device: Literal["none", "cpu", "nvme"] | None
-    """As configured; None = the configuration does not say."""
+    """Device in the configuration; None if it does not name one."""
     prefetch_bucket_size: int
     """[elements]"""
     max_live_parameters: int
@@ -95,13 +95,13 @@ class OffloadSettings(NamedTuple):
     model_persistence_threshold: int
     """[elements]"""
     overlap_comm: bool
-    """False puts copies and gathers on the stream of the kernels."""
+    """Whether copies and gathers have their own stream; false: they share that of the kernels."""
     pin_memory: bool
     buffer_count: int
     buffer_size: int
     """[elements]"""
     max_in_cpu: int
-    """[elements] of parameters that training keeps in host memory though they belong on storage."""
+    """[elements] of parameters that training keeps in host memory although their tier is storage."""
     block_size: int
     """[B]"""
     queue_depth: int
@@ -139,7 +139,7 @@ class OffloadSettings(NamedTuple):
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:
-        """What ds_config would say, by the section."""
+        """Return the settings in the form of ds_config, by section."""
         stage_3 = {key: getattr(self, name) for name, key in _STAGE_3.items()}
         return {
             "zero_optimization": {"overlap_comm": self.overlap_comm, **stage_3},
@@ -162,34 +162,34 @@ class OffloadSettings(NamedTuple):
 
 
 class ZenFlow(NamedTuple):
-    """Important columns of the gradients are applied on the GPU at once, the others later on the CPU."""
+    """ZenFlow applies important gradient columns on the GPU immediately, the others later on the CPU."""
 
     topk_ratio: float
     update_interval: int
     """Steps between two updates on the CPU."""
     overlap_step: bool
-    """The update on the CPU runs beside the next steps."""
+    """Whether the update on the CPU runs in parallel with the next steps."""
     offload: bool
-    """Moments of the selected columns are kept in host memory."""
+    """Whether moments of the selected columns are kept in host memory."""
     full_warm_up_rounds: int
     reserved_cores: float
-    """Share of the cores that the update's process leaves to PyTorch (``pt_reserved_cores_perc``)."""
+    """Share of the cores that the update process leaves to PyTorch (``pt_reserved_cores_perc``)."""
     select_interval: int = 0
-    """Micro-steps between two selections of columns; 0 = once per epoch, which no step shows."""
+    """Micro-steps between two selections of columns; 0 = once per epoch, outside the simulated steps."""
 
 
 class TrainingSettings(NamedTuple):
-    """The resolved knobs of one training run."""
+    """TrainingSettings are the resolved settings of one training run."""
 
     stage: int
     params: OffloadSettings
-    """How parameters are fetched; below stage 3 they stay on the GPU."""
+    """Settings of fetching parameters; below stage 3 they stay on the GPU."""
     optimizer: OptimizerKind
     optimizer_device: Literal["none", "cpu", "nvme"]
     pin_memory: bool
-    """Gradients and optimizer states in page-locked memory."""
+    """Whether gradients and optimizer states are in page-locked memory."""
     buffer_count: int
-    """Swap buffers of the optimizer, each of the largest sub-group."""
+    """Number of swap buffers of the optimizer, each of the size of the largest sub-group."""
     pipeline_read: bool
     pipeline_write: bool
     ratio: float
@@ -209,7 +209,7 @@ class TrainingSettings(NamedTuple):
     """[B] of an element in which gradients are accumulated (``data_types.grad_accum_dtype``)."""
     gradient_clipping: bool
     cpu_checkpointing: bool
-    """Checkpointed activations are kept in host memory."""
+    """Whether checkpointed activations are kept in host memory."""
 
     @property
     def pipelined(self) -> bool:
@@ -218,7 +218,7 @@ class TrainingSettings(NamedTuple):
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:
-        """What ds_config would say, by the section."""
+        """Return the settings in the form of ds_config, by section."""
         fetching = self.params.config
         zero = fetching["zero_optimization"] | _values(self, "overlap_comm", *_BUCKETS)
         return fetching | {
@@ -232,7 +232,7 @@ class TrainingSettings(NamedTuple):
 
 
 def _values(settings: NamedTuple, *names: str) -> dict[str, Any]:
-    """Those of the settings that ds_config calls by the same names."""
+    """Return the settings that have the same names in ds_config."""
     return {name: getattr(settings, name) for name in names}
 
 

@@ -41,7 +41,7 @@ _LIMITED = 3
 """Layers whose parameters are on the GPU at most with ``limit_all_gathers``: one at work, one waiting for it,
 one being gathered."""
 _SETTLED = 3
-"""Steps, and micro-steps of each, after which FSDP's state repeats."""
+"""Number of steps, and of micro-steps in each, after which FSDP's state repeats."""
 _BATCH = "lower batch_size or sequence_length"
 _KEPT = f"{_BATCH}, or set gradient_checkpointing"
 _OFFLOAD = "set cpu_offload, or take more ranks"
@@ -60,30 +60,30 @@ class Fsdp(Strategy):
 
     kind: Literal["fsdp"] = "fsdp"
     cpu_offload: bool = False
-    """Parameters, gradients and optimizer in host memory (``CPUOffload(offload_params=True)``)."""
+    """Whether parameters, gradients and optimizer are in host memory (``CPUOffload``)."""
     backward_prefetch: Prefetch = "pre"
-    """Gather the next unit before this one's gradients are computed, after, or when it is needed."""
+    """When the next unit is gathered: before or after this one's gradients are computed, or on demand."""
     limit_all_gathers: bool = True
-    """No more than two units are gathered ahead of the one at work."""
+    """Whether at most two units are gathered ahead of the one in use."""
     reshard_after_forward: bool = True
-    """``FULL_SHARD``; otherwise ``SHARD_GRAD_OP``."""
+    """Whether sharding is ``FULL_SHARD``; otherwise it is ``SHARD_GRAD_OP``."""
     mixed_precision: bool = True
-    """Shards and optimizer in single precision; all else, and the reduction, in the model's type."""
+    """Whether only shards and optimizer are in single precision; the rest has the model's type."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 unless it is set
     already); by default the cores over the ranks."""
 
     def places(self, _machine: Machine) -> Placement:
-        """Where it keeps parameters, gradients and optimizer."""
+        """Return the tier that holds parameters, gradients and optimizer."""
         tier = "dram" if self.cpu_offload else "hbm"
         return Placement(tier, tier)
 
     def placements(self, _machine: Machine) -> tuple[Placement, ...]:
-        """Everything in HBM, or everything in host memory."""
+        """Return the placements: all states in HBM, or all in host memory."""
         return Placement("hbm", "hbm"), Placement("dram", "dram")
 
     def retarget(self, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
-        """``cpu_offload`` set or not. Raises PlacementError for what FSDP cannot do."""
+        """Return the edit of ``cpu_offload``. Raises PlacementError for what FSDP cannot do."""
         weights, optimizer = placement
         if (weights, optimizer or weights) not in self.placements(machine):
             why = (
@@ -109,14 +109,14 @@ class Fsdp(Strategy):
 
 @dataclass(frozen=True)
 class FsdpPlan(StepWork):
-    """FSDP training of one model on one machine."""
+    """An FsdpPlan is FSDP training of one model on one machine."""
 
     model: ModelShape
     workload: Training
     machine: Machine
     strategy: Fsdp
     threads: int
-    """Of one rank's optimizer on the CPU."""
+    """Number of threads of one rank's optimizer on the CPU."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -144,7 +144,7 @@ class FsdpPlan(StepWork):
 
     @cached_property
     def units(self) -> Units:
-        """The flat parameters, cut up among the ranks."""
+        """Flat parameters, sharded among the ranks."""
         layers, each = self.model.num_hidden_layers, self.model.parameters_per_layer
         root = self.model.num_parameters - layers * each
         outside = (*self.model.modules_before, *self.model.modules_after)
@@ -157,7 +157,7 @@ class FsdpPlan(StepWork):
 
     @property
     def options(self) -> FsdpOptions:
-        """What the writer needs to know."""
+        """Options that the writer needs."""
         strategy, element = self.strategy, self.model.dtype_bytes
         return FsdpOptions(
             cpu_offload=strategy.cpu_offload,
@@ -170,7 +170,7 @@ class FsdpPlan(StepWork):
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """One step; what later micro-steps do otherwise has parts of its own."""
+        """Parts of one step; later micro-steps that differ have their own parts."""
         count = self._micro_steps
         forward, *backward = micro_steps(count, cycle=count)
         passes = [forward]
@@ -180,7 +180,7 @@ class FsdpPlan(StepWork):
         return (*passes, *backward, StepPart("optimizer", OPTIMIZER))
 
     def schedule(self, part: StepPart) -> Schedule:
-        """The operations of one part of a step."""
+        """Return the schedule of one part of a step."""
         work = self.workload
         timing = TrainingTiming(
             machine=self.machine, model=self.model, batch=work.batch_size, length=work.sequence_length
@@ -198,12 +198,12 @@ class FsdpPlan(StepWork):
 
     @cached_property
     def trace(self) -> Trace:
-        """Every hook and kernel of a micro-step."""
+        """Every hook and kernel of a micro-step, in order."""
         work = self.workload
         return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 
     def _runtime(self, part: StepPart) -> FsdpRuntime:
-        """FSDP's state before a micro-step, steps having gone before."""
+        """Return FSDP's state before a micro-step in the steady state."""
         layers, count = self.model.num_hidden_layers, min(self._micro_steps, _SETTLED)
         runtime = FsdpRuntime(layers=layers, options=self.options, sharded=self.strategy.ranks > 1)
         for index in range(_SETTLED * count):
@@ -216,7 +216,7 @@ class FsdpPlan(StepWork):
 
     @property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """What each tier must hold in a micro-step and in the optimizer's step (an estimate)."""
+        """Memory of each tier in a micro-step and in the optimizer's step (an estimate)."""
         states, host = self._states, self._host
         adam = "temporaries of AdamW"
         size = self.options.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
@@ -229,12 +229,12 @@ class FsdpPlan(StepWork):
 
     @property
     def _sharing(self) -> int:
-        """Ranks that share the tier of the states."""
+        """Number of ranks that share the tier of the states."""
         return self.machine.ranks_per_node(self.strategy.ranks) if self.strategy.cpu_offload else 1
 
     @property
     def _states(self) -> tuple[MemoryTerm, ...]:
-        """Shards, their gradients and moments; in host memory the first two are page-locked."""
+        """Return shards, gradients and moments; in host memory the first two are page-locked."""
         slices, size = self.units.slices, self.options.shard_element
         offload, total = self.strategy.cpu_offload, sum(self.units.slices)
         here = self._sharing

@@ -19,20 +19,20 @@ _IN_FLIGHT = 2  # _max_num_inflight_all_gathers, hard-coded in PyTorch
 
 
 class FsdpOptions(NamedTuple):
-    """FSDP's knobs, resolved for one run."""
+    """FsdpOptions are FSDP's settings, resolved for one run."""
 
     cpu_offload: bool
     backward_prefetch: Prefetch
     limit_all_gathers: bool
     reshard_after_forward: bool
     element: int
-    """[B] of an element as it is gathered and computed with."""
+    """Size of an element as it is gathered and computed with [B]."""
     shard_element: int
-    """[B] of an element of a shard and its gradient."""
+    """Size of an element of a shard and its gradient [B]."""
 
 
 class FsdpSink:
-    """What FSDP asks of the machine, in the order in which the host thread asks it; here nothing happens."""
+    """An FsdpSink receives FSDP's operations in the order of the host thread; this base ignores them."""
 
     def unshard(self, unit: int, /) -> None:
         """Bring the shard to the GPU and cast it."""
@@ -55,7 +55,7 @@ class FsdpSink:
 
 
 class FsdpRuntime:
-    """FSDP's state of one rank; until ``begin`` names a sink it is only kept up to date."""
+    """FsdpRuntime is FSDP's state of one rank; until ``begin`` names a sink it is only updated."""
 
     def __init__(self, *, layers: int, options: FsdpOptions, sharded: bool) -> None:
         self._layers = layers
@@ -67,12 +67,12 @@ class FsdpRuntime:
         self._sink = FsdpSink()
 
     def begin(self, sink: FsdpSink) -> None:
-        """From now on write down; what was asked before is done."""
+        """Begin to send calls to a sink; all earlier calls count as done."""
         self._sink = sink
         self._free_events = deque([None] * len(self._free_events))
 
     def micro_step(self, *, boundary: bool) -> None:
-        """All hooks of forward and backward."""
+        """Run all hooks of forward and backward."""
         self.forward()
         self.pre_backward(ROOT)
         for layer in reversed(range(self._layers)):
@@ -95,12 +95,12 @@ class FsdpRuntime:
         self._sink.need(unit)
 
     def post_forward(self, unit: int) -> None:
-        """After a unit; the root stays whole for backward."""
+        """Run the hook after a unit in forward; the root stays gathered for backward."""
         if unit != ROOT and self._options.reshard_after_forward:
             self._reshard(unit)
 
     def pre_backward(self, unit: int) -> None:
-        """Before gradients of a unit are computed."""
+        """Run the hook before gradients of a unit are computed."""
         if unit in self._prefetched:
             self._prefetched.discard(unit)
         else:
@@ -110,7 +110,7 @@ class FsdpRuntime:
             self._prefetch(unit)
 
     def post_backward(self, unit: int, *, boundary: bool) -> None:
-        """A unit's gradients are complete; within ``no_sync`` (not at the ``boundary``) they stay whole."""
+        """Handle complete gradients of a unit; within ``no_sync`` (no ``boundary``) they stay unsharded."""
         if boundary or self._options.reshard_after_forward:
             self._reshard(unit)
         if self._options.backward_prefetch == "post" and unit != ROOT:

@@ -38,18 +38,18 @@ _ADAM_OPERATIONS = 8
 
 
 class Units(NamedTuple):
-    """Flat parameters, cut up among the ranks."""
+    """Units are the flat parameters, sharded among the ranks."""
 
     ranks: int
     numels: Mapping[int, int]
-    """[elements] by layer, and of ``ROOT``."""
+    """Number of elements by layer, and of ``ROOT`` [elements]."""
     layer_tensors: int
     """Number of parameters of a layer."""
     root_tensors: int
     """Number of parameters of ``ROOT``."""
 
     def numel(self, unit: int) -> int:
-        """[elements]"""
+        """Return the number of elements of a unit [elements]."""
         return self.numels[unit]
 
     def slice(self, unit: int) -> int:
@@ -58,12 +58,12 @@ class Units(NamedTuple):
 
     @property
     def slices(self) -> tuple[int, ...]:
-        """[elements] of one rank's shards."""
+        """Return the number of elements of one rank's shards [elements]."""
         return tuple(self.slice(unit) for unit in self.numels)
 
 
 class FsdpWriter(StreamWriter, FsdpSink):
-    """Writes one part of a step; does what the runtime asks."""
+    """FsdpWriter writes one part of a step as the runtime requests."""
 
     def __init__(self, *, name: str, units: Units, options: FsdpOptions, timing: TrainingTiming) -> None:
         super().__init__(name=name, gpus=range(units.ranks), streams=_STREAMS, machine=timing.machine)
@@ -73,9 +73,9 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self._time = timing
         self._fsdp = timing.machine.host.fsdp_costs
         self._slower = self._fsdp.operation.value / self.costs.operation.value
-        """Launches of forward over those in inference."""
+        """Ratio of the launch times of forward and inference."""
         self._ready: dict[int, tuple[int, int]] = {}
-        """What a unit is awaited by, as a stream and an operation on it."""
+        """Operation for which the users of a unit wait, as (stream, ordinal)."""
         self._awaited_by_compute: list[tuple[int, int]] = []
         self._element = options.element
         self._forward = True
@@ -104,7 +104,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.host_waits(_COMPUTE)
 
     def backward(self, trace: Trace, runtime: FsdpRuntime, *, accumulates: bool, boundary: bool) -> None:
-        """The backward pass; ``accumulates`` = gradients of earlier micro-steps are there to be added to."""
+        """Write the backward pass; ``accumulates`` = it adds to gradients of earlier micro-steps."""
         self._forward = False
         runtime.begin(self)
         self._begin(trace.backward[0])
@@ -135,7 +135,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
         self.host_waits(_COMPUTE)
 
     def optimizer(self, *, threads: int) -> None:
-        """PyTorch's AdamW over all shards: where they are, one operation after the other."""
+        """Write PyTorch's AdamW over all shards on their device, one operation after the other."""
         units = self._units
         self.builder.segment("optimizer")
         self.spend(self._fsdp.step_call.value)
@@ -162,7 +162,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
     # -- the runtime's actions --------------------------------------------------------------------
 
     def unshard(self, unit: int) -> None:
-        """A copy from page-locked memory, and a cast in HBM, on their own stream."""
+        """Write a copy from page-locked memory and a cast in HBM, on their own stream."""
         options, numel = self._options, self._units.slice(unit)
         self.label = _name(unit)
         self.spend(self._fsdp.unshard.value)
@@ -176,17 +176,17 @@ class FsdpWriter(StreamWriter, FsdpSink):
             self._ready[unit] = _COPY, self.add("concat", _COPY, fixed=fixed, after=self.so_far(HOST))
 
     def limit(self, event: int) -> None:
-        """The host waits for kernels."""
+        """Let the host wait for kernels."""
         self.host_waits(_COMPUTE, event)
 
     def gather(self, unit: int) -> None:
-        """Behind the copies and casts so far."""
+        """All-gather the unit's shards after all copies and casts so far."""
         self.spend(self._fsdp.gather.value)
         ordinal = self._collective("all-gather", "gather", self._units.slice(unit), behind=_COPY)
         self._ready[unit] = _COMM, ordinal
 
     def need(self, unit: int) -> None:
-        """The unit's hooks run, and its tensors become views; the next kernel waits."""
+        """Run the unit's hooks and make views of its tensors; the next kernel waits."""
         costs, units = self._fsdp, self._units
         if self.ranks == 1:  # what is not sharded is let go as well, unless it was not cast
             self.spend(costs.reshard.value)
@@ -199,7 +199,7 @@ class FsdpWriter(StreamWriter, FsdpSink):
             self._awaited_by_compute.append(self._ready.pop(unit))
 
     def free(self, _unit: int) -> int:
-        """Free memory behind the last kernel."""
+        """Free memory after the last kernel."""
         self.spend(self._fsdp.reshard.value)
         return self.builder.written[_COMPUTE] - 1
 
@@ -265,13 +265,13 @@ class FsdpWriter(StreamWriter, FsdpSink):
     # -- transfers --------------------------------------------------------------------------------
 
     def _copy(self, size: int, *, stream: int, to_device: bool) -> int:
-        """An asynchronous copy between the GPU and page-locked memory."""
+        """Write an asynchronous copy between the GPU and page-locked memory; return its ordinal."""
         route, fixed = self.copies([size], to_device=to_device, pinned=True)
         self.flush()
         return self.add("copy", stream, fixed=fixed, size=size, route=route, after=self.so_far(HOST))
 
     def _collective(self, name: str, kind: str, numel: int, *, behind: int) -> int:
-        """An all-gather or reduce-scatter in which every rank has ``numel`` elements of the result."""
+        """Write an all-gather or reduce-scatter with a result of ``numel`` elements; return its ordinal."""
         size = numel * (self.ranks - 1) * self._element
         return self.exchange(kind, name, _COMM, size, behind=(behind,))
 

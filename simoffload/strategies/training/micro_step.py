@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 _LONGEST = 1000
-"""Layers of the longest period of gradients that is looked for."""
+"""Number of layers of the longest period of gradients that is searched."""
 
 
 class Bucket:
-    """Gradients that wait until there are ``size`` [elements] of them, which ``reduce`` then gets."""
+    """A Bucket collects gradients up to ``size`` [elements], which ``reduce`` then gets."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Bucket:
         self._numel = 0
 
     def add(self, tensor: Tensor) -> None:
-        """A gradient is complete (``reduce_independent_p_g_buckets_and_remove_grads``)."""
+        """Add a complete gradient (``reduce_independent_p_g_buckets_and_remove_grads``)."""
         if self._held and self._numel + tensor.numel > self._size:
             self.flush()
         if self._gradient is not None:
@@ -65,7 +65,7 @@ class Bucket:
         self._numel += tensor.numel
 
     def add_all(self, tensors: Sequence[Tensor]) -> None:
-        """Several gradients are complete, one after the other."""
+        """Add several complete gradients, one after the other."""
         for tensor in tensors:
             self.add(tensor)
 
@@ -82,7 +82,7 @@ class Bucket:
 
 
 class MicroStepReplay(Replay):
-    """One micro-step under the settings, whose trace is known."""
+    """MicroStepReplay replays one micro-step with known trace."""
 
     _out: MicroStepWriter
 
@@ -123,7 +123,7 @@ class MicroStepReplay(Replay):
 
 
 _SIDE_STREAM = (0, 19, 6)
-"""DeepSpeed's version with the side stream (commit 858e91e)."""
+"""Version of DeepSpeed that introduced the side stream (commit 858e91e)."""
 
 
 class ActivationOffload:
@@ -143,19 +143,19 @@ class ActivationOffload:
         self._side_stream = version >= _SIDE_STREAM
 
     def enter(self, out: MicroStepWriter, layer: int) -> None:
-        """Forward comes to a layer."""
+        """Handle the beginning of a layer in forward."""
         if not self._side_stream:
             out.move([self._size], to_device=False, pinned=False, stream=COMPUTE)
         elif layer >= 2:
             self._offload(out)
 
     def leave(self, out: MicroStepWriter) -> None:
-        """Forward has left the last layer."""
+        """Handle the end of the last layer in forward."""
         if self._side_stream and self._layers >= 2:
             self._offload(out)
 
     def restore(self, out: MicroStepWriter, layer: int) -> None:
-        """A layer is about to be computed again."""
+        """Restore the input of a layer before it is recomputed."""
         if not self._side_stream:
             out.move([self._size], to_device=True, pinned=False, stream=COMPUTE)
         elif layer < self._layers - 2:
@@ -165,36 +165,36 @@ class ActivationOffload:
             out.add("compute", COMPUTE, label="checkpoint", after=after)
 
     def _offload(self, out: MicroStepWriter) -> None:
-        """The copy runs behind all kernels launched so far."""
+        """Write the copy after all kernels launched so far."""
         out.spend(out.costs.copy_call.value)
         out.move([self._size], to_device=False, pinned=True, stream=ACTIVATIONS, behind=COMPUTE)
 
 
 @dataclass(frozen=True)
 class TrainedLayers(LayeredModel):
-    """The hooks and tensors of a micro-step."""
+    """TrainedLayers are the hooks and tensors of a micro-step."""
 
     state: TrainingState
     workload: Training
 
     @property
     def model(self) -> ModelShape:  # type: ignore[override]  # of inference it is a field
-        """The model with all its layers."""
+        """Model with all its layers."""
         return self.state.model
 
     @property
     def fetching(self) -> OffloadSettings | None:
-        """How stage 3 fetches parameters; None below it."""
+        """Settings with which stage 3 fetches parameters; None below stage 3."""
         return self.state.fetching
 
     @property
     def ranks(self) -> int:
-        """GPUs that share the states."""
+        """Number of GPUs that share the states."""
         return self.state.places.ranks
 
     @property
     def homogeneous(self) -> bool:
-        """Whether all layers' tensors are kept in the same places, and no tensor is told from its likes."""
+        """Whether all layers' tensors are in the same places, and equal tensors are not distinguished."""
         return self.state.homogeneous
 
     def trace_of(self, count: int) -> Trace:
@@ -208,7 +208,7 @@ class TrainedLayers(LayeredModel):
 
     @cached_property
     def full(self) -> LayerStack:
-        """The micro-step with all its layers, of which none may be left out."""
+        """Micro-step with all layers, of which none may be left out."""
         trace = self.trace_of(self.count)
         return LayerStack(trace, Parameters.of(trace, self.state.tensors))
 
@@ -226,7 +226,7 @@ class TrainedLayers(LayeredModel):
         yield self.full
 
     def _gradients(self, swapper: GradientSwapper | None) -> Period | None:
-        """The period of what waits in the bucket and, if they go there, in swap buffers."""
+        """Return the period of the gradients in the bucket and, if they go to storage, in swap buffers."""
 
         def reduce(tensors: Sequence[Tensor]) -> None:
             if swapper is not None:
@@ -245,7 +245,7 @@ class TrainedLayers(LayeredModel):
 
     @cached_property
     def _completed(self) -> list[list[Tensor]]:
-        """Gradients that come in backward before the layers, of a layer, and after them."""
+        """Return the gradients that backward completes before the layers, in a layer, and after them."""
         trace, parameters, *_ = self.stack(1)
         return [
             [tensor for event in events for tensor in parameters.completed(event)]
@@ -253,7 +253,7 @@ class TrainedLayers(LayeredModel):
         ]
 
     def fill(self, swapper: GradientSwapper) -> None:
-        """Leave in the swap buffers what backward has not filled one with."""
+        """Set the swap buffers to the state at the end of backward."""
         before, layer, after = self._completed
         swapper.insert(GradientSink(), before)
         met: dict[State, int] = {}
@@ -278,12 +278,12 @@ class _Reads(CoordinatorSink):
         self._repeated: list[tuple[int, int, int]] = []
 
     def repeat(self, first: int, times: int) -> None:
-        """What has been read from number ``first`` on is read so many times more."""
+        """Repeat what has been read from number ``first`` on."""
         self._repeated.append((first, len(self.slices), times))
 
     @property
     def all(self) -> list[Tensor]:
-        """What is read, in order."""
+        """Return all partitions that are read, in order."""
         found, done = [], 0
         for first, last, times in self._repeated:
             count_elements((last - first) * times)
@@ -296,16 +296,16 @@ class _Reads(CoordinatorSink):
 
 
 class ReplayPeaks(NamedTuple):
-    """What a walk finds out without a clock."""
+    """ReplayPeaks are the peaks and reads of a replayed micro-step, without times."""
 
     gathered: int
-    """[elements] most that gathered parameters occupied at once."""
+    """Maximum size of simultaneously gathered parameters [elements]."""
     largest: int
-    """[elements] largest batch that was gathered in one call."""
+    """Maximum size of a batch gathered in one call [elements]."""
     read: tuple[Tensor, ...]
     """Partitions that were read from storage."""
     while_reducing: int
-    """[elements] most that gathered parameters occupied while a bucket was reduced."""
+    """Maximum size of gathered parameters while a bucket is reduced [elements]."""
 
 
 def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) -> ReplayPeaks | None:
@@ -340,7 +340,7 @@ def gathered_peak(step: LayerStack, state: TrainingState, *, warm: bool = True) 
 
 
 def buckets(step: LayerStack, size: int) -> list[Sequence[Tensor]]:
-    """The tensors of every bucket that a micro-step reduces, in order."""
+    """Return the tensors of every bucket that a micro-step reduces, in order."""
     seen: list[Sequence[Tensor]] = []
     bucket = Bucket(size, seen.append)
     for event in step.trace.backward:

@@ -1,4 +1,4 @@
-"""A training run under ZeRO on a machine: what it keeps where, and the schedules of a step's parts."""
+"""Plan of a training run under ZeRO on a machine: places of its states, and the schedules of a step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ __all__ = ["Places", "ZeroTrainingPlan"]
 
 @dataclass(frozen=True)
 class ZeroTrainingPlan(StepWork):
-    """ZeRO training of one model on one machine."""
+    """A ZeroTrainingPlan is ZeRO training of one model on one machine."""
 
     model: ModelShape
     workload: Training
@@ -62,11 +62,11 @@ class ZeroTrainingPlan(StepWork):
     places: Places
     warnings: tuple[str, ...] = ()
     weight_bits: float | None = None
-    """[bit] of an element of frozen weights where they are quantized."""
+    """Size of an element of frozen weights where they are quantized [bit]."""
     config: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
-    """What its settings come from, and those of its checkpoints."""
+    """Configuration from which the settings of the run and of its checkpoints are read."""
     saved: CheckpointPlan | None = None
-    """Plan of the run's checkpoints."""
+    """Plan of the run's checkpoints, if it saves any."""
 
     @property
     def target(self) -> str:
@@ -85,7 +85,7 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def step(self) -> StepPlan:
-        """A step as the configured mode has it: plain, ZenFlow, SuperOffload."""
+        """Step of the configured mode: plain, ZenFlow or SuperOffload."""
         return _step_of(self)
 
     @property
@@ -95,14 +95,14 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """One step of the steady state."""
+        """Parts of one step of the steady state."""
         return self.step.parts
 
     # -- state ----------------------------------------------------------------------------------
 
     @cached_property
     def state(self) -> TrainingState:
-        """Tensors, partitions and sub-groups, and where each is kept."""
+        """State of the run: tensors, partitions and sub-groups, and their places."""
         return TrainingState(self.model, self.settings, self.places, self.weight_bits)
 
     @cached_property
@@ -112,7 +112,7 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def layered(self) -> TrainedLayers:
-        """The model with as many layers as one wants."""
+        """Model for replays with any number of its layers."""
         return TrainedLayers(self.state, self.workload)
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ class ZeroTrainingPlan(StepWork):
         )
 
     def schedule(self, part: StepPart) -> Schedule:
-        """The operations of one part of a step."""
+        """Return the schedule of one part of a step."""
         write = self.step.writers.get(part.title)
         if write is not None:
             swapper = GradientSwapper.of(self.state)
@@ -150,7 +150,7 @@ class ZeroTrainingPlan(StepWork):
         return out.build()
 
     def _writer(self, part: StepPart, swapper: GradientSwapper | None, layers: int = 0) -> MicroStepWriter:
-        """Return what writes down a part that goes through so many ``layers``."""
+        """Return the writer of a part that replays the given number of ``layers``."""
         return MicroStepWriter(
             name=part.title,
             state=self.state,
@@ -174,7 +174,7 @@ class ZeroTrainingPlan(StepWork):
         return self.layered.stacks_back(GradientSwapper.of(self.state) if swaps else None)
 
     def _fill(self, swapper: GradientSwapper) -> None:
-        """Leave in the swap buffers what backward has not filled one with."""
+        """Set the swap buffers to the state at the end of backward."""
         if self.state.homogeneous:
             self.layered.fill(swapper)
             return
@@ -182,7 +182,7 @@ class ZeroTrainingPlan(StepWork):
             swapper.insert(GradientSink(), tensors)
 
     def _activations(self, layers: int) -> ActivationOffload | None:
-        """Copies of checkpoints, if those go to host memory, of a model of so many ``layers``."""
+        """Return the copies of activation checkpoints to host memory, for a model of so many ``layers``."""
         work, model = self.workload, self.model
         if not (self.settings.cpu_checkpointing and work.gradient_checkpointing):
             return None
@@ -193,7 +193,7 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def peak(self) -> ReplayPeaks | None:
-        """What a walk through a micro-step gathers and reads; None below stage 3."""
+        """Peaks and reads of a replayed micro-step; None below stage 3."""
         if self.settings.stage < 3:
             return None
         return self._peak(warm=True)
@@ -206,11 +206,11 @@ class ZeroTrainingPlan(StepWork):
         raise AssertionError("nothing is left out of the whole")
 
     def tunables(self) -> Iterator[Tunable]:
-        """Those of fetching parameters, of gradients and of the optimizer."""
+        """Yield the settings of parameters, gradients and optimizer that may reduce the memory."""
         return tunables(self.settings)
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
-        """The same with checkpoints as ``options`` and ds_config say; InputError where these contradict."""
+        """Return the plan with checkpoints as ``options`` and ds_config specify; InputError for conflicts."""
         saved = plan_of_training(options, self)
         found = replace(self, saved=saved, warnings=(*self.warnings, *config_warnings(self.config)))
         vars(found).update({name: value for name, value in vars(self).items() if name not in vars(found)})
@@ -218,12 +218,12 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def facts(self) -> Facts:
-        """FLOP, traffic, requests, and what others' rules say."""
+        """FLOP, storage traffic, requests and published memory estimates."""
         return replace(super().facts, traffic=self.traffic, requests=self.requests, estimates=self.estimates)
 
     @cached_property
     def traffic(self) -> tuple[StorageTraffic, ...]:
-        """What one step moves to and from storage, all ranks together."""
+        """Bytes that one step of all ranks moves to and from storage."""
         bytes_moved = by_tier(self.steady_io, lambda transfer: transfer.size * self.places.ranks)
         cycles = Fraction(self.workload.gradient_accumulation_steps, self.step.cycle)
         return tuple(
@@ -233,13 +233,13 @@ class ZeroTrainingPlan(StepWork):
 
     @cached_property
     def steady_io(self) -> tuple[StorageStage, ...]:
-        """What one rank moves to and from storage from update to update of the steady state."""
+        """Bytes that one rank moves to and from storage between two updates of the steady state."""
         read = self.peak.read if self.peak else ()
         return RankFiles(self.state).steady([(read, self.step.cycle)])
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
-        """What one rank moves to and from storage from the start to the end of the first step."""
+        """Bytes that one rank moves to and from storage from the start to the end of the first step."""
         passed: list[tuple[Sequence[Tensor], int]] = []
         if self.settings.stage == 3:
             later = self.peak.read if self.peak else ()
@@ -249,19 +249,19 @@ class ZeroTrainingPlan(StepWork):
 
     @property
     def requests(self) -> tuple[StorageRequests, ...]:
-        """Whole requests of one rank from the start of the run to the end of its first step."""
+        """Full-size requests of one rank from the start of the run to the end of its first step."""
         block, threads = self.settings.params.block_size, self.settings.params.threads
         counts = by_tier(self.first_io, lambda transfer: transfer.full_requests(block=block, threads=threads))
         return tuple(StorageRequests(tier, block, *sums) for tier, sums in counts.items())
 
     @cached_property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """What each tier must hold at each stage of the run."""
+        """Memory that each tier must hold at each stage of the run."""
         return training_stages(self.state, self.workload, self.machine, peak=self.peak)
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """What DeepSpeed's own estimators and a rule of thumb would say."""
+        """Memory by DeepSpeed's own estimators and a rule of thumb."""
         settings, machine = self.settings, self.machine
         return estimates_for(
             self.model,
@@ -274,7 +274,7 @@ class ZeroTrainingPlan(StepWork):
 
 
 def _step_of(plan: ZeroTrainingPlan) -> StepPlan:
-    """The step as its mode has it."""
+    """Return the step of the configured mode."""
     if plan.settings.zenflow is not None:
         return ZenFlowStep(plan)
     return SuperOffloadStep(plan) if plan.settings.super_offload else StepPlan(plan)

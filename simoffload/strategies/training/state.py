@@ -37,22 +37,22 @@ deepspeed/runtime/zero/stage_1_and_2.py)."""
 
 
 class Weight(NamedTuple):
-    """One tensor of the model; a tied one stands once."""
+    """A Weight is one tensor of the model; a tied one is listed once."""
 
     name: str
     numel: int
-    """[elements]"""
+    """Number of elements of the tensor [elements]."""
     sums: int
     """[elements] of the sums over rows and over columns; equal to ``numel`` for a vector."""
     trainable: bool
     quantizable: bool
-    """A linear layer's matrix, which bitsandbytes replaces; not the output layer's."""
+    """Whether it is a linear layer's matrix, which bitsandbytes replaces; the output layer's is not."""
     place: Literal["before", "layer", "after"]
-    """Where its module stands; gradients come in the opposite order."""
+    """Position of its module; gradients come in the opposite order."""
 
 
 def weights_of(model: ModelShape) -> tuple[Weight, ...]:
-    """Every distinct tensor in the order of the modules."""
+    """Return every distinct tensor in the order of the modules."""
     before = _weights(model, model.modules_before, "before")
     layer = tuple(_weights(model, model.layer, "layer"))
     after = _weights(model, model.modules_after, "after")
@@ -79,7 +79,7 @@ def _weights(
 
 
 def _sums(model: ModelShape, module: Module, parameter: Parameter) -> int:
-    """Rows and columns of a matrix; of each matrix where experts are stacked in one tensor."""
+    """Return rows plus columns of a matrix; of each matrix where experts are stacked in one tensor."""
     if module.kind not in ("linear", "router", "embedding") or parameter.name.endswith("bias"):
         return parameter.numel
     if module.kind == "embedding":
@@ -109,14 +109,14 @@ def sub_groups(numels: Sequence[int], size: int) -> tuple[slice, ...]:
 
 @dataclass(frozen=True)
 class Partitions:
-    """A model's tensors, cut up among ``ranks`` as a stage of ZeRO does."""
+    """Partitions are a model's tensors, divided among ``ranks`` as a stage of ZeRO does."""
 
     weights: tuple[Weight, ...]
-    """All of the model, frozen ones included."""
+    """All tensors of the model, including frozen ones."""
     stage: int
     ranks: int
     sub_group_size: int = 1_000_000_000
-    """[elements], of stage 3."""
+    """Size of a sub-group of stage 3 [elements]."""
 
     @cached_property
     def trained(self) -> tuple[Weight, ...]:
@@ -125,7 +125,7 @@ class Partitions:
 
     @cached_property
     def trained_numel(self) -> int:
-        """[elements] of all of them."""
+        """Total size of the trained tensors [elements]."""
         return sum(weight.numel for weight in self.trained)
 
     def slice_numel(self, numel: int) -> int:
@@ -159,7 +159,7 @@ class Partitions:
 
 
 class Places(NamedTuple):
-    """Where things are, and how many share them."""
+    """Places name the tiers of the states, and the CPU threads that update them."""
 
     ranks: int
     weights: str
@@ -167,60 +167,60 @@ class Places(NamedTuple):
     optimizer: str
     """Tier of the optimizer's states."""
     threads: int = 1
-    """Of one rank's optimizer on the CPU."""
+    """Number of threads of one rank's optimizer on the CPU."""
 
 
 class SubGroup(NamedTuple):
-    """Tensors that the optimizer updates together."""
+    """A SubGroup is a set of tensors that the optimizer updates together."""
 
     tensors: tuple[Tensor, ...]
     numel: int
-    """[elements] of one rank's part."""
+    """Size of one rank's part [elements]."""
 
 
 class Update(NamedTuple):
-    """Where a sub-group's states are, and where its updated parameters go."""
+    """An Update describes where a sub-group's states are, and where its updated parameters go."""
 
     group: SubGroup
     on_gpu: bool
-    """The optimizer runs on the GPU."""
+    """Whether the optimizer runs on the GPU."""
     swapped: bool
-    """States and gradients are on storage, whatever ``on_gpu`` says."""
+    """Whether states and gradients are on storage, independent of ``on_gpu``."""
     params: Literal["hbm", "dram", "nvme"]
-    """The place of its 16-bit parameters."""
+    """Place of the sub-group's 16-bit parameters."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What ZeRO keeps of one model under the settings of a run."""
+    """The TrainingState is what ZeRO keeps of one model under the settings of a run."""
 
     model: ModelShape
     settings: TrainingSettings
     places: Places
     weight_bits: float | None = None
-    """[bit] of an element of frozen matrices where they are quantized (QLoRA)."""
+    """Size of an element of frozen matrices where they are quantized (QLoRA) [bit]."""
 
     @cached_property
     def partitions(self) -> Partitions:
-        """The model's tensors, cut up."""
+        """Partitions of the model's tensors among the ranks."""
         settings = self.settings
         weights = weights_of(self.model)
         return Partitions(weights, settings.stage, self.places.ranks, settings.sub_group_size)
 
     @property
     def fetching(self) -> OffloadSettings | None:
-        """How partitioned parameters are fetched; None below stage 3, where every rank has them whole."""
+        """Settings of fetching parameters; None below stage 3, where every rank has all of them."""
         return self.settings.params if self.settings.stage == 3 else None
 
     @property
     def weights_on(self) -> Literal["hbm", "dram", "nvme"]:
-        """Where parameters are; those below ``min_swap_bytes`` stay in host memory."""
+        """Place of the parameters; those below ``min_swap_bytes`` stay in host memory."""
         device = self.settings.params.device
         return "nvme" if device == "nvme" else "dram" if device == "cpu" else "hbm"
 
     @property
     def offloads_optimizer(self) -> bool:
-        """The optimizer's states leave the GPU, but for those that ``ratio`` keeps there."""
+        """Whether the optimizer states leave the GPU, except for those that ``ratio`` keeps there."""
         return self.settings.optimizer_device != "none"
 
     def swapped(self, size: int) -> bool:
@@ -231,7 +231,7 @@ class TrainingState:
 
     @cached_property
     def homogeneous(self) -> bool:
-        """Whether all layers' tensors are kept in the same places, and no tensor is told from its likes."""
+        """Whether all layers' tensors are in the same places, and equal tensors are not distinguished."""
         settings, params = self.settings, self.settings.params
         weights = self.partitions.weights
         in_layers = any(weight.place == "layer" for weight in weights)
@@ -246,7 +246,7 @@ class TrainingState:
         return not self.partitions.groups or self.partitions.group_numels[0] > params.max_in_cpu
 
     def of_layers(self, count: int) -> tuple[Tensor, ...]:
-        """All tensors of a model of ``count`` homogeneous layers."""
+        """Return all tensors of a model of ``count`` homogeneous layers."""
         model = self.model
         pieces = ((model.modules_before, 1), (model.layer, count), (model.modules_after, 1))
         found: tuple[Tensor, ...] = ()
@@ -279,7 +279,7 @@ class TrainingState:
 
     @property
     def _kept(self) -> Iterator[slice]:
-        """Sub-groups that ``max_in_cpu`` has room for, which stay in host memory."""
+        """Sub-groups that fit into ``max_in_cpu`` and stay in host memory."""
         cut = self.partitions
         ends = accumulate(cut.group_numels)
         return (
@@ -290,7 +290,7 @@ class TrainingState:
 
     @cached_property
     def trained(self) -> tuple[Tensor, ...]:
-        """The tensors that the optimizer updates; all of them but for LoRA."""
+        """Tensors that the optimizer updates; all of them except with LoRA."""
         weights = self.partitions.weights
         return tuple(one for one, weight in zip(self.tensors, weights, strict=True) if weight.trainable)
 
@@ -298,7 +298,7 @@ class TrainingState:
 
     @cached_property
     def updates(self) -> tuple[Update, ...]:
-        """What the optimizer does with every sub-group."""
+        """Update of every sub-group by the optimizer."""
         settings, cut = self.settings, self.partitions
         on_cpu_from = int((1 - settings.ratio) * len(cut.groups))
         updates = []
@@ -332,10 +332,10 @@ class TrainingState:
 
     @property
     def cpu_numel(self) -> int:
-        """[elements] of one rank's part that are updated on the CPU."""
+        """Size of one rank's part that is updated on the CPU [elements]."""
         return sum(update.group.numel for update in self.updates if not update.on_gpu)
 
     @property
     def largest_group(self) -> int:
-        """[elements] of one rank's part of the largest sub-group."""
+        """Size of one rank's part of the largest sub-group [elements]."""
         return max(self.partitions.group_numels, default=0)

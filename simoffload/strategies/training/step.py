@@ -45,7 +45,7 @@ PartWriter = Callable[[MicroStepWriter, StepPart], None]
 CPU_ADAM = "CPU Adam"
 CPU_LOOPS = "CPU casts and scaling"
 _SCALE = 8
-"""[B] a gradient: read and written."""
+"""Memory traffic per gradient of scaling [B]: read and written."""
 
 
 def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
@@ -62,40 +62,40 @@ def micro_steps(accumulation: int, *, cycle: int) -> tuple[StepPart, ...]:
 
 
 class StepPlan:
-    """Gradients of all micro-steps are added up, then everything is updated."""
+    """A StepPlan adds up the gradients of all micro-steps, then updates everything."""
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:
         self.plan = plan
 
     @property
     def cycle(self) -> int:
-        """Micro-steps from update to update."""
+        """Number of micro-steps between updates."""
         return self.plan.workload.gradient_accumulation_steps
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """One step of the steady state, in order."""
+        """Parts of one step of the steady state, in order."""
         accumulation = self.plan.workload.gradient_accumulation_steps
         return (*micro_steps(accumulation, cycle=self.cycle), StepPart("optimizer", OPTIMIZER))
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
-        """How the parts that are no walk through the model are written, by their titles."""
+        """Writers of the parts that do not replay the model, by their titles."""
         return {OPTIMIZER: self._optimizer}
 
     def hooks(self) -> GradientHooks:
-        """What happens to gradients besides, for one backward pass."""
+        """Return the additional handling of gradients in one backward pass."""
         return GradientHooks()
 
     def check(self) -> None:
-        """Raise InputError for what DeepSpeed stops at."""
+        """Raise InputError for settings at which DeepSpeed stops."""
 
     def _optimizer(self, out: MicroStepWriter, _part: StepPart) -> None:
         OptimizerStep(out, self.plan).write()
 
 
 def refused(key: str, message: str) -> InputError:
-    """A setting that DeepSpeed stops at, or that is not modelled; ``key`` is within zero_optimization."""
+    """Return the error for a setting that is refused or not modelled; ``key`` is within zero_optimization."""
     return InputError.at(f"strategy.ds_config.zero_optimization.{key}", message)
 
 
@@ -114,7 +114,7 @@ class OptimizerStep:
         self._writing = False
 
     def write(self) -> None:
-        """The whole step: norm, sub-groups, and what brings parameters back to the GPU."""
+        """Write the complete step: norm, sub-groups, and the return of parameters to the GPU."""
         self.begin()
         out, updates = self._out, self._plan.state.updates
         for index, update in enumerate(updates):
@@ -129,7 +129,7 @@ class OptimizerStep:
         self.end()
 
     def begin(self) -> None:
-        """The norm of all gradients; those still in swap buffers are written."""
+        """Write the norm of all gradients, and those still in swap buffers."""
         out, costs, updates = self._out, self._costs, self._plan.state.updates
         out.part("optimizer")
         tensors = sum(len(update.group.tensors) for update in updates)
@@ -138,7 +138,7 @@ class OptimizerStep:
             out.swapper.flush(out)
 
     def gather(self) -> None:
-        """Updated parameters that every rank holds whole are gathered."""
+        """Gather updated parameters of which every rank holds all."""
         out = self._out
         out.part("after the step")
         persistent = [tensor for tensor in self._plan.state.tensors if tensor.persistent]
@@ -149,7 +149,7 @@ class OptimizerStep:
             self._gather_all()
 
     def end(self) -> None:
-        """The host waits for what it has begun."""
+        """Let the host wait for all work of the step."""
         self._out.host_waits(WRITE)
         self._out.host_waits(COMPUTE)
         self._out.host_waits(COPY)
@@ -157,7 +157,7 @@ class OptimizerStep:
     # -- where the update is done ---------------------------------------------------------------
 
     def _on_gpu(self, update: Update) -> None:
-        """Gradients to single precision, scaled, Adam, and cast back, all in HBM."""
+        """Write an update in HBM: gradients cast to single precision, scaled; Adam; parameters cast back."""
         numel = update.group.numel
         out = self._out
         casts = self._timing.hbm_traffic((self._settings.gradient_bytes + 4 * SINGLE + self._size) * numel)
@@ -179,7 +179,7 @@ class OptimizerStep:
             self._swap_out(update, last=following is None)
 
     def _update(self, numel: int) -> None:
-        """Adam, for which the host thread waits."""
+        """Write Adam, for which the host thread waits."""
         self._cpu.adam(DEEPSPEED_ADAM * numel)
 
     def give_back(self, update: Update, *, pinned: bool) -> None:
@@ -203,7 +203,7 @@ class OptimizerStep:
             out.host_waits(PARAMETERS)
 
     def _gather_all(self) -> None:
-        """Every rank gets the others' updated parameters."""
+        """Gather the other ranks' updated parameters on every rank."""
         out = self._out
         if out.ranks == 1:
             return
@@ -272,7 +272,7 @@ class OptimizerStep:
 
 
 def out_numel(update: Update, out: MicroStepWriter) -> int:
-    """[B] of a sub-group's gradients that are kept on storage."""
+    """Return the size of a sub-group's gradients that are kept on storage [B]."""
     swapper = out.swapper
     if swapper is None:
         return 0
@@ -298,7 +298,7 @@ class CpuWork:
         self._stream = stream
 
     def adam(self, traffic: int) -> None:
-        """DeepSpeed's Adam, ``traffic`` [B]."""
+        """Write DeepSpeed's Adam with ``traffic`` [B]."""
         rate = self._machine.host.cpu_optimizer.rate(self._threads, processes=self._processes)
         self._work(CPU_ADAM, traffic, rate)
 
@@ -314,7 +314,7 @@ class CpuWork:
         self._out.spend((FRESH_CAST_S / self._threads + FREED_S) * size)
 
     def loops(self, traffic: int) -> None:
-        """Element-by-element work of PyTorch, ``traffic`` [B]."""
+        """Write element-by-element work of PyTorch with ``traffic`` [B]."""
         rate = self._machine.host.elementwise_rate(self._threads, processes=self._processes)
         self._work(CPU_LOOPS, traffic, rate)
 

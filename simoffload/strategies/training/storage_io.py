@@ -1,4 +1,4 @@
-"""What training reads from and writes to storage: at start-up, in the first step, and in every later one.
+"""Storage reads and writes of training: at start-up, in the first step, and in every later one.
 
 Source: the code path of DeepSpeed 0.18.3 and 0.19.6 (stage3.py ``_create_fp32_partitions``,
 ``create_reduce_and_remove_grad_hooks``, ``initialize_optimizer_states``, ``step``; swap_tensor/:
@@ -32,19 +32,19 @@ _PARAMS = "16-bit parameters"
 
 
 class Transfer(NamedTuple):
-    """Files of one kind that one rank reads or writes."""
+    """A Transfer is the files of one kind that one rank reads or writes."""
 
     tier: str
     what: str
     written: bool
     sizes: tuple[int, ...]
-    """[B] of each."""
+    """Size of each file [B]."""
     times: int = 1
-    """How often all of them are moved."""
+    """Number of times that all files are transferred."""
 
     @property
     def size(self) -> int:
-        """[B] in all."""
+        """Total size of the transfer [B]."""
         return self.times * sum(self.sizes)
 
     def full_requests(self, *, block: int, threads: int) -> int:
@@ -56,7 +56,7 @@ class Transfer(NamedTuple):
 
 
 class StorageStage(NamedTuple):
-    """A stage of the run and what it moves."""
+    """A StorageStage is a stage of the run with its transfers."""
 
     name: str
     transfers: tuple[Transfer, ...]
@@ -67,7 +67,7 @@ Passed = Sequence[tuple[Sequence[Tensor], int]]
 
 
 class RankFiles:
-    """The files of one rank: of each swapped sub-group's states, of gradients, of parameters."""
+    """RankFiles are the files of one rank: states of swapped sub-groups, gradients, and parameters."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
@@ -81,7 +81,7 @@ class RankFiles:
         self._params = self._sizes(tensor for tensor in state.trained if tensor.on_nvme)
 
     def until_first_step(self, passed: Passed) -> tuple[StorageStage, ...]:
-        """Start-up and the first step, in which the trace is recorded."""
+        """Return the stages of start-up and the first step, in which the trace is recorded."""
         master, both = "master weights", "master weights and moments"
         start = (
             self._move_params(written=True),
@@ -107,7 +107,7 @@ class RankFiles:
         )
 
     def _update(self, read: Transfer, what: str) -> tuple[Transfer, ...]:
-        """States are ``read`` with the gradients; all three are written."""
+        """Return transfers of an update: states are ``read`` with the gradients; all three are written."""
         states = self._move_states(3, what, written=True)
         return read, self._move_gradients(written=False), states, self._move_params(written=True)
 
@@ -117,7 +117,7 @@ class RankFiles:
         return *reads, self._move_gradients(written=True)
 
     def _move_states(self, times: int, what: str, *, written: bool) -> Transfer:
-        """So many states of every swapped sub-group."""
+        """Return transfers of a number of states of every swapped sub-group."""
         return Transfer(self._state.places.optimizer, what, written, self._states, times)
 
     def _move_gradients(self, *, written: bool) -> Transfer:
@@ -138,7 +138,7 @@ def _stage(name: str, transfers: Iterable[Transfer]) -> StorageStage:
 
 
 def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) -> dict[str, tuple[int, int]]:
-    """Sums over what is read from each tier, and over what is written to it."""
+    """Sum the transfers by the tier that is read, and by the tier that is written."""
     sums: dict[str, tuple[int, int]] = {}
     for transfer in (one for stage in stages for one in stage.transfers):
         read, written = sums.get(transfer.tier, (0, 0))
@@ -148,7 +148,7 @@ def by_tier(stages: Sequence[StorageStage], measure: Callable[[Transfer], int]) 
 
 
 class GradientSink:
-    """What the swapper of gradients asks of the machine; here nothing happens."""
+    """A GradientSink receives the operations of the gradient swapper; this base ignores them."""
 
     def to_swap_buffer(self, sizes: Sequence[int], /) -> None:
         """Copy gradients from the GPU into a buffer."""
@@ -170,7 +170,7 @@ class GradientSwapper:
 
     @classmethod
     def of(cls, state: TrainingState) -> GradientSwapper | None:
-        """The one of a run; None if its gradients stay in memory."""
+        """Return the swapper of a run; None if its gradients stay in memory."""
         if not state.on_storage:
             return None
         params = state.settings.params
@@ -193,11 +193,11 @@ class GradientSwapper:
 
     @property
     def state(self) -> tuple[int | None, int]:
-        """All that decides what becomes of the next gradients."""
+        """State that determines the handling of the next gradients."""
         return self._filled, self._free
 
     def size(self, tensor: Tensor) -> int:
-        """[B] of the tensor's gradient that go to storage."""
+        """Return the size of the tensor's gradient that goes to storage [B]."""
         aligned = tensor.slice_numel * SINGLE // self._alignment * self._alignment
         return aligned if aligned >= self._smallest else 0
 

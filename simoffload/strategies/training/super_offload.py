@@ -1,4 +1,4 @@
-"""SuperOffload: sub-groups are updated by a process of their own while backward goes on.
+"""SuperOffload: a separate process updates sub-groups while backward continues.
 
 Sources: deepspeed/runtime/superoffload (0.19.6). Once all gradients of a sub-group have been copied, the host
 waits for the gradients' stream and queues the sub-group; the process copies its gradient into a buffer and
@@ -35,11 +35,11 @@ __all__ = ["SuperOffloadStep", "update_threads"]
 
 
 class SuperOffloadStep(StepPlan):
-    """Forward and backward as always; updates of sub-groups go on beside backward."""
+    """A SuperOffloadStep updates sub-groups on the CPU in parallel with backward."""
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """One step of the steady state, in order."""
+        """Parts of one step of the steady state, in order."""
         overlaps = not self.plan.settings.gradient_clipping
         return tuple(
             part._replace(
@@ -51,11 +51,11 @@ class SuperOffloadStep(StepPlan):
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
-        """How the parts that are no walk through the model are written, by their titles."""
+        """Writers of the parts that do not replay the model, by their titles."""
         return {OPTIMIZER: self._write}
 
     def hooks(self) -> GradientHooks:
-        """Sub-groups are queued as they become complete."""
+        """Return hooks that queue sub-groups as they become complete."""
         return _Arrivals(self.plan)
 
     def _write(self, out: MicroStepWriter, part: StepPart) -> None:
@@ -70,14 +70,14 @@ def update_threads(plan: ZeroTrainingPlan) -> int:
 
 
 def _queue(out: MicroStepWriter, plan: ZeroTrainingPlan, numel: int) -> None:
-    """The process copies a gradient into a buffer of its own, and updates."""
+    """Queue a gradient for the process, which copies it into a buffer of its own, and updates."""
     work = CpuWork(out, plan, threads=update_threads(plan), stream=UPDATE)
     work.loops(2 * SINGLE * numel)
     work.adam(DEEPSPEED_ADAM * numel)
 
 
 class _Arrivals(GradientHooks):
-    """Counts the gradients that have come, by sub-group (``sub_group_grad_partition_counts``)."""
+    """_Arrivals count the complete gradients of each sub-group (``sub_group_grad_partition_counts``)."""
 
     shared = True
 
@@ -108,14 +108,14 @@ class _Arrivals(GradientHooks):
 
 
 class _UpdatedStep(OptimizerStep):
-    """What is left to do after backward."""
+    """An _UpdatedStep is the part of the step that remains after backward."""
 
     def __init__(self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, unfinished_s: float) -> None:
         super().__init__(out, plan)
         self._unfinished_s = unfinished_s
 
     def begin(self) -> None:
-        """The last sub-groups are waited for."""
+        """Wait for the last sub-groups."""
         if not self._settings.gradient_clipping:
             self._out.part("last updates")
             self._out.add("wait", UPDATE, fixed=picoseconds(self._unfinished_s), label="CPU update")
@@ -123,7 +123,7 @@ class _UpdatedStep(OptimizerStep):
         super().begin()
 
     def _update(self, numel: int) -> None:
-        """Nothing is left to update, unless the norm had to be known first."""
+        """Update nothing, unless the norm had to be known first."""
         if self._settings.gradient_clipping:
             self._out.flush()
             _queue(self._out, self._plan, numel)

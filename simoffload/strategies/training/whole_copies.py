@@ -1,4 +1,4 @@
-"""Training with a whole copy of everything on every GPU, and what ZeRO would do for it."""
+"""Training with a full copy of all states on every GPU, and the ZeRO stages that would divide them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _DIVIDE = "set strategy.kind: zero_training, which divides and offloads them"
 
 
 def plan_whole_copies(model: ModelShape, workload: Training, machine: Machine, *, ranks: int) -> Plan:
-    """Plain data parallelism: ZeRO stage 0."""
+    """Plan plain data parallelism: ZeRO stage 0."""
     config = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 0}})
     plan = ZeroTraining(ranks=ranks, ds_config=config).plan(model, workload, machine)
     return _WholeCopiesTrained(**{one.name: getattr(plan, one.name) for one in fields(plan)})
 
 
 def stages_of_zero(plan: Plan) -> Iterator[Change]:
-    """Stages of ZeRO, of training."""
+    """Yield the stages of ZeRO for training."""
     if isinstance(plan, ZeroTrainingPlan):
         for stage in stages(plan.settings):
             yield stage._replace(edits=(_ZERO_TRAINING, *stage.edits))
@@ -39,15 +39,15 @@ def stages_of_zero(plan: Plan) -> Iterator[Change]:
 
 @dataclass(frozen=True)
 class _WholeCopiesTrained(ZeroTrainingPlan):
-    """Plain data parallelism: ZeRO that divides nothing, and whose settings make nothing smaller."""
+    """Plain data parallelism is ZeRO that divides nothing, and whose settings reduce no memory."""
 
     def tunables(self) -> Iterator[Tunable]:
-        """None."""
+        """Yield no settings, as none reduces the memory."""
         return iter(())
 
     @cached_property
     def memory_stages(self) -> tuple[MemoryStage, ...]:
-        """The same with another strategy as the remedy."""
+        """Return the memory stages with another strategy as the remedy."""
         return tuple(
             stage._replace(terms=tuple(map(_without_settings, stage.terms)))
             for stage in super().memory_stages

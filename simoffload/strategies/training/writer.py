@@ -44,22 +44,22 @@ TRAINING_STREAMS = (*STREAMS, "reduce", "write", "update", "activations", "param
 REDUCE, WRITE, UPDATE, ACTIVATIONS, PARAMETERS = range(len(STREAMS), len(TRAINING_STREAMS))
 _MAX_REDUCE_EVENTS = 2  # max_param_reduce_events, hard-coded in DeepSpeed
 _NORM_TRAFFIC = 16
-"""[B] an element beyond reading it, for the norm of a gradient: written and read in double precision."""
+"""Traffic per element of a gradient's norm beyond reading it [B]: written and read in double precision."""
 _BOUNDARY_KERNELS = 5
-"""Kernels of a gradient at the boundary: to double precision, norm (two), its square, to single precision."""
+"""Kernels per gradient at the boundary: to double precision, norm (two), its square, to single precision."""
 
 
 class MicroStepStage(NamedTuple):
-    """Which part of a step a micro-step is."""
+    """A MicroStepStage is the role of a micro-step in its step."""
 
     accumulates: bool
-    """Gradients of earlier micro-steps are there to be added to."""
+    """Whether gradients are added to those of earlier micro-steps."""
     boundary: bool
-    """Gradients go to the optimizer afterwards."""
+    """Whether gradients go to the optimizer afterwards."""
 
 
 class GradientHooks:
-    """What a mode of training adds to the way of the gradients; the base adds nothing."""
+    """GradientHooks let a training mode add to the handling of gradients; the base adds nothing."""
 
     always = False
     """Stages 0 and 1 reduce in every micro-step, not only in the last one."""
@@ -71,10 +71,10 @@ class GradientHooks:
         return 0
 
     def reduced(self, _out: MicroStepWriter, _tensors: Sequence[Tensor], /, *, boundary: bool) -> None:
-        """A bucket is reduced and not yet stored."""
+        """Handle a bucket that is reduced and not yet stored."""
 
     def stored(self, _out: MicroStepWriter, _tensors: Sequence[Tensor], /, *, boundary: bool) -> None:
-        """Its partitions are on their way to where they are accumulated."""
+        """Handle a bucket whose partitions are being copied to where they are accumulated."""
 
 
 class MicroStepWriter(ForwardWriter, GradientSink):
@@ -107,12 +107,12 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         # Tensors of equal layers are equal: only identity tells them apart.
         self._staying = {id(tensor) for group in twin_flow for tensor in group.tensors}
         self.gradients = REDUCE if settings.overlap_comm else COMPUTE
-        """The stream of what happens to gradients."""
+        """Name of the stream that handles gradients."""
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
 
     def state(self, handles: Sequence[int]) -> tuple[object, ...]:
-        """Everything that decides how what follows is written down, told relative to what is written."""
+        """State that determines all further operations, relative to those already written."""
         written = self.builder.written[self.gradients]
         reduces = tuple(written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :])
         return (*super().state(handles), reduces, self.swapper.state if self.swapper is not None else None)
@@ -130,7 +130,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
             self.spend(self.costs.hook.value + self.costs.hook_input.value * module.touched)
 
     def checkpoint(self, layer: int, *, again: bool) -> None:
-        """A layer's input is kept, or taken up ``again``."""
+        """Keep a layer's input, or fetch it ``again``."""
         self.spend(self._more.checkpoint.value)
         if self._activations is None:
             return
@@ -140,7 +140,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
             self._activations.enter(self, layer)
 
     def launch_forward(self, module: Module) -> None:
-        """Kernels of forward, which autograd records."""
+        """Launch the kernels of forward, which autograd records."""
         zero = self._settings.stage == 3
         self.spend(self.timing.launch_s(module, zero=zero) * (1 + self._more.graph.value))
         self._kernels(module, self.timing.compute(module))
@@ -162,7 +162,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         return self._settings.stage >= 2 or self._stage.boundary or self._hooks.always
 
     def gradient(self, tensor: Tensor, *, contiguous: bool) -> None:
-        """A gradient is complete: it is copied into the bucket, unless the bucket is too small for it."""
+        """Copy a complete gradient into the bucket, unless the bucket is too small for it."""
         self.spend(self._more.gradient.value)
         self.flush()
         passes = (2 if contiguous else 0) + self._hooks.passes(tensor)
@@ -171,7 +171,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.add("reduce", self.gradients, fixed=self._time.hbm_traffic(size), label=tensor.name, after=after)
 
     def reduce(self, tensors: Sequence[Tensor]) -> None:
-        """A bucket is reduced, and its partitions are brought to where they are accumulated."""
+        """Reduce a bucket, and bring its partitions to where they are accumulated."""
         if self._settings.stage == 3 and len(self._reduces) > _MAX_REDUCE_EVENTS:
             self.host_waits(self.gradients, self._reduces[-1 - _MAX_REDUCE_EVENTS])
         self.spend(self._more.reduce_call.value)
@@ -189,12 +189,12 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self._reduces.append(self.builder.written[self.gradients] - 1)
 
     def end_backward(self) -> None:
-        """The host waits for all gradients."""
+        """Let the host wait for all gradients."""
         self.host_waits(self.gradients)
         self.host_waits(COMPUTE)
 
     def _scatter(self, tensors: Sequence[Tensor]) -> None:
-        """Average over ranks: put in order (2 passes), divided (2 passes), reduced over the ring."""
+        """Average over ranks: reordered (2 passes), divided (2 passes), reduced over the ring."""
         size = sum(tensor.numel for tensor in tensors) * self._place.dtype_bytes
         self.on_gpu("reduce", 4 * size)
         if self.ranks == 1:
@@ -221,7 +221,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         self.on_gpu("reduce", passes * self._settings.gradient_bytes * self._owned(tensors))
 
     def _owned(self, tensors: Sequence[Tensor]) -> int:
-        """[elements] that this rank keeps of a bucket."""
+        """Return the number of elements of a bucket that this rank keeps [elements]."""
         if self._settings.stage < 2:
             return sum(tensor.numel for tensor in tensors)
         return sum(tensor.slice_numel for tensor in tensors)
@@ -248,7 +248,7 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         return self.machine.device_to_host(0, pinned=True).latency
 
     def _by_tensor(self, count: int, *, to_and_fro: bool) -> None:
-        """What gradients take on their stream beyond bytes: small kernels, changes from copies to kernels.
+        """Return the time of gradients beyond their bytes: small kernels, changes from copies to kernels.
 
         A change takes about as long as a small copy by itself (3.6 to 4.2 us on an H200:
         docs/measurements/training.md). ``to_and_fro`` = what does not accumulate is copied to the host and
@@ -286,18 +286,18 @@ class MicroStepWriter(ForwardWriter, GradientSink):
         return [SINGLE * tensor.slice_numel for tensor in tensors]
 
     def to_swap_buffer(self, sizes: Sequence[int]) -> None:
-        """Gradients are copied into a swap buffer, for which the host waits."""
+        """Copy gradients into a swap buffer, for which the host waits."""
         pinned = self._settings.params.swap_buffers_pinned
         self.move(list(sizes), to_device=False, pinned=pinned, blocking=True)
 
     def write(self, size: int, *, tier: str, label: str, stream: int = WRITE) -> None:
-        """A buffer is written by the aio handle of a ``stream`` while the host goes on."""
+        """Write a buffer with the aio handle of a ``stream`` while the host continues."""
         self.flush()
         route, latency = self.storage(tier, size, written=True)
         self.add("write", stream, fixed=latency, size=size, route=route, label=label, after=self.so_far(HOST))
 
     def wait_writes(self) -> None:
-        """The host waits until everything is written."""
+        """Let the host wait until all writes are complete."""
         self.host_waits(WRITE)
 
     def _accumulate_on_cpu(self, tensors: Sequence[Tensor]) -> None:
@@ -342,13 +342,13 @@ class MicroStepWriter(ForwardWriter, GradientSink):
             self.host_waits(where)
 
     def to_gpu(self, size: int, *, pinned: bool) -> None:
-        """Updated parameters go to the GPU; from pageable memory the host waits."""
+        """Copy updated parameters to the GPU; from pageable memory the host waits."""
         self.move([size], to_device=True, pinned=pinned, stream=COPY)
 
     def read_state(
         self, size: int, *, tier: str, label: str, after: tuple[Dependency, ...], last: int = -1
     ) -> int:
-        """A read into a swap buffer begins; returns its ordinal on the stream of reads."""
+        """Begin a read into a swap buffer; return its ordinal on the stream of reads."""
         if not size:
             return last
         route, latency = self.storage(tier, size)

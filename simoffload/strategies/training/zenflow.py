@@ -50,17 +50,17 @@ __all__ = ["SelectedColumns", "ZenFlowStep", "update_s", "update_threads"]
 _SELECTED = "selected columns"
 _SELECTION = "selection of columns"
 _NATIVE = (0, 19, 3)
-"""DeepSpeed's version whose update runs in C++ from one loop (commit 1ddbe48); before, in Python."""
+"""Version whose update runs in C++ from one loop (commit 1ddbe48); before, in Python."""
 _PARAMETERS_OFFLOADED = (0, 19, 2)
-"""The version that first works with offloaded parameters (commit 28a196f)."""
+"""First version that works with offloaded parameters (commit 28a196f)."""
 
 _COPY = 2
-"""Passes of a copy: what is read is written."""
+"""Memory passes of a copy: read and written."""
 _ADAM_PASSES = 20
-"""Of ``_multi_tensor_adamw``, reads + writes: decay 1+1, first moment 2+1, second moment 1+1 and 2+1, its
-root 1+1, correction 1+1, epsilon 1+1, parameters 3+1."""
+"""Passes of ``_multi_tensor_adamw``, reads + writes: decay 1+1, first moment 2+1, second moment 1+1 and
+2+1, its root 1+1, correction 1+1, epsilon 1+1, parameters 3+1."""
 _SUM_PASSES = 3
-"""Of a column's sum of magnitudes: these are written, and read again."""
+"""Passes of a column's sum of magnitudes: written, and read again."""
 _INDEX_BYTES = 4
 _SCALAR_READS = 3
 """Values that the host asks of the GPU for each selected column in stage 3: two comparisons and an item()."""
@@ -92,7 +92,7 @@ def update_threads(plan: ZeroTrainingPlan) -> int:
 
 
 class ZenFlowStep(StepPlan):
-    """A step is ``accumulation`` micro-steps; an update comes every ``update_interval`` of them."""
+    """A ZenFlowStep is ``accumulation`` micro-steps; an update follows every ``update_interval`` of them."""
 
     def __init__(self, plan: ZeroTrainingPlan) -> None:
         super().__init__(plan)
@@ -102,12 +102,12 @@ class ZenFlowStep(StepPlan):
 
     @property
     def cycle(self) -> int:
-        """Micro-steps from update to update."""
+        """Number of micro-steps between updates."""
         return self._zenflow.update_interval
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """One step of the steady state, in order."""
+        """Parts of one step of the steady state, in order."""
         steps = self.plan.workload.gradient_accumulation_steps
         cycles = Fraction(steps, self.cycle)
         update = StepPart("optimizer", OPTIMIZER, cycles, awaits_update=self._zenflow.overlap_step)
@@ -119,15 +119,15 @@ class ZenFlowStep(StepPlan):
 
     @property
     def writers(self) -> Mapping[str, PartWriter]:
-        """How the parts that are no walk through the model are written, by their titles."""
+        """Writers of the parts that do not replay the model, by their titles."""
         return {OPTIMIZER: self._update, _SELECTED: self._selected, _SELECTION: self._selection}
 
     def hooks(self) -> GradientHooks:
-        """Selected columns of a bucket are taken out and, but for the last micro-step, updated."""
+        """Return hooks that extract selected columns and, before the last micro-step, update them."""
         return _SelectedGradients(self._columns, shared=self._zenflow.overlap_step)
 
     def check(self) -> None:
-        """Raise InputError for what DeepSpeed stops at."""
+        """Raise InputError for settings at which DeepSpeed stops."""
         plan, zenflow = self.plan, self._zenflow
         swapped = any(update.swapped for update in plan.state.updates)
         if swapped and zenflow.overlap_step:
@@ -157,13 +157,13 @@ class ZenFlowStep(StepPlan):
             OptimizerStep(out, self.plan).write()
 
     def _selected(self, out: MicroStepWriter, _part: StepPart) -> None:
-        """What the update has overwritten is put back, then updated (``selective_optimizer_step``)."""
+        """Restore columns overwritten by the update, then update them (``selective_optimizer_step``)."""
         out.part(_SELECTED)
         ColumnWork(out, self._columns).update(self.plan.state.trained, snapshot=True)
         out.end_backward()
 
     def _selection(self, out: MicroStepWriter, _part: StepPart) -> None:
-        """Master weights are set to those of the GPU; columns are chosen by the sums of their gradients."""
+        """Set master weights to those of the GPU; choose columns by the sums of their gradients."""
         out.part(_SELECTION)
         plan = self.plan
         numel, size = plan.state.cpu_numel, plan.model.dtype_bytes
@@ -187,11 +187,11 @@ class _SelectedGradients(GradientHooks):
         self.shared = shared
 
     def passes(self, tensor: Tensor) -> int:
-        """A matrix is transposed, so that its columns are contiguous."""
+        """Number of passes over a matrix to transpose it, so that its columns are contiguous."""
         return 2 if self._columns.of(tensor) else 0
 
     def reduced(self, out: MicroStepWriter, tensors: Sequence[Tensor], *, boundary: bool) -> None:
-        """Selected columns are taken out; they are kept for the step, or updated at once."""
+        """Extract the selected columns, and keep them for the step, or update them immediately."""
         work = ColumnWork(out, self._columns)
         work.take(tensors)
         if boundary:
@@ -201,7 +201,7 @@ class _SelectedGradients(GradientHooks):
 
 
 class _OverlappedStep(OptimizerStep):
-    """The training process's part of an update that another process carries out."""
+    """An _OverlappedStep is the training process's part of an update that another process carries out."""
 
     def take_over(self, remaining_s: float) -> None:
         """Wait for the last update, take its parameters over, scale the new gradients and submit them."""
@@ -228,7 +228,7 @@ class _OverlappedStep(OptimizerStep):
 
 
 class SelectedColumns:
-    """``ratio`` of the columns of every matrix, and other tensors whole."""
+    """SelectedColumns are ``ratio`` of the columns of every matrix, and all of every other tensor."""
 
     def __init__(self, plan: ZeroTrainingPlan, *, ratio: float) -> None:
         self.plan = plan
@@ -247,11 +247,11 @@ class SelectedColumns:
         return [tensor for tensor in self.plan.state.trained if self.of(tensor)]
 
     def of(self, tensor: Tensor) -> int:
-        """Columns of a matrix; 0 for another tensor."""
+        """Return the number of columns of a matrix; 0 for another tensor."""
         return self._columns.get(tensor.name, 0)
 
     def picked(self, tensor: Tensor) -> int:
-        """Selected columns of a matrix; stage 3 takes at least one."""
+        """Return the number of selected columns of a matrix; stage 3 takes at least one."""
         return max(int(self._ratio * self.of(tensor)), 1 if self.plan.settings.stage == 3 else 0)
 
     def selected(self, tensor: Tensor) -> int:
@@ -262,7 +262,7 @@ class SelectedColumns:
 
 
 class ColumnWork:
-    """Writes down what happens to selected columns."""
+    """ColumnWork writes the operations on selected columns."""
 
     def __init__(self, out: MicroStepWriter, columns: SelectedColumns) -> None:
         self._out = out
@@ -291,7 +291,7 @@ class ColumnWork:
         self._out.on_gpu("reduce", _COPY * sum(sizes))
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """The last micro-step only remembers the selected columns as they are."""
+        """Keep the selected columns unchanged, as the last micro-step does."""
         sizes = self._sizes(tensors)
         if self._in_host_memory:
             self._out.host_waits(self._out.gradients)
@@ -307,7 +307,7 @@ class ColumnWork:
         return zenflow is not None and zenflow.offload
 
     def update(self, tensors: Sequence[Tensor], *, snapshot: bool) -> None:
-        """Columns are taken out, put back to their ``snapshot`` first, updated, and put back."""
+        """Extract columns, restore them to their ``snapshot`` first, update them and write them back."""
         self._spend(tensors)
         out, sizes = self._out, self._sizes(tensors)
         pinned = self._plan.settings.pin_memory
@@ -336,7 +336,7 @@ class ColumnWork:
         self._host.loops(_COPY * sum(sizes))
 
     def choose(self) -> None:
-        """Sums of every column's gradients, the largest of them, and their numbers for all ranks."""
+        """Sum every column's gradients, find the largest sums, and send their numbers to all ranks."""
         matrices, plan, out = self._columns.matrices, self._plan, self._out
         self._spend(matrices)
         own = sum(tensor.slice_numel for tensor in matrices)
@@ -348,7 +348,7 @@ class ColumnWork:
             self._broadcast([_INDEX_BYTES * columns for columns in picked])
 
     def _broadcast(self, sizes: list[int]) -> None:
-        """Each parameter's part by itself, from the rank that owns it."""
+        """Broadcast each parameter's part separately, from the rank that owns it."""
         out, ranks = self._out, self._plan.places.ranks
         shared = sum(sizes) * (ranks - 1) // ranks
         if not shared:

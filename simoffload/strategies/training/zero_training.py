@@ -41,18 +41,18 @@ from simoffload.workload import Training
 __all__ = ["Lora", "ZeroTraining"]
 
 _SAME_SHARE = 0.005
-"""Shares that are told with the same whole percent."""
+"""Difference of shares below which messages show the same percentage."""
 
 
 class Lora(Frozen):
-    """Adapters beside frozen weights, in PEFT's names."""
+    """LoRA adapters with frozen weights, in PEFT's names."""
 
     r: Annotated[int, Field(strict=True, ge=1, le=65_536)]
     """Rank of the adapters' matrices."""
     target_modules: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
-    """Linear layers that get adapters, by the end of their names: q_proj, v_proj, …"""
+    """Linear layers with adapters, by the end of their names: q_proj, v_proj, …"""
     quantize: Literal["nf4"] | None = None
-    """QLoRA: frozen weights in 4 bit."""
+    """Quantization of frozen weights to 4 bit (QLoRA)."""
 
 
 class ZeroTraining(ZeroStrategy):
@@ -68,20 +68,20 @@ class ZeroTraining(ZeroStrategy):
     """Threads of each rank's CPU optimizer (``OMP_NUM_THREADS``); by default the cores over the ranks."""
 
     lora: Lora | None = None
-    """Adapters that are trained in place of all weights."""
+    """Adapters that are trained instead of all weights."""
 
     def written(self, key: str) -> Written:
-        """What ds_config says; a device of "none" goes with any tier that is named."""
+        """Return the offload section of ds_config; None for device "none", which agrees with any tier."""
         section = super().written(key)
         return None if section is not None and section.device == "none" else section
 
     @property
     def trains(self) -> str:
-        """What is trained: adapters with LoRA, else all weights."""
+        """Name of what is trained: adapters with LoRA, else all weights."""
         return "all weights" if self.lora is None else "adapters"
 
     def resident(self) -> tuple[Edit, ...]:
-        """Whole copies without ZeRO. Raises PlacementError where it trains adapters alone."""
+        """Return the edit to full copies without ZeRO. Raises PlacementError if only adapters are trained."""
         if self.lora is not None:
             why = "it trains all parameters, not adapters alone; leave strategy.lora out for that"
             raise refused("resident", self.kind, why)
@@ -123,7 +123,7 @@ class ZeroTraining(ZeroStrategy):
         return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
 
     def moves(self, plan: Plan) -> Iterator[tuple[Change, ...]]:
-        """Weights, optimizer and both on every tier, also in higher stages."""
+        """Yield weights, optimizer and both on every tier, also in higher stages."""
         assert isinstance(plan, ZeroTrainingPlan)
         size = plan.settings.params.buffer_size
         return training_moves(plan, tuple(self.stages(plan)), ranks=self.ranks, buffer_size=size)
@@ -134,17 +134,17 @@ class ZeroTraining(ZeroStrategy):
         return stages(plan.settings)
 
     def adapters(self, model: ModelShape) -> Iterator[Change]:
-        """LoRA, unless that is what it trains."""
+        """Yield LoRA, unless it is trained already."""
         return lora_moves(model) if self.lora is None else iter(())
 
     def precisions(self) -> Iterator[Change]:
-        """Frozen weights in 4 bit."""
+        """Yield frozen weights in 4 bit."""
         if self.lora is not None and self.lora.quantize is None:
             edits = (Edit(("strategy", "lora", "quantize"), "nf4"),)
             yield Change("precision", "frozen weights in nf4", edits)
 
     def exports(self, plan: Plan) -> dict[str, Any]:
-        """The files with which DeepSpeed does what was planned: content by name."""
+        """Return the configuration files with which DeepSpeed runs the plan: content by name."""
         assert isinstance(plan, ZeroTrainingPlan)
         workload = plan.workload
         work = Work(
@@ -158,7 +158,7 @@ class ZeroTraining(ZeroStrategy):
         return {FILE: training_config(self.ds_config, plan.settings, work)}
 
     def _adapted(self, model: ModelShape) -> tuple[ModelShape, float | None]:
-        """The model with its adapters, and the bits of a frozen weight."""
+        """Return the model with its adapters, and the bits of a frozen weight."""
         if self.lora is None:
             return model, None
         try:
@@ -196,7 +196,7 @@ def _quantized_warnings(weight_bits: float | None) -> tuple[str, ...]:
 
 
 def _check_places(settings: TrainingSettings) -> None:
-    """What DeepSpeed refuses once the scenario's tiers are known."""
+    """Raise InputError for what DeepSpeed refuses once the scenario's tiers are known."""
     params, optimizer = settings.params.device, settings.optimizer_device
     if settings.stage < 3 and params != "none":
         text = f"parameters leave the GPU only in stage 3, not {settings.stage}"
@@ -218,7 +218,7 @@ def _check_places(settings: TrainingSettings) -> None:
 
 
 def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[str]:
-    """What of a mode is not in one step of the steady state, or depends on the training program."""
+    """Yield warnings about effects of a mode outside one step, or of the training program."""
     if settings.zenflow is not None:
         yield from _zenflow(settings.zenflow, workload.gradient_accumulation_steps)
     if settings.super_offload and settings.gradient_clipping:
@@ -236,7 +236,7 @@ def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[s
 
 
 def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterator[str]:
-    """How often ZenFlow updates where the gradients decide it."""
+    """Yield a warning about ZenFlow's update interval where gradients determine it."""
     if zero.zenflow is not None and settings.zenflow is not None and zero.zenflow.update_interval == "auto":
         yield (
             'zenflow.update_interval "auto" depends on the gradients; '
@@ -245,7 +245,7 @@ def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterato
 
 
 def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> Iterator[str]:
-    """What Twin-Flow's ``ratio`` comes to: whole sub-groups go to the CPU, the last ones
+    """Yield the effect of Twin-Flow's ``ratio``: whole sub-groups go to the CPU, the last ones
     (stage3.py, ``_create_fp32_partitions``)."""
     asked, groups = settings.ratio, len(updates)
     zero = f"ds_config offload_optimizer.ratio {asked:g}"

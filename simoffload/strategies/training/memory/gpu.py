@@ -1,4 +1,4 @@
-"""What one GPU holds at each stage of a training run.
+"""Memory of one GPU at each stage of a training run.
 
 Source: DeepSpeed 0.19.8, deepspeed/runtime/zero/stage3.py, stage_1_and_2.py, partition_parameters.py and
 runtime/comm/coalesced_collectives.py, read. Counted are tensors; PyTorch's allocator may hold more of
@@ -17,7 +17,7 @@ from simoffload.strategies.training.state import Weight
 __all__ = ["gpu_initialisation", "gpu_micro_step", "gpu_optimizer_step"]
 
 _DOUBLE = 8
-"""[B] norms of gradients are summed in double precision, after a cast of the whole tensor."""
+"""Gradient norms are summed in double precision, after a cast of the complete tensor [B]."""
 _NORM_CHUNK = 250_000_000
 """[elements] that stage 3 casts at a time (``_constant_buffered_norm2``)."""
 _COPIES_ON_GPU = (0, 18, 3)
@@ -59,7 +59,7 @@ def gpu_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def gpu_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Between two micro-steps; only stage 3 keeps its bucket."""
+    """Memory between two micro-steps; only stage 3 keeps its bucket."""
     return (
         *_states(memory, moments=True),
         *_swap_pool(memory),
@@ -142,7 +142,7 @@ def _instants(memory: TrainingMemory) -> Iterator[tuple[MemoryTerm, ...]]:
 
 
 def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[MemoryTerm]:
-    """Parameters that stage 3 has brought together; a single rank whose parameters stay gathers nothing."""
+    """Parameters gathered by stage 3; a single rank whose parameters stay gathers nothing."""
     params, peak = memory.settings.params, memory.peak
     direct = params.copies_directly(memory.ranks)
     if memory.stage < 3 or (direct and memory.state.weights_on == "hbm"):
@@ -201,7 +201,7 @@ def _update(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 
 def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """``zero.Init``, then the buffers that are made before the first pass."""
+    """Memory of ``zero.Init``, then the buffers that are made before the first pass."""
     yield _term(
         "largest parameter, being made", memory.size * max(one.numel for one in memory.partitions.weights), ""
     )
@@ -212,7 +212,7 @@ def _start_of_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 
 def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """The whole model, flattened into a second copy where there is room (since DeepSpeed 0.19.0)."""
+    """Memory of the model and of a second, flat copy where there is room (since DeepSpeed 0.19.0)."""
     if memory.stage and not memory.flattens_on_host:
         name = "second copy of the parameters, while they are flattened"
         yield _term(name, memory.size * memory.partitions.trained_numel, "")
@@ -223,7 +223,7 @@ def _start_below_stage_3(memory: TrainingMemory) -> Iterator[MemoryTerm]:
 
 
 def _swap_pool(memory: TrainingMemory) -> Iterator[MemoryTerm]:
-    """GPUDirect Storage reads parameters into the GPU's memory."""
+    """Swap buffers in GPU memory, into which GPUDirect Storage reads parameters."""
     if memory.state.weights_on == "nvme" and memory.settings.params.use_gds:
         yield _term(
             "swap buffers", memory.parameter_buffers, "lower offload_param.buffer_count or buffer_size"

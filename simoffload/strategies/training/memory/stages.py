@@ -54,7 +54,7 @@ def training_stages(
 
 
 def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[MemoryTerm]:
-    """All ranks together; before the first step (``started`` = False) there are neither moments nor
+    """Storage needs of all ranks; before the first step (``started`` = False) there are neither moments nor
     gradients."""
     state, places = memory.state, memory.state.places
     if state.weights_on == "nvme":
@@ -83,16 +83,17 @@ _NVME = "put the optimizer on storage, or use more hosts; unset offload_optimize
 _PINNED = "unset offload_param.pin_memory"
 _SUB_GROUP = "lower sub_group_size"
 _PIN_KNOB = (0, 10, 1)
-"""Stages 1 and 2 pin gradients in any memory before."""
+"""Version from which ``pin_memory`` decides; before, stages 1 and 2 always pin gradients."""
 _MASTER_PINNED, _MASTER_AS_TOLD = (0, 14, 1), (0, 18, 3)
 """Stages 1 and 2 pin master weights never before the first, as told from the second, always between them."""
 _COPY_IN_16_BIT = (0, 17, 0)
-"""Stages 1 and 2 cast updated parameters into a buffer of their own."""
+"""Version from which stages 1 and 2 cast updated parameters into a buffer of their own."""
 _CACHED = "page-locked memory that PyTorch keeps after start-up"
 
 
 def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """At the end of DeepSpeed's start, or, below stage 3, while every process holds the whole model.
+    """Host memory at the end of DeepSpeed's start, or, below stage 3, while every process holds the whole
+    model.
 
     Stage 3 is assumed to make the model under ``zero.Init``; a checkpoint read meanwhile is not counted.
     """
@@ -109,7 +110,7 @@ def _host_initialisation(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def _host_micro_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
-    """Forward and backward of the steady state."""
+    """Host memory in forward and backward of the steady state."""
     ledger = _states(memory, moments=True)
     ledger.add(
         "checkpoints",
@@ -132,7 +133,7 @@ def _host_optimizer_step(memory: TrainingMemory) -> tuple[MemoryTerm, ...]:
 
 
 def _states(memory: TrainingMemory, *, moments: bool) -> _Ledger:
-    """What is there at every stage; ``moments`` come with the first step."""
+    """Host memory of the states at every stage; ``moments`` exist from the first step on."""
     ledger = _ledger(memory)
     _weights(memory, ledger)
     _optimizer(memory, ledger, moments=moments)
@@ -179,7 +180,7 @@ def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
 
 
 def _locking(memory: TrainingMemory, ledger: _Ledger) -> Callable[[str, int, str], None]:
-    """Swap buffers: page-locked by PyTorch before DeepSpeed 0.19.4, by DeepSpeed since."""
+    """Locking of swap buffers: page-locked by PyTorch before DeepSpeed 0.19.4, by DeepSpeed since."""
     if memory.settings.params.swap_buffers_pinned:
         return lambda name, size, remedy: ledger.add(name, size, pinned=True, remedy=remedy)
     return lambda name, size, remedy: ledger.add_locked(name, size, remedy=remedy)
@@ -275,7 +276,7 @@ def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulat
 
 
 def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
-    """The largest of what start-up allocates for a while."""
+    """Largest temporary allocation during start-up."""
     found: dict[str, int] = {}
     if memory.stage == 3 and memory.state.weights_on == "hbm":
         found["parameters, moved to make them contiguous"] = memory.states.parameters
@@ -293,12 +294,12 @@ def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
 
 
 def _rounded(sizes: Sequence[int]) -> int:
-    """[B] that PyTorch page-locks for allocations of ``sizes``: each a power of two."""
+    """Size that PyTorch page-locks for allocations of ``sizes`` [B]: each a power of two."""
     return sum(sizes) + pinned_rounding(sizes)
 
 
 class _Ledger:
-    """Allocations in the memory of a host on which ``ranks`` processes make the same ones."""
+    """A _Ledger lists allocations in the memory of a host on which ``ranks`` processes make the same ones."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -314,22 +315,22 @@ class _Ledger:
         remedy: str = "",
         once: bool = False,
     ) -> None:
-        """Allocations that PyTorch makes, page-locked or not [B]."""
+        """Add allocations of every rank by PyTorch, page-locked or not [B]."""
         found = [sizes] if isinstance(sizes, int) else list(sizes)
         if pinned:
             self._rounding += pinned_rounding(found)
         self._put(name, sum(found), pinned, remedy, once=once)
 
     def add_locked(self, name: str, size: int, *, remedy: str = "") -> None:
-        """An allocation that DeepSpeed page-locks itself (swap buffers since 0.19.4): nothing is rounded."""
+        """Add swap buffers that DeepSpeed page-locks (since 0.19.4), of which nothing is rounded."""
         self._put(name, size, True, remedy)
 
     def once(self, term: MemoryTerm) -> None:
-        """Something that is there once on a host."""
+        """Add an allocation that a host has only once."""
         self._terms.append(term)
 
     def terms(self) -> tuple[MemoryTerm, ...]:
-        """What the host holds, with what rounding adds."""
+        """Return the memory terms of the host, including what rounding adds."""
         rounding = MemoryTerm(
             "dram",
             "rounding of pinned allocations",

@@ -1,4 +1,5 @@
-"""Bytes of what training keeps for every parameter: the parameter, its gradient, master weight, moments.
+"""Sizes of the states that training keeps for a parameter: the parameter, its gradient, master weight,
+moments.
 
 What each optimizer keeps is read in DeepSpeed 0.19.8 (``DeepSpeedCPUAdam``), PyTorch (SGD), bitsandbytes and
 transformers (Adafactor).
@@ -53,7 +54,7 @@ _SMALLEST_8BIT = 4096
 
 
 class StateBytes(NamedTuple):
-    """[B] of one rank."""
+    """StateBytes are the sizes of one rank's states [B]."""
 
     parameters: int
     gradients: int
@@ -62,12 +63,12 @@ class StateBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """[B] of all four."""
+        """Total size of all four states [B]."""
         return sum(self)
 
 
 def moment_bytes(kind: OptimizerKind, weights: Sequence[Weight], *, numel: int, flat: bool) -> int:
-    """What the optimizer remembers of ``numel`` elements [B].
+    """Size of the optimizer moments of ``numel`` elements [B].
 
     Adam keeps two elements in single precision, SGD one (momentum), 8-bit Adam two bytes and two scales a
     block of 256. Adafactor keeps sums over rows and columns only while tensors are matrices: ZeRO hands the
@@ -97,7 +98,7 @@ def state_bytes(
     gradient_bytes: int,
     weight_bits: float | None = None,
 ) -> StateBytes:
-    """What one rank keeps of all tensors [B], wherever it is.
+    """Size of the states of one rank [B], on all tiers.
 
     Stage 1 cuts master weights and moments, stage 2 also gradients, stage 3 also parameters. A model in
     single precision has no master weights in stages 0 and 3 (``_create_fp32_partitions`` aliases them).
@@ -127,13 +128,13 @@ def _parameters(partitions: Partitions, dtype_bytes: int, weight_bits: float | N
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """A run's state, the work that adds to it, and the machine that holds both."""
+    """TrainingMemory combines a run's state, the work that adds to it, and the machine that holds both."""
 
     state: TrainingState
     workload: Training
     machine: Machine
     peak: ReplayPeaks | None = None
-    """What a walk through a micro-step of stage 3 gathers at most; by default bounds of it count."""
+    """Peaks of a replayed micro-step of stage 3; by default upper bounds are used."""
 
     @property
     def settings(self) -> TrainingSettings:
@@ -142,17 +143,17 @@ class TrainingMemory:
 
     @property
     def partitions(self) -> Partitions:
-        """The model's tensors, cut up."""
+        """Partitions of the model's tensors among the ranks."""
         return self.state.partitions
 
     @property
     def stage(self) -> int:
-        """ZeRO's stage, 0 to 3."""
+        """Stage of ZeRO, 0 to 3."""
         return self.settings.stage
 
     @property
     def ranks(self) -> int:
-        """Ranks that share the states."""
+        """Number of ranks that share the states."""
         return self.state.places.ranks
 
     @property
@@ -162,19 +163,19 @@ class TrainingMemory:
 
     @property
     def size(self) -> int:
-        """[B] of a parameter's element."""
+        """Size of a parameter's element [B]."""
         return self.state.model.dtype_bytes
 
     @cached_property
     def activations(self) -> Activations:
-        """Activations of one micro-step."""
+        """Memory of the activations of one micro-step."""
         return activations_of(
             self.state.model, self.workload, cpu_checkpointing=self.settings.cpu_checkpointing
         )
 
     @cached_property
     def states(self) -> StateBytes:
-        """Of one rank, wherever they are."""
+        """States of one rank, on whichever tier."""
         return state_bytes(
             self.partitions,
             kind=self.settings.optimizer,
@@ -185,14 +186,14 @@ class TrainingMemory:
 
     @cached_property
     def parameter_sizes(self) -> list[int]:
-        """[B] that one rank keeps of every tensor."""
+        """Size that one rank keeps of every tensor [B]."""
         return _parameters(self.partitions, self.size, self.state.weight_bits)
 
     # -- gradients ------------------------------------------------------------------------------
 
     @cached_property
     def largest(self) -> int:
-        """[elements] of the largest tensor that has a gradient."""
+        """Size of the largest tensor with a gradient [elements]."""
         return max((weight.numel for weight in self.partitions.trained), default=0)
 
     def part_of(self, numel: int) -> int:
@@ -202,7 +203,7 @@ class TrainingMemory:
 
     @property
     def bucket(self) -> int:
-        """[elements] of gradients that are reduced together."""
+        """Size of a bucket of gradients that are reduced together [elements]."""
         return self.settings.reduce_bucket_size if self.stage else _ALL_REDUCE_BUCKET
 
     # -- copies and buffers ---------------------------------------------------------------------
@@ -216,12 +217,12 @@ class TrainingMemory:
         return self.stage in (1, 2) and (not room or self.settings.params.version < _FLATTENS_ON_GPU)
 
     def aligned(self, size: int) -> int:
-        """[B] of a file or swap buffer, padded for every aio thread."""
+        """Size of a file or swap buffer, padded for every aio thread [B]."""
         return self.settings.params.aligned(size)
 
     @property
     def parameter_buffers(self) -> int:
-        """[B] of the swap buffers of parameters."""
+        """Size of the swap buffers of parameters [B]."""
         params = self.settings.params
         return params.buffer_count * self.aligned(params.buffer_size * self.size)
 
@@ -298,7 +299,7 @@ def white_paper_rule(model: ModelShape) -> Estimate:
 def estimates_for(
     model: ModelShape, *, stage: int, ranks: int, nodes: int, offload_optimizer: bool, offload_params: bool
 ) -> tuple[Estimate, ...]:
-    """What applies to a run: DeepSpeed's estimator for its stage (from 1), and the rule.
+    """Estimates for a run: DeepSpeed's estimator for its stage (from 1), and the rule.
 
     DeepSpeed's know no storage; what is there counts as in host memory. None knows frozen weights: beside
     adapters they are named as what full training would need.
@@ -327,6 +328,6 @@ def estimates_for(
 
 
 def largest_module_numel(model: ModelShape) -> int:
-    """[elements] of the module that owns most, its children's not counted."""
+    """Return the size of the module that owns most elements, without its children [elements]."""
     modules = (*model.modules_before, *model.layer, *model.modules_after)
     return max(module.num_parameters for module in modules)
