@@ -307,6 +307,15 @@ CASES: tuple[Case, ...] = (
         "fp16: {enabled: true}\n    bf16: {enabled: true}\n",
         ("t.yaml:28:11: strategy.ds_config.bf16:", "bf16 and fp16 cannot both be enabled; leave one out"),
     ),
+    training(
+        "key-at-which-deepspeed-stops",
+        "train_batch_size: auto\n",
+        "fp16: {loss_scal: 0}\n",
+        (
+            "t.yaml:27:23: strategy.ds_config.fp16.loss_scal:",
+            'unknown key, at which DeepSpeed stops; did you mean "loss_scale"?',
+        ),
+    ),
     # ---- FSDP ----
     fsdp(
         "prefetch",
