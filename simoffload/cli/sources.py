@@ -197,21 +197,27 @@ def scenario_set(
         return named
     found: dict[str, LoadedScenario] = {}
     for name, scenario in named.items():
-        retargeted = move(scenario, targets).items()
-        found |= _once({f"{name} {target}": case for target, case in retargeted}, console)
+        found |= _once(move(scenario, targets), console, before=f"{name} ")
     return found
 
 
-def _once(found: dict[str, LoadedScenario], console: Console) -> dict[str, LoadedScenario]:
-    """Drop targets that are equal to an earlier one: with ``dram`` the optimizer may be in ``dram``, too."""
+def _once(
+    found: dict[str, LoadedScenario], console: Console, *, before: str = ""
+) -> dict[str, LoadedScenario]:
+    """Return the scenarios by label: ``before`` and the target, with "hbm" for "gpu" as in all answers.
+
+    Targets that are equal to an earlier one are dropped: with ``dram`` the optimizer may be in ``dram``, too.
+    """
+    from simoffload.scenario import canonical_target
+
     kept: dict[str, LoadedScenario] = {}
     for label, case in found.items():
         twin = next((other for other, known in kept.items() if _same(case, known)), None)
         if twin is None:
             kept[label] = case
         else:
-            console.note(f"{label} is the same as {twin}; it is listed once")
-    return kept
+            console.note(f"{before}{label} is the same as {before}{twin}; it is listed once")
+    return {f"{before}{canonical_target(target)}": case for target, case in kept.items()}
 
 
 def _same(one: LoadedScenario, other: LoadedScenario) -> bool:

@@ -230,6 +230,13 @@ RESIDENT = "resident"
 """The target of ``compare --on`` that is not a tier but a complete copy in each GPU."""
 
 
+def canonical_target(target: str) -> str:
+    """Return a target of ``--on`` with the machine's names instead of aliases: "hbm+dram" for "gpu+cpu"."""
+    platform, colon, tiers = target.rpartition(":")
+    names = (_ALIASES.get(name.lower(), name) for name in tiers.split("+"))
+    return f"{platform}{colon}{'+'.join(names)}"
+
+
 def tier_name(name: str, machine: Machine, key: str) -> str:
     """Return the machine's name for a tier; "gpu", "cpu" and "ram" are aliases. Raises InputError."""
     known = _ALIASES.get(name.lower(), name)

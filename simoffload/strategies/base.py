@@ -211,6 +211,8 @@ class Strategy(Frozen, ABC):
     """Its keys that may be paths of files, with what those hold."""
     placement_name: ClassVar[str] = ""
     """Name that reports give its placement, where the tier of the weights alone would be ambiguous."""
+    placement_words: ClassVar[str] = ""
+    """What a sentence says about that placement of {}: "a whole copy of {} in each GPU"."""
     evidence: ClassVar[str] = ""
     """Group of the real runs that its predictions were compared with; "" where there are none."""
 

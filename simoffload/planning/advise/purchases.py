@@ -50,10 +50,10 @@ class ServiceLevel(NamedTuple):
 
     @property
     def text(self) -> str:
-        """ "tpot_s at most 200 ms"."""
+        """ "tpot ≤ 200 ms", "tokens_per_s ≥ 100"."""
         if self.metric in _RATES:
-            return f"{self.metric} at least {format_number(self.limit)}"
-        return f"{self.metric} at most {format_seconds(self.limit)}"
+            return f"{self.metric} ≥ {format_number(self.limit)}"
+        return f"{self.metric.removesuffix('_s')} ≤ {format_seconds(self.limit)}"
 
     def kept(self, result: SimulationResult) -> bool:
         """Return whether a result keeps the limit; a result without this metric does not."""

@@ -293,6 +293,8 @@ class CostVerdict(NamedTuple):
     """By how much costs must differ to tell which is lower: the errors of both times, not of prices."""
     break_even_points: tuple[BreakEven, ...]
     """Prices at which both cost the same, the nearest to today's first."""
+    same_bill: bool = False
+    """Whether both buy the same, so that no price tells them apart."""
 
     @property
     def tie(self) -> bool:
@@ -318,5 +320,6 @@ def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
         ratio = (second.per_unit or 0.0) / (first.per_unit or 1.0)
         turns = break_even_points(first.economics, second.economics)
         error = margin(first.result, second.result)
-        reason.append(CostVerdict(first.label, second.label, ratio, error, turns))
+        same = first.economics.bill.bought == second.economics.bill.bought
+        reason.append(CostVerdict(first.label, second.label, ratio, error, turns, same))
     return tuple(reason)
