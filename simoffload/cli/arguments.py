@@ -68,10 +68,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises InputError for an invalid command line and SystemExit after ``--help`` and ``--version``.
     """
-    arguments = program(argv[0] if argv else "").parse_args(argv)
+    arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
+    if unknown:
+        raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown)
     line = shlex.join(["simoffload", *argv])
     arguments.line = line.encode(errors="backslashreplace").decode()  # names need not be UTF-8, pages are
     return arguments
+
+
+def _unrecognized(command: str, unknown: Sequence[str]) -> InputError:
+    """Return the error for arguments that a command does not have."""
+    name = f"simoffload {command}".rstrip()
+    text = f"unrecognized arguments: {' '.join(map(shortened, unknown))}"
+    if command == "run" and any(one.partition("=")[0] == "--on" for one in unknown):
+        text += "; choose the tier with --set strategy.weights=TIER, or compare tiers with compare --on"
+    return InputError((Problem(name, None, None, "", f"{text}; see {name} --help"),))
 
 
 def program(only: str | None = None) -> argparse.ArgumentParser:

@@ -75,7 +75,9 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
     if source in ids:
         return find_profile(source).document
     what, names = ("profile", ids) if profiles_only else ("scenario or profile", [*list_scenarios(), *ids])
-    message = f"no such file, and no shipped {what} of that name{suggest(source, names)}"
+    list_ = "simoffload profiles list" if profiles_only else "simoffload scenarios list"
+    hint = suggest(source, names)
+    message = f"no such file, and no shipped {what} of that name{hint or f'; list: {list_}'}"
     raise InputError((Problem(shortened(source), None, None, "", message),))
 
 
@@ -93,7 +95,8 @@ def find_profile(reference: str) -> Entry:
     kinds = [kind for kind, name in known if name == reference]
     if len(kinds) == 1:
         return Library().find(reference, (kinds[0],))
-    message = f"there is no profile {quoted(reference)}{suggest(reference, (name for _, name in known))}"
+    hint = suggest(reference, (name for _, name in known))
+    message = f"there is no profile {quoted(reference)}{hint or '; list: simoffload profiles list'}"
     if kinds:
         message = f'several profiles are called "{reference}": {", ".join(f"{k}/{reference}" for k in kinds)}'
     raise InputError((Problem("", None, None, "", message),))

@@ -133,7 +133,7 @@ CASES: tuple[Case, ...] = (
     command(
         "set-unknown-key",
         "run s.yaml --set workload.batch=3",
-        ("--set: workload.batch:", "unknown field", 'did you mean "batch_size"'),
+        ("--set: workload.batch:", "unknown key", 'did you mean "batch_size"'),
     ),
     command(
         "set-wrong-type",

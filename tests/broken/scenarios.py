@@ -100,9 +100,9 @@ CASES: tuple[Case, ...] = (
         "batch_size: 2",
         "batchsize: 2",
         ("s.yaml:5:3: workload.batch_size:", "required key is missing"),
-        ("s.yaml:6:3: workload.batchsize:", "unknown field", 'did you mean "batch_size"'),
+        ("s.yaml:6:3: workload.batchsize:", "unknown key", 'did you mean "batch_size"'),
     ),
-    scenario("unknown-top-key", "workload:", "extra: 1\nworkload:", ("s.yaml:4:1: extra:", "unknown field")),
+    scenario("unknown-top-key", "workload:", "extra: 1\nworkload:", ("s.yaml:4:1: extra:", "unknown key")),
     scenario(
         "missing-workload-key",
         "  output_length: 4\n",
@@ -149,7 +149,7 @@ CASES: tuple[Case, ...] = (
         "name: small",
         "Name: small",
         ("s.yaml:1:1: name:", "required key is missing"),
-        ("s.yaml:1:1: Name:", "unknown field", 'did you mean "name"'),
+        ("s.yaml:1:1: Name:", "unknown key", 'did you mean "name"'),
     ),
     # ---- what a scenario refers to ----
     scenario(
@@ -280,7 +280,7 @@ CASES: tuple[Case, ...] = (
         "engine-key",
         "name: small",
         "name: small\nengine: {token: off}",
-        ("s.yaml:2:10: engine.token:", "unknown field", 'did you mean "tokens"'),
+        ("s.yaml:2:10: engine.token:", "unknown key", 'did you mean "tokens"'),
     ),
     # ---- keys of models in other spellings ----
     scenario(
@@ -371,7 +371,7 @@ CASES: tuple[Case, ...] = (
         "batch_size: 2",
         "batch_size: two\n  tier: x",
         ("s.yaml:6:15: workload.batch_size:", 'must be a whole number, got "two"'),
-        ("s.yaml:7:3: workload.tier:", "unknown field"),
+        ("s.yaml:7:3: workload.tier:", "unknown key"),
     ),
     *(
         Case(

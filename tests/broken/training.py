@@ -84,7 +84,7 @@ CASES: tuple[Case, ...] = (
         "prompt",
         "sequence_length: 256",
         "sequence_length: 256\n  prompt_length: 8",
-        ("t.yaml:8:3: workload.prompt_length:", "unknown field"),
+        ("t.yaml:8:3: workload.prompt_length:", "unknown key"),
     ),
     training(
         "kind",
@@ -327,7 +327,7 @@ CASES: tuple[Case, ...] = (
         "deepspeeds-key",
         "cpu_offload: true",
         "ds_config: {}",
-        ("t.yaml:12:3: strategy.ds_config:", "unknown field"),
+        ("t.yaml:12:3: strategy.ds_config:", "unknown key"),
     ),
     fsdp(
         "offload-is-text",

@@ -213,7 +213,7 @@ def test_a_slip_in_a_strategys_file_is_told_there(program, tmp_path: Path) -> No
     (tmp_path / "slip.yaml").write_text("kind: zero_inference\nweigths: dram\n")
     answer = program("compare", "small.yaml", "--strategy", "slip.yaml")
     assert answer.status == 2
-    assert answer.err.startswith("slip.yaml:2:1: weigths: unknown field; did you mean")
+    assert answer.err.startswith("slip.yaml:2:1: weigths: unknown key; did you mean")
     answer = program("compare", "small.yaml", "--strategy", "small.yaml", "--strategy", "small.yaml")
     assert answer.status == 2
 
