@@ -226,7 +226,7 @@ def _add_fit(parser: _Parser) -> None:
     parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
-        "--machines", action="store_true", help="how many machines are needed, without and with offload"
+        "--machines", action="store_true", help="number of machines needed, without and with offload"
     )
     questions.add_argument(
         "--largest", action="store_true", help="the largest batch, context and model that fit"

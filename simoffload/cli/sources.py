@@ -127,8 +127,8 @@ def _is_model(source: str) -> bool:
 def _of_model(
     model: str, overrides: Sequence[str], targets: Sequence[str], console: Console
 ) -> LoadedScenario:
-    from simoffload.report.formatting import plural
     from simoffload.scenario import default_scenario
+    from simoffload.units import plural
     from simoffload.workload import Inference
 
     platforms = (target.rpartition(":")[0] for target in targets)

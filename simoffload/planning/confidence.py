@@ -111,7 +111,7 @@ class Confidence:
     def sentence(self) -> str:
         """The answer to "how sure?"."""
         row = self.row
-        worst = f"{row.worst * 100:+.0f} %"
+        worst = f"{row.worst * 100:+.0f} %".replace("-", "−")
         text = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"
         if self.unlike:
             text = f"unknown: no real run {self.unlike}; expect more than {text}"

@@ -138,7 +138,6 @@ bounds: [1, 2, 3]
     known = "(known here: kind, capacity, drives, read, latency)"
     assert problems(text) == [
         's.yaml:1:8: batch: must be a whole number or "auto", got 1.5',
-        "s.yaml:3:5: tiers[0].capacity: required key is missing",
         f's.yaml:4:5: tiers[0].capcity: unknown key; did you mean "capacity"? {known}',
         "s.yaml:5:13: tiers[0].drives: must be at least 1, got 0",
         's.yaml:6:11: tiers[0].read: "6.9 GB" is a size, not a rate; did you mean "6.9 GB/s"?',

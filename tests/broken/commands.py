@@ -52,7 +52,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "a-folder",
         ("run", "folder"),
-        (("folder:", "the name of a document ends in .yaml, .yml or .json"),),
+        (("folder:", "is a folder; give a .yaml, .yml or .json file"),),
         {"folder/x.txt": ""},
     ),
     Case(
@@ -112,7 +112,12 @@ CASES: tuple[Case, ...] = (
     command(
         "unknown-option",
         "run s.yaml --fast",
-        ("simoffload:", "unrecognized arguments: --fast; see simoffload --help"),
+        ("simoffload run:", "unrecognized arguments: --fast; see simoffload run --help"),
+    ),
+    command(
+        "run-has-no-on",
+        "run s.yaml --on raid",
+        ("simoffload run:", "unrecognized arguments: --on raid; choose the tier with --set"),
     ),
     command("no-scenario", "run", ("simoffload run:", "the following arguments are required: SCENARIO")),
     command(

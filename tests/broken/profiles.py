@@ -91,7 +91,6 @@ CASES: tuple[Case, ...] = (
         "drive-misspelt",
         "write_latency",
         "write_latncy",
-        ("d.yaml:1:1: write_latency:", "required key is missing"),
         ("d.yaml:8:1: write_latncy:", "unknown key", 'did you mean "write_latency"'),
     ),
     drive(

@@ -82,7 +82,11 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     try:
         limit = float(value) if metric in _RATES else parse_seconds(value)
     except ValueError as error:
-        reason = str(error) if metric not in _RATES else f"{quoted(value)} is not a number"
+        reason = (
+            str(error).partition("; write e.g.")[0]
+            if metric not in _RATES
+            else f"{quoted(value)} is not a number"
+        )
         raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
     if not 0 < limit < math.inf:
         raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")

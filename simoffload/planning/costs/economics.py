@@ -77,7 +77,7 @@ class Economics:
 
     @property
     def purchase(self) -> float | None:
-        """See ``FORMULAS``."""
+        """Return the price of the machine and of the storage in use; None if no price is known."""
         return self.bill.total
 
     @property

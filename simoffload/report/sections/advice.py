@@ -16,16 +16,16 @@ from simoffload.report.formatting import (
     NameFirst,
     largest,
     limited_by,
+    minus,
     per_second,
     percent,
-    plural,
     uncapitalized,
 )
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import settings
 from simoffload.report.sections.costs import money
 from simoffload.results.result import SimulationResult
-from simoffload.units import format_number, format_seconds
+from simoffload.units import format_number, format_seconds, plural
 
 __all__ = [
     "GAINS",
@@ -93,21 +93,22 @@ def _bandwidth(curve: StorageCurve | None) -> ReportSection:
 def _sensitivity(found: Sensitivity) -> ReportSection:
     time = found.result.compared_s or 0.0
     compared = uncapitalized(presentation(found.result).compared)
+    effect, shown = len(found.rows), min(TOP, len(found.rows))
     text = (
-        f"change of the {compared} with each input {percent(found.change)} lower and higher: "
-        f"{min(TOP, len(found.rows))} of {len(found.rows)} inputs that have an effect; "
-        f"{found.without_effect} have none, {found.left_out} are not used"
+        f"how the {compared} changes if one input is {percent(found.change)} lower or higher: "
+        f"{plural(effect, 'input')} {'has' if effect == 1 else 'have'} an effect ({shown} shown), "
+        f"{found.without_effect} have none, {found.left_out} are unused"
     )
 
     def change(end: float | None) -> str:
-        return f"{end / time - 1:+.1%}".replace("%", " %") if end else ""
+        return minus(f"{end / time - 1:+.1%}".replace("%", " %")) if end else ""
 
     rows = tuple(
         (
             row.number.key,
             change(row.low),
             change(row.high),
-            f"{row.elasticity:+.2f}",
+            minus(f"{row.elasticity:+.2f}"),
             row.number.origin,
             row.number.profile,
         )

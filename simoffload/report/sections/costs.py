@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from simoffload.planning.costs import FORMULAS, BreakEven, Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
-from simoffload.report.formatting import NameFirst, per_second, percent, plural
+from simoffload.report.formatting import NameFirst, per_second, percent
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.endurance import duration
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.units import format_number, format_watts
+from simoffload.units import format_number, format_watts, plural
 
 __all__ = ["COSTS", "costs", "costs_compared", "money"]
 

@@ -65,7 +65,7 @@ class Bucket:
         self._numel += tensor.numel
 
     def add_all(self, tensors: Sequence[Tensor]) -> None:
-        """Several gradients are complete, one after the other."""
+        """Add several gradients, each of which is complete after the one before it."""
         for tensor in tensors:
             self.add(tensor)
 
