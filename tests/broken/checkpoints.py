@@ -84,7 +84,7 @@ CASES: tuple[Case, ...] = (
         "ranks",
         "ranks: 8",
         "ranks: 9",
-        ("s.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPU(s)"),
+        ("s.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPUs"),
     ),
     _saved(
         "inference",

@@ -254,7 +254,7 @@ CASES: tuple[Case, ...] = (
         "too-many-ranks",
         "ranks: 2",
         "ranks: 9",
-        ("s.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPU(s); lower it or raise nodes"),
+        ("s.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPUs; lower it or raise nodes"),
     ),
     scenario(
         "no-nodes",

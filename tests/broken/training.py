@@ -276,7 +276,7 @@ CASES: tuple[Case, ...] = (
         "ranks",
         "ranks: 2",
         "ranks: 16",
-        ("t.yaml:11:10: strategy.ranks:", "16 ranks, but the platform has 8 GPU(s)"),
+        ("t.yaml:11:10: strategy.ranks:", "16 ranks, but the platform has 8 GPUs"),
     ),
     # ---- batches ----
     training(
@@ -339,7 +339,7 @@ CASES: tuple[Case, ...] = (
         "too-many-ranks",
         "ranks: 2",
         "ranks: 9",
-        ("t.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPU(s)"),
+        ("t.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPUs"),
     ),
     fsdp(
         "inference",

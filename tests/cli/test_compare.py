@@ -30,15 +30,15 @@ def test_one_scenario_on_several_targets(program) -> None:
 def test_ratios_refer_to_the_first_by_default(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--json", *WIDE))
     assert rows["dram"]["ratio"] == 1
-    assert rows["gpu"]["ratio"] < 1
-    assert rows["gpu"]["baseline"] == "dram"
+    assert rows["hbm"]["ratio"] < 1
+    assert rows["hbm"]["baseline"] == "dram"
 
 
 def test_ratios_refer_to_the_baseline(program) -> None:
     rows = compared(
         program("compare", "small.yaml", "--on", "dram,gpu", "--baseline", "gpu", "--json", *WIDE)
     )
-    assert rows["gpu"]["ratio"] == 1
+    assert rows["hbm"]["ratio"] == 1
     assert rows["dram"]["ratio"] > 1
 
 
@@ -64,7 +64,7 @@ def test_some_do_not_fit(program) -> None:
     )
     rows = compared(answer)
     assert answer.status == 0
-    assert rows["gpu"]["ratio"] is None
+    assert rows["hbm"]["ratio"] is None
     assert rows["dram"]["ratio"] == 1
 
 
@@ -189,7 +189,7 @@ def test_no_number_is_cut_for_lack_of_room(program, tmp_path, monkeypatch, width
 
 def test_two_names_of_one_target_are_told_once(program) -> None:
     answer = program("compare", "small.yaml", "--on", "gpu,dram,hbm", "--json", *WIDE)
-    assert list(compared(answer)) == ["gpu", "dram"]
+    assert list(compared(answer)) == ["hbm", "dram"]
     assert answer.err.startswith("hbm is the same as gpu; it is listed once\n")
 
 
@@ -225,7 +225,7 @@ def test_what_planning_refuses_of_a_strategys_file_is_told_there(program, tmp_pa
         "other": "kind: zero_training\nds_config: {zero_optimization: {stage: 3}}\n",
     }
     rendered = {
-        "many": "many.yaml:3:8: ranks: 99 ranks, but the platform has 8 GPU(s)",
+        "many": "many.yaml:3:8: ranks: 99 ranks, but the platform has 8 GPUs",
         "other": "other.yaml:1:7: kind: zero_training is not for a workload of inference",
     }
     for name, text in files.items():

@@ -51,7 +51,7 @@ def test_one_result_in_five_sentences(drive: Costed) -> None:
     assert first.sentences[1].endswith("; with a PUE of 2, electricity costs 0.0875 USD per hour")
     assert f"a million tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
     assert first.sentences[3].endswith(" USD (2 USD for accelerator/l40s, an hour, without storage)")
-    assert first.sentences[4].startswith("a generation costs 0.0133 USD")
+    assert first.sentences[4].startswith("one generation (all 48 sequences, 2 tokens each) costs 0.0133 USD")
     assert details.page_only, "the bill is not for a terminal"
 
 
@@ -103,7 +103,7 @@ def test_only_the_same_work_is_compared(drive: Costed, prices: CostList) -> None
     (section,) = costs_compared([drive, other, saved])
     assert not [text for text in section.sentences if "costs least" in text or "would cost" in text]
     (table,) = section.tables
-    assert [row[table.head.index("return")] for row in table.texts] == ["1×", "1×", "1×"]
+    assert [row[table.head.index("work per price")] for row in table.texts] == ["1×", "1×", "1×"]
 
 
 def test_drives_of_training_wear_out(prices: CostList) -> None:
@@ -125,7 +125,7 @@ def test_without_any_price_power_is_still_told(tmp_path: Path) -> None:
     assert told_of_one.sentences[0] == "no price is known for this machine"
     (section,) = costs_compared([one])
     (table,) = section.tables
-    assert table.head == ("result", "power", "J/token", "kWh/1M")
+    assert table.head == ("result", "power", "J/token excl. PUE", "kWh/1M incl. PUE")
 
 
 def test_names_command_no_terminal(drive: Costed, memory: Costed) -> None:

@@ -206,7 +206,7 @@ def test_drives_of_an_array_by_number(folder: Path, count: int, vertices: list[s
             "tiers.big.to",
             "(known here: profile, at, through, link)",
         ),
-        ("tiers.big={profile: disk, at: [left, cpu]}", "tiers.big.at", "2 vertices for 1 drive(s)"),
+        ("tiers.big={profile: disk, at: [left, cpu]}", "tiers.big.at", "2 vertices for 1 drive"),
         ("tiers.big={profile: share, at: [cpu]}", "tiers.big.at", "is remote; write `through`"),
         ("tiers.big={profile: share, through: [net9]}", "tiers.big.through[0]", "(has: net0, net1)"),
         ("tiers.big={profile: share, through: [net0, net0]}", "tiers.big.through", 'names "net0" twice'),
