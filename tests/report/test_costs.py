@@ -79,9 +79,10 @@ def test_two_results_fit_on_the_terminal_with_all_their_numbers(
 
 def test_columns_without_room_follow_under_the_same_names(drive: Costed, memory: Costed) -> None:
     (section,) = costs_compared([drive, memory])
-    heads = [line.split() for line in lines(section, 60) if "result " in line]
-    assert [head[0] for head in heads] == ["result"] * len(heads)
-    assert [word for head in heads for word in head[1:]] == list(section.tables[0].head[1:])
+    heads = [line.split() for line in lines(section, 60) if line.lstrip().startswith("result ")]
+    assert len(heads) > 1
+    ends = [head.split()[-1] for head in section.tables[0].head[1:]]
+    assert [word for head in heads for word in head[1:] if word in ends] == ends
 
 
 def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory: Costed) -> None:

@@ -93,10 +93,11 @@ def _bandwidth(curve: StorageCurve | None) -> ReportSection:
 def _sensitivity(found: Sensitivity) -> ReportSection:
     time = found.result.compared_s or 0.0
     compared = uncapitalized(presentation(found.result).compared)
-    effect, shown = len(found.rows), min(TOP, len(found.rows))
+    effect = len(found.rows)
+    shown = f" ({TOP} shown)" if effect > TOP else ""
     text = (
         f"how the {compared} changes if one input is {percent(found.change)} lower or higher: "
-        f"{plural(effect, 'input')} {'has' if effect == 1 else 'have'} an effect ({shown} shown), "
+        f"{plural(effect, 'input')} {'has' if effect == 1 else 'have'} an effect{shown}, "
         f"{found.without_effect} have none, {found.left_out} are unused"
     )
 
