@@ -99,11 +99,11 @@ def presentation(result: SimulationResult) -> Presentation:
     raise TypeError(f"{type(result).__name__} is a kind of result that no report knows")
 
 
-def _placed(places: tuple[TierAssignment, ...], words: str = "") -> str:
-    """ "its weights in HBM and its optimizer on raid"; ``words`` say it for all of them together."""
+def _placed(places: tuple[TierAssignment, ...], phrase: str = "") -> str:
+    """ "its weights in HBM and its optimizer on raid"; ``phrase`` says it for all of them together."""
     together = f"its {' and '.join(each.what for each in places)}"
-    if words:
-        return words.format(together)
+    if phrase:
+        return phrase.format(together)
     if len(places) > 1 and len({each.tier for each in places}) == 1:
         return f"{together} {place(places[0].tier)}"
     return " and ".join(f"its {each.what} {place(each.tier)}" for each in places)

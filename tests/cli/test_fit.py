@@ -87,7 +87,7 @@ def test_several_scenarios_are_one_table(program) -> None:
 
 
 MACHINES = """\
-Machines needed
+Number of machines needed
 
 dgx-a100, 8 GPUs with 317 GiB of HBM in total
   model        work       rule  hbm  raid
