@@ -339,6 +339,7 @@ def test_no_more_problems_than_people_read() -> None:
         ("dgx_a100", ["dgx-a100", "dgx-h100"], '; did you mean "dgx-a100"?'),
         ("DGX-H100", ["dgx-a100", "dgx-h100"], '; did you mean "dgx-h100"?'),
         ("raid4", ["RAID5", "hbm"], '; did you mean "RAID5"?'),
+        ("raid1", ["raid5", "raid6", "hbm"], '; did you mean "raid6" or "raid5"?'),
         ("tape", ["hbm", "dram"], ""),
         ("", ["hbm"], ""),
         ("x" * 10_000, ["hbm"], ""),

@@ -129,7 +129,7 @@ def test_refused_and_too_large_is_no_error_and_no_answer(program) -> None:
 def test_an_unknown_target_ends_it_before_anything_is_simulated(program) -> None:
     answer = program("compare", "small.yaml", "--on", "raid,dram,tape", *TIGHT)
     assert (answer.status, answer.out) == (2, "")
-    assert answer.err.startswith('--on: no tier "tape"')
+    assert answer.err.startswith('error: --on: no tier "tape"')
 
 
 @pytest.mark.parametrize("baseline", [None, "raid"])
@@ -213,7 +213,7 @@ def test_a_slip_in_a_strategys_file_is_told_there(program, tmp_path: Path) -> No
     (tmp_path / "slip.yaml").write_text("kind: zero_inference\nweigths: dram\n")
     answer = program("compare", "small.yaml", "--strategy", "slip.yaml")
     assert answer.status == 2
-    assert answer.err.startswith("slip.yaml:2:1: weigths: unknown key; did you mean")
+    assert answer.err.startswith("error: slip.yaml:2:1: weigths: unknown key; did you mean")
     answer = program("compare", "small.yaml", "--strategy", "small.yaml", "--strategy", "small.yaml")
     assert answer.status == 2
 
@@ -235,4 +235,4 @@ def test_what_planning_refuses_of_a_strategys_file_is_told_there(program, tmp_pa
         assert row["result"]["refused"][0].startswith(rendered[name])
         assert rendered[name] in " ".join(program(*argv).out.split())
     alone = ("compare", "small.yaml", "--strategy", "many.yaml", *TIGHT)
-    assert program(*alone).err.splitlines()[1].startswith(rendered["many"])
+    assert program(*alone).err.splitlines()[1].startswith(f"error: {rendered['many']}")

@@ -81,8 +81,7 @@ def test_what_was_looked_for_and_found(search: Search) -> None:
     looked, counts = section.sentences
     best = purchase_verdict(search, budget=250_000, service=[level])
     assert looked == (
-        "15 combinations of storage, drives, memory and batch, all simulated; at most 250,000 USD, "
-        "ttft ≤ 2 s"
+        "15 combinations of storage, drives, memory and batch, all simulated; at most 250,000 USD, ttft ≤ 2 s"
     )
     assert best.startswith("fastest: weights on hbm, batch 16; ")
     assert best.endswith(" tokens/s for 200,000 USD")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,17 @@ def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory
         f"{SIX} would cost less with a total purchase for {ONE} above 32,552 USD (now 18,328 USD)",
     ]
     assert gathered.startswith(f"{SIX}: ZeRO-3 gathers every layer on every GPU")
+
+
+def test_equal_bills_have_no_break_even(prices: CostList) -> None:
+    """Weights in memory or on the drives of the same machine: no price tells them apart."""
+    held, stored = (
+        costed("ddn/bloom-7b1", prices, "workload.output_length=2", f"strategy.weights={tier}")
+        for tier in ("dram", "raid")
+    )
+    (section,) = costs_compared([held._replace(label="dram"), stored._replace(label="raid")])
+    assert re.match("dram has the lowest cost per unit of work; raid costs ", section.sentences[0])
+    assert not [text for text in section.sentences if "would cost less" in text or "no change" in text]
 
 
 def test_only_the_same_work_is_compared(drive: Costed, prices: CostList) -> None:
