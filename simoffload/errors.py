@@ -69,8 +69,8 @@ def _bounded(problem: Problem) -> Problem:
 class Problem(NamedTuple):
     """One problem with the input; its text is one line that is safe to print.
 
-    >>> print(Problem("a.yaml", 6, 5, "tiers[1].capcity", 'unknown field; did you mean "capacity"?'))
-    a.yaml:6:5: tiers[1].capcity: unknown field; did you mean "capacity"?
+    >>> print(Problem("a.yaml", 6, 5, "tiers[1].capcity", 'unknown key; did you mean "capacity"?'))
+    a.yaml:6:5: tiers[1].capcity: unknown key; did you mean "capacity"?
     """
 
     path: str

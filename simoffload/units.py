@@ -36,6 +36,7 @@ __all__ = [
     "parse_rate",
     "parse_seconds",
     "parse_watts",
+    "plural",
 ]
 
 Scales = dict[str, Fraction]
@@ -253,6 +254,11 @@ def _readable(value: float, units: Scales) -> str:
     number = value / float(units[unit])
     digits = f"{number:.0f}" if abs(number) >= 100 else format_number(number)
     return f"{digits} {unit}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 GPU", "8 GPUs"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_bytes(size: float, *, binary: bool = False) -> str:

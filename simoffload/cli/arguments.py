@@ -68,10 +68,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises InputError for an invalid command line and SystemExit after ``--help`` and ``--version``.
     """
-    arguments = program(argv[0] if argv else "").parse_args(argv)
+    arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
+    if unknown:
+        raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown)
     line = shlex.join(["simoffload", *argv])
     arguments.line = line.encode(errors="backslashreplace").decode()  # names need not be UTF-8, pages are
     return arguments
+
+
+def _unrecognized(command: str, unknown: Sequence[str]) -> InputError:
+    """Return the error for arguments that a command does not have."""
+    name = f"simoffload {command}".rstrip()
+    text = f"unrecognized arguments: {' '.join(map(shortened, unknown))}"
+    if command == "run" and any(one.partition("=")[0] == "--on" for one in unknown):
+        text += "; choose the tier with --set strategy.weights=TIER, or compare tiers with compare --on"
+    return InputError((Problem(name, None, None, "", f"{text}; see {name} --help"),))
 
 
 def program(only: str | None = None) -> argparse.ArgumentParser:
@@ -215,7 +226,7 @@ def _add_fit(parser: _Parser) -> None:
     parser.add_argument("--on", type=listed, metavar="TARGET,…", help=_TARGETS)
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
-        "--machines", action="store_true", help="how many machines are needed, without and with offload"
+        "--machines", action="store_true", help="number of machines needed, without and with offload"
     )
     questions.add_argument(
         "--largest", action="store_true", help="the largest batch, context and model that fit"

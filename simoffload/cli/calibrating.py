@@ -13,6 +13,7 @@ from typing import Any
 from simoffload.cli.console import Console, ExitCode, Progress
 from simoffload.cli.option_types import SubParsers, listed, seconds, size
 from simoffload.errors import InputError, Problem, shortened
+from simoffload.units import plural
 
 __all__ = ["add", "calibrate_compare", "calibrate_deepspeed", "calibrate_micro"]
 
@@ -352,7 +353,7 @@ def calibrate_deepspeed(arguments: Namespace, console: Console) -> ExitCode:
         "done": outcome.done,
         "failed": [{"name": name, "error": why} for name, why in outcome.failed],
     }
-    console.answer(f"{outcome.done} of {len(cases)} run(s) recorded in {outcome.file}", data)
+    console.answer(f"{outcome.done} of {plural(len(cases), 'run')} recorded in {outcome.file}", data)
     return ExitCode.FAILED if outcome.failed else ExitCode.OK
 
 

@@ -109,7 +109,7 @@ class Console:
             except OSError:  # such as a full disk
                 self.abandon()
         for problem in problems:
-            self.note(str(problem) if problem.path else f"error: {problem}")
+            self.note(f"error: {problem}")
 
     def _document(self, data: Any) -> None:
         sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")

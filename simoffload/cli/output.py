@@ -102,7 +102,7 @@ class Answer(NamedTuple):
 
     def list_files(self, console: Console) -> None:
         """Print the names of the files; those in the folder of recommended scenarios are only counted."""
-        from simoffload.report.formatting import plural
+        from simoffload.units import plural
 
         if not self.written:
             return

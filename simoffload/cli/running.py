@@ -94,7 +94,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     with Progress(console) as progress:
         comparison = compare_scenarios(
             scenarios,
-            baseline=arguments.baseline,
+            baseline=_baseline(arguments.baseline, scenarios),
             costs=prices,
             keep_timelines=folder is not None,
             progress=progress,
@@ -106,6 +106,17 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             console.warn(f"{label}: {warning}" for warning in result.warnings)
     answer.list_files(console)
     return ExitCode.OK if comparison.fits else ExitCode.DOES_NOT_FIT
+
+
+def _baseline(name: str | None, scenarios: dict[str, LoadedScenario]) -> str | None:
+    """Return the label of the baseline, with "hbm" for "gpu" as in all labels."""
+    from simoffload.scenario import canonical_target
+
+    if name is None or name in scenarios:
+        return name
+    scenario, space, target = name.rpartition(" ")
+    label = f"{scenario}{space}{canonical_target(target)}"
+    return label if label in scenarios else name
 
 
 @limited

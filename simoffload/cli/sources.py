@@ -75,7 +75,9 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
     if source in ids:
         return find_profile(source).document
     what, names = ("profile", ids) if profiles_only else ("scenario or profile", [*list_scenarios(), *ids])
-    message = f"no such file, and no shipped {what} of that name{suggest(source, names)}"
+    list_ = "simoffload profiles list" if profiles_only else "simoffload scenarios list"
+    hint = suggest(source, names)
+    message = f"no such file, and no shipped {what} of that name{hint or f'; list: {list_}'}"
     raise InputError((Problem(shortened(source), None, None, "", message),))
 
 
@@ -93,7 +95,8 @@ def find_profile(reference: str) -> Entry:
     kinds = [kind for kind, name in known if name == reference]
     if len(kinds) == 1:
         return Library().find(reference, (kinds[0],))
-    message = f"there is no profile {quoted(reference)}{suggest(reference, (name for _, name in known))}"
+    hint = suggest(reference, (name for _, name in known))
+    message = f"there is no profile {quoted(reference)}{hint or '; list: simoffload profiles list'}"
     if kinds:
         message = f'several profiles are called "{reference}": {", ".join(f"{k}/{reference}" for k in kinds)}'
     raise InputError((Problem("", None, None, "", message),))
@@ -124,8 +127,8 @@ def _is_model(source: str) -> bool:
 def _of_model(
     model: str, overrides: Sequence[str], targets: Sequence[str], console: Console
 ) -> LoadedScenario:
-    from simoffload.report.formatting import plural
     from simoffload.scenario import default_scenario
+    from simoffload.units import plural
     from simoffload.workload import Inference
 
     platforms = (target.rpartition(":")[0] for target in targets)
@@ -197,21 +200,27 @@ def scenario_set(
         return named
     found: dict[str, LoadedScenario] = {}
     for name, scenario in named.items():
-        retargeted = move(scenario, targets).items()
-        found |= _once({f"{name} {target}": case for target, case in retargeted}, console)
+        found |= _once(move(scenario, targets), console, before=f"{name} ")
     return found
 
 
-def _once(found: dict[str, LoadedScenario], console: Console) -> dict[str, LoadedScenario]:
-    """Drop targets that are equal to an earlier one: with ``dram`` the optimizer may be in ``dram``, too."""
+def _once(
+    found: dict[str, LoadedScenario], console: Console, *, before: str = ""
+) -> dict[str, LoadedScenario]:
+    """Return the scenarios by label: ``before`` and the target, with "hbm" for "gpu" as in all answers.
+
+    Targets that are equal to an earlier one are dropped: with ``dram`` the optimizer may be in ``dram``, too.
+    """
+    from simoffload.scenario import canonical_target
+
     kept: dict[str, LoadedScenario] = {}
     for label, case in found.items():
         twin = next((other for other, known in kept.items() if _same(case, known)), None)
         if twin is None:
             kept[label] = case
         else:
-            console.note(f"{label} is the same as {twin}; it is listed once")
-    return kept
+            console.note(f"{before}{label} is the same as {before}{twin}; it is listed once")
+    return {f"{before}{canonical_target(target)}": case for target, case in kept.items()}
 
 
 def _same(one: LoadedScenario, other: LoadedScenario) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,6 +161,7 @@ class DocumentLocation(NamedTuple):
 
 
 _LONGEST = 40
+_MOST_SIMILAR = 3
 _MOST_CHOICES = 30
 
 
@@ -170,10 +171,18 @@ def quoted(text: str) -> str:
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
-    """Return ``; did you mean "x"?`` for the choice most similar to the word, or "" if none is similar."""
+    """Return ``; did you mean "x" or "y"?`` for the choices most similar to the word, or "" without any."""
+    near = nearest(word, choices)
+    return f"; did you mean {either([quoted(one) for one in near])}?" if near else ""
+
+
+def nearest(word: str, choices: Iterable[str]) -> list[str]:
+    """Return the choice most similar to the word, or up to three that are equally similar."""
     by_folded = {choice.casefold(): choice for choice in choices}
-    near = get_close_matches(word[:_LONGEST].casefold(), by_folded, n=1)
-    return f"; did you mean {quoted(by_folded[near[0]])}?" if near else ""
+    folded = word[:_LONGEST].casefold()
+    near = get_close_matches(folded, by_folded, n=_MOST_SIMILAR)
+    likeness = [SequenceMatcher(None, one, folded).ratio() for one in near]
+    return [by_folded[one] for one, ratio in zip(near, likeness, strict=True) if ratio == likeness[0]]
 
 
 def listing(names: Sequence[str]) -> str:

@@ -78,6 +78,8 @@ def read_document(path: Path) -> Document:
     """
     if path.suffix not in SUFFIXES:
         wrong_name = "the name of a document ends in .yaml, .yml or .json"
+        if exists(path) and path.is_dir():
+            wrong_name = "is a folder; give a .yaml, .yml or .json file"
         raise _refusal(path, wrong_name if exists(path) else "no such file")
     parse = parse_json if path.suffix == ".json" else parse_yaml
     return parse(read_text(path, most=_LARGEST), name=str(path), root=path.parent)
@@ -95,7 +97,7 @@ def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
         except FileNotFoundError:
             raise _refusal(name, "no such file") from None
         if stat.S_ISDIR(status.st_mode):
-            raise _refusal(name, f"this is a folder, not a file{after}")
+            raise _refusal(name, f"is a folder, not a file{after}")
         if not stat.S_ISREG(status.st_mode):
             raise _refusal(name, f"not a regular file{after}")
         if status.st_size > most:

@@ -96,6 +96,8 @@ def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
         except json.JSONDecodeError as error:
             reason = (error.msg[0].lower() + error.msg[1:]).replace("extra data", "extra data after the end")
             position = Position(error.lineno, error.colno)
+            if text[: error.pos].rstrip().endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
+                reason += "; remove the comma before it"
             raise tree.refusal(position, f"not valid JSON: {reason}") from None
         except RecursionError:
             pass  # the depth limit below refuses it, with its position

@@ -12,7 +12,16 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails, core_schema
 
-from simoffload.documents.document import Document, Location, either, input_error, listing, quoted, suggest
+from simoffload.documents.document import (
+    Document,
+    Location,
+    either,
+    input_error,
+    listing,
+    nearest,
+    quoted,
+    suggest,
+)
 from simoffload.errors import Problem
 
 __all__ = ["Place", "accepted_values", "key_names", "place_of", "validate"]
@@ -62,6 +71,9 @@ class _Finding(NamedTuple):
     message: str = ""
     """The complete message, if nothing particular was expected."""
     at_key: bool = False
+    meant: tuple[Location, ...] = ()
+    """Where the key would be that an unknown one resembles."""
+    is_missing: bool = False
     unions: tuple[Location, ...] = ()
     """The unions around the entry; the fault concerns one member of each."""
 
@@ -106,11 +118,13 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
     # A discriminator may be a function, which has no place in the document.
     tag = _literals(context["discriminator"])[0] if context.get("discriminator", "").startswith("'") else None
     if kind == "missing":
-        return finding._replace(message=_missing(place.around, location[-1]))
+        return finding._replace(message=_missing(place.around, location[-1]), is_missing=True)
     if kind == "extra_forbidden":
         names = key_names(place.around)
-        message = f"unknown field{suggest(str(location[-1]), names)} (known here: {listing(names)})"
-        return finding._replace(message=message, at_key=True)
+        word = str(location[-1])
+        message = f"unknown key{suggest(word, names)} (known here: {listing(names)})"
+        meant = tuple((*location[:-1], name) for name in nearest(word, names))
+        return finding._replace(message=message, at_key=True, meant=meant)
     if kind == "union_tag_not_found" and tag:
         return finding._replace(location=(*location, tag), message=_missing(place.types, tag))
     if kind == "union_tag_invalid" and tag:
@@ -162,7 +176,10 @@ def _problems(document: Document, at: Location, found: list[_Finding]) -> Iterat
     by_location: dict[Location, list[_Finding]] = {}
     # Where text or a mapping is valid, a mapping in the file rules the text out.
     entered = {union for finding in found for union in finding.unions if finding.location != union}
+    meant = {location for finding in found for location in finding.meant}
     for finding in found:
+        if finding.is_missing and finding.location in meant:
+            continue  # one slip of the pen, one message
         if not (finding.location in finding.unions and finding.location in entered):
             by_location.setdefault(finding.location, []).append(finding)
     for location, findings in by_location.items():

@@ -24,7 +24,7 @@ def replacing(path: str | Path) -> Iterator[TextIO]:
     """
     target = Path(path)
     if exists(target) and target.is_dir():
-        raise _refusal(target, "this is a folder, not a file")
+        raise _refusal(target, "is a folder, not a file")
     if not target.parent.is_dir():
         raise _refusal(target, "its folder does not exist; create it first")
     partial = target.with_name(f".{secrets.token_hex(8)}.partial")

@@ -58,7 +58,7 @@ class FsdpCosts(Frozen):
     """Rate at which one thread obtains pages from the operating system for AdamW's new tensors; each page is
     cleared when it is first touched. Only the time in addition to writing the tensors counts."""
     page_limit: Sourced[BytesPerSecond]
-    """The same rate for all threads of one process: the limit of the formula for many threads."""
+    """Largest rate at which all threads of one process together obtain pages from the operating system."""
 
     def adamw_rate(self, threads: int, *, traffic: int, new: int, share: float) -> int:
         """Return the rate [B/s] at which AdamW moves ``traffic`` bytes of a parameter, ``new`` of them in new

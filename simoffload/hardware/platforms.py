@@ -24,6 +24,7 @@ from simoffload.hardware.targets import (
     resolve_target,
 )
 from simoffload.hardware.topology import Platform
+from simoffload.units import plural
 
 __all__ = ["list_profiles", "load_platform", "load_profile", "platform_from"]
 
@@ -224,7 +225,9 @@ class _Loader:
         # An array of fewer drives by the scenario's `profiles` leaves slots empty.
         taken = 1 if self._library.changes(entry) else len(tier.at or ())
         if target and taken > max(1, target.drives):
-            message = f"{taken} vertices for {target.drives} drive(s); name at most one vertex per drive"
+            message = (
+                f"{taken} vertices for {plural(target.drives, 'drive')}; name at most one vertex per drive"
+            )
             self._problems.append(self._at(*keys, "at").problem(message))
         return target
 

@@ -96,14 +96,14 @@ class StorageCurve:
     def sentences(self) -> tuple[str, ...]:
         """Sentences about how fast the storage is, and how fast it would have to be."""
         own = f"the storage ({self.tier}) {self.verb} {format_rate(self.own.rate)}"
-        gains = f"from {format_rate(self.enough.rate)} on, faster storage gains less than 2 %"
+        gains = f"above {format_rate(self.enough.rate)} faster storage gains less than 2 %"
         times = format_number(self.fastest / self.own.throughput)
         most = f"{times} times the throughput at most{self.scope}"
         if self.enough.factor <= 1:
             gains = f"faster storage gains less than 2 %; {format_rate(self.enough.rate)} would be enough"
         if self.hidden is None:
             held = f", limited by {self.held_back}" if self.held_back else ""
-            return own, f"it stays the bottleneck however fast it is{held}", f"{gains} ({most})"
+            return own, f"it remains the bottleneck at any rate{held}", f"{gains} ({most})"
         return own, f"it is the bottleneck below {format_rate(self.hidden.rate)}", f"{gains} ({most})"
 
     def to_dict(self) -> dict[str, Any]:

@@ -33,9 +33,10 @@ _MEASURED = {"hbm", "dram", "nvme"}
 _MOST_RUNS = "zero"
 """Group of runs whose errors are used for strategies without recorded runs."""
 _CALLED = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
+_REMOTE = {"nfs": "an NFS server", "pfs": "a parallel filesystem", "nvmeof": "drives over NVMe-oF"}
 _WHERE = {"memory": "in memory", "nvme": "from drives in the host"}
 
-_BEYOND = "; this one is beyond the calibrated range, where errors may be larger"
+_BEYOND = "; this prediction is beyond the calibrated range, where errors may be larger"
 _ERRORS_FILE = "calibration_errors.csv"
 """File of errors on real runs, each predicted with the profile measured on its own machine, so
 that they are errors of the model. ``python -m validation`` writes it."""
@@ -82,8 +83,8 @@ class Confidence:
     row: CalibrationError
     """Errors of the real runs that are most similar to the prediction."""
     unlike: str
-    """What real runs were never made of; empty where there are some. The error is then at least that of
-    ``row``."""
+    """What no real run did, as the end of a sentence: "used a parallel filesystem"; empty where some did. The
+    error is then expected to be larger than that of ``row``."""
     extrapolates: bool
     """Whether the work is outside the range in which the machine was measured."""
 
@@ -110,10 +111,10 @@ class Confidence:
     def sentence(self) -> str:
         """Sentence that states the expected error and its source."""
         row = self.row
-        worst = f"{row.worst * 100:+.0f} %"
+        worst = f"{row.worst * 100:+.0f} %".replace("-", "−")
         text = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"
         if self.unlike:
-            text = f"unknown, as there are no real runs {self.unlike}; expect at least {text}"
+            text = f"unknown: no real run {self.unlike}; expect more than {text}"
         return text + _BEYOND * self.extrapolates
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,19 +141,18 @@ def confidence(result: SimulationResult) -> Confidence:
     kind = str((result.provenance.scenario.get("strategy") or {}).get("kind"))
     strategy = strategy_of(kind)
     group = strategy.evidence if strategy is not None else ""
-    unlike = _unlike(result, held) or (f"of strategy.kind {kind}" if not group else "")
+    unlike = _unlike(result, held) or (f"used strategy.kind {kind}" if not group else "")
     far = result.kind == "checkpoint" or not _MEASURED.issuperset(held)
     row = _row(group or _MOST_RUNS, _work(result), "nvme" if far else place_of(held))
     return Confidence(row=row, unlike=unlike, extrapolates=bool(result.extrapolations))
 
 
 def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
-    """Return why no real runs stand for a result, to follow the words "there are no real runs"; empty if
-    there are some."""
+    """Return why no real runs stand for a result, to follow the words "no real run"; empty if some do."""
     if result.kind == "checkpoint":
-        return "of checkpoints"
+        return "saved a checkpoint"
     remote = [kind for kind in held if kind not in _MEASURED]
-    return f"with anything on {remote[0]}" if remote else ""
+    return f"used {_REMOTE[remote[0]]}" if remote else ""
 
 
 def _work(result: SimulationResult) -> Work:

@@ -15,7 +15,7 @@ from simoffload.results.passes import LinkUse, PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import PassWork
 from simoffload.results.training import TimedPhase, TrainingResult
-from simoffload.units import format_bytes, format_number, format_rate, format_seconds
+from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 
 _ORIGINS = ("measured", "spec", "estimate")
 _MOST_REASONS = 3
@@ -43,11 +43,6 @@ def sentence(text: str) -> str:
 def uncapitalized(text: str) -> str:
     """Text as it continues a sentence: "time per token" for "Time per token"."""
     return text[:1].lower() + text[1:]
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 GPU", "8 GPUs"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def place(target: str) -> str:
@@ -79,6 +74,11 @@ def percent(fraction: float) -> str:
     if 0 < fraction < 0.0005:
         return "<0.1 %"
     return f"{fraction * 100:.1f} %" if 0 < fraction < 0.0995 else f"{fraction * 100:.0f} %"
+
+
+def minus(text: str) -> str:
+    """Write a number with the sign U+2212 instead of a hyphen."""
+    return text.replace("-", "−")
 
 
 def counted(size: int, use: TierUse) -> str:
@@ -145,7 +145,7 @@ def group_links(links: Iterable[LinkUse]) -> tuple[tuple[tuple[str, ...], LinkUs
 def group_name(names: Sequence[str]) -> str:
     """One name, or the first and the number of those that have equal values."""
     first = printable(names[0])
-    return first if len(names) == 1 else f"{first} and {len(names) - 1} equal"
+    return first if len(names) == 1 else f"{first} and {len(names) - 1} more like it"
 
 
 def carried(use: LinkUse) -> str:
@@ -205,7 +205,7 @@ def simulated_work(result: SimulationResult) -> str:
     operations, run = (sum(getattr(one, name) for one in result.work) for name in ("operations", "run"))
     first = f"all {operations:,} operations were simulated"
     if run < operations:
-        first = f"{run:,} of {operations:,} operations were simulated; the others repeat them exactly"
+        first = f"{run:,} of {operations:,} operations were simulated, the rest are exact repetitions"
     found = _reasons(result.work)
     reasons = [f"{group_name(names)}: {printable(why)}" for why, names in found]
     more = [f"and {len(found) - _MOST_REASONS} more reasons"] if len(found) > _MOST_REASONS else []
@@ -220,10 +220,15 @@ def _extrapolated(values: Mapping[str, Any]) -> tuple[str, ...]:
     if steps == simulated:
         return ()
     exact = steps - simulated - estimated
-    parts = [f"{exact:,} of {steps:,} decode steps follow exactly from the {simulated:,} simulated"]
+    verb, them = ("was", "it") if simulated == 1 else ("were", "them")
+    follows = "follows" if exact == 1 else "follow"
+    text = f"{simulated:,} of {steps:,} decode steps {verb} simulated"
+    others = f"the other {exact:,}" if not estimated else f"{exact:,} more"
+    parts = [f"{text}, {others} {follows} from {them} exactly" if exact else text]
     if estimated:
         most = percent(values["decode_bound"])
-        parts.append(f"{estimated:,} are interpolated, each with an error of at most {most}")
+        are = "is" if estimated == 1 else "are"
+        parts.append(f"{estimated:,} {are} interpolated, each with an error of at most {most}")
     return tuple(parts)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from simoffload.planning.confidence import confidence
 from simoffload.planning.costs import Costed
 from simoffload.report import comparison_charts
 from simoffload.report.comparison import (
@@ -88,7 +89,7 @@ def _side_by_side(found: Sequence[Group]) -> Iterator[ReportSection]:
     """Compare the answers in a section for each kind of work and a table for each model."""
     kinds = by_kind(found)
     for kind, mine in kinds.items():
-        sentences = (text for group in mine for text in (*_missing(group), *_limits(group)))
+        sentences = (text for group in mine for text in (*_missing(group), *_limits(group), *_errors(group)))
         yield ReportSection(
             "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
             tuple(dict.fromkeys(sentences)),
@@ -118,6 +119,23 @@ def _limits(group: Group) -> Iterator[str]:
             yield NameFirst(f"{cause} is limited by {limit}{where}")
 
 
+def _errors(group: Group) -> Iterator[str]:
+    """State the prediction errors: "prediction error on real runs: hbm, dram ±4.0 %; raid ±13.3 %"."""
+    timed = [(row.label, confidence(row.result)) for row in group.rows if row.result.compared_s is not None]
+    if not timed:
+        return
+    labels: dict[str, list[str]] = {}
+    for label, found in timed:
+        size = f"±{found.relative_error * 100:.1f} %"
+        labels.setdefault(f"more than {size} (no real runs)" if found.unlike else size, []).append(label)
+    parts = [f"{', '.join(names)} {size}" for size, names in labels.items()]
+    beyond = [label for label, found in timed if found.extrapolates]
+    if beyond:
+        which = "all" if len(beyond) == len(timed) > 1 else ", ".join(beyond)
+        parts.append(f"{which} beyond the calibrated range")
+    yield f"prediction error on real runs: {'; '.join(parts)}"
+
+
 def _legend(found: Sequence[Group]) -> Iterator[str]:
     """Explain the columns of the tables."""
     timed = [row.result for group in found for row in group.rows if row.result.step]
@@ -140,7 +158,8 @@ def _legend(found: Sequence[Group]) -> Iterator[str]:
 def _table(group: Group, *, alone: bool) -> ReportTable:
     heads, names = keys(group)
     cells = presentation(group.rows[0].result).cells
-    ratio = f"vs {group.against}" if group.against else "ratio"
+    metric = presentation(group.rows[0].result).ratio
+    ratio = f"{metric} vs {group.against}" if group.against else f"{metric} ratio"
     answer = "bottleneck" if any(row.result.step for row in group.rows) else "answer"
     head = (*heads, *cells, ratio, "throughput", "published", answer, "share of the bound")
     rows = tuple((*name, *_row(group, row)) for name, row in zip(names, group.rows, strict=True))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
-from simoffload.report.formatting import NameFirst, plural
-from simoffload.units import format_bytes, format_number
+from simoffload.report.formatting import NameFirst
+from simoffload.units import format_bytes, format_number, plural
 
 __all__ = ["largest_document", "machines_document"]
 
@@ -29,7 +29,7 @@ def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str]
     gives the reasons why other scenarios have none."""
     platforms = dict.fromkeys(one.platform for one in found)
     sections = [_machines([one for one in found if one.platform == platform]) for platform in platforms]
-    return ReportDocument(("Machines needed",), None, (), tuple(stopped), tuple(sections))
+    return ReportDocument(("Number of machines needed",), None, (), tuple(stopped), tuple(sections))
 
 
 def _machines(found: Sequence[MachinesNeeded]) -> ReportSection:
@@ -83,7 +83,9 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
     )
     table = ReportTable("", head, rows, (2, 3, 4, 5), keys=2)
     section = ReportSection("Current → largest", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
-    return ReportDocument(("Largest work that fits",), None, (), (*made_for, *stopped), (section,))
+    return ReportDocument(
+        ("Largest batch, context and model that fit",), None, (), (*made_for, *stopped), (section,)
+    )
 
 
 def _limit(one: Limit) -> str:

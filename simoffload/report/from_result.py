@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.report.document import ReportDocument, ReportSection
-from simoffload.report.formatting import percent, place, simulated_work
-from simoffload.report.presentation import TierAssignment, presentation
+from simoffload.report.formatting import percent, simulated_work
+from simoffload.report.presentation import presentation
 from simoffload.report.sections import background as origin
 from simoffload.report.sections.capacity import capacity, remedies_section
 from simoffload.report.sections.costs import costs
@@ -54,9 +54,18 @@ def advice_document(
 ) -> ReportDocument:
     """Build the document of advice: changes that help, what a search within ``budget`` and ``service`` found,
     what faster storage would gain (``curve``), then the unchanged scenario."""
-    from simoffload.report.sections.advice import advice_verdict, advised, purchase_verdict, searched
+    from simoffload.report.sections.advice import (
+        PURCHASES,
+        advice_verdict,
+        advised,
+        purchase_verdict,
+        searched,
+    )
 
-    bought = (f"Purchase, {purchase_verdict(search)}.",) if search is not None else ()
+    bought: tuple[str, ...] = ()
+    if search is not None:
+        answer = purchase_verdict(search, budget=budget, service=service)
+        bought = (f"{PURCHASES}: {answer}.",)
     looked = searched(search, budget=budget, service=service) if search is not None else ()
     unchanged = (*findings(advice.result), *costs(advice.result, advice.economics))
     return result_document(advice.result, command=command)._replace(
@@ -74,7 +83,7 @@ def verdict(result: SimulationResult) -> str:
     """The answer in one sentence."""
     wording = presentation(result)
     how = f" ({wording.how})" if wording.how else ""
-    where = f"on {result.platform} with {_places(wording.places)}{how}"
+    where = f"on {result.platform} with {wording.placed}{how}"
     if result.refused:
         return f"{result.model} {where} is refused: {'; '.join(result.refused)}."
     if not result.fits:
@@ -84,13 +93,6 @@ def verdict(result: SimulationResult) -> str:
         return f"{result.model} fits {where}."
     part = f"{step.bottleneck.cause}, {percent(step.bottleneck.exposed_s / step.time_s)}"
     return f"{result.model} {wording.verb} {where}: {wording.took}; bottleneck: {part}."
-
-
-def _places(places: tuple[TierAssignment, ...]) -> str:
-    """ "its weights in HBM and its optimizer on raid"."""
-    if len(places) > 1 and len({each.tier for each in places}) == 1:
-        return f"its {' and '.join(each.what for each in places)} {place(places[0].tier)}"
-    return " and ".join(f"its {each.what} {place(each.tier)}" for each in places)
 
 
 def findings(result: SimulationResult) -> tuple[ReportSection, ...]:

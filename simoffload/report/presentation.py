@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.report.document import Entry, byte_rate, rate, seconds
-from simoffload.report.formatting import per_second, percent, plural
+from simoffload.report.formatting import per_second, percent, place
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.units import format_bytes, format_number, format_rate, format_seconds
+from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 
 __all__ = ["Metric", "Presentation", "TierAssignment", "presentation"]
 
@@ -53,8 +53,12 @@ class Presentation(NamedTuple):
     """Name of ``SimulationResult.step_time_s``: "TPOT", "TTFT", "step", "checkpoint"."""
     compared: str
     """Name of ``SimulationResult.compared_s``, as it begins a sentence."""
+    ratio: str
+    """Its short name, for the head of a column of ratios: "TPOT", "time/token"."""
     places: tuple[TierAssignment, ...]
     """What is offloaded with its tiers, the weights first."""
+    placed: str
+    """The same as part of a sentence: "its weights in HBM and its optimizer on raid"."""
     labels: tuple[str, ...]
     """Names that may distinguish the result from others, the shortest first."""
     exact: str
@@ -93,6 +97,16 @@ def presentation(result: SimulationResult) -> Presentation:
     if isinstance(result, CheckpointResult):
         return _checkpoint(result)
     raise TypeError(f"{type(result).__name__} is a kind of result that no report knows")
+
+
+def _placed(places: tuple[TierAssignment, ...], phrase: str = "") -> str:
+    """ "its weights in HBM and its optimizer on raid"; ``phrase`` says it for all of them together."""
+    together = f"its {' and '.join(each.what for each in places)}"
+    if phrase:
+        return phrase.format(together)
+    if len(places) > 1 and len({each.tier for each in places}) == 1:
+        return f"{together} {place(places[0].tier)}"
+    return " and ".join(f"its {each.what} {place(each.tier)}" for each in places)
 
 
 def _labels(name: str, tiers: str) -> tuple[str, ...]:
@@ -138,6 +152,7 @@ _INFERENCE: Shown = {
 
 def _inference(result: InferenceResult) -> Presentation:
     weights, several = result.placement_name or result.target, result.output_length > 1
+    places = (TierAssignment("weights", weights),)
     ratio = "TPOT (time per output token of a sequence)" if several else "TTFT (time to first token)"
     one_token = "" if several else "only one token is generated, so there is no time per output token; "
     decode_cells = {"TPOT": seconds(result.tpot_s or None)} if several else {}
@@ -155,7 +170,9 @@ def _inference(result: InferenceResult) -> Presentation:
         took=_inference_times(result),
         step="TPOT" if several else "TTFT",
         compared="Time per output token (TPOT)" if several else "Time to first token (TTFT)",
-        places=(TierAssignment("weights", weights),),
+        ratio="TPOT" if several else "TTFT",
+        places=places,
+        placed=_placed(places, result.placement_words),
         labels=_labels(result.name, weights),
         exact=f"{result.name}@{weights}",
         metrics=_metrics(result, _INFERENCE),
@@ -199,6 +216,7 @@ _TRAINING: Shown = {
 
 def _training(result: TrainingResult) -> Presentation:
     weights, states = result.placement_name or result.target, result.optimizer_target
+    places = (TierAssignment("weights", weights), TierAssignment("optimizer", states))
     longest = max(result.phases, key=lambda phase: phase.time_s, default=None)
     accumulation = result.gradient_accumulation_steps
     batch = _batch(result) + (f" × accumulation {accumulation}" if accumulation > 1 else "")
@@ -214,7 +232,9 @@ def _training(result: TrainingResult) -> Presentation:
         took=took,
         step="step",
         compared="Time per token",
-        places=(TierAssignment("weights", weights), TierAssignment("optimizer", states)),
+        ratio="time/token",
+        places=places,
+        placed=_placed(places, result.placement_words),
         labels=_labels(result.name, weights if result.placement_name else f"{weights}+{states}"),
         exact=f"{result.name}@{weights}+{states}",
         metrics=_metrics(result, _TRAINING, parts=_PARTS, total=result.step_s),
@@ -278,6 +298,7 @@ _CHECKPOINT: Shown = {
 def _checkpoint(result: CheckpointResult) -> Presentation:
     saved = result.checkpoint
     mode = "" if saved.mode == "blocking" else f", {saved.mode}"
+    places = (TierAssignment("checkpoints", result.target),)
     longest = max(saved.saving, key=lambda phase: phase.result.time_s, default=None)
     metrics = result.metrics()
     speed = metrics["bytes_per_s"]
@@ -292,7 +313,9 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
         took=_checkpoint_times(result),
         step="checkpoint",
         compared="Time per checkpoint",
-        places=(TierAssignment("checkpoints", result.target),),
+        ratio="saved",
+        places=places,
+        placed=_placed(places),
         labels=_labels(result.name, result.target),
         exact=f"{result.name}@{result.target}",
         metrics=_metrics(result, _CHECKPOINT),

@@ -41,7 +41,8 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
     terminal.paragraph(" · ".join(document.title), style="bold")
     fits = {True: "green", False: "red", None: "bold"}[document.fits]
     for verdict in document.verdicts:
-        terminal.paragraph(f"Verdict: {verdict}", style=fits)
+        label = "" if verdict.startswith("Verdict on ") else "Verdict: "
+        terminal.paragraph(f"{label}{verdict}", style=fits)
     for warning in document.warnings:
         terminal.paragraph(f"Warning: {warning}", style="yellow")
     for section in (*document.sections, *document.background):

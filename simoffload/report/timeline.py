@@ -78,7 +78,7 @@ class TimelineWindow(NamedTuple):
     end_s: float
     bars: tuple[DrawnOperation, ...]
     omitted: int
-    """Number of operations left out because they are shorter than all that are drawn."""
+    """Number of operations that are not drawn because they are shorter than every drawn one."""
 
 
 def timeline(result: SimulationResult, *, bars: int) -> ReportSection:

@@ -118,6 +118,8 @@ class SimulationResult(ABC):
     provenance: ResultProvenance
     placement_name: str = ""
     """Name of the placement of the weights where the tier alone would be ambiguous, such as "resident"."""
+    placement_words: str = ""
+    """What a sentence says about that placement of {}, such as "a whole copy of {} in each GPU"."""
     extrapolations: tuple[str, ...] = ()
     """Describe what is outside the range in which the machine was measured."""
     refused: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simoffload.scenario.cache import ScenarioCache, canonical
-from simoffload.scenario.loaded import LoadedScenario, other_work, placement_of, tier_name
+from simoffload.scenario.loaded import LoadedScenario, canonical_target, other_work, placement_of, tier_name
 from simoffload.scenario.loading import (
     SWEEP,
     completed,
@@ -25,6 +25,7 @@ __all__ = [
     "Scenario",
     "ScenarioCache",
     "canonical",
+    "canonical_target",
     "completed",
     "default_scenario",
     "find_scenario",

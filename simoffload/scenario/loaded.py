@@ -18,6 +18,7 @@ from simoffload.scenario.schema import Scenario
 from simoffload.strategies import Plan, Strategy, strategy_for
 from simoffload.strategies.base import TierChoice
 from simoffload.strategies.placement import Placement
+from simoffload.units import plural
 
 __all__ = [
     "READ_TIER",
@@ -161,7 +162,8 @@ class LoadedScenario:
         if used >= machine.nodes:
             return ()
         idle = f"{machine.nodes - used} of {machine.nodes} hosts are idle"
-        needed = f"{gpus} rank(s) need {used} host(s) with {machine.gpus_per_node} GPU(s) each"
+        hosts = f"{plural(used, 'host')} with {plural(machine.gpus_per_node, 'GPU')} each"
+        needed = f"{plural(gpus, 'rank')} {'needs' if gpus == 1 else 'need'} {hosts}"
         remedy = f"set nodes: {used}, or strategy.ranks: {machine.gpus}"
         return (f"{idle} but count in prices, power and rent: {needed}; {remedy}",)
 
@@ -181,9 +183,8 @@ class LoadedScenario:
         strategy, gpus = self.scenario.strategy, self.machine.gpus
         if strategy.gpus > gpus:
             more = f" with {strategy.gpus} GPUs" if strategy.gpus > strategy.ranks else ""
-            text = (
-                f"{strategy.ranks} ranks{more}, but the platform has {gpus} GPU(s); lower it or raise nodes"
-            )
+            has = f"the platform has {plural(gpus, 'GPU')}"
+            text = f"{strategy.ranks} ranks{more}, but {has}; lower it or raise nodes"
             raise InputError([self.document.problem(("strategy", "ranks"), text)])
         try:
             return action()
@@ -228,6 +229,13 @@ def _batches(batches: int) -> str:
 _ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
 RESIDENT = "resident"
 """The target of ``compare --on`` that is not a tier but a complete copy in each GPU."""
+
+
+def canonical_target(target: str) -> str:
+    """Return a target of ``--on`` with the machine's names instead of aliases: "hbm+dram" for "gpu+cpu"."""
+    platform, colon, tiers = target.rpartition(":")
+    names = (_ALIASES.get(name.lower(), name) for name in tiers.split("+"))
+    return f"{platform}{colon}{'+'.join(names)}"
 
 
 def tier_name(name: str, machine: Machine, key: str) -> str:

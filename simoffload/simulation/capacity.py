@@ -106,6 +106,7 @@ def identity(
         "platform": machine.platform,
         "target": target,
         "placement_name": inner.strategy.placement_name,
+        "placement_words": inner.strategy.placement_words,
         "ranks": inner.strategy.ranks,
         "gpus": inner.strategy.gpus,
         "replicas": inner.strategy.replicas,

@@ -13,6 +13,7 @@ from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity
 from simoffload.simulation.runner import Runner
+from simoffload.strategies import strategy_of
 from simoffload.strategies.base import Phase, PhaseSeries, Plan
 from simoffload.units import format_bytes, format_number, format_seconds
 
@@ -77,6 +78,8 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
     }
     if weights not in scenario.machine.tiers:  # another strategy was asked for, such as "resident"
         fields["placement_name"] = weights
+        other = strategy_of(weights)
+        fields["placement_words"] = other.placement_words if other is not None else ""
     return measures_of(scenario).empty(fields, optimizer=optimizer)
 
 
@@ -148,5 +151,7 @@ def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, metho
     phase = next(one for one in copies.phases if one.kind == kind)
     fast = runner.time_s(phase.step(1) if isinstance(phase, PhaseSeries) else phase)
     size, times = format_bytes(plan.model.weight_bytes), result.step.time_s / fast
-    text = f"offloading is slower here: a copy of the weights ({size}) fits on every GPU; without {method}"
-    return (f"{text} a pass takes {format_seconds(fast)}, {format_number(times)} times less",)
+    text = (
+        f"offloading is not needed here: a copy of the weights ({size}) fits on every GPU; without {method}"
+    )
+    return (f"{text} a pass takes {format_seconds(fast)}, {format_number(times)} times as fast",)

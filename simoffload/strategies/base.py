@@ -210,7 +210,9 @@ class Strategy(Frozen, ABC):
     files: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Keys whose values may be paths of files, with the schema of those files."""
     placement_name: ClassVar[str] = ""
-    """Name of the placement in reports, where the tier of the weights alone would be ambiguous."""
+    """Name that reports give its placement, where the tier of the weights alone would be ambiguous."""
+    placement_words: ClassVar[str] = ""
+    """What a sentence says about that placement of {}: "a whole copy of {} in each GPU"."""
     evidence: ClassVar[str] = ""
     """Group of the real runs with which its predictions were compared; "" for none."""
 

@@ -70,7 +70,7 @@ class LayeredModel(ABC):
     @property
     @abstractmethod
     def ranks(self) -> int:
-        """GPUs that share the parameters."""
+        """Return the number of GPUs among which the parameters are partitioned."""
 
     @property
     @abstractmethod

@@ -34,6 +34,7 @@ class Resident(Strategy):
     serves: ClassVar = frozenset({"inference", "training"})
     uses_storage: ClassVar = False
     placement_name: ClassVar = "resident"
+    placement_words: ClassVar = "a whole copy of {} in each GPU"
 
     kind: Literal["resident"] = "resident"
 

@@ -278,7 +278,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_text("a: " + "x" * 1_000_000)
     refusals = {
         "missing.yaml": "no such file",
-        "folder.yaml": "this is a folder, not a file",
+        "folder.yaml": "is a folder, not a file",
         "large.yaml": "larger than 1 MB (1000003 bytes)",
         "file.yaml/inside.yaml": "cannot be read: Not a directory",
     }

@@ -20,7 +20,7 @@ from simoffload.errors import (
     printable,
 )
 
-UNKNOWN = Problem("a.yaml", 6, 5, "tiers[1].capcity", 'unknown field; did you mean "capacity"?')
+UNKNOWN = Problem("a.yaml", 6, 5, "tiers[1].capcity", 'unknown key; did you mean "capacity"?')
 
 EVERY_ERROR = [
     SimoffloadError("stop"),
@@ -58,7 +58,7 @@ def test_the_tree() -> None:
 @pytest.mark.parametrize(
     ("problem", "text"),
     [
-        (UNKNOWN, 'a.yaml:6:5: tiers[1].capcity: unknown field; did you mean "capacity"?'),
+        (UNKNOWN, 'a.yaml:6:5: tiers[1].capcity: unknown key; did you mean "capacity"?'),
         (Problem("a.yaml", 6, None, "", "not text in UTF-8"), "a.yaml:6: not text in UTF-8"),
         (Problem("a.yaml", None, None, "", "no such file"), "a.yaml: no such file"),
         (Problem("--set", None, None, "a.b", "must be text"), "--set: a.b: must be text"),

@@ -79,6 +79,10 @@ def test_nothing_in_a_list(text: str) -> None:
         ('{"a\\u0000": 1}', ":1:2: text may not contain a NUL character or half of a surrogate pair"),
         ('{"a": "\x07"}', ":1:8: not text: it contains the character U+0007"),
         ("{'a': 1}", ":1:2: not valid JSON: expecting property name enclosed in double quotes"),
+        (
+            '{"a": 1,}',
+            ":1:9: not valid JSON: expecting property name enclosed in double quotes; remove the comma",
+        ),
         ("{1: 2}", ":1:2: not valid JSON: expecting property name enclosed in double quotes"),
         ("{", ":1:2: not valid JSON: expecting property name enclosed in double quotes"),
         ('{"a" 1}', ":1:6: not valid JSON: expecting ':' delimiter"),

@@ -209,7 +209,7 @@ class Scenario(BaseModel):
         ("batch=.inf", "--set: batch: must be a finite number, got .inf"),
         (
             "batches=2",
-            '--set: batches: unknown field; did you mean "batch"? (known here: batch, tiers, model)',
+            '--set: batches: unknown key; did you mean "batch"? (known here: batch, tiers, model)',
         ),
         ("model.name=x", "--set: model.capacity: required key is missing"),
         ("tiers[0]={name: x}", "--set: tiers[0].capacity: required key is missing"),

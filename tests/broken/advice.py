@@ -48,7 +48,7 @@ CASES: tuple[Case, ...] = (
     command(
         "advise-platform-unknown",
         "advise s.yaml --platforms dgx-a1000",
-        ("error:", 'there is no platform "dgx-a1000"', 'did you mean "dgx-a100"'),
+        ("there is no platform", 'there is no platform "dgx-a1000"', 'did you mean "dgx-a100"'),
     ),
     command(
         "advise-platform-empty",

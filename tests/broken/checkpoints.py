@@ -78,13 +78,13 @@ CASES: tuple[Case, ...] = (
         "weights",
         "  tier: pfs",
         "  tier: pfs\n  weights: dram",
-        ("s.yaml:13:3: strategy.weights:", "unknown field", "kind, ranks, tier, swap"),
+        ("s.yaml:13:3: strategy.weights:", "unknown key", "kind, ranks, tier, swap"),
     ),
     _saved(
         "ranks",
         "ranks: 8",
         "ranks: 9",
-        ("s.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPU(s)"),
+        ("s.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPUs"),
     ),
     _saved(
         "inference",
@@ -170,7 +170,7 @@ CASES: tuple[Case, ...] = (
         "stage-twice",
         "  interval: 1 h",
         "  stage: 2",
-        ("s.yaml:18:3: checkpoint.stage:", "unknown field", "interval_steps, node_mtbf"),
+        ("s.yaml:18:3: checkpoint.stage:", "unknown key", "interval_steps, node_mtbf"),
     ),
     _trained(
         "interval-twice",

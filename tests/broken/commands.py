@@ -52,7 +52,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "a-folder",
         ("run", "folder"),
-        (("folder:", "the name of a document ends in .yaml, .yml or .json"),),
+        (("folder:", "is a folder; give a .yaml, .yml or .json file"),),
         {"folder/x.txt": ""},
     ),
     Case(
@@ -112,7 +112,12 @@ CASES: tuple[Case, ...] = (
     command(
         "unknown-option",
         "run s.yaml --fast",
-        ("simoffload:", "unrecognized arguments: --fast; see simoffload --help"),
+        ("simoffload run:", "unrecognized arguments: --fast; see simoffload run --help"),
+    ),
+    command(
+        "run-has-no-on",
+        "run s.yaml --on raid",
+        ("simoffload run:", "unrecognized arguments: --on raid; choose the tier with --set"),
     ),
     command("no-scenario", "run", ("simoffload run:", "the following arguments are required: SCENARIO")),
     command(
@@ -133,7 +138,7 @@ CASES: tuple[Case, ...] = (
     command(
         "set-unknown-key",
         "run s.yaml --set workload.batch=3",
-        ("--set: workload.batch:", "unknown field", 'did you mean "batch_size"'),
+        ("--set: workload.batch:", "unknown key", 'did you mean "batch_size"'),
     ),
     command(
         "set-wrong-type",
@@ -179,7 +184,7 @@ CASES: tuple[Case, ...] = (
     command(
         "baseline-unknown",
         "compare s.yaml --on dram,raid --baseline nfs",
-        ("error: baseline:", '"nfs" is not one of what is compared: dram, raid'),
+        ("baseline:", '"nfs" is not one of what is compared: dram, raid'),
     ),
     command(
         "output-is-file",
@@ -208,12 +213,12 @@ CASES: tuple[Case, ...] = (
     command(
         "profile-unknown",
         "profiles show dgx-a1000",
-        ("error:", 'there is no profile "dgx-a1000"', 'did you mean "dgx-a100"'),
+        ("there is no profile", 'there is no profile "dgx-a1000"', 'did you mean "dgx-a100"'),
     ),
     command(
         "profile-kind-unknown",
         "profiles list drives",
-        ("error: kind:", '"drives" is not a kind of profile', 'did you mean "drive"'),
+        ("kind:", '"drives" is not a kind of profile', 'did you mean "drive"'),
     ),
     command(
         "profiles-no-action",
@@ -223,7 +228,7 @@ CASES: tuple[Case, ...] = (
     command(
         "model-show-unknown",
         "models show lama-2-7b",
-        ("error: model:", 'unknown model "lama-2-7b"', 'did you mean "llama-2-7b"'),
+        ("model:", 'unknown model "lama-2-7b"', 'did you mean "llama-2-7b"'),
     ),
     command("fit-unknown-target", "fit s.yaml --on nvme", ("--on:", 'no tier "nvme" on platform "dgx-a100"')),
 )

@@ -91,8 +91,7 @@ CASES: tuple[Case, ...] = (
         "drive-misspelt",
         "write_latency",
         "write_latncy",
-        ("d.yaml:1:1: write_latency:", "required key is missing"),
-        ("d.yaml:8:1: write_latncy:", "unknown field", 'did you mean "write_latency"'),
+        ("d.yaml:8:1: write_latncy:", "unknown key", 'did you mean "write_latency"'),
     ),
     drive(
         "drive-kind",

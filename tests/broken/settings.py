@@ -145,7 +145,7 @@ CASES: tuple[Case, ...] = (
         '"1e8"',
         (
             "ds.json:4:84: zero_optimization.offload_param.buffer_size:",
-            'must be "auto" or a whole number, got "1e8"',
+            'must be "auto" or a whole number of elements (not bytes), e.g. 4e9, got "1e8"',
         ),
     ),
     ds_config(

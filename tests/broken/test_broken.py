@@ -54,7 +54,7 @@ def test_broken_input(
     assert str(tmp_path) not in err, "files are called what the user called them"
     assert len(lines) == len(case.lines), err
     for line, (start, *texts) in zip(lines, case.lines, strict=True):
-        assert line.startswith(start)
+        assert line.startswith(f"error: {start}")
         assert [text for text in texts if text not in line] == [], line
     assert snapshot(tmp_path) == before
 

@@ -84,7 +84,7 @@ CASES: tuple[Case, ...] = (
         "prompt",
         "sequence_length: 256",
         "sequence_length: 256\n  prompt_length: 8",
-        ("t.yaml:8:3: workload.prompt_length:", "unknown field"),
+        ("t.yaml:8:3: workload.prompt_length:", "unknown key"),
     ),
     training(
         "kind",
@@ -276,7 +276,7 @@ CASES: tuple[Case, ...] = (
         "ranks",
         "ranks: 2",
         "ranks: 16",
-        ("t.yaml:11:10: strategy.ranks:", "16 ranks, but the platform has 8 GPU(s)"),
+        ("t.yaml:11:10: strategy.ranks:", "16 ranks, but the platform has 8 GPUs"),
     ),
     # ---- batches ----
     training(
@@ -307,6 +307,15 @@ CASES: tuple[Case, ...] = (
         "fp16: {enabled: true}\n    bf16: {enabled: true}\n",
         ("t.yaml:28:11: strategy.ds_config.bf16:", "bf16 and fp16 cannot both be enabled; leave one out"),
     ),
+    training(
+        "key-at-which-deepspeed-stops",
+        "train_batch_size: auto\n",
+        "fp16: {loss_scal: 0}\n",
+        (
+            "t.yaml:27:23: strategy.ds_config.fp16.loss_scal:",
+            'unknown key, at which DeepSpeed stops; did you mean "loss_scale"?',
+        ),
+    ),
     # ---- FSDP ----
     fsdp(
         "prefetch",
@@ -318,7 +327,7 @@ CASES: tuple[Case, ...] = (
         "deepspeeds-key",
         "cpu_offload: true",
         "ds_config: {}",
-        ("t.yaml:12:3: strategy.ds_config:", "unknown field"),
+        ("t.yaml:12:3: strategy.ds_config:", "unknown key"),
     ),
     fsdp(
         "offload-is-text",
@@ -330,7 +339,7 @@ CASES: tuple[Case, ...] = (
         "too-many-ranks",
         "ranks: 2",
         "ranks: 9",
-        ("t.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPU(s)"),
+        ("t.yaml:11:10: strategy.ranks:", "9 ranks, but the platform has 8 GPUs"),
     ),
     fsdp(
         "inference",

@@ -80,7 +80,9 @@ def test_platforms_that_recommended_scenarios_could_not_refer_to(program, tmp_pa
     for argv in (("--on", "./far.yaml:dram"), ("--platforms", "./far.yaml")):
         answer = program("advise", "own/s.yaml", *argv)
         assert answer.status == 2
-        assert answer.err.startswith(f"{argv[0]}: ./far.yaml: must be inside the folder of the scenario")
+        assert answer.err.startswith(
+            f"error: {argv[0]}: ./far.yaml: must be inside the folder of the scenario"
+        )
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_profiles_of_a_run_that_ended_early_say_what_they_lack(micro: Micro) -> 
     assert "calibrate micro" in pcie[0].source
     raw["unfinished"] = 3
     Path("part.json").write_text(json.dumps(raw))
-    assert micro("--from-json", "part.json", "-o", "again").err.startswith("part.json: unfinished: ")
+    assert micro("--from-json", "part.json", "-o", "again").err.startswith("error: part.json: unfinished: ")
 
 
 def test_without_a_gpu_the_record_stays_alone(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_options_that_are_refused(micro: Micro, argv: tuple[str, ...], message: 
     Path("other.json").write_text("{}")
     answer = micro(*argv)
     assert answer.status == 2
-    assert answer.err.startswith(message), answer.err
+    assert answer.err.startswith(f"error: {message}"), answer.err
     assert answer.out == ""
     assert not Path("out").exists()
     assert held("full") == ["file"]

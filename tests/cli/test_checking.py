@@ -47,7 +47,7 @@ def test_shipped_profiles_are_checked_by_id(program) -> None:
     assert program("profiles", "check", "dgx-a100") == (0, "dgx-a100: ok (profile)\n", "")
     answer = program("profiles", "check", "ddn/bloom-7b1")
     assert answer.status == 2
-    assert answer.err.startswith("ddn/bloom-7b1: no such file, and no shipped profile of that name")
+    assert answer.err.startswith("error: ddn/bloom-7b1: no such file, and no shipped profile of that name")
 
 
 NOTE = "ds_config zero_optimization.contiguous_gradients: false is not modelled; gradients are copied into"
@@ -83,16 +83,18 @@ def test_what_is_not_modelled_of_checkpoints_is_told(program, tmp_path: Path) ->
 
 
 def test_a_ds_config_of_training_is_checked_as_one(program, tmp_path: Path) -> None:
-    """Stage 2 and the optimizer's sections are fine, and their slips are told."""
+    """Stage 2 and the optimizer's sections are fine, and a key at which DeepSpeed stops is an error."""
     config = {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memroy": True}},
         "optimizer": {"type": "AdamW"},
     }
     (tmp_path / "ds.json").write_text(json.dumps(config))
     answer = program("check", "ds.json")
-    assert answer[:2] == (0, "ds.json: ok (ds_config)\n")
-    assert "offload_optimizer.pin_memroy: unknown key, at which DeepSpeed stops" in answer.err
-    assert 'did you mean "pin_memory"?' in answer.err
+    assert answer.status == 2
+    where = "ds.json:1:89: zero_optimization.offload_optimizer.pin_memroy"
+    assert (
+        answer.err == f'error: {where}: unknown key, at which DeepSpeed stops; did you mean "pin_memory"?\n'
+    )
 
 
 def test_standard_input_is_checked(program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,5 +112,5 @@ def test_check_understands_equipment(program, tmp_path: Path) -> None:
     answer = program("check", "equipped.yaml")
     assert answer.status == 2
     assert answer.err.startswith(
-        'equipped.yaml:10:67: equipment.tiers.array.at[0]: no vertex "plx4" (has: cpu,'
+        'error: equipped.yaml:10:67: equipment.tiers.array.at[0]: no vertex "plx4" (has: cpu,'
     )

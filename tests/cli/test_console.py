@@ -141,7 +141,8 @@ def test_output_that_cannot_be_written_is_one_line(repository: Path, command: st
     done = shell(f"simoffload {command} {redirection} </dev/null", cwd=repository)
     reported = f"error: cannot write the output: {UNWRITABLE[redirection]}\n"
     if command.startswith("run"):  # a bad input stays one: there was nothing to print but that
-        reported = "none.yaml: no such file\n" if "none" in command else "<stdin>: the document is empty\n"
+        missing, empty = "none.yaml: no such file", "<stdin>: the document is empty"
+        reported = f"error: {missing if 'none' in command else empty}\n"
     assert (done.returncode, done.stdout, done.stderr) == (
         2 if command.startswith("run") else 1,
         "",
@@ -168,15 +169,21 @@ def test_no_file_takes_the_place_of_a_closed_stream(program, tmp_path: Path) -> 
     assert (out / "table.csv").read_bytes() == (good / "table.csv").read_bytes()
     assert json.loads((out / "result.json").read_text()) == json.loads((good / "result.json").read_text())
     closed = shell("simoffload run - <&-", cwd=tmp_path)
-    assert (closed.returncode, closed.stderr) == (2, "<stdin>: cannot be read: Bad file descriptor\n")
+    assert (closed.returncode, closed.stderr) == (2, "error: <stdin>: cannot be read: Bad file descriptor\n")
 
 
 @pytest.mark.parametrize(
     ("line", "reported"),
     [
         (r"simoffload models show $'\xff'", r'error: model: unknown model "\udcff"; known: bloom-560m, '),
-        (r"simoffload run $'\xff'", r"\udcff: no such file, and no shipped scenario or model of that name"),
-        (r"simoffload run ddn/bloom-7b1 --set $'\xff=1'", r'--set: "\udcff" is not the path of a key; '),
+        (
+            r"simoffload run $'\xff'",
+            r"error: \udcff: no such file, and no shipped scenario or model of that name",
+        ),
+        (
+            r"simoffload run ddn/bloom-7b1 --set $'\xff=1'",
+            r'error: --set: "\udcff" is not the path of a key; ',
+        ),
     ],
 )
 def test_arguments_need_not_be_utf_8(repository: Path, line: str, reported: str) -> None:
@@ -235,7 +242,7 @@ def test_names_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -
     console = Console(as_json=False)
     console.note("\x1b[31mred\x07")
     console.fail([Problem("a\nb", 1, 2, "k\x1b", "m\r")])
-    assert capsys.readouterr().err == "\\x1b[31mred\\x07\na\\nb:1:2: k\\x1b: m\\r\n"
+    assert capsys.readouterr().err == "\\x1b[31mred\\x07\nerror: a\\nb:1:2: k\\x1b: m\\r\n"
 
 
 def test_progress_is_shown_to_a_watcher_after_a_while(

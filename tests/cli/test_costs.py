@@ -84,7 +84,7 @@ def test_page_and_markdown_show_capacity_and_costs_side_by_side(program, tmp_pat
 def test_the_wear_of_drives_is_beside_the_costs(program, tmp_path: Path) -> None:
     argv = ("--on", "hbm+nvme,hbm+dram", "--output-dir", "out")
     lines = program("compare", "xinnor/llama-1b", *argv).out.splitlines()
-    (head,) = (line for line in lines if "worn out" in line)
+    (head,) = (line for line in lines if "worn out " in line)
     drives = lines[lines.index(head) + 1]
     assert drives[head.index("worn out") :].startswith("nvme: 6.8 days")
     for name in ("report.html", "report.md"):

@@ -87,7 +87,7 @@ def test_several_scenarios_are_one_table(program) -> None:
 
 
 MACHINES = """\
-Machines needed
+Number of machines needed
 
 dgx-a100, 8 GPUs with 317 GiB of HBM in total
   model        work       rule  hbm  raid
@@ -120,7 +120,10 @@ def test_machines_as_json(program) -> None:
 def test_an_unknown_tier_is_a_slip_of_the_option(program) -> None:
     answer = program("fit", "ddn/bloom-7b1", "--machines", "--on", "tape")
     assert answer.status == 2
-    assert answer.err == '--on: no tier "tape" on platform "dgx-a100" (has: hbm, dram, raid, nfs, ai400x2)\n'
+    assert (
+        answer.err
+        == 'error: --on: no tier "tape" on platform "dgx-a100" (has: hbm, dram, raid, nfs, ai400x2)\n'
+    )
 
 
 def test_the_largest_on_two_targets(program) -> None:

@@ -146,7 +146,7 @@ def test_a_file_is_overwritten_only_when_told(program: Program, sweep: str) -> N
     answer = program(*argv)
     assert (answer.status, answer.err) == (
         2,
-        "mine.yaml: exists; name another file or give --overwrite\n",
+        "error: mine.yaml: exists; name another file or give --overwrite\n",
     )
     assert Path("mine.yaml").read_text() == "precious"
     assert program(*argv, "--overwrite").status == 0
@@ -237,7 +237,7 @@ def test_without_reads_there_is_no_drive(program: Program) -> None:
         "profiles", "import", "elbencho", "w.csv", "--id", "mine", "--from", BASE, "-o", "m.yaml"
     )
     assert answer.status == 2
-    assert answer.err.startswith("w.csv: no reads of 128 KiB or more")
+    assert answer.err.startswith("error: w.csv: no reads of 128 KiB or more")
     assert not Path("m.yaml").exists()
 
 

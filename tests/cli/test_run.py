@@ -138,13 +138,13 @@ def test_fit_does_not_simulate(program) -> None:
     assert {use["tier"] for use in data["capacity"]} == {"hbm", "dram", "raid"}
 
 
-@pytest.mark.parametrize(("targets", "status"), [("gpu,dram,raid", 0), ("gpu", 3)])
+@pytest.mark.parametrize(("targets", "status"), [("hbm,dram,raid", 0), ("gpu", 3)])
 def test_fit_on_several_targets(program, targets: str, status: int) -> None:
     answer = program("fit", "small.yaml", "--set", "model=bloom-176b", "--on", targets, "--json")
     data = json.loads(answer.out)
     assert answer.status == status
     assert {row["label"]: row["result"]["fits"] for row in data["compared"]} == {
-        target: target != "gpu" for target in targets.split(",")
+        target: target != "hbm" for target in targets.replace("gpu", "hbm").split(",")
     }
 
 
@@ -153,3 +153,9 @@ def test_engine_limits_are_failures(program) -> None:
     assert (answer.status, answer.out) == (1, "")
     assert answer.err.startswith("error: ")
     assert answer.err.count("\n") == 1
+
+
+def test_whole_copies_are_not_a_tier(program) -> None:
+    strategy = "strategy={kind: resident, ranks: 2}"
+    rendered = " ".join(program("run", "small.yaml", "--set", strategy).out.split())
+    assert " with a whole copy of its weights in each GPU: " in rendered

@@ -62,7 +62,7 @@ def test_a_section_is_checked(program, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(text + SECTION.replace("n: 3", "n: 3, step: 1 GB/s"))
     answer = program("check", "small.yaml")
     assert answer.status == 2
-    assert answer.err.startswith("small.yaml:13:")
+    assert answer.err.startswith("error: small.yaml:13:")
     assert "give either step or n" in answer.err
 
 
@@ -124,7 +124,7 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
     Path("r.csv").write_text("half")
     answer = program(*argv)
     assert answer.status == 2
-    assert answer.err.startswith("r.csv.journal: a sweep was begun here; continue it with --resume")
+    assert answer.err.startswith("error: r.csv.journal: a sweep was begun here; continue it with --resume")
     answer = program(*argv, "--resume")
     assert answer.out.splitlines()[0] == "4 points, 2 simulations taken from the journal"
     assert Path("r.csv").read_bytes() == before
@@ -139,14 +139,14 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
     for more in ((), ("--resume",)):
         answer = program(*argv, *more)
         assert (answer.status, answer.out) == (2, "")
-        assert answer.err.startswith("r.csv: exists and has no journal")
+        assert answer.err.startswith("error: r.csv: exists and has no journal")
 
 
 @pytest.mark.parametrize(
     ("argv", "reported"),
     [
         ((), "small.yaml: nothing to vary"),
-        (("--axis", "workload.batch=1"), '--axis: workload.batch: unknown field; did you mean "batch_size"?'),
+        (("--axis", "workload.batch=1"), '--axis: workload.batch: unknown key; did you mean "batch_size"?'),
         ((*AXES, "-o", "r.txt"), "r.txt: the name of a result must end in .csv, .json, .parquet"),
         ((*AXES, "-o", "r.csv", "-o", "r.csv"), "r.csv: is given twice"),
         ((*AXES, "-o", "none/r.csv"), "none/r.csv: its folder does not exist; make it first"),
@@ -155,19 +155,19 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
             'simoffload sweep: argument --workers: "0" is not a whole number above 0',
         ),
         ((*AXES, "--chunk", "x"), 'simoffload sweep: argument --chunk: "x" is not a whole number above 0'),
-        ((*AXES, "--max-points", "3"), "error: sweep.axes: 2 x 2 = 4 points are more than 3"),
+        ((*AXES, "--max-points", "3"), "sweep.axes: 2 x 2 = 4 points are more than 3"),
         (
             (*AXES, "--resume", "--overwrite"),
             "simoffload sweep: --resume keeps what --overwrite",
         ),
         ((*AXES, "--set", "model=nosuch"), '--set: model: unknown model "nosuch"'),
-        ((*AXES, "--constraint", "batch < 1"), 'sweep constraint: "batch < 1": there is no "batch"'),
+        ((*AXES, "--constraint", "batch < 1"), '--constraint: "batch < 1": there is no "batch"'),
     ],
 )
 def test_slips_are_told_before_anything_is_written(program, argv: tuple[str, ...], reported: str) -> None:
     answer = program("sweep", "small.yaml", *argv)
     assert (answer.status, answer.out) == (2, "")
-    assert answer.err.startswith(reported), answer.err
+    assert answer.err.startswith(f"error: {reported}"), answer.err
     assert [path.name for path in Path().iterdir()] == ["small.yaml"]
 
 
@@ -177,7 +177,8 @@ def test_missing_extras_are_named(program, monkeypatch: pytest.MonkeyPatch) -> N
     answer = program("sweep", "small.yaml", *AXES, "-o", "r.parquet")
     assert answer.status == 2
     assert (
-        answer.err == "r.parquet: Parquet needs pyarrow; install it with: pip install 'simoffload[parquet]'\n"
+        answer.err
+        == "error: r.parquet: Parquet needs pyarrow; install it with: pip install 'simoffload[parquet]'\n"
     )
     answer = program("sweep", "small.yaml", *AXES, "--cluster", "tcp://127.0.0.1:8786")
     assert answer.status == 2

@@ -32,8 +32,8 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
     ("name", "reason"),
     [
         ("missing/a.txt", "its folder does not exist; create it first"),
-        ("folder", "this is a folder, not a file"),
-        ("", "this is a folder, not a file"),
+        ("folder", "is a folder, not a file"),
+        ("", "is a folder, not a file"),
         ("folder/file/a.txt", "its folder does not exist; create it first"),
         ("x" * 300 + ".html", "cannot be used: File name too long"),
         ("\ud800.html", "cannot be used: its name holds half of a surrogate pair"),

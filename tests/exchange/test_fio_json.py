@@ -161,10 +161,7 @@ def test_files_that_are_refused(tmp_path: Path, text: str, message: str) -> None
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     assert refusal(tmp_path / "missing.json") == ": no such file"
-    assert (
-        refusal(tmp_path)
-        == ": this is a folder, not a file; import the files that the tool wrote, run by run"
-    )
+    assert refusal(tmp_path) == ": is a folder, not a file; import the files that the tool wrote, run by run"
     big = tmp_path / "big.json"
     with big.open("wb") as file:
         file.truncate(20_000_001)

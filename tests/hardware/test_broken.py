@@ -85,7 +85,7 @@ def test_invalid_files_are_refused(
         ("through: [net0]", "through: [net0, net0]", "tiers.nfs.through", 'names "net0" twice'),
         ("network: [net0, net1]", "network: [net1, net1]", "network", 'names "net1" twice'),
         ("left: {to: cpu", "left: {to: left", "switches.left.to", "does not lead to cpu"),
-        ("at: [cpu]", "at: [left, right]", "tiers.disk.at", "2 vertices for 1 drive(s)"),
+        ("at: [cpu]", "at: [left, right]", "tiers.disk.at", "2 vertices for 1 drive"),
         (
             "profile: disk, at: [cpu]",
             "profile: share, at: [cpu]",

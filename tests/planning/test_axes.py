@@ -67,7 +67,7 @@ def test_paths(path: str, location: tuple[str | int, ...], name: str) -> None:
         ("a={choices: 3}", "a.choices", "must be a list, got 3"),
         ("a={choices: [1], range: {min: 1, max: 2, n: 2}}", "a", "give either choices or range"),
         ("a={choices: [1], range: 3}", "a.range", "must be a mapping, got 3"),
-        ("a={values: [1]}", "a.values", "unknown field (known here: choices, range, name)"),
+        ("a={values: [1]}", "a.values", "unknown key (known here: choices, range, name)"),
         ("a={choices: [1], name: b-c}", "a.name", "must be a word of letters, digits and _"),
         ("a..b=1", "a..b", "is not the path of a key"),
         ("a=range(1, 8)", "a", "write a range as range(min=1, max=64, step=1)"),
@@ -100,7 +100,7 @@ def test_paths(path: str, location: tuple[str | int, ...], name: str) -> None:
         (
             "a=range(min=1, max=2, n=3, from=3)",
             "a.range.from",
-            "unknown field (known here: min, max, step, n, scale)",
+            "unknown key (known here: min, max, step, n, scale)",
         ),
         ("a=1,[2", "a", "not valid YAML"),
     ],

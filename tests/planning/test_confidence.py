@@ -51,7 +51,7 @@ def test_held_out_runs_of_the_same_work_from_the_same_place_count(
     assert (found.relative_error, found.runs, found.unlike, found.extrapolates) == (0.04, 23, "", False)
     assert found.sentence == (
         "±4.0 %, the mean error of 23 held-out runs of decode steps in memory on 1 to 4 GPUs "
-        "(the worst -13 %)"
+        "(the worst −13 %)"
     )
     assert confidence(replace(memory, output_length=1)).relative_error == 0.05
     assert confidence(drives).relative_error == 0.13
@@ -70,25 +70,27 @@ def test_of_storage_over_a_network_nothing_is_known_but_the_least() -> None:
     found = confidence(fit(load_scenario("ddn/bloom-7b1")))
     assert found.relative_error == 0.13
     assert found.to_dict()["known"] is False
-    assert found.sentence.startswith("unknown, as there are no real runs with anything on pfs; expect at ")
+    assert found.sentence.startswith("unknown: no real run used a parallel filesystem; expect more than ±")
 
 
 def test_real_runs_are_of_zero() -> None:
     found = confidence(fit(load_scenario("ddn/bloom-7b1").on("resident")))
-    assert (found.unlike, found.relative_error) == ("of strategy.kind resident", 0.04)
+    assert (found.unlike, found.relative_error) == ("used strategy.kind resident", 0.04)
 
 
 def test_of_checkpoints_nothing_is_known_but_the_least() -> None:
     result = fit(load_scenario("checkpoint/phi-3-mini"))
     assert isinstance(result, CheckpointResult)
-    assert confidence(result).unlike == "of checkpoints"
+    assert confidence(result).unlike == "saved a checkpoint"
     assert confidence(result).relative_error == 0.14
 
 
 def test_beyond_the_calibrated_range_is_said(memory: SimulationResult) -> None:
     found = confidence(replace(memory, extrapolations=("8 ranks on a host",)))
     assert found.extrapolates
-    assert found.sentence.endswith("; this one is beyond the calibrated range, where errors may be larger")
+    assert found.sentence.endswith(
+        "; this prediction is beyond the calibrated range, where errors may be larger"
+    )
 
 
 def test_two_results_are_a_tie_within_the_root_of_the_squares_of_both_errors(

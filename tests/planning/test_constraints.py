@@ -100,6 +100,8 @@ def test_what_is_no_condition(text: str, message: str) -> None:
         ("pinned + 1 > 1", '"True" is not a number'),
         ("read > '3 GB'", "quantities of different kinds"),
         ("size == '3 GB/s'", "quantities of different kinds"),
+        ("ranks == 'raid'", 'compares text ("raid") with a number'),
+        ("weights != 3", 'compares text ("raid") with a number'),
     ],
 )
 def test_what_cannot_be_decided(text: str, message: str) -> None:

@@ -118,7 +118,7 @@ def test_an_address_without_a_scheduler(start: Process, tmp_path: Path, scenario
     process = start(*description)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert err.startswith("--cluster: no scheduler answers at tcp://")
+    assert err.startswith("error: --cluster: no scheduler answers at tcp://")
     assert [path.name for path in tmp_path.glob("r.csv*")] == []
 
 

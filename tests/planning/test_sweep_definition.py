@@ -124,11 +124,11 @@ def test_an_axis_reaches_into_a_ds_config_file(tmp_path: Path) -> None:
             "is within the axis workload",
         ),
         ("", {"axes": ["workload.batch_size=1,2", "nodes=1,1"], "most": 3}, "sweep.axes", "2 x 2 = 4 points"),
-        ("", {"axes": ["nodes=1"], "constraints": ["node < 3"]}, "sweep constraint", 'did you mean "nodes"?'),
+        ("", {"axes": ["nodes=1"], "constraints": ["node < 3"]}, "--constraint", 'did you mean "nodes"?'),
         (
             "",
             {"axes": ["nodes=1"], "constraints": ["batch_size < 3"]},
-            "sweep constraint",
+            "--constraint",
             "the axes are nodes",
         ),
         (
@@ -137,7 +137,7 @@ def test_an_axis_reaches_into_a_ds_config_file(tmp_path: Path) -> None:
                 "axes": ["profiles.gen4.latency=1 us", "profiles.hdr200.latency=1 us"],
                 "constraints": ["latency < 3"],
             },
-            "sweep constraint",
+            "--constraint",
             '"latency" may be profiles.gen4.latency or profiles.hdr200.latency',
         ),
     ],

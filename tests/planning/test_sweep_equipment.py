@@ -85,5 +85,5 @@ def test_a_point_whose_equipment_cannot_be_says_why(define: Define) -> None:
 
 
 def test_an_axis_that_leads_nowhere_is_refused_before_anything_runs(define: Define) -> None:
-    with pytest.raises(InputError, match=r"equipment\.tiers\.array\.speed: unknown field"):
+    with pytest.raises(InputError, match=r"equipment\.tiers\.array\.speed: unknown key"):
         define(ARRAY, axes=["equipment.tiers.array.speed=1,2"])

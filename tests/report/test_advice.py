@@ -17,7 +17,7 @@ from simoffload.report.document import ReportDocument
 from simoffload.report.from_result import advice_document
 from simoffload.report.html import write_html
 from simoffload.report.markdown import write_markdown
-from simoffload.report.sections.advice import advice_verdict, advised, searched
+from simoffload.report.sections.advice import advice_verdict, advised, purchase_verdict, searched
 from simoffload.report.terminal import terminal_text
 from simoffload.results.inference import InferenceResult
 from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, loaded
@@ -78,10 +78,10 @@ def test_what_helps_less_than_the_error_is_said(advice: Advice) -> None:
 def test_what_was_looked_for_and_found(search: Search) -> None:
     level = parse_service("ttft=2s", InferenceResult)
     (section,) = searched(search, budget=250_000, service=[level])
-    looked, best, counts = section.sentences
+    looked, counts = section.sentences
+    best = purchase_verdict(search, budget=250_000, service=[level])
     assert looked == (
-        "15 combinations of storage, drives, memory and batch, all simulated; at most 250,000 USD, "
-        "ttft_s at most 2 s"
+        "15 combinations of storage, drives, memory and batch, all simulated; at most 250,000 USD, ttft ≤ 2 s"
     )
     assert best.startswith("fastest: weights on hbm, batch 16; ")
     assert best.endswith(" tokens/s for 200,000 USD")
@@ -119,7 +119,7 @@ def test_what_has_no_price_is_in_no_chart(search: Search) -> None:
     unpriced = replace(search, points=tuple(dear), best=dear[0], missing=("host/mine",))
     json.dumps(checked(front(unpriced)), allow_nan=False)
     (section,) = searched(unpriced, budget=None, service=())
-    assert "for an unknown price" in section.sentences[1]
+    assert "for an unknown price" in purchase_verdict(unpriced, budget=None, service=())
     assert section.sentences[-1].startswith("no price is known for host/mine: ")
     assert section.tables == ()
 

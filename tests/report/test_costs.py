@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_one_result_in_five_sentences(drive: Costed) -> None:
     assert first.sentences[1].endswith("; with a PUE of 2, electricity costs 0.0875 USD per hour")
     assert f"a million tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
     assert first.sentences[3].endswith(" USD (2 USD for accelerator/l40s, an hour, without storage)")
-    assert first.sentences[4].startswith("a generation costs 0.0133 USD")
+    assert first.sentences[4].startswith("one generation (all 48 sequences, 2 tokens each) costs 0.0133 USD")
     assert details.page_only, "the bill is not for a terminal"
 
 
@@ -79,9 +80,10 @@ def test_two_results_fit_on_the_terminal_with_all_their_numbers(
 
 def test_columns_without_room_follow_under_the_same_names(drive: Costed, memory: Costed) -> None:
     (section,) = costs_compared([drive, memory])
-    heads = [line.split() for line in lines(section, 60) if "result " in line]
-    assert [head[0] for head in heads] == ["result"] * len(heads)
-    assert [word for head in heads for word in head[1:]] == list(section.tables[0].head[1:])
+    heads = [line.split() for line in lines(section, 60) if line.lstrip().startswith("result ")]
+    assert len(heads) > 1
+    ends = [head.split()[-1] for head in section.tables[0].head[1:]]
+    assert [word for head in heads for word in head[1:] if word in ends] == ends
 
 
 def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory: Costed) -> None:
@@ -96,6 +98,17 @@ def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory
     assert gathered.startswith(f"{SIX}: ZeRO-3 gathers every layer on every GPU")
 
 
+def test_equal_bills_have_no_break_even(prices: CostList) -> None:
+    """Weights in memory or on the drives of the same machine: no price tells them apart."""
+    held, stored = (
+        costed("ddn/bloom-7b1", prices, "workload.output_length=2", f"strategy.weights={tier}")
+        for tier in ("dram", "raid")
+    )
+    (section,) = costs_compared([held._replace(label="dram"), stored._replace(label="raid")])
+    assert re.match("dram has the lowest cost per unit of work; raid costs ", section.sentences[0])
+    assert not [text for text in section.sentences if "would cost less" in text or "no change" in text]
+
+
 def test_only_the_same_work_is_compared(drive: Costed, prices: CostList) -> None:
     """A token of one model is no token of another, and no checkpoint."""
     other = costed("ddn/bloom-7b1", prices, "workload.output_length=2", "strategy.weights=raid")
@@ -103,7 +116,7 @@ def test_only_the_same_work_is_compared(drive: Costed, prices: CostList) -> None
     (section,) = costs_compared([drive, other, saved])
     assert not [text for text in section.sentences if "costs least" in text or "would cost" in text]
     (table,) = section.tables
-    assert [row[table.head.index("return")] for row in table.texts] == ["1×", "1×", "1×"]
+    assert [row[table.head.index("work per price")] for row in table.texts] == ["1×", "1×", "1×"]
 
 
 def test_drives_of_training_wear_out(prices: CostList) -> None:
@@ -125,7 +138,7 @@ def test_without_any_price_power_is_still_told(tmp_path: Path) -> None:
     assert told_of_one.sentences[0] == "no price is known for this machine"
     (section,) = costs_compared([one])
     (table,) = section.tables
-    assert table.head == ("result", "power", "J/token", "kWh/1M")
+    assert table.head == ("result", "power", "J/token excl. PUE", "kWh/1M incl. PUE")
 
 
 def test_names_command_no_terminal(drive: Costed, memory: Costed) -> None:

@@ -26,17 +26,17 @@ TOLD = """\
 Storage bandwidth and throughput
   the storage (raid) reads 25 GB/s
   it is the bottleneck below 40 GB/s
-  from 80 GB/s on, faster storage gains less than 2 % (2.5 times the throughput at most)
+  above 80 GB/s faster storage gains less than 2 % (2.5 times the throughput at most)
   storage  tokens/s  upper bound
   13 GB/s         2          2.5
   25 GB/s         4            5  this platform
   50 GB/s         7            8
 
 Sensitivity to inputs
-  change of the time per output token (TPOT) with each input 10 % lower and higher: 3 of 3 inputs
-    that have an effect; 5 have none, 7 are not used
+  how the time per output token (TPOT) changes if one input is 10 % lower or higher: 3 inputs have
+    an effect, 5 have none, 7 are unused
   input    lower  higher  elasticity  origin    profile
-  read    +8.0 %  -7.0 %       -0.75  spec      drive/pm1733
+  read    +8.0 %  −7.0 %       −0.75  spec      drive/pm1733
   hook            +1.5 %       +0.15  estimate  host/box
   launch          +0.5 %       +0.05  estimate  host/box
 """
@@ -137,7 +137,7 @@ def test_no_storage_is_a_sentence(explanation: Explanation) -> None:
 def test_a_bottleneck_that_stays_says_what_holds_it_back(explanation: Explanation) -> None:
     assert explanation.storage is not None
     stays = replace(explanation.storage, hidden=None)
-    assert stays.sentences[1] == "it stays the bottleneck however fast it is, limited by raid.0 -> cpu"
+    assert stays.sentences[1] == "it remains the bottleneck at any rate, limited by raid.0 -> cpu"
     assert len(bandwidth(stays)["layout"]["shapes"]) == 1
 
 
@@ -170,7 +170,7 @@ def test_a_page_says_the_same_without_scripts(
     assert "Confidence ±13.3 %, the mean error of 5 held-out runs" in before.text
     assert "Sensitivity to inputs" not in before.text
     assert "It is the bottleneck below 40 GB/s." in after.text
-    assert "read +8.0 % -7.0 % -0.75 spec drive/pm1733" in after.text
+    assert "read +8.0 % −7.0 % −0.75 spec drive/pm1733" in after.text
     assert "25 GB/s 4 5 this platform" in after.text
 
 

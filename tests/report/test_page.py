@@ -87,7 +87,7 @@ def test_the_page_reads_without_scripts(single: Page) -> None:
         "98 % of the bound (9.6 s, set by raid)",
         "Steady state: repetition 7 of 12 of “layer” (decode 1, rank 0)",
         "mlp.weight read io 2 1.6 s 8 GB",
-        "gpu0.pcie and 1 equal 48 GB each",
+        "gpu0.pcie and 1 more like it 48 GB each",
         "pm1733 read.latency 90 us measured https://example.com/review 2021-02-03",
         "simoffload run small.yaml --output-dir out",
         "platform dgx-a100 " + "0" * 64,

@@ -27,10 +27,12 @@ Comparison
   raid+raid does not fit: raid needs 100 GB in all, has 90 GB; use more drives
   raid write is limited by raid
   host to GPU is limited by gpu.pcie
-  weights  optimizer  step  forward  backward  opt. step  tokens/s  vs hbm+raid  bottleneck
-  hbm      raid       40 s      8 s      13 s       19 s     3,277           1×  raid write 24 %
-  dram     dram       21 s      8 s      13 s        0 s     6,242       0.525×  host to GPU 45 %
-  raid     raid                                                                  does not fit
+  prediction error on real runs: hbm+raid ±13.9 %; dram+dram ±6.0 %
+                                                                     time/token vs
+  weights  optimizer  step  forward  backward  opt. step  tokens/s        hbm+raid  bottleneck
+  hbm      raid       40 s      8 s      13 s       19 s     3,277              1×  raid write 24 %
+  dram     dram       21 s      8 s      13 s        0 s     6,242          0.525×  host to GPU 45 %
+  raid     raid                                                                     does not fit
   step_s = forward_s + backward_s + optimizer_s: one optimizer step
   optimizer_s = from the end of the last backward pass to the end of the step
   tokens_per_s = batch_size x sequence_length x gradient_accumulation_steps x replicas / step_s

@@ -92,8 +92,8 @@ Share of the bound
 
 Links
   step
-  link  carried  capacity  busy, share of the step  saturated
-  raid    63 GB   25 GB/s                     50 %       25 %
+  link  carried  capacity  in use, share of the step   load  saturated
+  raid    63 GB   25 GB/s                       50 %  6.3 %       25 %
 
 Storage
   One step, all ranks

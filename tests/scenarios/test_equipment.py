@@ -206,7 +206,7 @@ def test_drives_of_an_array_by_number(folder: Path, count: int, vertices: list[s
             "tiers.big.to",
             "(known here: profile, at, through, link)",
         ),
-        ("tiers.big={profile: disk, at: [left, cpu]}", "tiers.big.at", "2 vertices for 1 drive(s)"),
+        ("tiers.big={profile: disk, at: [left, cpu]}", "tiers.big.at", "2 vertices for 1 drive"),
         ("tiers.big={profile: share, at: [cpu]}", "tiers.big.at", "is remote; write `through`"),
         ("tiers.big={profile: share, through: [net9]}", "tiers.big.through[0]", "(has: net0, net1)"),
         ("tiers.big={profile: share, through: [net0, net0]}", "tiers.big.through", 'names "net0" twice'),
@@ -219,7 +219,7 @@ def test_drives_of_an_array_by_number(folder: Path, count: int, vertices: list[s
         ("host=four", "host", 'there is no host "four"'),
         ("pcie.wire=fsat", "pcie.wire", 'there is no pcie "fsat"; did you mean "fast"?'),
         ("pcie.gen9=fast", "pcie.gen9", "no slot of this platform has that PCIe generation (has: wire)"),
-        ("switches.more={to: cpu}", "switches", "unknown field (known here: host, accelerator, nics, tiers,"),
+        ("switches.more={to: cpu}", "switches", "unknown key (known here: host, accelerator, nics, tiers,"),
         ("tiers=raid", "tiers", 'must be a mapping, got "raid"'),
     ],
 )

@@ -85,12 +85,13 @@ def test_unknown_and_unmodelled_keys_warn() -> None:
     _, warnings = resolve(
         {
             "train_batch_size": 8,
-            "zero_optimization": {"stage3_prefetch_bucket_sise": 1, "zero_hpz_partition_size": 8},
+            "aio": {"queue_dept": 1},
+            "zero_optimization": {"zero_hpz_partition_size": 8},
         }
     )
     assert len(warnings) == 2
     assert "zero_hpz_partition_size: 8 is not modelled" in warnings[0]
-    assert 'did you mean "stage3_prefetch_bucket_size"' in warnings[1]
+    assert 'did you mean "queue_depth"' in warnings[1]
 
 
 @pytest.mark.parametrize(

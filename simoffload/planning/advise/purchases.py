@@ -50,10 +50,10 @@ class ServiceLevel(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Description of the limit, such as "tpot_s at most 200 ms"."""
+        """Return the limit as text, such as "tpot ≤ 200 ms"."""
         if self.metric in _RATES:
-            return f"{self.metric} at least {format_number(self.limit)}"
-        return f"{self.metric} at most {format_seconds(self.limit)}"
+            return f"{self.metric} ≥ {format_number(self.limit)}"
+        return f"{self.metric.removesuffix('_s')} ≤ {format_seconds(self.limit)}"
 
     def kept(self, result: SimulationResult) -> bool:
         """Return whether a result keeps the limit; a result without this metric does not."""
@@ -82,7 +82,11 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     try:
         limit = float(value) if metric in _RATES else parse_seconds(value)
     except ValueError as error:
-        reason = str(error) if metric not in _RATES else f"{quoted(value)} is not a number"
+        reason = (
+            str(error).partition("; write e.g.")[0]
+            if metric not in _RATES
+            else f"{quoted(value)} is not a number"
+        )
         raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
     if not 0 < limit < math.inf:
         raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")

@@ -52,7 +52,7 @@ class Item(NamedTuple):
 
     @property
     def total(self) -> float | None:
-        """Price of all units of the item; None without a price."""
+        """Return the price of all units of this line; None if the unit price is unknown."""
         if self.covered:
             return 0.0
         return self.number * self.units * self.price.value if self.price else None
@@ -88,8 +88,13 @@ class Bill(NamedTuple):
         return found
 
     @property
+    def bought(self) -> tuple[tuple[str, float], ...]:
+        """Key and quantity of every line that is paid for."""
+        return tuple((item.key, item.number * item.units) for item in self.items if not item.covered)
+
+    @property
     def prices(self) -> tuple[Figure, ...]:
-        """All prices that are part of the sum."""
+        """Return every price that contributes to the total, each once."""
         found = (item.price for item in self.items if item.price and not item.covered)
         return tuple(dict.fromkeys(found))
 

@@ -77,7 +77,7 @@ class Economics:
 
     @property
     def purchase(self) -> float | None:
-        """Purchase price of the hardware: see ``FORMULAS``."""
+        """Return the price of the machine and of the storage in use; None if no price is known."""
         return self.bill.total
 
     @property
@@ -292,7 +292,9 @@ class CostVerdict(NamedTuple):
     margin: float
     """Smallest relative difference of costs that is significant: the errors of both times, not of prices."""
     break_even_points: tuple[BreakEven, ...]
-    """Prices at which both answers cost the same, the nearest to today's first."""
+    """Prices at which both cost the same, the nearest to today's first."""
+    same_bill: bool = False
+    """Whether both buy the same, so that no price tells them apart."""
 
     @property
     def tie(self) -> bool:
@@ -318,5 +320,6 @@ def verdicts(found: Iterable[Costed]) -> tuple[CostVerdict, ...]:
         ratio = (second.per_unit or 0.0) / (first.per_unit or 1.0)
         turns = break_even_points(first.economics, second.economics)
         error = margin(first.result, second.result)
-        reason.append(CostVerdict(first.label, second.label, ratio, error, turns))
+        same = first.economics.bill.bought == second.economics.bill.bought
+        reason.append(CostVerdict(first.label, second.label, ratio, error, turns, same))
     return tuple(reason)

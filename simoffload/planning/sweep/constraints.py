@@ -5,7 +5,8 @@ A condition is an expression of Python with numbers, text, names, arithmetic, co
 
 Products and quotients of quantities are quantities of another kind. What is added, subtracted, compared,
 sought in a list or divided for its remainder must be of one kind, whatever the values; numbers alone
-(``39e9``, no name and no text in them) then stand for so many of the other's SI unit. Text equals no number.
+(``39e9``, no name and no text in them) then stand for so many of the other's SI unit. Text is not compared
+with a number, except "auto".
 """
 
 from __future__ import annotations
@@ -242,11 +243,15 @@ def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, _ConstraintQuantity) and isinstance(right, _ConstraintQuantity):
         _common_kind("compares", left, right)
         return left.number == right.number
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, str) and one != "auto" and isinstance(other, _ConstraintQuantity):
+            raise KindError(f'compares text ("{shortened(one)}") with a number')
     return bool(left == right)
 
 
 def _among(value: Any, values: Sequence[Any]) -> bool:
-    found = [_equal(value, one) for one in values]  # also those that cannot be compared are found
+    mixed = [isinstance(one, str) != isinstance(value, str) for one in values]  # text in a list with numbers
+    found = [not other and _equal(value, one) for one, other in zip(values, mixed, strict=True)]
     return any(found)
 
 

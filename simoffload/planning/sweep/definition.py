@@ -87,6 +87,8 @@ class Sweep:
     """Constraints compiled to functions of a point."""
     cache: ScenarioCache
     """Cache of what the scenarios of all points share."""
+    of_options: tuple[str, ...] = ()
+    """The constraints of the command line."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -110,7 +112,9 @@ class Sweep:
                     if not holds(choice):
                         break
                 except ConstraintError as error:
-                    raise _constraint_error(text, f"{error} ({self.described(index)})") from None
+                    option = text in self.of_options
+                    message = f"{error} ({self.described(index)})"
+                    raise _constraint_error(text, message, option=option) from None
             else:
                 yield index
 
@@ -162,7 +166,9 @@ def define_sweep(
     grid = replace(grid, base=_with_files(grid, cache))
     _check_paths(grid, cache)
     texts = (*section.constraints, *constraints)
-    return Sweep(grid, texts, tuple(_constraint(text, grid) for text in texts), cache)
+    holds = [_constraint(text, grid) for text in section.constraints]
+    holds += [_constraint(text, grid, option=True) for text in constraints]
+    return Sweep(grid, texts, tuple(holds), cache, tuple(constraints))
 
 
 def _base_of(document: Document, varied: tuple[Location, ...]) -> Document:
@@ -262,15 +268,16 @@ def _placed(problem: Problem, axis: Axis) -> Problem:
 # ---- names in constraints ----
 
 
-def _constraint(text: str, grid: Grid) -> Callable[[Choice], bool]:
+def _constraint(text: str, grid: Grid, *, option: bool = False) -> Callable[[Choice], bool]:
     try:
         return compile_constraint(text, lambda name: _find(name, grid), first=(0,) * len(grid.axes))
     except ConstraintError as error:
-        raise _constraint_error(text, str(error)) from None
+        raise _constraint_error(text, str(error), option=option) from None
 
 
-def _constraint_error(text: str, message: str) -> InputError:
-    return InputError.at(f'"{shortened(text)}"', message, path="sweep constraint")
+def _constraint_error(text: str, message: str, *, option: bool) -> InputError:
+    place = "--constraint" if option else "sweep constraint"
+    return InputError.at(f'"{shortened(text)}"', message, path=place)
 
 
 def _find(name: str, grid: Grid) -> Term:

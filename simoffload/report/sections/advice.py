@@ -16,19 +16,20 @@ from simoffload.report.formatting import (
     NameFirst,
     largest,
     limited_by,
+    minus,
     per_second,
     percent,
-    plural,
     uncapitalized,
 )
 from simoffload.report.presentation import presentation
 from simoffload.report.sections.background import settings
 from simoffload.report.sections.costs import money
 from simoffload.results.result import SimulationResult
-from simoffload.units import format_number, format_seconds
+from simoffload.units import format_number, format_seconds, plural
 
 __all__ = [
     "GAINS",
+    "PURCHASES",
     "STORAGE",
     "TOP",
     "advice_verdict",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 GAINS = "Changes that help"
+PURCHASES = "Verdict on purchases"
 SENSITIVITY = "Sensitivity to inputs"
 STORAGE = "Storage bandwidth and throughput"
 TOP = 10
@@ -48,6 +50,8 @@ _MOST = 12
 """Number of changes that are listed at once."""
 _FEW = 5
 """Number of changes that are listed with a result."""
+_CLEAR = 1.02
+"""Gain from which a verdict names a setting: our choice, as for faster storage."""
 _MOST_BARS = 15
 """Number of gains that are drawn."""
 _MOST_REASONS = 3
@@ -89,21 +93,23 @@ def _bandwidth(curve: StorageCurve | None) -> ReportSection:
 def _sensitivity(found: Sensitivity) -> ReportSection:
     time = found.result.compared_s or 0.0
     compared = uncapitalized(presentation(found.result).compared)
+    effect = len(found.rows)
+    shown = f" ({TOP} shown)" if effect > TOP else ""
     text = (
-        f"change of the {compared} with each input {percent(found.change)} lower and higher: "
-        f"{min(TOP, len(found.rows))} of {len(found.rows)} inputs that have an effect; "
-        f"{found.without_effect} have none, {found.left_out} are not used"
+        f"how the {compared} changes if one input is {percent(found.change)} lower or higher: "
+        f"{plural(effect, 'input')} {'has' if effect == 1 else 'have'} an effect{shown}, "
+        f"{found.without_effect} have none, {found.left_out} are unused"
     )
 
     def change(end: float | None) -> str:
-        return f"{end / time - 1:+.1%}".replace("%", " %") if end else ""
+        return minus(f"{end / time - 1:+.1%}".replace("%", " %")) if end else ""
 
     rows = tuple(
         (
             row.number.key,
             change(row.low),
             change(row.high),
-            f"{row.elasticity:+.2f}",
+            minus(f"{row.elasticity:+.2f}"),
             row.number.origin,
             row.number.profile,
         )
@@ -146,7 +152,9 @@ def advice_verdict(advice: Advice) -> str:
     limit = limited_by(result.step) if result.step is not None else ""
     gains = [f"largest gain: {_with_gain(one)}" for one in advice.helping[:1]]
     gains += [f"largest gain per cost: {_with_gain(one)}" for one in advice.by_cost[:1]]
-    settings_found = [one for one in advice.helping if one.change.kind == "setting"]
+    settings_found = [
+        one for one in advice.helping if one.change.kind == "setting" and (one.gain or _CLEAR) >= _CLEAR
+    ]
     gains += [f"best setting: {_with_gain(one)}" for one in settings_found[:1]]
     helps = "; ".join(gains) or "no change that was tried helps"
     return f"{_took(result)}; bottleneck: {result.bottleneck}{limit}; {helps}."
@@ -187,14 +195,18 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     """List gains, their costs, changes without effect, settings to copy, and the storage bandwidth."""
     currency, fits = advice.economics.costs.currency, advice.result.fits
     helping = advice.helping
+    fewer = len(helping) - _MOST
     notes = (
+        *([f"and {plural(fewer, 'smaller gain')}"] if fewer > 0 else []),
         "gain = time per unit of work without the change / with it; each change is simulated alone",
-        f"per 1000 {currency} = (gain - 1) / cost x 1000",
+        f"per 1,000 {currency} = (gain - 1) / cost x 1000",
     )
     best = _table(helping[:_MOST], advice)._replace(page_columns=_FOR_MONEY if fits else _FOR_SPACE)
     timed = [one for one in helping if one.gain is not None][:_MOST_BARS]
     drawn = (Chart("gain of each change", partial(charts.gains, timed)),) if timed else ()
-    sections = [ReportSection(GAINS, _error_notes(advice), (best,), notes, charts=drawn)]
+    sections = [
+        ReportSection(GAINS, _error_notes(advice), (best,), notes, charts=drawn, notes_on_terminal=True)
+    ]
     if helping[_MOST:]:
         more = _table(helping[_MOST:], advice)._replace(folded="Smaller gains")
         sections.append(ReportSection("Smaller gains", tables=(more,), page_only=True))
@@ -252,7 +264,7 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
             )
         )
     step_name = presentation(advice.result).step
-    head = ("change", "kind", "gain", "cost", f"per 1000 {currency}", step_name, "new bottleneck")
+    head = ("change", "kind", "gain", "cost", f"per 1,000 {currency}", step_name, "new bottleneck")
     return ReportTable("", head, tuple(rows), (2, 3, 4, 5))
 
 
@@ -285,7 +297,6 @@ def searched(
     counts = f"{len(search.points)} simulated, {search.too_large} do not fit, {search.over_budget} exceed the"
     texts = [
         f"{looked}; {', '.join(limits)}" if limits else looked,
-        purchase_verdict(search),
         f"{counts} budget, {search.refused} are refused by DeepSpeed or the machine{duplicates}",
     ]
     texts += [
@@ -303,13 +314,16 @@ def searched(
     return (ReportSection(title, tuple(texts), (table,) if rows else (), charts=drawn),)
 
 
-def purchase_verdict(search: Search) -> str:
-    """The best purchase, or the one that comes nearest to the limits."""
+def purchase_verdict(search: Search, *, budget: float | None, service: Sequence[ServiceLevel]) -> str:
+    """Describe the best purchase, or the one that comes nearest to the limits."""
     best = search.best
     if best is None and search.nearest is not None:
         near = search.nearest
         what = ", ".join(near.description) or "no change"
-        return f"nothing meets the budget and the service level; nearest: {what}, {_took(near.result)}"
+        levels = " and ".join(level.text for level in service)
+        within = f" within {budget:,.0f} {search.currency}" if budget is not None else ""
+        none = f"nothing {f'meets {levels}' if levels else 'is possible'}{within}"
+        return f"{none}; nearest: {what}, {_took(near.result)}"
     if best is None:
         if search.points:
             return "no price per unit of work is known: give a price list of your own (--costs)"

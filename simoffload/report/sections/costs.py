@@ -13,7 +13,7 @@ from simoffload.results.endurance import duration
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.units import format_number, format_watts
+from simoffload.units import format_number, format_watts, plural
 
 __all__ = ["COSTS", "costs", "costs_compared", "money"]
 
@@ -86,7 +86,9 @@ def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, floa
     currency, lines = one.costs.currency, []
     million, kwh = found["cost_per_million_tokens"], found["kwh_per_million_tokens"]
     if million is not None and kwh is not None:
-        lines.append(f"a million tokens cost {_amount(million, currency)} and take {_digits(kwh)} kWh")
+        lines.append(
+            f"a million tokens cost {_amount(million, currency)} and take {_digits(kwh)} kWh (PUE included)"
+        )
     lines += _spread(result, one, found)
     rented = found["rent_per_million_tokens"]
     if rented is not None and one.rent is not None:
@@ -95,12 +97,18 @@ def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, floa
     run = found["cost_per_run"]
     if run is not None and found["energy_per_run_j"] is not None:
         joules = found["energy_per_run_j"]
-        what = {"token": "generation"}.get(result.unit, result.unit)
-        if result.workload.get("kind") == "training":
-            what = "training step"
-        kwh_text = f"{_digits(joules / 3.6e6)} kWh, not counting the PUE"
-        lines.append(f"a {what} costs {_amount(run, currency)} and takes {kwh_text}")
+        kwh_text = f"{_digits(joules / 3.6e6)} kWh (PUE not included)"
+        lines.append(f"{_one_run(result)} costs {_amount(run, currency)} and takes {kwh_text}")
     return lines
+
+
+def _one_run(result: SimulationResult) -> str:
+    """ "one generation (all 128 sequences, 100 tokens each)", "one training step"."""
+    if not isinstance(result, InferenceResult):
+        return "one training step" if isinstance(result, TrainingResult) else f"one {result.unit}"
+    sequences, tokens = result.batch_size * result.replicas, result.output_length
+    all_ = f"all {sequences:,} sequences" if sequences > 1 else "one sequence"
+    return f"one generation ({all_}, {plural(tokens, 'token')}{' each' if sequences > 1 else ''})"
 
 
 def _spread(result: SimulationResult, one: Economics, found: Mapping[str, float | None]) -> list[str]:
@@ -184,14 +192,21 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
     """Compare costs in a table, and give for each model and kind of work the break-even prices between the
     cheapest result and the next."""
     rows = tuple(_compared(one, [other for other in found if other.work == one.work]) for one in found)
-    head = ("result", "purchase", "cost/1M", "return", "worn out", "power", "J/token", "kWh/1M", "rented/1M")
+    head = (
+        *("result", "purchase", "cost/1M", "work per price", "worn out", "power"),
+        *("J/token excl. PUE", "kWh/1M incl. PUE", "rented/1M"),
+    )
     shown = ReportTable("", head, rows, (1, 2, 3, 5, 6, 7, 8)).without_empty_columns()
     if len(shown.head) == 1:
         return ()
+    drives = any(_lifetimes(one.result) for one in found)
     notes = [
-        f"kWh and cost are for a million tokens; cost = {FORMULAS['cost_per_million_tokens']}",
-        f"return is relative to the best one; return = {FORMULAS['return_per_purchase']}",
-        "worn out: time until the rated endurance of the drives is used up in continuous operation",
+        f"cost/1M, kWh/1M: for a million tokens; cost = {FORMULAS['cost_per_million_tokens']}",
+        f"work per price is relative to the best one: {FORMULAS['return_per_purchase']}",
+        *(
+            ["worn out: time until the rated endurance of the drives is used up in continuous operation"]
+            * drives
+        ),
     ]
     idle = {one.economics.idle for one in found}
     common = set.intersection(*(set(one.economics.slips) for one in found))  # slips of all machines
@@ -209,7 +224,7 @@ def costs_compared(found: Sequence[Costed]) -> tuple[ReportSection, ...]:
     for one in found:
         more = _spread(one.result, one.economics, one.economics.metrics())
         lines += [NameFirst(f"{one.label}: {text}") for text in more]
-    return (ReportSection(COSTS, (*lines, *warnings), (shown,), tuple(notes)),)
+    return (ReportSection(COSTS, (*lines, *warnings), (shown,), tuple(notes), notes_on_terminal=True),)
 
 
 def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
@@ -255,6 +270,8 @@ def _verdict(one: CostVerdict, currency: str) -> list[str]:
     line = f"{one.cheapest} has the lowest cost per unit of work; {one.next} costs {ratio} times as much"
     if one.tie:
         line += f"; a tie, because the prediction error on real runs is ±{percent(one.margin)}"
+    if one.same_bill:
+        return [NameFirst(line)]
     if not one.break_even_points:
         return [NameFirst(line), "no change of a single price reverses that"]
     turns = [

@@ -185,14 +185,16 @@ def links(result: SimulationResult, step: PassResult) -> ReportSection:
                 mean,
                 seconds(use.busy_s),
                 fraction(use.busy_s / step.time_s),
+                fraction(use.size / (use.capacity * step.time_s)),
                 fraction(use.saturated_s / step.time_s),
             )
         )
-    share = f"busy, share of the {presentation(result).unit_name}"
-    head = ("link", "carried", "capacity", "mean while busy", "busy", share, "saturated")
+    share = f"in use, share of the {presentation(result).unit_name}"
+    head = ("link", "carried", "capacity", "mean while in use", "in use", share, "load", "saturated")
     numbers = tuple(range(1, len(head)))
     table = ReportTable(step.name, head, tuple(rows), numbers, page_columns=(3, 4), most=_MOST_LINKS)
-    return ReportSection("Links", tables=(table,))
+    note = "load = carried / (capacity x time); saturated: share of the time at full capacity"
+    return ReportSection("Links", tables=(table,), notes=(note,))
 
 
 def how_sure(result: SimulationResult) -> ReportSection:

@@ -16,13 +16,13 @@ from simoffload.report.document import (
     fraction,
     seconds,
 )
-from simoffload.report.formatting import NameFirst, largest, percent, plural
+from simoffload.report.formatting import NameFirst, largest, percent
 from simoffload.results.checkpoint import CheckpointResult, Checkpoints, Outlook
 from simoffload.results.data_loading import DataLoading, Epoch, data_loading_sentences
 from simoffload.results.endurance import TierLifetime, duration
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import TrainingResult
-from simoffload.units import format_bytes, format_number, format_rate, format_seconds
+from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
 from simoffload.workload import Dataset
 
 __all__ = ["storage", "training_overheads"]

@@ -22,7 +22,7 @@ from simoffload.strategies.checkpoint.schedule import restore_phases, save_phase
 from simoffload.strategies.checkpoint.schedule_writer import RankGroup
 from simoffload.strategies.memory import pinned_rounding
 from simoffload.strategies.placement import gds_warnings
-from simoffload.units import format_seconds
+from simoffload.units import format_seconds, plural
 from simoffload.workload.training import Checkpointing
 
 __all__ = ["CheckpointPlan", "plan_checkpoint"]
@@ -294,7 +294,9 @@ def plan_checkpoint(
     InputError for ranks or tiers that the machine lacks, and for writers that DeepSpeed cannot assign.
     """
     if not 1 <= ranks <= machine.gpus:
-        raise InputError.at("strategy.ranks", f"{ranks} ranks, but the platform has {machine.gpus} GPU(s)")
+        raise InputError.at(
+            "strategy.ranks", f"{ranks} ranks, but the platform has {plural(machine.gpus, 'GPU')}"
+        )
     tier = _storage(machine, tier, "strategy.tier")
     if workload.offload_optimizer == "nvme":
         local = [name for name, one in machine.tiers.items() if one.kind == "nvme"]

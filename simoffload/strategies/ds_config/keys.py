@@ -207,7 +207,7 @@ _STRICT = (ZeroSection, OffloadParamSection, OffloadOptimizerSection, ZenFlowSec
 
 
 def key_warnings(config: DeepSpeedConfig, *, training: bool) -> list[str]:
-    """Warnings about all keys that DeepSpeed does not know or that are not simulated."""
+    """Return warnings about all keys that DeepSpeed ignores or that are not simulated."""
     found: list[str] = []
     for where, section in _sections(config, training=training):
         found += section_warnings(section, where, stage=config.zero_optimization.stage, training=training)
@@ -222,33 +222,52 @@ def key_warnings(config: DeepSpeedConfig, *, training: bool) -> list[str]:
 def section_warnings(
     section: ConfigSection, where: str, *, stage: int = 3, training: bool = True
 ) -> list[str]:
-    """Warnings about keys of one section that DeepSpeed does not know or that are not simulated."""
+    """Return warnings about keys of one section that DeepSpeed ignores or that are not simulated."""
     known = NOT_SIMULATED.get(type(section), {})
     warnings = [
         f"ds_config {where}{key}: {_shown(getattr(section, key))}not modelled{_because(left.instead)}"
         for key, left in known.items()
         if _is_reported(section, key, left, stage=stage, training=training)
     ]
-    read = {**type(section).model_fields, **known}
-    for key in section.model_extra or {}:
-        if key in known:
-            continue
-        if f"stage3_{key}" in read:
+    for key in _unknown(section):
+        if f"stage3_{key}" in {**type(section).model_fields, **known}:
             warnings.append(f"ds_config {where}{shortened(key)} is not read here; write stage3_{key}")
-            continue
-        does = "at which DeepSpeed stops" if isinstance(section, _STRICT) else "DeepSpeed ignores it"
-        hint = suggest(key, [key for key, one in read.items() if not getattr(one, "refused", "")])
-        warnings.append(f"ds_config {where}{shortened(key)}: unknown key, {does}{hint}")
+        elif not isinstance(section, _STRICT):
+            text = f"unknown key, which DeepSpeed ignores{_similar(key, section)}"
+            warnings.append(f"ds_config {where}{shortened(key)}: {text}")
     return warnings
 
 
+def _unknown(section: ConfigSection) -> list[str]:
+    """Return the keys of a section that are neither read nor in the table."""
+    return [key for key in section.model_extra or {} if key not in NOT_SIMULATED.get(type(section), {})]
+
+
+def _similar(key: str, section: ConfigSection) -> str:
+    read = {**type(section).model_fields, **NOT_SIMULATED.get(type(section), {})}
+    return suggest(key, [name for name, one in read.items() if not getattr(one, "refused", "")])
+
+
+def _stopped_by(config: DeepSpeedConfig) -> Iterator[Problem]:
+    """Yield a problem for each unknown key at which DeepSpeed stops; it reads all sections for any work."""
+    for where, section in _sections(config, training=True):
+        for key in _unknown(section) if isinstance(section, _STRICT) else ():
+            if f"stage3_{key}" not in type(section).model_fields:
+                text = f"unknown key, at which DeepSpeed stops{_similar(key, section)}"
+                yield Problem("", None, None, f"{where}{key}", text)
+
+
 def refuse_keys(config: DeepSpeedConfig, *, training: bool) -> None:
-    """Raise InputError, with DeepSpeed's keys, for what would make the answer far off."""
+    """Raise InputError, with DeepSpeed's keys, for unknown keys at which DeepSpeed stops and for what would
+    make the answer far off."""
     problems = [
-        Problem("", None, None, f"{where}{key}", one.refused)
-        for where, section in _sections(config, training=training)
-        for key, one in NOT_SIMULATED.get(type(section), {}).items()
-        if one.refused and (training or not one.training) and getattr(section, key, False) is True
+        *_stopped_by(config),
+        *(
+            Problem("", None, None, f"{where}{key}", one.refused)
+            for where, section in _sections(config, training=training)
+            for key, one in NOT_SIMULATED.get(type(section), {}).items()
+            if one.refused and (training or not one.training) and getattr(section, key, False) is True
+        ),
     ]
     amp = getattr(config, "amp", None)
     on = isinstance(amp, dict) and amp.get("enabled") is True

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from simoffload.documents import Frozen
+from simoffload.documents import Frozen, quoted
 
 __all__ = [
     "ActivationCheckpointingSection",
@@ -38,9 +38,18 @@ def _integer(value: Any) -> Any:
     return value
 
 
+def _elements(value: Any) -> Any:
+    """Accept what ``_integer`` accepts. Raises ValueError for text that is not "auto", such as "4 GB"."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(
+            f'must be "auto" or a whole number of elements (not bytes), e.g. 4e9, got {quoted(value)}'
+        )
+    return _integer(value)
+
+
 Elements = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=0, le=2**63 - 1)]
 AutoElements = Annotated[
-    Literal["auto"] | Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)], BeforeValidator(_integer)
+    Literal["auto"] | Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)], BeforeValidator(_elements)
 ]
 Positive = Annotated[int, BeforeValidator(_integer), Field(strict=True, ge=1, le=2**40)]
 AutoPositive = Annotated[

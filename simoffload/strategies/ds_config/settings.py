@@ -25,6 +25,7 @@ from simoffload.strategies.ds_config.sections import (
     OffloadParamSection,
     ZenFlowSection,
 )
+from simoffload.units import plural
 
 __all__ = [
     "LATEST",
@@ -257,7 +258,7 @@ def _threads(aio: AioSection, version: tuple[int, ...], warnings: list[str]) -> 
     if ignored is not None:
         warnings.append(
             f"ds_config aio.{other}: {ignored} is ignored by DeepSpeed {'.'.join(map(str, version))}, "
-            f"which reads aio.{key}; it runs {threads} thread(s)"
+            f"which reads aio.{key}; it runs {plural(threads, 'thread')}"
         )
     return int(threads)
 

@@ -69,7 +69,7 @@ class StepPlan:
 
     @property
     def cycle(self) -> int:
-        """Number of micro-steps between updates."""
+        """Return the number of micro-steps between two updates of the optimizer."""
         return self.plan.workload.gradient_accumulation_steps
 
     @property

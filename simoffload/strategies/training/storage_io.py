@@ -17,6 +17,7 @@ from simoffload.models.shape import SINGLE
 from simoffload.strategies.coordinator import Tensor
 from simoffload.strategies.training.state import TrainingState
 from simoffload.strategies.zero import check_buffer_size
+from simoffload.units import plural
 
 __all__ = [
     "GradientSink",
@@ -244,6 +245,7 @@ def check_buffers(state: TrainingState) -> None:
     if settings.buffer_count < 4 * at_once:
         text = (
             f"{settings.buffer_count} buffers; DeepSpeed needs {4 * at_once}, for master, moments "
-            f"and gradient of {at_once} sub-group(s) at work, read ahead, written behind; it would stop"
+            f"and gradient of {plural(at_once, 'sub-group')} at work, read ahead, "
+            "written behind; it would stop"
         )
         raise InputError.at(f"{zero}.offload_optimizer.buffer_count", text)

@@ -24,7 +24,7 @@ _DIVIDE = "set strategy.kind: zero_training, which divides and offloads them"
 
 
 def plan_whole_copies(model: ModelShape, workload: Training, machine: Machine, *, ranks: int) -> Plan:
-    """Plan plain data parallelism: ZeRO stage 0."""
+    """Return the plan of plain data parallelism, in which every GPU holds a whole copy (ZeRO stage 0)."""
     config = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 0}})
     plan = ZeroTraining(ranks=ranks, ds_config=config).plan(model, workload, machine)
     return _WholeCopiesTrained(**{one.name: getattr(plan, one.name) for one in fields(plan)})

@@ -36,6 +36,7 @@ from simoffload.strategies.zero import (
     training_moves,
     within_config,
 )
+from simoffload.units import plural
 from simoffload.workload import Training
 
 __all__ = ["Lora", "ZeroTraining"]
@@ -258,14 +259,15 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
     if on_storage:
         yield (
             f"{zero}: states on storage stay there and are updated on the CPU, those of {on_storage} of "
-            f"{groups} sub-group(s) by PyTorch's slower Adam"
+            f"{plural(groups, 'sub-group')} by PyTorch's slower Adam"
         )
         return
     on_cpu = [update.group.numel for update in updates if not update.on_gpu]
     share = sum(on_cpu) / max(1, sum(update.group.numel for update in updates))
     if abs(share - asked) >= _SAME_SHARE:
         yield (
-            f"{zero} of {groups} sub-group(s) puts {len(on_cpu)} on the CPU, {share:.0%} of the parameters; "
+            f"{zero} of {plural(groups, 'sub-group')} puts {len(on_cpu)} on the CPU, {share:.0%} of the "
+            "parameters; "
             "a smaller sub_group_size comes nearer"
         )
 
@@ -274,8 +276,8 @@ def _zenflow(zenflow: ZenFlow, accumulation: int) -> Iterator[str]:
     interval = zenflow.update_interval
     if accumulation != interval:
         yield (
-            f"ZenFlow updates on the CPU every {interval} micro-steps (update_interval) in the place of "
-            f"gradient_accumulation_steps; a step here is {accumulation} micro-step(s) all the same"
+            f"ZenFlow updates on the CPU every {interval} micro-steps (update_interval) instead of "
+            f"gradient_accumulation_steps; a step here is {plural(accumulation, 'micro-step')} all the same"
         )
     if zenflow.full_warm_up_rounds:
         yield (

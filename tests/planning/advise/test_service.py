@@ -18,12 +18,12 @@ BY_KIND = {"inference": InferenceResult, "training": TrainingResult, "checkpoint
 @pytest.mark.parametrize(
     ("text", "kind", "level", "shown"),
     [
-        ("tpot=200ms", "inference", ServiceLevel("tpot_s", 0.2), "tpot_s at most 200 ms"),
-        (" ttft = 2 s ", "inference", ServiceLevel("ttft_s", 2.0), "ttft_s at most 2 s"),
-        ("tpot_s=1h", "inference", ServiceLevel("tpot_s", 3600.0), "tpot_s at most 1 h"),
-        ("tokens_per_s=50", "inference", ServiceLevel("tokens_per_s", 50.0), "tokens_per_s at least 50"),
-        ("step=10 min", "training", ServiceLevel("step_s", 600.0), "step_s at most 600 s"),
-        ("save=5s", "checkpoint", ServiceLevel("save_s", 5.0), "save_s at most 5 s"),
+        ("tpot=200ms", "inference", ServiceLevel("tpot_s", 0.2), "tpot ≤ 200 ms"),
+        (" ttft = 2 s ", "inference", ServiceLevel("ttft_s", 2.0), "ttft ≤ 2 s"),
+        ("tpot_s=1h", "inference", ServiceLevel("tpot_s", 3600.0), "tpot ≤ 1 h"),
+        ("tokens_per_s=50", "inference", ServiceLevel("tokens_per_s", 50.0), "tokens_per_s ≥ 50"),
+        ("step=10 min", "training", ServiceLevel("step_s", 600.0), "step ≤ 600 s"),
+        ("save=5s", "checkpoint", ServiceLevel("save_s", 5.0), "save ≤ 5 s"),
     ],
 )
 def test_good_ones(text: str, kind: str, level: ServiceLevel, shown: str) -> None:

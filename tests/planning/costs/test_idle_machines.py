@@ -16,8 +16,8 @@ from tests.report.conftest import compare_text, result_text
 
 SMALL = ("model=bloom-560m", "workload.output_length=2")
 IDLE = (
-    "15 of 16 hosts are idle but count in prices, power and rent: 8 rank(s) need 1 host(s) with "
-    "8 GPU(s) each; set nodes: 1, or strategy.ranks: 128"
+    "15 of 16 hosts are idle but count in prices, power and rent: 8 ranks need 1 host with "
+    "8 GPUs each; set nodes: 1, or strategy.ranks: 128"
 )
 SPARE = "5 of 8 GPUs are idle, and paid for all the same, as machines are bought whole"
 
@@ -58,7 +58,7 @@ def test_all_kinds_of_work(name: str, changes: list[str]) -> None:
     """Nine ranks take two hosts of eight GPUs; a third has none."""
     (text,) = (one for one in load_scenario(name, overrides=changes).warnings if "idle" in one)
     assert text.startswith("1 of 3 hosts are idle")
-    assert text.endswith("with 8 GPU(s) each; set nodes: 2, or strategy.ranks: 24")
+    assert text.endswith("with 8 GPUs each; set nodes: 2, or strategy.ranks: 24")
 
 
 def test_idle_gpus_of_a_host_are_noted_beside_its_price() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from simoffload.units import plural
 from tests.strategies.training.mode_cases import CPU, NUMEL, plan_of
 
 LARGE: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 2048}
@@ -27,7 +28,8 @@ def rendered(ratio: float, *, groups: int, **offload: Any) -> tuple[str, ...]:
 def test_a_share_that_is_not_the_asked_one_is_told(ratio: float, groups: int, cpu: int) -> None:
     """``int((1 - ratio) * n)`` sub-groups stay on the GPU: of one or of 4 at 0.8 none, of 4 at 0.3 two."""
     (warning,) = rendered(ratio, groups=groups)
-    text = f"ds_config offload_optimizer.ratio {ratio:g} of {groups} sub-group(s) puts {cpu} on the CPU, "
+    ratio_of = f"ds_config offload_optimizer.ratio {ratio:g} of {plural(groups, 'sub-group')}"
+    text = f"{ratio_of} puts {cpu} on the CPU, "
     assert warning.startswith(text)
     share = float(warning.removeprefix(text).partition("%")[0])
     assert (share == 100) == (cpu == groups)
@@ -40,7 +42,7 @@ def test_the_share_is_of_parameters_not_of_sub_groups() -> None:
     model = {**LARGE, "num_hidden_layers": 1, "vocab_size": 32_768}
     zero = {"stage": 3, "sub_group_size": 32_768 * 1024, "offload_optimizer": {**CPU, "ratio": 0.5}}
     (warning,) = plan_of(zero, model=model).warnings
-    assert "ratio 0.5 of 2 sub-group(s) puts 1 on the CPU, 57% of the parameters" in warning
+    assert "ratio 0.5 of 2 sub-groups puts 1 on the CPU, 57% of the parameters" in warning
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
@@ -70,4 +72,4 @@ def test_states_on_storage_are_not_brought_to_the_gpu() -> None:
     (warning,) = plan.warnings
     first, groups = int(0.5 * len(plan.state.updates)), len(plan.state.updates)
     assert first > 0
-    assert f"those of {first} of {groups} sub-group(s) by PyTorch's slower Adam" in warning
+    assert f"those of {first} of {plural(groups, 'sub-group')} by PyTorch's slower Adam" in warning
