@@ -61,8 +61,9 @@ class FsdpCosts(Frozen):
     """Largest rate at which all threads of one process together obtain pages from the operating system."""
 
     def adamw_rate(self, threads: int, *, traffic: int, new: int, share: float) -> int:
-        """Return the rate [B/s] at which AdamW moves ``traffic`` bytes of a parameter, ``new`` of them in new
-        tensors.
+        """Return the rate [B/s] at which AdamW reads and writes memory when it updates one parameter.
+
+        The update moves ``traffic`` [B], of which ``new`` [B] belong to newly allocated tensors.
 
         ``share`` [B/s] is the part of the host's memory bandwidth that each of the processes has.
         """

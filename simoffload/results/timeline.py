@@ -76,7 +76,7 @@ class Track:
         return len(self.end) + sum([repeat.times * repeat.size for repeat in self.repeats])
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the entries in order, cut where what repeats begins and ends."""
+        """Yield the entries in order, split at the start and the end of every repeated section."""
         begin = ordinal = 0
         for first, size, times, length, _, _ in self.repeats:
             if first > begin:

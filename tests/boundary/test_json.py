@@ -81,7 +81,10 @@ def test_nothing_in_a_list(text: str) -> None:
         ("{'a': 1}", ":1:2: not valid JSON: expecting property name enclosed in double quotes"),
         (
             '{"a": 1,}',
-            ":1:9: not valid JSON: expecting property name enclosed in double quotes; remove the comma",
+            (
+                ":1:9: not valid JSON: expecting property name enclosed in double quotes"
+                "; remove the comma before it"
+            ),
         ),
         ("{1: 2}", ":1:2: not valid JSON: expecting property name enclosed in double quotes"),
         ("{", ":1:2: not valid JSON: expecting property name enclosed in double quotes"),

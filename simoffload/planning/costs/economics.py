@@ -82,7 +82,7 @@ class Economics:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Items without a price or power, so that sums are too small."""
+        """Return the keys of parts without a known price or power, which the sums leave out."""
         power = self.energy.missing if self.energy else ()
         return tuple(dict.fromkeys((*self.bill.missing, *(f"{key} (power)" for key in power))))
 

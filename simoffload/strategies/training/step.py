@@ -74,7 +74,7 @@ class StepPlan:
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """Parts of one step of the steady state, in order."""
+        """Return the parts of one step of the steady state, in the order in which they run."""
         accumulation = self.plan.workload.gradient_accumulation_steps
         return (*micro_steps(accumulation, cycle=self.cycle), StepPart("optimizer", OPTIMIZER))
 
