@@ -143,7 +143,7 @@ NVME = ds_config("nvme", offload_param={"buffer_size": 300_000})
     [
         (inference(ds_config=NVME), None, "its drives are not those of this run; name a platform"),
         (inference(model=LARGE), "rtx-4090-desktop", "does not fit: dram needs"),
-        (inference(ranks=9), None, "strategy.ranks: 9 ranks, but the platform has 8 GPU(s)"),
+        (inference(ranks=9), None, "strategy.ranks: 9 ranks, but the platform has 8 GPUs"),
         (inference(model={"name": "opt-0b"}), None, 'unknown model "opt-0b"'),
         (inference(ds_config={"zero_optimization": {"stage": 2}}), None, "2 does not offload parameters"),
         (
@@ -362,8 +362,8 @@ def test_every_bad_file_is_told_and_nothing_is_printed(compare: Compare, tmp_pat
     answer = compare("runs.json", "bad.json", "none.json")
     assert answer.status == 2
     assert answer.out == ""
-    assert answer.err.splitlines()[0].startswith("bad.json:1:2: not valid JSON")
-    assert answer.err.splitlines()[1] == "none.json: no such file"
+    assert answer.err.splitlines()[0].startswith("error: bad.json:1:2: not valid JSON")
+    assert answer.err.splitlines()[1] == "error: none.json: no such file"
 
 
 def test_names_from_files_cannot_move_the_cursor(tmp_path: Path) -> None:

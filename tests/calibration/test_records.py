@@ -104,7 +104,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> Non
 def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_records(tmp_path / "runs.json")
-    with pytest.raises(InputError, match=r"this is a folder, not a file; name the runs\.json of"):
+    with pytest.raises(InputError, match=r"is a folder, not a file; name the runs\.json of"):
         read_records(tmp_path)
 
 

@@ -115,7 +115,7 @@ def test_old_and_new_key_as_axes_are_refused(program: Program) -> None:
     )
     assert answer.status == 2
     assert answer.err == (
-        "--axis: engine.fold: is the old name of engine.rank_symmetry, which is given too; "
+        "error: --axis: engine.fold: is the old name of engine.rank_symmetry, which is given too; "
         "remove engine.fold\n"
     )
 
