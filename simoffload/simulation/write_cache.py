@@ -7,7 +7,7 @@ T [s], K of W into the cache, the rates w into it, a after it and r of reading,
 
     R / r + W / a + K / w <= T,   K <= W,   K <= capacity.
 
-The largest such K is what the cache is worth. T itself hangs on it, and is simulated for each K tried.
+The largest such K is what the cache is worth. T itself depends on it, and is simulated for each K tried.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ class _Profiles:
         pcie = Library().find(_GEN5, ("pcie",)).profile
         assert isinstance(pcie, Pcie)
         lanes = next((lanes for lanes in _LANES if pcie.payload_rate(lanes) >= rate), _LANES[-1])
-        about = "arithmetic: the fewest lanes that carry the measured rate; what hangs there cannot be seen"
+        about = "arithmetic: the fewest lanes that carry the measured rate; what is attached is not visible"
         head = self._head(
             "drive",
             "Storage of the measured machine",
