@@ -49,6 +49,8 @@ _MOST_STORAGE = 2 << 30
 _MISSING = {"storage": "no folder was named with --storage", "collectives": "needs two GPUs"}
 _PROBE_S = 1.6
 """[s] of a probe; with --quick half of it."""
+_SPARE = 5.0
+"""[s] for what is between sections."""
 _QUICK = 0.5
 """What --quick leaves of the time of a round."""
 _COMPILED = {"hooks", "cpu_adam", "storage"}
@@ -145,7 +147,7 @@ def _usual_seconds(bench: Bench) -> float:
     """[s] of all rounds on a slow host, probes included; on a quiet one time is left for repetitions."""
     rounds = sum(section.seconds * len(section.rounds) + section.building for section in bench.sections)
     probes = sum(len(section.rounds) for section in bench.sections)
-    return rounds + probes * (_PROBE_S + 0.2)
+    return rounds + probes * (_PROBE_S + 0.2) + _SPARE
 
 
 def _begun(request: Request, bench: Bench) -> dict[str, Any]:
@@ -249,6 +251,8 @@ class _ThisMachine:
         share = _QUICK if request.quick else 1.0
         for name, work in WORKS.items():
             if work.section not in request.sections or work.section in self.skipped:
+                continue
+            if work.process == "apart" and self.facts["gpu"] is None:
                 continue
             for ranks in ranks_of(work, self._gpus):
                 yield Section(

@@ -116,7 +116,7 @@ def busy_seconds(call: Callable[[int], object], *, budget: float = 0.02, repetit
     Short work is put into a CUDA graph, so that the host's launches do not count.
     """
     call(0)
-    single = min(_event_seconds(lambda: call(0)) for _ in range(2))
+    single = max(1e-6, min(_event_seconds(lambda: call(0)) for _ in range(2)))
     count = max(1, min(_GRAPH_LENGTH, int(budget / single)))
 
     def work() -> None:
