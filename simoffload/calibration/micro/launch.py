@@ -57,6 +57,8 @@ _COMPILED = {"hooks", "cpu_adam", "storage"}
 """Sections that need what DeepSpeed compiles."""
 _COMPILATION = 1800.0
 """[s] that DeepSpeed's compilers may take."""
+_MEETING = 60.0
+"""[s] that processes may take to say what they see, their imports not counted."""
 
 
 class Request(NamedTuple):
@@ -227,7 +229,7 @@ class _ThisMachine:
         if _COMPILED & set(request.sections):
             workers.start("deepspeed", 1)  # its imports take as long as those of the other one
         try:
-            facts = workers.ask("plain", 1, {"work": "facts"}, seconds=60.0)
+            facts = workers.ask("plain", 1, {"work": "facts"}, seconds=_MEETING)
         except SkippedError as error:
             raise _error("torch", f"cannot be imported: {error}; repair or reinstall it") from None
         self.facts: dict[str, Any] = {**machine_facts(), **facts}
@@ -265,11 +267,20 @@ class _ThisMachine:
                 )
 
     def prepare(self) -> None:
-        """Let DeepSpeed compile what the sections need; those for which it cannot say so themselves."""
-        if _COMPILED & set(self._request.sections):
-            self._progress("DeepSpeed's operations: to compile them for the first time takes some minutes")
-            with suppress(SkippedError):
+        """Start all processes, and let DeepSpeed compile what the sections need.
+
+        Where that fails, the sections that need it say so.
+        """
+        several = sorted({int(name) for one in self.sections if (name := one.name.partition("/")[2])})
+        for ranks in several:
+            self._workers.start("deepspeed", ranks)
+        with suppress(SkippedError):
+            if _COMPILED & set(self._request.sections):
+                self._progress("DeepSpeed's operations: compiling them for the first time takes minutes")
                 self._workers.ask("deepspeed", 1, {"work": "compile"}, seconds=_COMPILATION)
+        for ranks in several:
+            with suppress(SkippedError):
+                self._workers.ask("deepspeed", ranks, {"work": "facts"}, seconds=_MEETING)
 
     def probe(self) -> Mapping[str, Any]:
         """About two seconds of PyTorch's calls, and what share of the time other guests of the host took."""

@@ -20,8 +20,9 @@ WORKER = "simoffload.calibration.micro.worker"
 """The module that runs in the processes."""
 _START = 180.0
 """[s] for the imports of the processes and their first meeting."""
-_SLACK = 15.0
-"""[s] that a section may take longer than it was told, before its processes are ended."""
+_SLACK = 60.0
+"""[s] that a section may take beyond twice what it was told, before its processes are ended: it looks at the
+time between two models or sizes only."""
 _PERIOD = 0.05
 """[s] between two looks for an answer."""
 
@@ -91,7 +92,8 @@ class _Group:
         partial = self._folder / f"{name}.partial"
         partial.write_text(json.dumps(asked))
         partial.replace(self._folder / f"{name}.ask")
-        until = time.monotonic() + asked["seconds"] + _SLACK
+        limit = 2 * asked["seconds"] + _SLACK
+        until = time.monotonic() + limit
         while time.monotonic() < until:
             running = self._ranks.status is None
             if (answer := self._answer(name)) is not None:
@@ -99,7 +101,7 @@ class _Group:
             if not running:
                 return {"failed": f"its process ended with status {self._ranks.status}: {self._last_line()}"}
             time.sleep(_PERIOD)
-        return {"failed": f"stopped after {asked['seconds'] + _SLACK:.0f} s"}
+        return {"failed": f"stopped after {limit:.0f} s"}
 
     def _answer(self, name: str) -> dict[str, Any] | None:
         """What rank 0 answered, or any other that failed."""
