@@ -226,13 +226,14 @@ class _ThisMachine:
         self, request: Request, workers: Workers, progress: Callable[[str], None], *, storage: bool
     ) -> None:
         self._request, self._workers, self._progress = request, workers, progress
+        self._jiffies = _jiffies()
         if _COMPILED & set(request.sections):
             workers.start("deepspeed", 1)  # its imports take as long as those of the other one
         try:
             facts = workers.ask("plain", 1, {"work": "facts"}, seconds=_MEETING)
         except SkippedError as error:
             raise _error("torch", f"cannot be imported: {error}; repair or reinstall it") from None
-        self.facts: dict[str, Any] = {**machine_facts(), **facts}
+        self.facts: Mapping[str, Any] = {**machine_facts(), **facts}
         gpu = self.facts["gpu"]
         available = gpu["count"] if gpu else (os.cpu_count() or 1)
         self._gpus = request.gpus or (available if gpu else 1)
@@ -241,12 +242,12 @@ class _ThisMachine:
             raise _error("--gpus", f"{self._gpus} asked for; PyTorch sees {available} {what}")
         # Without a GPU kernels run on the host thread, and its costs say nothing about depth.
         self._deep = gpu is not None and not request.quick
-        self.skipped = {
+        self.skipped: Mapping[str, str] = {
             section: _MISSING[section]
             for section, missing in (("storage", not storage), ("collectives", self._gpus == 1))
             if missing and section in request.sections
         }
-        self.sections = list(self._sections())
+        self.sections: Sequence[Section] = list(self._sections())
 
     def _sections(self) -> Iterator[Section]:
         request = self._request
@@ -283,15 +284,16 @@ class _ThisMachine:
                 self._workers.ask("deepspeed", ranks, {"work": "facts"}, seconds=_MEETING)
 
     def probe(self) -> Mapping[str, Any]:
-        """About two seconds of PyTorch's calls, and what share of the time other guests of the host took."""
-        before = _jiffies()
+        """About two seconds of PyTorch's calls, and the share of all CPUs' time since the probe before that
+        the hypervisor gave to others (None where Linux does not tell)."""
         try:
             found = self._probed()
         except SkippedError:  # what was measured before may have ended the process
             found = self._probed()
-        after = _jiffies()
-        spent = [late - early for early, late in zip(before, after, strict=False)]
-        return {**found, "steal": round(spent[7] / sum(spent), 4) if len(spent) > 7 and sum(spent) else None}
+        before, self._jiffies = self._jiffies, _jiffies()
+        spent = [late - early for early, late in zip(before, self._jiffies, strict=False)]
+        total = sum(spent)
+        return {**found, "steal": round(spent[7] / total, 4) if total > 0 and len(spent) > 7 else None}
 
     def _probed(self) -> dict[str, Any]:
         return self._workers.ask("plain", 1, {"work": "probe"}, seconds=30.0)

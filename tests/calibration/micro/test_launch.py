@@ -14,6 +14,7 @@ import pytest
 
 from simoffload.calibration.micro import launch, workers
 from simoffload.calibration.micro.launch import Request, describe, measure
+from simoffload.calibration.micro.plan import SECTIONS
 from simoffload.calibration.micro.record import read_record
 from simoffload.errors import InputError
 
@@ -147,6 +148,19 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
     }
     with pytest.raises(InputError, match=r"--gpus: 2 asked for; PyTorch sees 1 GPU\(s\)"):
         measure(request("collectives", gpus=2), progress=ignore)
+
+
+@pytest.mark.parametrize(("quick", "most"), [(False, 220.0), (True, 70.0)])
+def test_one_gpu_takes_four_minutes_or_quickly_ninety_seconds(
+    players: Path, quick: bool, most: float
+) -> None:
+    """Twenty seconds are for the imports of the processes."""
+    play(players, gpu='{"name": "NVIDIA H200", "count": 1}')
+    asked = request(*(name for name in SECTIONS if name != "storage"))._replace(quick=quick)
+    with launch.open_bench(asked, ignore) as bench:
+        assert most - 30 < launch._usual_seconds(bench) <= most
+        rounds = sum(len(section.rounds) for section in bench.sections)
+        assert (len(bench.sections), rounds) == (9, 9 if quick else 23)
 
 
 def test_torch_must_be_there(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:
