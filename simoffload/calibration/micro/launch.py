@@ -47,8 +47,6 @@ _MIB = 1 << 20
 _FILE = 128 * _MIB
 _MOST_STORAGE = 2 << 30
 _MISSING = {"storage": "no folder was named with --storage", "collectives": "needs two GPUs"}
-_PROBE_S = 1.6
-"""[s] of a probe; with --quick half of it."""
 _SPARE = 5.0
 """[s] for what is between sections."""
 _QUICK = 0.5
@@ -137,7 +135,7 @@ def measure(request: Request, *, progress: Callable[[str], None]) -> dict[str, A
         record = Record(_begun(request, bench), request.record)
         bench.prepare()
         if request.seconds is None:
-            seconds = _usual_seconds(bench)
+            seconds = _usual_seconds(bench, quick=request.quick)
         else:
             seconds = request.seconds - (time.monotonic() - begin)
         session = Session(bench.sections, record, probe=bench.probe, seconds=seconds, progress=progress)
@@ -145,11 +143,16 @@ def measure(request: Request, *, progress: Callable[[str], None]) -> dict[str, A
         return record.raw
 
 
-def _usual_seconds(bench: Bench) -> float:
+def _usual_seconds(bench: Bench, *, quick: bool) -> float:
     """[s] of all rounds on a slow host, probes included; on a quiet one time is left for repetitions."""
     rounds = sum(section.seconds * len(section.rounds) + section.building for section in bench.sections)
     probes = sum(len(section.rounds) for section in bench.sections)
-    return rounds + probes * (_PROBE_S + 0.2) + _SPARE
+    return rounds + probes * (_probe_seconds(quick=quick) + 0.2) + _SPARE
+
+
+def _probe_seconds(*, quick: bool) -> float:
+    """[s] of a probe, of about two seconds with what is around it."""
+    return 0.8 if quick else 1.6
 
 
 def _begun(request: Request, bench: Bench) -> dict[str, Any]:
@@ -212,7 +215,7 @@ def open_bench(request: Request, progress: Callable[[str], None]) -> Iterator[Be
             "quick": request.quick,
             "parent": os.getpid(),
             "storage": scratch,
-            "duration": _PROBE_S / 2 if request.quick else _PROBE_S,
+            "duration": _probe_seconds(quick=request.quick),
         }
         with Workers(Path(name), job) as workers:
             progress("looking at the machine")
