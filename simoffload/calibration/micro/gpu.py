@@ -30,8 +30,8 @@ _MOST_FLOPS = 1.5e13
 _MOST_BYTES = 12 << 30
 _REST = 0.01
 """[s] before each measurement: back to back, power lowers the GPU's clock as it is not when layers wait."""
-_BATCHES = [1, 8, 32]
-_CONTEXTS = [64, 256, 1024, 2048]
+_BATCHES = [1, 16]
+_CONTEXTS = [64, 512, 2048]
 _MOST_SCORES = 20e9
 
 

@@ -47,10 +47,8 @@ _MIB = 1 << 20
 _FILE = 128 * _MIB
 _MOST_STORAGE = 2 << 30
 _MISSING = {"storage": "no folder was named with --storage", "collectives": "needs two GPUs"}
-_SPARE = 5.0
+_SPARE = 3.0
 """[s] for what is between sections."""
-_QUICK = 0.5
-"""What --quick leaves of the time of a round."""
 _COMPILED = {"hooks", "cpu_adam", "storage"}
 """Sections that need what DeepSpeed compiles."""
 _COMPILATION = 1800.0
@@ -254,7 +252,6 @@ class _ThisMachine:
 
     def _sections(self) -> Iterator[Section]:
         request = self._request
-        share = _QUICK if request.quick else 1.0
         for name, work in WORKS.items():
             if work.section not in request.sections or work.section in self.skipped:
                 continue
@@ -264,8 +261,8 @@ class _ThisMachine:
                 yield Section(
                     name if ranks == 1 else f"{name}/{ranks}",
                     partial(self._run, name, work, ranks),
-                    seconds=work.seconds * share,
-                    building=work.building * share,
+                    seconds=work.quick if request.quick else work.seconds,
+                    building=0.0 if request.quick else work.building,
                     rounds=work.rounds[:1] if request.quick else work.rounds,
                     host=work.host,
                 )
@@ -322,6 +319,7 @@ class _ThisMachine:
         else:
             fitted = small_training_cases(ranks, deep=self._deep)
             held_back = held_back_training_cases(ranks, deep=self._deep)
+        held_back = () if self._request.quick else held_back
         data = [case_data(index, case, trace=True) for index, case in enumerate((*fitted, *held_back))]
         return {"cases": [{**one, "held_back": one["index"] >= len(fitted)} for one in data]}
 

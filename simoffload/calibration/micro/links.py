@@ -75,7 +75,8 @@ def measure_copies(job: Job) -> dict[str, Any]:
             for to_device in (True, False):
                 copy = _copy(job, host, on_gpu, to_device=to_device)
                 blocking = _blocking(job, host, on_gpu, to_device=to_device)
-                count = repeats(copy, budget=_BUDGET, least=2, most=400)
+                large = size > _BOTH[0]
+                count = 1 if large else repeats(copy, budget=_BUDGET, least=2, most=400)
                 found.append(
                     {
                         "direction": "h2d" if to_device else "d2h",
@@ -83,9 +84,11 @@ def measure_copies(job: Job) -> dict[str, Any]:
                         "bytes": size,
                         "seconds": stream_seconds(copy, count=count, repetitions=2),
                         "call_seconds": call_seconds(
-                            copy, count=min(count, _ASYNC_CALLS), repetitions=3 if size <= _BOTH[0] else 1
+                            copy, count=min(count, _ASYNC_CALLS), repetitions=1 if large else 3
                         ),
-                        "blocking_seconds": blocking_seconds(blocking, count=max(2, min(20, count // 2))),
+                        "blocking_seconds": blocking_seconds(
+                            blocking, count=1 if large else max(2, min(20, count // 2))
+                        ),
                     }
                 )
         if pinned:

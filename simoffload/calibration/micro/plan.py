@@ -63,9 +63,11 @@ class Work(NamedTuple):
     process: Literal["plain", "deepspeed", "apart"]
     """DeepSpeed replaces functions of PyTorch and so has a process of its own, as has what may crash."""
     seconds: float
-    """[s] of a round on a slow host: an H100's virtual machine whose thread took twice the usual time."""
-    building: float = 0.0
+    """[s] of a round on a slow host: an H100's virtual machine whose thread took 1.4 times its quiet time."""
+    building: float
     """[s] added in the first round: memory is allocated and models are built."""
+    quick: float
+    """[s] of the only round of a quick measurement, building included."""
     rounds: tuple[int, ...] = (1, 2, 3)
     host: bool = True
     ranks: Literal["one", "several", "any", "ends"] = "one"
@@ -73,20 +75,20 @@ class Work(NamedTuple):
 
 
 WORKS = {
-    "copies": Work("copies", "plain", 4.0, building=2.0),
-    "kernels": Work("kernels", "plain", 0.8),
-    "dram": Work("dram", "plain", 1.0, building=1.5),
-    "hbm": Work("hbm", "plain", 0.6, rounds=(1, 3), host=False),
-    "matmul": Work("matmul", "plain", 8.0, rounds=(1, 3), host=False),
-    "hooks_decode": Work("hooks", "deepspeed", 6.0, building=15.0, ranks="any"),
-    "cpu_adam": Work("cpu_adam", "deepspeed", 3.0, building=6.0),
-    "hooks_training": Work("hooks", "deepspeed", 15.0, building=35.0, ranks="ends"),
-    "storage": Work("storage", "deepspeed", 35.0, building=5.0, rounds=(1, 2)),
-    "copies_together": Work("copies", "deepspeed", 4.0, building=2.0, rounds=(1, 2), ranks="several"),
-    "collectives": Work("collectives", "deepspeed", 3.0, building=2.0, rounds=(1, 2), ranks="several"),
-    "cpu_adam_together": Work("cpu_adam", "deepspeed", 4.0, building=8.0, rounds=(1, 2), ranks="several"),
-    "attention": Work("attention", "plain", 5.0, rounds=(1,), host=False),
-    "storage_gds": Work("storage", "apart", 10.0, rounds=(1,), host=False),
+    "copies": Work("copies", "plain", 4.5, 0.5, 5.0),
+    "kernels": Work("kernels", "plain", 0.8, 0.2, 0.8, rounds=(1, 3), host=False),
+    "dram": Work("dram", "plain", 1.4, 0.8, 0.7),
+    "hbm": Work("hbm", "plain", 0.7, 0.2, 0.7, rounds=(1, 3), host=False),
+    "matmul": Work("matmul", "plain", 8.0, 0.5, 3.5, rounds=(1, 3), host=False),
+    "hooks_decode": Work("hooks", "deepspeed", 10.0, 22.0, 24.0, ranks="any"),
+    "cpu_adam": Work("cpu_adam", "deepspeed", 2.0, 2.0, 1.6),
+    "hooks_training": Work("hooks", "deepspeed", 16.0, 36.0, 28.0, ranks="ends"),
+    "storage": Work("storage", "deepspeed", 35.0, 5.0, 20.0, rounds=(1, 2)),
+    "copies_together": Work("copies", "deepspeed", 4.0, 1.0, 4.0, rounds=(1, 2), ranks="several"),
+    "collectives": Work("collectives", "deepspeed", 3.0, 1.0, 3.0, rounds=(1, 2), ranks="several"),
+    "cpu_adam_together": Work("cpu_adam", "deepspeed", 4.0, 3.0, 2.0, rounds=(1, 2), ranks="several"),
+    "attention": Work("attention", "plain", 3.0, 0.5, 1.2, rounds=(1,), host=False),
+    "storage_gds": Work("storage", "apart", 10.0, 10.0, 20.0, rounds=(1,), host=False),
 }
 """In the order of a round: what predictions need most, and what is short, comes first."""
 SECTIONS = tuple(dict.fromkeys(work.section for work in WORKS.values()))

@@ -16,7 +16,7 @@ _FRESH = 1.5
 """[s] A probe that ended no longer ago is the one before the next section as well."""
 _PATIENCE = 4.0
 """A section may take so many times as long as it is expected to, before it is asked to end."""
-_LEAST = 20.0
+_LEAST = 10.0
 """[s] that every section may take."""
 _PROBE = 1.8
 """[s] that a probe takes, with what is around it."""

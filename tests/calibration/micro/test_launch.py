@@ -30,7 +30,7 @@ for number in range(1000):
         time.sleep(0.01)
     asked = json.loads((folder / f"{number:04d}.ask").read_text())
     work = asked["work"]
-    probe = {"seconds": 1, "calls": {"launch": {"p50": 1e-6}}}
+    probe = {"seconds": 1, "calls": {"launch": dict.fromkeys(("p10", "p25", "p50", "p75", "p90"), 1e-6)}}
     found = {"facts": {"torch": "2.0", "gpu": DEVICE}, "probe": probe}
     answer = {"found": found.get(work, {"rank": os.environ["RANK"]})}
     if work not in found:
@@ -150,17 +150,17 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
         measure(request("collectives", gpus=2), progress=ignore)
 
 
-@pytest.mark.parametrize(("quick", "most"), [(False, 220.0), (True, 70.0)])
+@pytest.mark.parametrize(("quick", "most"), [(False, 230.0), (True, 80.0)])
 def test_one_gpu_takes_four_minutes_or_quickly_ninety_seconds(
     players: Path, quick: bool, most: float
 ) -> None:
-    """Twenty seconds are for the imports of the processes."""
+    """Ten seconds are for the imports of the processes."""
     play(players, gpu='{"name": "NVIDIA H200", "count": 1}')
     asked = request(*(name for name in SECTIONS if name != "storage"))._replace(quick=quick)
     with launch.open_bench(asked, ignore) as bench:
         assert most - 30 < launch._usual_seconds(bench, quick=quick) <= most
         rounds = sum(len(section.rounds) for section in bench.sections)
-        assert (len(bench.sections), rounds) == (9, 9 if quick else 23)
+        assert (len(bench.sections), rounds) == (9, 9 if quick else 22)
 
 
 def test_torch_must_be_there(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:
