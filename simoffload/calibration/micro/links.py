@@ -84,7 +84,7 @@ def measure_copies(job: Job) -> dict[str, Any]:
                         "bytes": size,
                         "seconds": stream_seconds(copy, count=count, repetitions=2),
                         "call_seconds": call_seconds(
-                            copy, count=min(count, _ASYNC_CALLS), repetitions=1 if large else 3
+                            copy, count=min(count, _ASYNC_CALLS), repetitions=1 if large else 6
                         ),
                         "blocking_seconds": blocking_seconds(
                             blocking, count=1 if large else max(2, min(20, count // 2))

@@ -20,9 +20,10 @@ __all__ = [
     "synchronize",
 ]
 
-_IN_FLIGHT = 200
-"""Kernels that are launched before the host waits: the driver's queue holds about a thousand, and a full
-queue would make the host wait for the GPU."""
+_IN_FLIGHT = 40
+"""Kernels that are launched before the host waits. The driver's queue holds about a thousand, and a full queue
+would make the host wait for the GPU; and a repetition of less than a millisecond falls between two changes of
+the speed of a core that another thread shares."""
 _GRAPH_LENGTH = 20
 """Calls in a CUDA graph, at most."""
 _SHORT = 2e-3
@@ -84,7 +85,9 @@ def _streamed(call: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - begin) / count
 
 
-def call_seconds(call: Callable[[], object], *, count: int = _IN_FLIGHT, repetitions: int = 3) -> list[float]:
+def call_seconds(
+    call: Callable[[], object], *, count: int = _IN_FLIGHT, repetitions: int = 15
+) -> list[float]:
     """[s] of the host per call until it returns; the GPU is waited for outside of the clock."""
     times = []
     for _ in range(repetitions + 1):
