@@ -21,9 +21,10 @@ __all__ = [
 ]
 
 _IN_FLIGHT = 40
-"""Kernels that are launched before the host waits. The driver's queue holds about a thousand, and a full queue
-would make the host wait for the GPU; and a repetition of less than a millisecond falls between two changes of
-the speed of a core that another thread shares."""
+"""Kernels that are launched before the host waits. The driver's queue holds about a thousand, and a full
+queue would make the host wait for the GPU; and a repetition of less than a millisecond falls between two
+changes of the speed of a core that another thread shares."""
+_SHORT_REPETITIONS = 15
 _GRAPH_LENGTH = 20
 """Calls in a CUDA graph, at most."""
 _SHORT = 2e-3
