@@ -11,7 +11,7 @@ from simoffload.calibration.micro import launch
 from simoffload.calibration.micro.fit_deepspeed import fit_costs
 from simoffload.calibration.micro.fit_parts import fit_memory
 from simoffload.calibration.micro.launch import Request, measure
-from simoffload.calibration.small_models import held_back_cases, small_training_cases
+from simoffload.calibration.small_models import small_training_cases
 from simoffload.hardware import load_platform
 
 pytest.importorskip("torch", reason="calibration runs PyTorch")
@@ -60,8 +60,6 @@ def test_hooks_of_real_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     # One training of each family, with one and with several micro-steps: each takes a quarter of a minute.
     chosen = small_training_cases(1, deep=False)[::4]
     monkeypatch.setattr(launch, "small_training_cases", lambda *_, **__: chosen)
-    monkeypatch.setattr(launch, "held_back_cases", lambda _: held_back_cases(1)[:1])
-    monkeypatch.setattr(launch, "held_back_training_cases", lambda *_, **__: ())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     raw = measure(request("hooks")._replace(seconds=500.0), progress=ignore)
     assert raw["skipped"] == {}
@@ -75,11 +73,8 @@ def test_hooks_of_real_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
         micro_steps = run["workload"]["gradient_accumulation_steps"]
         assert len(run["times"]) == 3 * micro_steps
         assert len(run["passes"]) == 3 * micro_steps, "of two steps the quiet one, or the only one"
-        traced = {"forward", "backward parts", "optimizer parts"} if micro_steps == 1 else set()
-        assert set(run["traces"]) == traced
-    (held_back,) = raw["sections"]["hooks"]["held_back"]
-    assert held_back["name"] == "tiny bloom not offloaded r1"
-    assert held_back["times"][1]["count"] == 6
+        assert run["traces"] == {}, "calibrate deepspeed makes those"
+    assert raw["sections"]["hooks"]["held_back"] == [], "a quick measurement has no time for them"
 
 
 @pytest.mark.slow
