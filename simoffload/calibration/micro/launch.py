@@ -136,7 +136,14 @@ def measure(request: Request, *, progress: Callable[[str], None]) -> dict[str, A
             seconds = _usual_seconds(bench, quick=request.quick)
         else:
             seconds = request.seconds - (time.monotonic() - begin)
-        session = Session(bench.sections, record, probe=bench.probe, seconds=seconds, progress=progress)
+        session = Session(
+            bench.sections,
+            record,
+            probe=bench.probe,
+            seconds=seconds,
+            complete=request.seconds is None,
+            progress=progress,
+        )
         session.carry_out()
         return record.raw
 

@@ -34,7 +34,8 @@ class Session:
     """Carries out sections in rounds and keeps everything in the record as soon as it is there.
 
     ``probe`` measures the host. ``seconds`` [s] is what all may take: a section that does not fit into what
-    is left is not begun.
+    is left is not begun. ``complete`` = but the first round is carried out whatever it takes, so that nothing
+    is missing.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class Session:
         *,
         probe: Callable[[], Mapping[str, Any]],
         seconds: float,
+        complete: bool,
         progress: Callable[[str], None],
     ) -> None:
         self._sections, self._record, self._probe = sections, record, probe
         self._begin, self._seconds, self._progress = time.monotonic(), seconds, progress
+        self._complete = complete
         self._latest: tuple[int, float] | None = None
         self._expected = self._taken = 0.0
         self._built: set[str] = set()
@@ -88,14 +91,17 @@ class Session:
 
     def _carry_out(self, step: _Step, *, about: str, after: Sequence[_Step]) -> None:
         name = step.section.name
-        if name in self._record.raw["skipped"] or self._needed(step) > self._left():
+        needed = self._complete and step.round == 1 and not step.again
+        if name in self._record.raw["skipped"] or (not needed and self._needed(step) > self._left()):
             return
-        left = self._needed(step) + sum(map(self._needed, after))
-        text = f"round {step.round}: {name} ({about}), about {min(left, self._left()):.0f} s left"
+        left = min(self._needed(step) + sum(map(self._needed, after)), self._left())
+        shown = max(self._needed(step), left)
+        text = f"round {step.round}: {name} ({about}), about {shown:.0f} s left"
         self._progress(text)
         before = self._before()
         begin = time.monotonic()
-        seconds = max(_LEAST, min(_PATIENCE * self._needed(step), self._left()))
+        patience = _PATIENCE * self._needed(step)
+        seconds = max(_LEAST, patience if needed else min(patience, self._left()))
         expected = (self._needed(step) - _PROBE) / self._pace()
         at = round(time.time(), 1)
         try:

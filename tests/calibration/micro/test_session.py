@@ -22,7 +22,7 @@ def measured(
     monkeypatch: pytest.MonkeyPatch,
     bench: FakeBench,
     *,
-    seconds: float = LONG,
+    seconds: float | None = LONG,
     record: Path | None = None,
     resumed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -97,6 +97,15 @@ def test_what_does_not_fit_into_the_time_is_not_begun(monkeypatch: pytest.Monkey
     assert (len(short.calls), len(long.calls)) == (3, 0)
     assert raw["unfinished"] == ["cpu_adam"]
     assert all(context.seconds <= 60 for context in short.calls)
+
+
+def test_without_a_limit_the_first_round_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sections are expected to take longer than a run usually does: one round is made of them."""
+    sections = [Section(name, Copies([0.3]), 500.0) for name in ("dram", "cpu_adam")]
+    monkeypatch.setattr(launch, "_usual_seconds", lambda *_, **__: 5.0)
+    raw = measured(monkeypatch, FakeBench(sections), seconds=None)
+    assert order(raw) == [("dram", 1), ("cpu_adam", 1)]
+    assert raw["unfinished"] == []
 
 
 def test_a_section_that_fails_is_named_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
