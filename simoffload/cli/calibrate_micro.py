@@ -12,7 +12,7 @@ from typing import Any
 
 from simoffload.cli.console import Console
 from simoffload.cli.exit_codes import ExitCode
-from simoffload.cli.option_types import SubParsers, listed, size
+from simoffload.cli.option_types import SubParsers, listed, seconds, size
 from simoffload.errors import InputError, Problem, shortened
 
 __all__ = ["add", "calibrate_micro"]
@@ -20,15 +20,15 @@ __all__ = ["add", "calibrate_micro"]
 RECORD = "micro.json"
 _SECTIONS = (
     "copies",
-    "collectives",
-    "hbm",
-    "matmul",
-    "attention",
     "kernels",
     "dram",
+    "hbm",
+    "matmul",
     "hooks",
-    "storage",
     "cpu_adam",
+    "storage",
+    "collectives",
+    "attention",
 )
 _HELP = "measure links, memories, kernels, storage and hooks of this machine; write profiles of it"
 
@@ -47,7 +47,7 @@ def add(actions: SubParsers) -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         required=True,
-        help="empty or new folder for the results",
+        help="empty or new folder for the results; with --resume that of the run to go on with",
     )
     parser.add_argument("--gpus", type=_count, metavar="N", help="use N GPUs (default: all)")
     parser.add_argument("--storage", type=Path, metavar="FOLDER", help="measure reads and writes there")
@@ -56,7 +56,16 @@ def add(actions: SubParsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", type=_sections, metavar="SECTION,…", help="measure these sections")
     parser.add_argument("--skip", type=_sections, metavar="SECTION,…", help="leave these sections out")
-    parser.add_argument("--quick", action="store_true", help="fewer points, for a look")
+    parser.add_argument("--quick", action="store_true", help="one round and fewer points, for a look")
+    parser.add_argument(
+        "--time",
+        type=seconds,
+        metavar="SECONDS",
+        help="begin nothing that does not fit into this time (default: under 4 minutes on one GPU)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a run that ended early, with the same options"
+    )
     parser.add_argument(
         "--from", dest="base", metavar="PLATFORM", help="platform with the numbers that cannot be measured"
     )
@@ -96,7 +105,7 @@ def calibrate_micro(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.calibration.micro.profiles import check_names
     from simoffload.calibration.micro.record import read_record
 
-    _check_folder(arguments.output_dir)
+    _check_folder(arguments.output_dir, resumed=arguments.resume)
     check_names(arguments.base, arguments.id)
     if arguments.from_json is not None:
         _refuse_with_record(arguments)
@@ -181,6 +190,7 @@ def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
     from simoffload.calibration.micro.record import read_record
 
     record = arguments.output_dir / RECORD
+    resumed = read_record(record) if arguments.resume else None
     request = MeasurementRequest(
         sections=_chosen(arguments),
         gpus=arguments.gpus,
@@ -188,6 +198,8 @@ def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
         storage_size=arguments.storage_size,
         quick=arguments.quick,
         record=record,
+        seconds=arguments.time,
+        resumed=resumed,
     )
     console.note(describe(request, arguments.output_dir))
     try:
@@ -195,7 +207,8 @@ def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
     except BaseException:
         if record.is_file():
             kept = ", ".join(read_record(record)["sections"])
-            console.note(f"{record} keeps what was measured: {kept}; --from-json makes profiles of it")
+            renamed = "--resume goes on with it, --from-json makes profiles of it"
+            console.note(f"{record} keeps what was measured: {kept}; {renamed}")
         raise
 
 
@@ -211,7 +224,7 @@ def _chosen(arguments: Namespace) -> tuple[str, ...]:
 
 def _refuse_with_record(arguments: Namespace) -> None:
     """Options that measure make no sense beside ``--from-json``."""
-    for option in ("gpus", "storage", "storage_size", "only", "skip", "quick"):
+    for option in ("gpus", "storage", "storage_size", "only", "skip", "quick", "time", "resume"):
         if getattr(arguments, option):
             raise _refusal(
                 f"--{option.replace('_', '-')}", "has no use with --from-json, which measures nothing"
@@ -228,24 +241,50 @@ def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: C
         "measured": list(raw["sections"]),
         "skipped": raw["skipped"],
         "unfinished": raw.get("unfinished", []),
+        "noise": raw.get("noise", {}),
     }
     console.warn(f"{name} skipped: {reason}" for name, reason in raw["skipped"].items())
     console.warn(lacking(raw))
+    console.warn(_noisy(raw.get("noise", {})))
     if console.as_json:
         console.answer("", data)
         return
     console.print_lines(f"measured: {', '.join(raw['sections']) or 'nothing'}")
+    if noise := raw.get("noise"):
+        console.print_lines(_how_noisy(noise))
     console.print_lines(f"{folder}: {', '.join(files)}")
     if "platform.yaml" in files:
         console.print_lines(f"use it as platform: {folder / 'platform.yaml'}")
 
 
-def _check_folder(folder: Path) -> None:
+def _how_noisy(noise: dict[str, Any]) -> str:
+    """The summary of the probes, in a line."""
+    text = (
+        f"host: the median of {noise['probes']} probes took {noise['median']:.2f} x, the slowest "
+        f"{noise['worst']:.2f} x the time of the quietest"
+    )
+    return text + (f"; {noise['repeated']} measured again" if noise["repeated"] else "")
+
+
+def _noisy(noise: dict[str, Any]) -> Iterator[str]:
+    """A sentence about the sections that a noisy host disturbed."""
+    if names := noise.get("stayed_noisy"):
+        yield (
+            f"the speed of the host changed while {', '.join(names)} were measured: their spread is in "
+            f"{RECORD}; at a quieter time --resume measures them again"
+        )
+
+
+def _check_folder(folder: Path, *, resumed: bool) -> None:
     from simoffload.documents import exists
 
     there = exists(folder)
     if folder.is_symlink() or (there and not folder.is_dir()):
         raise _refusal(str(folder), "is not a plain folder; name another")
+    if resumed:
+        if not there or not (folder / RECORD).is_file():
+            raise _refusal("--resume", f"{folder} has no {RECORD} to go on with; leave it out to begin anew")
+        return
     if there and _holds_anything(folder):
         raise _refusal(str(folder), "is not empty; name a new folder")
     if not folder.absolute().parent.is_dir():

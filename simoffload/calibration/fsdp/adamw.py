@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simoffload.calibration.micro.host_memory import thread_counts
+from simoffload.calibration.micro.host import thread_counts
 
 __all__ = ["alone", "together"]
 
