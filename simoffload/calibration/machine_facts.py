@@ -17,9 +17,15 @@ _PACKAGES = ("torch", "deepspeed", "transformers", "numpy")
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return GPU name, count and driver, CPU model and cores, memory [B], kernel and package versions."""
+    """Return GPU names, count and driver, CPU model and cores, memory [B], kernel and package versions.
+
+    ``virtual`` says whether the machine is virtual (None if Linux does not report it), ``governor`` is the
+    policy of the CPU clock (None where it is not visible, as in most virtual machines).
+    """
     facts: dict[str, Any] = {
         "cpu": _cpu(),
+        "virtual": _virtual(),
+        "governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
         "cores": os.cpu_count(),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -34,11 +40,24 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    with contextlib.suppress(OSError):
-        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if match:
-            return match[1].strip()
-    return platform.processor() or platform.machine()
+    found = re.search(r"model name\s*:\s*(.+)", _text("/proc/cpuinfo"))
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _virtual() -> bool | None:
+    """Whether the CPU tells of a hypervisor: x86 has a flag for it."""
+    flags = re.search(r"^flags\s*:(.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    if flags is None:
+        return True if _text("/sys/hypervisor/type") else None
+    return "hypervisor" in flags[1].split()
+
+
+def _text(path: str) -> str:
+    """What a file of the kernel says; empty where it is not there."""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _gpus() -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["missing_packages", "run_ranks"]
+__all__ = ["Ranks", "missing_packages", "run_ranks"]
 
 _PATIENCE = 10.0  # [s] between asking a group of processes to end and killing it
 
@@ -22,6 +22,52 @@ def missing_packages(names: Sequence[str]) -> tuple[str, ...]:
     from importlib.util import find_spec
 
     return tuple(name for name in names if find_spec(name) is None)
+
+
+class Ranks:
+    """A group of processes that run ``python -m module arguments``, one for each rank.
+
+    Their output goes to ``log``. Ctrl-C does not reach them: whoever starts them calls ``end``.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        ranks: int,
+        log: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        command = [sys.executable]
+        variables = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TOKENIZERS_PARALLELISM": "false", **environment}
+        if ranks > 1:
+            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        else:
+            variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+            variables["MASTER_PORT"] = str(_free_port())
+        command += ["-m", module, *arguments]
+        variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"  # ninja
+        if any(letter.isalpha() for letter in variables.get("TORCH_CUDA_ARCH_LIST", "").replace("PTX", "")):
+            del variables["TORCH_CUDA_ARCH_LIST"]  # DeepSpeed cannot read "9.0a"; without it, it asks the GPU
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                start_new_session=True,
+            )
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while they run."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """End every process of the group: by asking, and after some seconds by force."""
+        _end(self._process)
 
 
 def run_ranks(
@@ -39,34 +85,15 @@ def run_ranks(
     the exit status, or None if they were stopped. Any exception, including Ctrl-C, first ends the complete
     process group.
     """
-    command = [sys.executable]
-    variables = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TOKENIZERS_PARALLELISM": "false", **environment}
-    if ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    else:
-        variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        variables["MASTER_PORT"] = str(_free_port())
-    command += ["-m", module, *arguments]
-    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"  # ninja
-    if any(letter.isalpha() for letter in variables.get("TORCH_CUDA_ARCH_LIST", "").replace("PTX", "")):
-        del variables["TORCH_CUDA_ARCH_LIST"]  # DeepSpeed cannot read "9.0a"; else it asks the GPU
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            start_new_session=True,
-        )
-        try:
-            while process.poll() is None:
-                if watch is not None and not watch():
-                    return None
-                time.sleep(0.1)
-            return process.returncode
-        finally:
-            _end(process)
+    group = Ranks(module, arguments, ranks=ranks, log=log, environment=environment)
+    try:
+        while group.status is None:
+            if watch is not None and not watch():
+                return None
+            time.sleep(0.1)
+        return group.status
+    finally:
+        group.end()
 
 
 def _free_port() -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from simoffload.calibration.runs import CalibrationRun, request
 
-__all__ = ["small_cases", "small_training_cases"]
+__all__ = ["held_back_cases", "held_back_training_cases", "small_cases", "small_training_cases"]
 
 _LAYERS, _HIDDEN, _HEADS, _VOCABULARY, _POSITIONS = 8, 256, 4, 1024, 512
 _EVERYTHING = 10**9
@@ -75,6 +75,10 @@ optimizer may have to be compiled for the GPU first."""
 _SUB_GROUP = 10**6
 """[elements] Size of sub-groups and of the buckets of gradients in runs with several micro-steps, so that
 steps occur with one sub-group and bucket and with several."""
+_ONE_BUCKET = 5 * 10**7
+"""[elements] that hold all gradients of a small model; DeepSpeed's default takes 1 GB of the GPU."""
+_HELD_BACK = ("opt", _BOTH, "persistent", False, 2)
+"""A combination of training that is not among those of the fit."""
 
 
 def small_cases(ranks: int) -> tuple[CalibrationRun, ...]:
@@ -99,6 +103,23 @@ def small_training_cases(ranks: int, *, deep: bool = True) -> tuple[CalibrationR
     return tuple(_training_case(ranks, layers, *choice) for choice in _TRAINED)
 
 
+def held_back_cases(ranks: int) -> tuple[CalibrationRun, ...]:
+    """Models whose decode steps no fit may see, to test it: one with nothing offloaded, one deeper."""
+    in_hbm = _SETTINGS["prefetch of one"] | {"stage3_param_persistence_threshold": _BIASES}
+    deep = _MODELS["llama"] | {"num_hidden_layers": _TRAINED_LAYERS}
+    return (
+        _case(f"tiny bloom not offloaded r{ranks}", _MODELS["bloom"], ranks, "none", in_hbm),
+        _case(
+            f"tiny llama of {_TRAINED_LAYERS} layers r{ranks}", deep, ranks, "cpu", _SETTINGS["no prefetch"]
+        ),
+    )
+
+
+def held_back_training_cases(ranks: int, *, deep: bool = True) -> tuple[CalibrationRun, ...]:
+    """A model whose training steps no fit may see."""
+    return (_training_case(ranks, _TRAINED_LAYERS if deep else _LAYERS, *_HELD_BACK),)
+
+
 def _training_case(
     ranks: int,
     layers: int,
@@ -116,6 +137,7 @@ def _training_case(
     kept = "" if checkpointing else ", activations kept"
     name = f"tiny {family} trained, {where} offloaded, {settings}{kept}, {micro_steps} micro-step(s) r{ranks}"
     zero: dict[str, Any] = {"stage": 3, **_SETTINGS[settings]}
+    zero["reduce_bucket_size"] = _ONE_BUCKET
     if micro_steps > 1:
         zero |= {"sub_group_size": _SUB_GROUP, "reduce_bucket_size": _SUB_GROUP}
     zero |= {part: {"device": "cpu", "pin_memory": True} for part in offloaded}

@@ -20,15 +20,15 @@ __all__ = ["add", "calibrate_compare", "calibrate_deepspeed", "calibrate_micro"]
 RECORD = "micro.json"
 _SECTIONS = (
     "copies",
-    "collectives",
-    "hbm",
-    "matmul",
-    "attention",
     "kernels",
     "dram",
+    "hbm",
+    "matmul",
     "hooks",
-    "storage",
     "cpu_adam",
+    "storage",
+    "collectives",
+    "attention",
 )
 _HELP = "measure links, memories, kernels, storage and hooks of this machine and write its profiles"
 
@@ -53,7 +53,7 @@ def _add_micro(actions: SubParsers) -> None:
         type=Path,
         metavar="DIR",
         required=True,
-        help="empty or new folder for the results",
+        help="empty or new folder for the results; with --resume, the folder of the run to continue",
     )
     parser.add_argument("--gpus", type=_count, metavar="N", help="use N GPUs (default: all)")
     parser.add_argument(
@@ -67,7 +67,18 @@ def _add_micro(actions: SubParsers) -> None:
     )
     parser.add_argument("--only", type=_sections, metavar="SECTION,…", help="measure only these sections")
     parser.add_argument("--skip", type=_sections, metavar="SECTION,…", help="leave these sections out")
-    parser.add_argument("--quick", action="store_true", help="measure fewer points, for a first look")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure one round and fewer points, for a first look"
+    )
+    parser.add_argument(
+        "--time",
+        type=seconds,
+        metavar="SECONDS",
+        help="start nothing that does not fit into this time (default: under 4 minutes on one GPU)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue a run that ended early, with the same options"
+    )
     parser.add_argument(
         "--from",
         dest="base",
@@ -110,7 +121,7 @@ def calibrate_micro(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.calibration.micro.profiles import check_names
     from simoffload.calibration.micro.record import read_record
 
-    _check_folder(arguments.output_dir)
+    _check_folder(arguments.output_dir, resumed=arguments.resume)
     check_names(arguments.base, arguments.id)
     if arguments.from_json is not None:
         _refuse_with_record(arguments)
@@ -197,6 +208,7 @@ def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
     from simoffload.calibration.micro.record import read_record
 
     record = arguments.output_dir / RECORD
+    resumed = read_record(record) if arguments.resume else None
     request = MeasurementRequest(
         sections=_chosen(arguments),
         gpus=arguments.gpus,
@@ -204,6 +216,8 @@ def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
         storage_size=arguments.storage_size,
         quick=arguments.quick,
         record=record,
+        seconds=arguments.time,
+        resumed=resumed,
     )
     console.note(describe(request, arguments.output_dir))
     try:
@@ -212,7 +226,8 @@ def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
         if record.is_file():
             kept = ", ".join(read_record(record)["sections"])
             console.note(
-                f"{record} contains what was measured so far: {kept}; --from-json makes profiles from it"
+                f"{record} contains what was measured so far: {kept}; --resume continues the run, "
+                "--from-json makes profiles from it"
             )
         raise
 
@@ -229,7 +244,7 @@ def _chosen(arguments: Namespace) -> tuple[str, ...]:
 
 def _refuse_with_record(arguments: Namespace) -> None:
     """Refuse options of the measurement together with ``--from-json``."""
-    for option in ("gpus", "storage", "storage_size", "only", "skip", "quick"):
+    for option in ("gpus", "storage", "storage_size", "only", "skip", "quick", "time", "resume"):
         if getattr(arguments, option):
             raise _refusal(
                 f"--{option.replace('_', '-')}", "cannot be combined with --from-json, which measures nothing"
@@ -246,24 +261,49 @@ def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: C
         "measured": list(raw["sections"]),
         "skipped": raw["skipped"],
         "unfinished": raw.get("unfinished", []),
+        "noise": raw.get("noise", {}),
     }
     console.warn(f"{name} skipped: {reason}" for name, reason in raw["skipped"].items())
     console.warn(lacking(raw))
+    console.warn(_noisy(raw.get("noise", {})))
     if console.as_json:
         console.answer("", data)
         return
     console.print_lines(f"measured: {', '.join(raw['sections']) or 'nothing'}")
+    if noise := raw.get("noise"):
+        console.print_lines(_noise_summary(noise))
     console.print_lines(f"{folder}: {', '.join(files)}")
     if "platform.yaml" in files:
         console.print_lines(f"use it as platform: {folder / 'platform.yaml'}")
 
 
-def _check_folder(folder: Path) -> None:
+def _noise_summary(noise: dict[str, Any]) -> str:
+    text = (
+        f"host: the median of {noise['probes']} probes took {noise['median']:.2f} x, the slowest "
+        f"{noise['worst']:.2f} x the time of the fastest"
+    )
+    return text + (f"; {noise['repeated']} sections measured again" if noise["repeated"] else "")
+
+
+def _noisy(noise: dict[str, Any]) -> Iterator[str]:
+    """Yield a warning if the host changed its speed while sections were measured."""
+    if names := noise.get("stayed_noisy"):
+        yield (
+            f"the speed of the host changed while {', '.join(names)} were measured: their spread is in "
+            f"{RECORD}; --resume measures them again at a quieter time"
+        )
+
+
+def _check_folder(folder: Path, *, resumed: bool) -> None:
     from simoffload.documents import exists, file_errors
 
     there = exists(folder)
     if folder.is_symlink() or (there and not folder.is_dir()):
         raise _refusal(str(folder), "is not a plain folder; name another folder")
+    if resumed:
+        if not there or not (folder / RECORD).is_file():
+            raise _refusal("--resume", f"{folder} has no {RECORD} to continue; start without --resume")
+        return
     with file_errors(folder, what="cannot be used"):
         occupied = there and any(folder.iterdir())
     if occupied:

@@ -66,7 +66,7 @@ def test_measuring_writes_the_record_and_profiles(micro: Micro, monkeypatch: pyt
     answer = micro("-o", "out", "--gpus", "2", "--skip", "storage", "--quick")
     assert answer.status == 0
     assert answer.err.startswith(
-        "Measuring copies, collectives, hbm, matmul, attention, kernels, dram, hooks, cpu_adam"
+        "Measuring copies, kernels, dram, hbm, matmul, hooks, cpu_adam, collectives, attention;"
     )
     assert "warning: storage skipped: no folder\n" in answer.err
     assert asked[0].gpus == 2
@@ -113,6 +113,36 @@ def test_without_a_gpu_the_record_stays_alone(micro: Micro, monkeypatch: pytest.
     assert load_platform(Path("named/platform.yaml")).profile.gpus == ("cpu",)
 
 
+def test_how_noisy_the_host_was_is_told(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = {"probes": 24, "median": 1.04, "worst": 1.312, "repeated": 2, "stayed_noisy": ["hooks_training"]}
+    monkeypatch.setattr(launch, "measure", lambda *_, **__: record() | {"noise": noise})
+    answer = micro("-o", "out")
+    assert (
+        "host: the median of 24 probes took 1.04 x, the slowest 1.31 x the time of the quietest; "
+        "2 measured again\n"
+    ) in answer.out
+    assert "warning: the speed of the host changed while hooks_training were measured" in answer.err
+    assert json.loads(micro("-o", "again", "--json").out)["noise"] == noise
+
+
+def test_going_on_takes_the_record_of_the_folder(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[launch.MeasurementRequest] = []
+
+    def measure(request: launch.MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, object]:
+        progress("looking")
+        asked.append(request)
+        return record()
+
+    monkeypatch.setattr(launch, "measure", measure)
+    assert micro("-o", "out", "--time", "90").status == 0
+    answer = micro("-o", "out", "--resume")
+    assert answer.status == 0, answer.err
+    assert [one.seconds for one in asked] == [90.0, None]
+    assert asked[0].resumed is None
+    assert asked[1].resumed == record()
+    assert "platform.yaml" in held("out")
+
+
 def test_an_unknown_gpu_keeps_the_record(micro: Micro, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = record()
     raw["machine"]["gpu"]["name"] = "Imagined 1"
@@ -152,6 +182,15 @@ def test_an_interrupt_writes_nothing(micro: Micro, monkeypatch: pytest.MonkeyPat
             ("-o", "out", "--from-json", "micro.json", "--storage-size", "1 GiB"),
             "--storage-size: cannot be combined",
         ),
+        (
+            ("-o", "out", "--from-json", "micro.json", "--resume"),
+            "--resume: out has no micro.json",
+        ),
+        (
+            ("-o", "out", "--from-json", "micro.json", "--time", "5"),
+            "--time: cannot be combined with --from-json",
+        ),
+        (("-o", "full", "--resume"), "--resume: full has no micro.json"),
         (("-o", "out", "--from-json", "other.json"), "other.json: schema: not a record"),
         (("-o", "out", "--from-json", "none.json"), "none.json: "),
     ],
@@ -175,6 +214,7 @@ def test_options_that_are_refused(micro: Micro, argv: tuple[str, ...], message: 
         (("-o", "out", "--skip", ""), '"" has an empty entry'),
         (("-o", "out", "--gpus", "0"), '"0" is not a number of GPUs from 1 to 64'),
         (("-o", "out", "--storage-size", "2"), "unit"),
+        (("-o", "out", "--time", "0"), '"0" is not '),
         ((), "required: -o/--output-dir"),
     ],
 )

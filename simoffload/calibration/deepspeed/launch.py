@@ -21,7 +21,16 @@ from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
 from simoffload.units import format_bytes
 
-__all__ = ["NEEDED", "LaunchSettings", "Outcome", "check", "describe", "run_cases", "thread_environment"]
+__all__ = [
+    "NEEDED",
+    "LaunchSettings",
+    "Outcome",
+    "case_data",
+    "check",
+    "describe",
+    "run_cases",
+    "thread_environment",
+]
 
 SCHEMA = "simoffload/deepspeed-runs/1"
 NEEDED = ("torch", "transformers", "deepspeed")
@@ -203,7 +212,7 @@ def _run_group(
     job = work_folder / "job.json"
     shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
     settings.swap_folder.mkdir(parents=True, exist_ok=True)
-    plain = [_plain(index, cases[index], trace=settings.trace) for index in indices]
+    plain = [case_data(index, cases[index], trace=settings.trace) for index in indices]
     job.write_text(
         json.dumps({"cases": plain, "folder": str(work_folder), "swap_folder": str(settings.swap_folder)}),
         encoding="utf-8",
@@ -244,7 +253,8 @@ def thread_environment(ranks: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // ranks))}
 
 
-def _plain(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
+def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
+    """A case as the process that runs DeepSpeed reads it."""
     request = case.request
     return {
         "index": index,

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from simoffload.calibration.deepspeed.recorders import (
     write_record,
 )
 
-__all__ = ["main"]
+__all__ = ["Run", "main"]
 
 _REPETITIONS = 2
 """The number of timed generations; the first one allocates memory."""
@@ -44,8 +45,8 @@ _TRACED_STEPS = 2
 """The number of steps of the third generation that are traced; the last runs under the profiler."""
 
 
-class _DeepSpeedRun:
-    """One case as it runs on this rank."""
+class Run:
+    """One case on this rank: its model, and the passes that were timed."""
 
     def __init__(self, case: Mapping[str, Any], *, nvme_path: str) -> None:
         config = build.engine_config(case, nvme_path=nvme_path)
@@ -66,9 +67,8 @@ class _DeepSpeedRun:
         """Run all passes of the case."""
         if self.case["workload"]["kind"] == "training":
             self._train()
-            return
-        with torch.no_grad():
-            self._generate()
+        else:
+            self._infer()
 
     def _timed(self, name: str, repetition: int, work: Callable[[], None]) -> None:
         synchronize()
@@ -83,25 +83,37 @@ class _DeepSpeedRun:
 
     # -- inference ------------------------------------------------------------------------------
 
-    def _generate(self) -> None:
-        work = self.case["workload"]
+    def _infer(self) -> None:
         for repetition in range(_REPETITIONS):
+            self.generate(repetition)
+        if not self.case["trace"]:
+            return
+        with torch.no_grad():
             step = self._generation()
-            for index in range(work["output_length"]):
+            self.traces["prefill"] = self._traced(step)
+            for index in range(1, _TRACED_STEPS):
+                self.traces[f"decode {index}"] = self._traced(step)
+            self.traces["gpu decode"] = gpu_activity(step)
+            self.traces["gpu prefill"] = gpu_activity(self._generation())
+
+    def generate(self, repetition: int, *, passes: int | None = None) -> None:
+        """Time the passes of one generation: a prefill and decode steps."""
+        with torch.no_grad():
+            step = self._generation()
+            for index in range(passes or self.case["workload"]["output_length"]):
                 name = f"decode {index}" if index else "prefill"
                 if self._storage.swapper is not None:
                     self._storage.start()
                 self._timed(name, repetition, step)
                 if self._storage.swapper is not None:
                     self.passes[-1]["storage"] = self._storage.stop()
-        if not self.case["trace"]:
-            return
-        step = self._generation()
-        self._traced("prefill", step)
-        for index in range(1, _TRACED_STEPS):
-            self._traced(f"decode {index}", step)
-        self.traces["gpu decode"] = gpu_activity(step)
-        self.traces["gpu prefill"] = gpu_activity(self._generation())
+
+    def trace_decode(self, count: int) -> list[dict[str, Any]]:
+        """Traces of the first decode steps of a generation."""
+        with torch.no_grad():
+            step = self._generation()
+            step()
+            return [self._traced(step) for _ in range(count)]
 
     def _generation(self) -> Callable[[], None]:
         """Return a function that runs the next pass of a new generation at each call."""
@@ -124,7 +136,8 @@ class _DeepSpeedRun:
 
         return step
 
-    def _traced(self, name: str, step: Callable[[], None]) -> None:
+    def _traced(self, step: Callable[[], None]) -> dict[str, Any]:
+        """Run a pass and return its time [s], and the times of every module."""
         synchronize()
         self._trace.start()
         if self._storage.swapper is not None:
@@ -133,28 +146,46 @@ class _DeepSpeedRun:
         step()
         synchronize()
         seconds = time.perf_counter() - begin
-        self.traces[name] = {"seconds": seconds, "modules": self._trace.stop()}
+        trace: dict[str, Any] = {"seconds": seconds, "modules": self._trace.stop()}
         if self._storage.swapper is not None:
-            self.traces[name]["storage"] = self._storage.stop()
+            trace["storage"] = self._storage.stop()
+        return trace
 
     # -- training -------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        work = self.case["workload"]
-        vocabulary = self.case["hf_config"]["vocab_size"]
-        shape = (work["batch_size"], work["sequence_length"])
-        tokens = torch.randint(0, vocabulary, shape, device=self._device)
-        micro_steps = work["gradient_accumulation_steps"]
-        for index in range(work["steps"]):
-            for micro_step in range(micro_steps):
-                for name, part in self._parts(tokens):
-                    self._timed_part(name, index, micro_step, part)
+        for index in range(self.case["workload"]["steps"]):
+            self.train_step(index)
         if self.case["trace"]:
-            for micro_step in range(micro_steps):
-                self._traced_micro_step(micro_step, tokens)
+            self.traces |= self.trace_step()
         if self.engine.skipped_steps:
             text = f"{self.engine.skipped_steps} optimizer steps were skipped: gradients are not finite"
             raise RuntimeError(text)
+
+    def train_step(self, repetition: int) -> None:
+        """Time the passes of one step, micro-step by micro-step."""
+        tokens = self._tokens
+        for micro_step in range(self._micro_steps):
+            for name, part in self._parts(tokens):
+                self._timed_part(name, repetition, micro_step, part)
+
+    def trace_step(self) -> dict[str, Any]:
+        """Traces of the passes of one step by their names."""
+        traces: dict[str, Any] = {}
+        for micro_step in range(self._micro_steps):
+            self._traced_micro_step(micro_step, self._tokens, traces)
+        return traces
+
+    @property
+    def _micro_steps(self) -> int:
+        return int(self.case["workload"]["gradient_accumulation_steps"])
+
+    @cached_property
+    def _tokens(self) -> torch.Tensor:
+        """What every micro-step trains on."""
+        work = self.case["workload"]
+        shape = (work["batch_size"], work["sequence_length"])
+        return torch.randint(0, self.case["hf_config"]["vocab_size"], shape, device=self._device)
 
     def _parts(self, tokens: torch.Tensor) -> Iterator[tuple[str, Callable[[], None]]]:
         """Return the passes of a micro-step; each must run before the next is requested."""
@@ -175,9 +206,9 @@ class _DeepSpeedRun:
         if self._storage.sums():
             self.passes[-1]["storage_sums"] = self._storage.sums()
 
-    def _traced_micro_step(self, micro_step: int, tokens: torch.Tensor) -> None:
+    def _traced_micro_step(self, micro_step: int, tokens: torch.Tensor, traces: dict[str, Any]) -> None:
         """Trace the first micro-step of a step, and the last, in which the optimizer runs."""
-        last = micro_step == self.case["workload"]["gradient_accumulation_steps"] - 1
+        last = micro_step == self._micro_steps - 1
         if micro_step and not last:
             for _, part in self._parts(tokens):
                 part()
@@ -186,7 +217,7 @@ class _DeepSpeedRun:
         methods = {"forward": (), "backward": BACKWARD, "optimizer": OPTIMIZER}
         for name, part in self._parts(tokens):
             if name == "forward":
-                self._traced(f"forward{suffix}", part)
+                traces[f"forward{suffix}"] = self._traced(part)
                 continue
             if name == "optimizer" and not last:
                 part()
@@ -199,7 +230,7 @@ class _DeepSpeedRun:
                 synchronize()
                 seconds = time.perf_counter() - begin
             trace = {"seconds": seconds, "host_seconds": host, "parts": parts}
-            self.traces[f"{name} parts{suffix}"] = trace
+            traces[f"{name} parts{suffix}"] = trace
 
     def record(self) -> dict[str, Any]:
         """Return everything that was measured, as plain values."""
@@ -247,7 +278,7 @@ def _reduced(number: float, operation: comm.ReduceOp) -> float:
 def _carry_out(case: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    run = _DeepSpeedRun(case, nvme_path=job["swap_folder"])
+    run = Run(case, nvme_path=job["swap_folder"])
     try:
         run.carry_out()
         return run.record()

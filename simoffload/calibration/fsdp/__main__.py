@@ -73,7 +73,7 @@ class _Session:
         made = self._scratch / name
         # One GPU has no collectives; the section is then skipped with a message.
         command = [sys.executable, "-m", "simoffload", "calibrate", "micro", "-o", str(made)]
-        command += ["--only", sections, "--gpus", str(self._ranks)]
+        command += ["--only", sections, "--gpus", str(self._ranks), "--time", f"{remaining:.0f}"]
         try:
             with self._log.open("ab") as log:
                 subprocess.run(command, stdout=log, stderr=log, timeout=remaining, check=False)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from simoffload.calibration.deepspeed.recorders import synchronize, write_record
 from simoffload.calibration.fsdp.steps import HookTimes, measured
-from simoffload.calibration.micro.host_memory import thread_counts
+from simoffload.calibration.micro.host import thread_counts
 
 __all__ = [
     "main",

@@ -1,87 +1,116 @@
-"""The section "hooks": decode and training steps of small models under ZeRO-3, part by part."""
+"""Decode and training steps of small models under ZeRO-3, part by part (child process only).
+
+A model is built in its first round and kept: in every round it makes some steps.
+"""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from simoffload.calibration.deepspeed.launch import NEEDED, LaunchSettings, run_cases
-from simoffload.calibration.processes import missing_packages
-from simoffload.calibration.runs import CalibrationRun
-from simoffload.calibration.small_models import small_cases, small_training_cases
-from simoffload.documents import read_document
+from simoffload.calibration.deepspeed.worker import Run
+from simoffload.calibration.micro.timing import MeasurementJob
 
-__all__ = ["measure_hooks"]
+__all__ = ["measure_decode", "measure_training"]
 
-_SECONDS_PER_CASE = 240.0
-"""In it is the compilation of an optimizer, at its first use."""
-_STEADY = 2
-"""The first training step whose times count."""
-_TIMES = ("module", "fetch", "fetched", "launched", "released")
+_WARM_UP = 4
+"""Passes of a new model that are not counted: DeepSpeed records the order of modules in the first."""
+_WARM_UP_AGAIN = 2
+_PASSES = 7
+"""Passes of a generation that are timed: the prefill and decode steps."""
+_TRACED = 2
+"""Decode steps that are traced module by module."""
+_WARM_UP_STEPS = 2
+"""Micro-steps of a new model that are not counted, as whole steps."""
+_MICRO_STEPS = 2
+"""Micro-steps that are timed in each round, as whole steps."""
+_MODULE_TIMES = ("module", "fetch", "fetched", "launched", "released")
 
 
-def measure_hooks(
-    ranks: Sequence[int], *, deep: bool, seconds: float, progress: Callable[[str], None]
+def measure_decode(job: MeasurementJob) -> dict[str, Any]:
+    """Seconds of decode steps, and traces of some, of every small model of inference."""
+    return _measured(job, _decode, "runs")
+
+
+def measure_training(job: MeasurementJob) -> dict[str, Any]:
+    """Seconds of the passes of training steps of every small model that is trained."""
+    return _measured(job, _train, "training")
+
+
+def _measured(
+    job: MeasurementJob, steps: Callable[[MeasurementJob, Run, bool], dict[str, Any]], part: str
 ) -> dict[str, Any]:
-    """Run the small models on each number of ranks; what the fit needs of their records.
-
-    ``deep`` = train models with as many layers as real ones. Decode steps stand in "runs"; training steps, on
-    one rank and on the most ranks, in "training". Each of the two may take ``seconds``. Raises LookupError,
-    with the reason, where DeepSpeed is missing or no run of inference came to its end.
-    """
-    missing = missing_packages(NEEDED)
-    if missing:
-        raise LookupError(f"{', '.join(missing)} not installed")
-    cases = [case for number in ranks for case in small_cases(number)]
-    trained = [case for number in sorted({1, max(ranks)}) for case in small_training_cases(number, deep=deep)]
-    runs, failed = _carry_out(cases, seconds, progress)
-    if not runs:
-        raise LookupError(f"no run came to its end: {failed[0]['error']}")
-    training, more = _carry_out(trained, seconds, progress)
-    return {
-        "runs": [_inference(run) for run in runs],
-        "training": [_training(run) for run in training],
-        "failed": failed + more,
-    }
+    found: dict[str, Any] = {part: [], "held_back": [], "failed": [], "left_out": []}
+    for case, run, new in _models(job, part, found):
+        run.passes.clear()
+        record = run.record()
+        kept = {key: record[key] for key in ("name", "model", "workload", "ranks", "ds_config", "attention")}
+        if part == "training":
+            kept["threads"] = record["threads"]
+        begin = time.perf_counter()
+        kept |= steps(job, run, new)
+        if new:  # what a first round takes longer, for the expected times in plan.py
+            kept["building_s"] = record["loading_s"]
+            kept["first_round_s"] = round(time.perf_counter() - begin, 3)
+        found["held_back" if case["held_back"] else part].append(kept)
+    return found
 
 
-def _carry_out(
-    cases: Sequence[CalibrationRun], seconds: float, progress: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Records of the runs that came to their end, and names of the others with the reason."""
-    with tempfile.TemporaryDirectory(prefix="simoffload-hooks-") as name:
-        settings = LaunchSettings(
-            folder=Path(name) / "runs",
-            swap_folder=Path(name) / "swap",
-            largest=0,
-            seconds_per_case=_SECONDS_PER_CASE,
-            seconds=seconds,
-            trace=True,
-        )
-        outcome = run_cases(cases, settings, progress=lambda text: progress(f"hooks, {text[:60]}"))
-        runs = read_document(outcome.file).data["runs"] if outcome.done else []
-    return runs, [{"name": name, "error": why} for name, why in outcome.failed]
+def _models(
+    job: MeasurementJob, part: str, found: dict[str, Any]
+) -> Iterator[tuple[Mapping[str, Any], Run, bool]]:
+    """Cases with their models, and whether a model is new; those that cannot be built are noted."""
+    built: dict[str, Run | None] = job.kept.setdefault(part, {})
+    for case in job.data["cases"]:
+        name = case["name"]
+        if not job.in_time():
+            found["left_out"].append(name)
+            continue
+        new = name not in built
+        if new:
+            try:
+                built[name] = _built(case)
+            except Exception as error:
+                if job.ranks > 1:  # the other ranks would wait
+                    raise
+                sys.stderr.write(traceback.format_exc())
+                built[name] = None
+                found["failed"].append({"name": name, "error": f"{type(error).__name__}: {error}"[:300]})
+        run = built[name]
+        if run is not None:
+            yield case, run, new
 
 
-def _kept(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: run[key] for key in ("name", "model", "workload", "ranks", "ds_config", "attention")}
+def _built(case: Mapping[str, Any]) -> Run:
+    run = Run(case, nvme_path="")
+    gc.collect()
+    gc.freeze()  # what was built stays: no later collection, of which DeepSpeed asks for many, visits it
+    return run
 
 
-def _inference(run: Mapping[str, Any]) -> dict[str, Any]:
-    timed = [one for one in run["passes"] if one["repetition"]]
-    passes = [{key: one[key] for key in ("name", "repetition", "seconds")} for one in timed]
-    return _kept(run) | {"passes": passes, "traces": {"decode 1": _modules(run["traces"]["decode 1"])}}
+def _decode(job: MeasurementJob, run: Run, new: bool) -> dict[str, Any]:
+    run.generate(0, passes=_WARM_UP if new else _WARM_UP_AGAIN)
+    run.passes.clear()
+    run.generate(job.data["round"], passes=_PASSES)
+    passes = [{key: one[key] for key in ("name", "repetition", "seconds")} for one in run.passes]
+    return {"passes": passes, "traces": {"decode 1": [_modules(one) for one in run.trace_decode(_TRACED)]}}
 
 
-def _training(run: Mapping[str, Any]) -> dict[str, Any]:
-    timed = [one for one in run["passes"] if one["repetition"] >= _STEADY]
-    passes = [{key: one[key] for key in ("name", "repetition", "micro_step", "seconds")} for one in timed]
-    traces = {name: _modules(trace) if "modules" in trace else trace for name, trace in run["traces"].items()}
-    return _kept(run) | {"threads": run["threads"], "passes": passes, "traces": traces}
+def _train(job: MeasurementJob, run: Run, new: bool) -> dict[str, Any]:
+    micro_steps = run.case["workload"]["gradient_accumulation_steps"]
+    for _ in range(max(1, _WARM_UP_STEPS // micro_steps) if new else 0):
+        run.train_step(0)
+    run.passes.clear()
+    for _ in range(max(1, _MICRO_STEPS // micro_steps)):
+        run.train_step(job.data["round"])
+    keys = ("name", "repetition", "micro_step", "seconds")
+    passes = [{key: one[key] for key in keys} for one in run.passes]
+    return {"passes": passes, "traces": {}}
 
 
 def _modules(trace: Mapping[str, Any]) -> dict[str, Any]:
-    modules = {key: trace["modules"][key] for key in _TIMES}
-    return {"seconds": trace["seconds"], "modules": modules}
+    return {"seconds": trace["seconds"], "modules": {key: trace["modules"][key] for key in _MODULE_TIMES}}

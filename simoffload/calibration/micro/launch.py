@@ -1,50 +1,60 @@
-"""Measuring in processes of their own, and putting together what they found; PyTorch is not imported here."""
+"""Measuring in processes that are kept for all rounds; PyTorch is not imported here."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import simoffload
+from simoffload.calibration.deepspeed.launch import NEEDED, case_data
 from simoffload.calibration.machine_facts import machine_facts
-from simoffload.calibration.micro.hooks import measure_hooks
 from simoffload.calibration.micro.plan import (
-    RANKS,
-    SECTIONS,
-    MeasurementStage,
+    WORKS,
+    Context,
+    MeasurementSection,
+    SkippedError,
+    Work,
     attention_shapes,
     matmul_shapes,
     matmul_variants,
-    stages,
+    ranks_of,
 )
-from simoffload.calibration.micro.record import SCHEMA, record_text
-from simoffload.calibration.processes import missing_packages, run_ranks
+from simoffload.calibration.micro.record import SCHEMA, Record
+from simoffload.calibration.micro.session import Session
+from simoffload.calibration.micro.workers import Workers
+from simoffload.calibration.processes import missing_packages
+from simoffload.calibration.small_models import (
+    held_back_cases,
+    held_back_training_cases,
+    small_cases,
+    small_training_cases,
+)
 from simoffload.documents import exists
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.exchange.files import replacing
 from simoffload.units import format_bytes
 
-__all__ = ["PROBE", "WORKER", "MeasurementRequest", "describe", "measure"]
+__all__ = ["Bench", "MeasurementRequest", "describe", "measure", "open_bench"]
 
-PROBE = "simoffload.calibration.micro.probe"
-WORKER = "simoffload.calibration.micro.worker"
-"""Modules that run in processes of their own."""
 _MIB = 1 << 20
 _FILE = 128 * _MIB
 _MOST_STORAGE = 2 << 30
-_START = 180.0
-"""[s] for the imports of the processes and their first meeting."""
-_SLACK = 5
 _MISSING = {"storage": "no folder was named with --storage", "collectives": "needs two GPUs"}
+_SPARE = 3.0
+"""[s] for what is between sections."""
+_COMPILED = {"hooks", "cpu_adam", "storage"}
+"""Sections that need what DeepSpeed compiles."""
+_COMPILATION = 1800.0
+"""[s] that DeepSpeed's compilers may take."""
+_MEETING = 60.0
+"""[s] that processes may take to say what they see, their imports not counted."""
 
 
 class MeasurementRequest(NamedTuple):
@@ -59,6 +69,26 @@ class MeasurementRequest(NamedTuple):
     quick: bool
     record: Path | None = None
     """File that has what was measured as soon as it was, so that nothing is lost when the run ends early."""
+    seconds: float | None = None
+    """[s] that all may take; None for what is usual."""
+    resumed: Mapping[str, Any] | None = None
+    """The record of a run that ended early and that this one goes on with."""
+
+
+class Bench(Protocol):
+    """A machine that can be measured."""
+
+    facts: Mapping[str, Any]
+    """What machine it is."""
+    sections: Sequence[MeasurementSection]
+    skipped: Mapping[str, str]
+    """Sections that were asked for and are not there, and why."""
+
+    def prepare(self) -> None:
+        """Compile what has to be before anything is measured."""
+
+    def probe(self) -> Mapping[str, Any]:
+        """Measure how fast the host is at this moment."""
 
 
 def describe(request: MeasurementRequest, folder: Path) -> str:
@@ -95,91 +125,221 @@ def _storage_size(request: MeasurementRequest) -> int:
 def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> dict[str, Any]:
     """Carry out the sections and return everything they found, in the layout of ``micro.json``.
 
-    Raises InputError where PyTorch is missing, or a GPU or a folder that was asked for. On any exception,
-    Ctrl-C included, no process and no storage file is left.
+    Raises InputError where PyTorch is missing, or a GPU or a folder that was asked for, and where a record
+    cannot be gone on with. On any exception, Ctrl-C included, no process and no storage file is left.
     """
+    begin = time.monotonic()
+    with open_bench(request, progress) as bench:
+        record = Record(_begun(request, bench), request.record)
+        bench.prepare()
+        if request.seconds is None:
+            seconds = _usual_seconds(bench, quick=request.quick)
+        else:
+            seconds = request.seconds - (time.monotonic() - begin)
+        session = Session(
+            bench.sections,
+            record,
+            probe=bench.probe,
+            seconds=seconds,
+            complete=request.seconds is None,
+            progress=progress,
+        )
+        session.carry_out()
+        return record.raw
+
+
+def _usual_seconds(bench: Bench, *, quick: bool) -> float:
+    """[s] of all rounds on a slow host, probes included; on a quiet one time is left for repetitions."""
+    rounds = sum(section.seconds * len(section.rounds) + section.building for section in bench.sections)
+    probes = sum(len(section.rounds) for section in bench.sections)
+    return rounds + probes * (_probe_seconds(quick=quick) + 0.2) + _SPARE
+
+
+def _probe_seconds(*, quick: bool) -> float:
+    """[s] of a probe, of about two seconds with what is around it."""
+    return 0.8 if quick else 1.6
+
+
+def _begun(request: MeasurementRequest, bench: Bench) -> dict[str, Any]:
+    """A record without anything measured, or the one to go on with."""
+    options = {
+        "sections": list(request.sections),
+        "gpus": request.gpus,
+        "quick": request.quick,
+        "storage": request.storage is not None,
+        "storage_size": request.storage_size,
+    }
+    names = [section.name for section in bench.sections]
+    if request.resumed is not None:
+        _check_resumable(request.resumed, dict(bench.facts), options)
+        raw = dict(request.resumed)
+        raw["skipped"] = dict(bench.skipped)
+        raw["unfinished"] = [name for name in names if name not in {one["section"] for one in raw["rounds"]}]
+        return raw
+    return {
+        "schema": SCHEMA,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "simoffload": simoffload.__version__,
+        "quick": request.quick,
+        "options": options,
+        "machine": dict(bench.facts),
+        "sections": {},
+        "skipped": dict(bench.skipped),
+        "seconds": {},
+        "unfinished": names,
+        "noise": {},
+        "probes": [],
+        "rounds": [],
+    }
+
+
+def _check_resumable(
+    record: Mapping[str, Any], machine: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Refuse to go on with the record of another machine, or of other options."""
+    if record["schema"] != SCHEMA:
+        raise _error("--resume", "the record is of an older release; measure into a new folder")
+    pairs = [("this machine", record["machine"], machine), ("what is asked for", record["options"], options)]
+    for what, then, now in pairs:
+        differing = [key for key in {**then, **now} if key != "memory" and then.get(key) != now.get(key)]
+        if differing:
+            errors = "; ".join(
+                f"{key} was {shortened(str(then.get(key)))}, is {shortened(str(now.get(key)))}"
+                for key in differing[:3]
+            )
+            raise _error(
+                "--resume", f"{what} is not that of the record ({errors}); measure into a new folder"
+            )
+
+
+@contextmanager
+def open_bench(request: MeasurementRequest, progress: Callable[[str], None]) -> Iterator[Bench]:
+    """This machine, with the processes that measure it; they end with the context."""
     if missing_packages(["torch"]):
         raise _error("torch", "not installed; install it beside simoffload (https://pytorch.org/get-started)")
     with tempfile.TemporaryDirectory(prefix="simoffload-micro-") as name, _scratch(request) as scratch:
-        folder = Path(name)
-        progress("looking at the machine")
-        machine = _probe(folder)
-        device = "cuda" if machine["gpu"] else "cpu"
-        available = machine["gpu"]["count"] if machine["gpu"] else (os.cpu_count() or 1)
-        gpus = request.gpus or (available if device == "cuda" else 1)
-        if gpus > available:
-            what = "GPU(s)" if device == "cuda" else "core(s) and no GPU"
-            raise _error("--gpus", f"{gpus} asked for; PyTorch sees {available} {what}")
-        raw: dict[str, Any] = {
-            "schema": SCHEMA,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "simoffload": simoffload.__version__,
-            "quick": request.quick,
-            "machine": machine,
-            "sections": {},
-            "skipped": {},
-            "seconds": {},
-            "unfinished": [],
-        }
         job = {
-            "device": device,
             "quick": request.quick,
             "parent": os.getpid(),
-            "matmul_shapes": matmul_shapes(),
-            "matmul_variants": matmul_variants(),
-            "attention_shapes": attention_shapes(),
             "storage": scratch,
+            "duration": _probe_seconds(quick=request.quick),
         }
-        sections = list(request.sections)
-        for section, missing in (("storage", scratch is None), ("collectives", gpus == 1)):
-            if missing and section in sections:
-                sections.remove(section)
-                raw["skipped"][section] = _MISSING[section]
-        record = _Record(raw, request.record)
-        planned = [
-            _Stage(stage, job, folder / f"ranks-{stage.ranks}", progress) for stage in stages(sections, gpus)
-        ]
-        raw["unfinished"] = [key for stage in planned for key in stage.keys]
-        raw["unfinished"] += ["hooks"] * ("hooks" in sections)
-        for stage in planned:
-            stage.carry_out(record)
-        if "hooks" in sections:
-            # Without a GPU kernels run on the host thread, and its costs say nothing about depth.
-            deep = device == "cuda" and not request.quick
-            _hooks(raw, [number for number in RANKS if number <= gpus], progress, deep=deep)
-        del raw["unfinished"]
-        return raw
+        with Workers(Path(name), job) as workers:
+            progress("looking at the machine")
+            yield _ThisMachine(request, workers, progress, storage=scratch is not None)
 
 
-class _Record:
-    """What is found, and the file that has as much of it as there is."""
+class _ThisMachine:
+    """The bench whose sections run in processes of this machine."""
 
-    def __init__(self, raw: dict[str, Any], path: Path | None) -> None:
-        self.raw, self._path = raw, path
+    def __init__(
+        self, request: MeasurementRequest, workers: Workers, progress: Callable[[str], None], *, storage: bool
+    ) -> None:
+        self._request, self._workers, self._progress = request, workers, progress
+        self._jiffies = _jiffies()
+        if _COMPILED & set(request.sections):
+            workers.start("deepspeed", 1)  # its imports take as long as those of the other one
+        try:
+            facts = workers.ask("plain", 1, {"work": "facts"}, seconds=_MEETING)
+        except SkippedError as error:
+            raise _error("torch", f"cannot be imported: {error}; repair or reinstall it") from None
+        self.facts: Mapping[str, Any] = {**machine_facts(), **facts}
+        gpu = self.facts["gpu"]
+        available = gpu["count"] if gpu else (os.cpu_count() or 1)
+        self._gpus = request.gpus or (available if gpu else 1)
+        if self._gpus > available:
+            what = "GPU(s)" if gpu else "core(s) and no GPU"
+            raise _error("--gpus", f"{self._gpus} asked for; PyTorch sees {available} {what}")
+        # Without a GPU kernels run on the host thread, and its costs say nothing about depth.
+        self._deep = gpu is not None and not request.quick
+        self.skipped: Mapping[str, str] = {
+            section: _MISSING[section]
+            for section, missing in (("storage", not storage), ("collectives", self._gpus == 1))
+            if missing and section in request.sections
+        }
+        self.sections: Sequence[MeasurementSection] = list(self._sections())
 
-    def finished(self, key: str) -> None:
-        """A section was carried out or given up: write the file anew, whole or not at all."""
-        if key in self.raw["unfinished"]:
-            self.raw["unfinished"].remove(key)
-        if self._path is not None and self.raw["sections"]:
-            with replacing(self._path) as file:
-                file.write(record_text(self.raw))
+    def _sections(self) -> Iterator[MeasurementSection]:
+        request = self._request
+        for name, work in WORKS.items():
+            if work.section not in request.sections or work.section in self.skipped:
+                continue
+            if work.process == "apart" and self.facts["gpu"] is None:
+                continue
+            for ranks in ranks_of(work, self._gpus):
+                yield MeasurementSection(
+                    name if ranks == 1 else f"{name}/{ranks}",
+                    partial(self._run, name, work, ranks),
+                    seconds=work.quick if request.quick else work.seconds,
+                    building=0.0 if request.quick else work.building,
+                    rounds=work.rounds[:1] if request.quick else work.rounds,
+                    host=work.host,
+                )
 
+    def prepare(self) -> None:
+        """Start all processes, and let DeepSpeed compile what the sections need.
 
-def _hooks(raw: dict[str, Any], ranks: Sequence[int], progress: Callable[[str], None], *, deep: bool) -> None:
-    """The section that runs DeepSpeed itself."""
-    begin = time.monotonic()
-    try:
-        found = measure_hooks(ranks, deep=deep, seconds=SECTIONS["hooks"].limit, progress=progress)
-        if any(run["ranks"] == 1 for run in found["runs"]):
-            raw["sections"]["hooks"] = found
+        Where that fails, the sections that need it say so.
+        """
+        several = sorted({int(name) for one in self.sections if (name := one.name.partition("/")[2])})
+        for ranks in several:
+            self._workers.start("deepspeed", ranks)
+        with suppress(SkippedError):
+            if _COMPILED & set(self._request.sections):
+                self._progress("DeepSpeed's operations: compiling them for the first time takes minutes")
+                self._workers.ask("deepspeed", 1, {"work": "compile"}, seconds=_COMPILATION)
+        for ranks in several:
+            with suppress(SkippedError):
+                self._workers.ask("deepspeed", ranks, {"work": "facts"}, seconds=_MEETING)
+
+    def probe(self) -> Mapping[str, Any]:
+        """About two seconds of PyTorch's calls, and the share of all CPUs' time since the probe before that
+        the hypervisor gave to others (None where Linux does not tell)."""
+        try:
+            found = self._probed()
+        except SkippedError:  # what was measured before may have ended the process
+            found = self._probed()
+        before, self._jiffies = self._jiffies, _jiffies()
+        spent = [late - early for early, late in zip(before, self._jiffies, strict=False)]
+        total = sum(spent)
+        return {**found, "steal": round(spent[7] / total, 4) if total > 0 and len(spent) > 7 else None}
+
+    def _probed(self) -> dict[str, Any]:
+        return self._workers.ask("plain", 1, {"work": "probe"}, seconds=30.0)
+
+    def _run(self, name: str, work: Work, ranks: int, context: Context) -> Mapping[str, Any]:
+        asked = {"work": name, "round": context.round, **self._more(name, ranks)}
+        process = "deepspeed" if ranks > 1 else work.process
+        return self._workers.ask(process, ranks, asked, seconds=context.seconds)
+
+    def _more(self, name: str, ranks: int) -> dict[str, Any]:
+        """What a section needs to know beyond its name. Raises SkippedError."""
+        if name == "matmul":
+            return {"matmul_shapes": matmul_shapes(), "matmul_variants": matmul_variants()}
+        if name == "attention":
+            return {"attention_shapes": attention_shapes()}
+        if not name.startswith("hooks_"):
+            return {}
+        missing = missing_packages(NEEDED)
+        if missing:
+            raise SkippedError(f"{', '.join(missing)} not installed")
+        if name == "hooks_decode":
+            fitted, held_back = small_cases(ranks), held_back_cases(ranks)
         else:
-            raw["skipped"]["hooks"] = "no small model ran to its end on one rank"
-        for failed in found["failed"]:
-            raw["skipped"][f"hooks, {failed['name']}"] = failed["error"]
-    except LookupError as error:
-        raw["skipped"]["hooks"] = str(error)
-    raw["seconds"]["hooks"] = round(time.monotonic() - begin, 3)
+            fitted = small_training_cases(ranks, deep=self._deep)
+            held_back = held_back_training_cases(ranks, deep=self._deep)
+        held_back = () if self._request.quick else held_back
+        data = [case_data(index, case, trace=True) for index, case in enumerate((*fitted, *held_back))]
+        return {"cases": [{**one, "held_back": one["index"] >= len(fitted)} for one in data]}
+
+
+def _jiffies() -> list[int]:
+    """Time of all CPUs by use, as Linux counts it: user, nice, system, idle, iowait, irq, softirq, steal."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+        return [int(word) for word in first.split()[1:9]]
+    except (OSError, ValueError):
+        return []
 
 
 @contextmanager
@@ -208,128 +368,3 @@ def _filesystem(folder: Path) -> str:
         if folder.resolve().is_relative_to(point) and len(point) >= len(best):
             best, kind = point, name
     return kind
-
-
-def _probe(folder: Path) -> dict[str, Any]:
-    answer, log = folder / "probe.json", folder / "probe.log"
-    status = run_ranks(PROBE, [str(answer)], ranks=1, log=log, environment={})
-    if status != 0 or not answer.is_file():
-        raise _error("torch", f"cannot be imported: {_last_line(log)}; repair or reinstall it")
-    return {**machine_facts(), **json.loads(answer.read_text(encoding="utf-8"))}
-
-
-def _last_line(log: Path) -> str:
-    """The last line that a process wrote, for a message."""
-    if not log.is_file():
-        return "it said nothing"
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line and "torch.distributed.elastic" not in line]
-    return (errors or lines or ["it said nothing"])[-1][:300]
-
-
-class _Stage:
-    """Sections that share processes; when those end early, new ones go on after the section that failed."""
-
-    def __init__(
-        self, stage: MeasurementStage, job: dict[str, Any], folder: Path, progress: Callable[[str], None]
-    ) -> None:
-        self._stage, self._job, self._folder, self._progress = stage, job, folder, progress
-        folder.mkdir()
-        self._log = folder / "log.txt"
-        self._announced: set[str] = set()
-        self._last = time.monotonic()
-        self._overdue = ""
-        self._collected: set[str] = set()
-
-    @property
-    def keys(self) -> list[str]:
-        """What the sections are called in the record."""
-        return [self._key(name) for name in self._stage.sections]
-
-    def carry_out(self, record: _Record) -> None:
-        """Add what is found, what was skipped and the seconds to the record, each as soon as it is there."""
-        try:
-            self._carry_out(record)
-        finally:
-            self._collect(record)
-
-    def _carry_out(self, record: _Record) -> None:
-        left, raw = list(self._stage.sections), record.raw
-        while left:
-            status = self._run(left, record)
-            failed = next((name for name in left if not self._file(name, "json").is_file()), None)
-            if failed is None:
-                break
-            if self._file(failed, "begun").is_file():
-                raw["skipped"][self._key(failed)] = self._reason(failed, status)
-                record.finished(self._key(failed))
-                left = left[left.index(failed) + 1 :]
-            else:
-                for name in left[left.index(failed) :]:
-                    reason = self._overdue or f"the processes could not be started: {_last_line(self._log)}"
-                    raw["skipped"][self._key(name)] = reason
-                    record.finished(self._key(name))
-                break
-
-    def _file(self, section: str, suffix: str) -> Path:
-        return self._folder / f"{section}.{suffix}"
-
-    def _key(self, section: str) -> str:
-        return section if self._stage.ranks == 1 else f"{section}/{self._stage.ranks}"
-
-    def _run(self, sections: Sequence[str], record: _Record) -> int | None:
-        path = self._folder / "job.json"
-        path.write_text(json.dumps({**self._job, "sections": sections, "folder": str(self._folder)}))
-        environment = {"DS_ACCELERATOR": "cpu"} if self._job["device"] == "cpu" else {}
-        self._last, self._overdue = time.monotonic(), ""
-        return run_ranks(
-            WORKER,
-            [str(path)],
-            ranks=self._stage.ranks,
-            log=self._log,
-            environment=environment,
-            watch=partial(self._watch, record),
-        )
-
-    def _watch(self, record: _Record) -> bool:
-        """Tell what begins and keep what ends; False when a section takes longer than it may."""
-        self._collect(record)
-        begun = [name for name in self._stage.sections if self._file(name, "begun").is_file()]
-        for name in begun:
-            if name not in self._announced:
-                self._announced.add(name)
-                self._last = time.monotonic()
-                self._progress(f"{self._key(name)} ({len(self._announced)} of {len(self._stage.sections)})")
-        limit = _limit(begun[-1]) if begun else _START
-        if time.monotonic() - self._last > limit + _SLACK:
-            self._overdue = f"stopped after {limit:.0f} s"
-            return False
-        return True
-
-    def _reason(self, section: str, status: int | None) -> str:
-        if self._overdue:
-            return self._overdue
-        for file in sorted(self._folder.glob(f"{section}.failed-*")):
-            return str(json.loads(file.read_text(encoding="utf-8"))["skipped"])
-        return f"its process ended with status {status}: {_last_line(self._log)}"
-
-    def _collect(self, record: _Record) -> None:
-        several, raw = self._stage.ranks > 1, record.raw
-        for name in self._stage.sections:
-            file = self._file(name, "json")
-            if name in self._collected or not file.is_file():
-                continue
-            self._collected.add(name)
-            result = json.loads(file.read_text(encoding="utf-8"))
-            raw["seconds"][self._key(name)] = result["seconds"]
-            if "skipped" in result:
-                raw["skipped"][self._key(name)] = result["skipped"]
-            elif several:
-                raw["sections"].setdefault(name, {})[str(self._stage.ranks)] = result["found"]
-            else:
-                raw["sections"][name] = result["found"]
-            record.finished(self._key(name))
-
-
-def _limit(work: str) -> float:
-    return max(section.limit for section in SECTIONS.values() if work in (*section.alone, section.together))

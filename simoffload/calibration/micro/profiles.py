@@ -7,12 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simoffload.calibration.micro.fit_compute import Roofline, fit_hbm, fit_kernel_latency, fit_matmul
+from simoffload.calibration.micro.fit_deepspeed import fit_costs, fit_cpu_optimizer, fit_training
 from simoffload.calibration.micro.fit_fsdp import fit_fsdp
-from simoffload.calibration.micro.fit_host import fit_costs
-from simoffload.calibration.micro.fit_links import fit_interconnect, fit_memory, fit_pcie
-from simoffload.calibration.micro.fit_storage import fit_drive, read_rate
-from simoffload.calibration.micro.fit_training import fit_cpu_optimizer, fit_training
+from simoffload.calibration.micro.fit_parts import (
+    Roofline,
+    fit_drive,
+    fit_hbm,
+    fit_interconnect,
+    fit_kernel_latency,
+    fit_matmul,
+    fit_memory,
+    fit_pcie,
+    read_rate,
+)
 from simoffload.calibration.micro.fitted import Fitted, bytes_text, rate_text, seconds_text
 from simoffload.documents import yaml_text
 from simoffload.errors import InputError, Problem, printable

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
-from simoffload.calibration.micro.timing import MeasurementJob, SkippedError
+from simoffload.calibration.micro.plan import SkippedError
+from simoffload.calibration.micro.timing import MeasurementJob
 
 __all__ = ["SETTINGS", "AioSettings", "measure", "measure_gds"]
 
@@ -23,10 +23,9 @@ _KIB, _MIB = 1 << 10, 1 << 20
 _TENSOR = 128 * _MIB
 _BUFFERS = 4
 _SMALL = 4096
-_DURATION = 60.0
-"""[s] for the sweep; settings that come after it are left out."""
-_EACH = 0.6
-"""[s] for one setting in one direction."""
+_REQUESTS = 200
+_EACH = 0.3
+"""[s] for one setting in one direction and round."""
 
 
 class AioSettings(NamedTuple):
@@ -58,7 +57,7 @@ def measure(job: MeasurementJob) -> dict[str, Any]:
     """Seconds of reads and writes by block, queue depth and threads; by tensor; of single 4 KiB requests."""
     place = job.data["storage"]
     folder = Path(place["scratch"])
-    operations, compile_seconds = _load("AsyncIOBuilder")
+    operations = _load("AsyncIOBuilder")
     if operations is None:
         raise SkippedError("DeepSpeed's async_io cannot be loaded; it needs g++, ninja and libaio-dev")
     files = _write_files(operations, folder, place["size"])
@@ -66,28 +65,26 @@ def measure(job: MeasurementJob) -> dict[str, Any]:
         "filesystem": place.get("filesystem", ""),
         "filesystem_bytes": shutil.disk_usage(folder).total,
         "file_bytes": len(files) * _TENSOR,
-        "compile_seconds": compile_seconds,
         "requests": _requests(files[0]),
         "tensors": _tensors(operations, files),
     }
-    return found | _sweep(operations, files, quick=job.quick)
+    return found | _sweep(job, operations, files)
 
 
-def _load(builder: str) -> tuple[Any, float]:
-    """An operation of DeepSpeed and the seconds that it took to compile or load; None where it cannot."""
+def _load(builder: str) -> Any:
+    """An operation of DeepSpeed, compiled where it was not yet; None where it cannot be."""
     try:
         from deepspeed.ops import op_builder
     except ImportError:
         raise SkippedError("deepspeed is not installed") from None
-    begin = time.perf_counter()
     maker = getattr(op_builder, builder)()
     try:
         if not maker.is_compatible(verbose=False):
-            return None, 0.0
-        return maker.load(verbose=False), time.perf_counter() - begin
+            return None
+        return maker.load(verbose=False)
     except Exception as error:
         if builder == "GDSBuilder":
-            return None, 0.0
+            return None
         raise SkippedError(f"{builder} cannot be loaded: {type(error).__name__}: {error}") from None
 
 
@@ -109,6 +106,8 @@ def _handle(
 def _write_files(operations: Any, folder: Path, size: int) -> list[str]:
     count = max(1, size // _TENSOR)
     files = [str(folder / f"tensor{index}") for index in range(count)]
+    if all(Path(file).is_file() and Path(file).stat().st_size == _TENSOR for file in files):
+        return files  # of an earlier round
     with _handle(operations, _DEFAULT, 1) as (handle, (buffer,)):
         buffer.random_()
         for file in files:
@@ -119,36 +118,34 @@ def _write_files(operations: Any, folder: Path, size: int) -> list[str]:
     return files
 
 
-def _sweep(operations: Any, files: list[str], *, quick: bool) -> dict[str, Any]:
-    begin = time.perf_counter()
+def _sweep(job: MeasurementJob, operations: Any, files: list[str]) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
-    left_out: list[dict[str, Any]] = []
-    chosen = SETTINGS[:5] if quick else SETTINGS
+    left_out: list[list[Any]] = []
+    chosen = SETTINGS[:5] if job.quick else SETTINGS
     # All reads before any write: a drive that is still busy with what was written reads more slowly.
     for operation, settings in [(name, one) for name in ("read", "write") for one in chosen]:
-        if time.perf_counter() - begin > _DURATION:
-            left_out.append({"operation": operation, **settings._asdict()})
+        if not job.in_time():
+            left_out.append([operation, *settings])
             continue
         with _handle(operations, settings, _BUFFERS) as (handle, buffers):
-            seconds, transferred = _rounds(handle, buffers, files, write=operation == "write")
+            transferred, seconds = _batches(handle, buffers, files, write=operation == "write")
         point = {"operation": operation, "bytes": transferred, "seconds": seconds}
         points.append({**settings._asdict(), **point})
     return {"sweep": points, "left_out": left_out}
 
 
-def _rounds(handle: Any, buffers: list[Any], files: list[str], *, write: bool) -> tuple[float, int]:
-    """Seconds and bytes of batches of tensors, until enough time has passed."""
+def _batches(handle: Any, buffers: list[Any], files: list[str], *, write: bool) -> tuple[int, list[float]]:
+    """Bytes of a batch of tensors, and seconds of each batch, until enough time has passed."""
     submit = handle.async_pwrite if write else handle.async_pread
-    transferred, at = 0, 0
-    begin = time.perf_counter()
-    while not transferred or time.perf_counter() - begin < _EACH:
-        batch = [files[(at + index) % len(files)] for index in range(min(len(buffers), len(files)))]
-        for buffer, file in zip(buffers, batch, strict=False):
-            submit(buffer, file)
+    size = min(len(buffers), len(files))
+    times: list[float] = []
+    while not times or sum(times) < _EACH:
+        begin = time.perf_counter()
+        for index, buffer in zip(range(size), buffers, strict=False):
+            submit(buffer, files[(len(times) * size + index) % len(files)])
         handle.wait()
-        at += len(batch)
-        transferred += len(batch) * _TENSOR
-    return time.perf_counter() - begin, transferred
+        times.append(time.perf_counter() - begin)
+    return size * _TENSOR, times
 
 
 def _tensors(operations: Any, files: list[str]) -> list[dict[str, Any]]:
@@ -157,8 +154,8 @@ def _tensors(operations: Any, files: list[str]) -> list[dict[str, Any]]:
     for size in (2 * _MIB, 16 * _MIB, 128 * _MIB):
         with _handle(operations, _DEFAULT, 1, size) as (handle, (buffer,)):
             times: list[tuple[float, float]] = []
-            stop = time.perf_counter() + 1.5
-            for index in range(30):
+            stop = time.perf_counter() + 0.7
+            for index in range(15):
                 begin = time.perf_counter()
                 handle.async_pread(buffer, files[index % len(files)])
                 submitted = time.perf_counter()
@@ -169,9 +166,8 @@ def _tensors(operations: Any, files: list[str]) -> list[dict[str, Any]]:
         found.append(
             {
                 "bytes": size,
-                "submit_seconds": median(one for one, _ in times),
-                "wait_seconds": median(one for _, one in times),
-                "count": len(times),
+                "submit_seconds": [one for one, _ in times],
+                "wait_seconds": [one for _, one in times],
             }
         )
     return found
@@ -189,16 +185,16 @@ def _requests(file: str) -> dict[str, Any]:
         os.close(descriptor)
     return {
         "bytes": _SMALL,
-        "count": len(reads),
-        "read_seconds": median(reads),
-        "write_seconds": median(writes),
+        "count": _REQUESTS,
+        "read_seconds": reads,
+        "write_seconds": writes,
     }
 
 
 def _latencies(call: Callable[[int], object]) -> list[float]:
     chosen = random.Random(1)
     times = []
-    for _ in range(200):
+    for _ in range(_REQUESTS):
         at = chosen.randrange(_TENSOR // _SMALL) * _SMALL
         begin = time.perf_counter()
         call(at)
@@ -214,8 +210,7 @@ def measure_gds(job: MeasurementJob) -> dict[str, Any]:
     place = job.data["storage"]
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
-    gds, seconds = _load("GDSBuilder")
-    operations, _ = _load("AsyncIOBuilder")
+    gds, operations = _load("GDSBuilder"), _load("AsyncIOBuilder")
     if gds is None or operations is None:
         raise SkippedError("DeepSpeed's gds operation cannot be loaded; it needs cuFile")
     files = _write_files(operations, Path(place["scratch"]), min(place["size"], _BUFFERS * _TENSOR))
@@ -225,8 +220,8 @@ def measure_gds(job: MeasurementJob) -> dict[str, Any]:
         buffers = [torch.empty(_TENSOR, dtype=torch.uint8, device=job.device) for _ in range(_BUFFERS)]
         for buffer in buffers:
             handle.pin_device_tensor(buffer)
-        taken, transferred = _rounds(handle, buffers, files, write=False)
+        transferred, taken = _batches(handle, buffers, files, write=False)
         points.append({**settings._asdict(), "operation": "read", "bytes": transferred, "seconds": taken})
         for buffer in buffers:
             handle.unpin_device_tensor(buffer)
-    return {"compile_seconds": seconds, "sweep": points}
+    return {"sweep": points}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,6 @@ import torch.distributed as dist
 
 __all__ = [
     "MeasurementJob",
-    "SkippedError",
     "blocking_seconds",
     "busy_seconds",
     "call_seconds",
@@ -22,9 +20,11 @@ __all__ = [
     "synchronize",
 ]
 
-_IN_FLIGHT = 200
-"""Kernels that are launched before the host waits: the driver's queue holds about a thousand, and a full
-queue would make the host wait for the GPU."""
+_IN_FLIGHT = 40
+"""Kernels that are launched before the host waits. The driver's queue holds about a thousand, and a full
+queue would make the host wait for the GPU; and a repetition of less than a millisecond falls between two
+changes of the speed of a core that another thread shares."""
+_SHORT_REPETITIONS = 15
 _GRAPH_LENGTH = 20
 """Calls in a CUDA graph, at most."""
 _SHORT = 2e-3
@@ -32,7 +32,7 @@ _SHORT = 2e-3
 
 
 class MeasurementJob(NamedTuple):
-    """What a section of one process is to do."""
+    """What one process is to do."""
 
     rank: int
     ranks: int
@@ -41,10 +41,19 @@ class MeasurementJob(NamedTuple):
     quick: bool
     data: dict[str, Any]
     """What the parent wrote down."""
+    kept: dict[str, Any]
+    """What earlier rounds built in this process; a section keeps something under its own name."""
+    until: float = 0.0
+    """[s] of ``time.monotonic`` after which nothing more is begun."""
 
-
-class SkippedError(Exception):
-    """A section cannot be measured here; its text says why."""
+    def in_time(self) -> bool:
+        """Whether time is left; the ranks decide alike."""
+        left = self.until - time.monotonic()
+        if self.ranks > 1:
+            value = torch.tensor([left], dtype=torch.float64, device=self.device)
+            dist.broadcast(value, 0)
+            left = float(value.item())
+        return left > 0
 
 
 def synchronize() -> None:
@@ -63,9 +72,9 @@ def repeats(call: Callable[[], object], *, budget: float, most: int = 1000, leas
     return max(least, min(most, int(budget / max(time.perf_counter() - begin, 1e-6))))
 
 
-def stream_seconds(call: Callable[[], object], *, count: int, repetitions: int = 5) -> float:
-    """[s] per call of ``count`` calls that are queued one behind the other; median of the repetitions."""
-    return median(_streamed(call, count) for _ in range(repetitions))
+def stream_seconds(call: Callable[[], object], *, count: int, repetitions: int) -> list[float]:
+    """[s] per call of ``count`` calls that are queued one behind the other, in each repetition."""
+    return [_streamed(call, count) for _ in range(repetitions)]
 
 
 def _streamed(call: Callable[[], object], count: int) -> float:
@@ -77,7 +86,9 @@ def _streamed(call: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - begin) / count
 
 
-def call_seconds(call: Callable[[], object], *, count: int = _IN_FLIGHT, repetitions: int = 7) -> float:
+def call_seconds(
+    call: Callable[[], object], *, count: int = _IN_FLIGHT, repetitions: int = 15
+) -> list[float]:
     """[s] of the host per call until it returns; the GPU is waited for outside of the clock."""
     times = []
     for _ in range(repetitions + 1):
@@ -87,27 +98,29 @@ def call_seconds(call: Callable[[], object], *, count: int = _IN_FLIGHT, repetit
             call()
         times.append((time.perf_counter() - begin) / count)
     synchronize()
-    return median(times[1:])
+    return times[1:]
 
 
-def blocking_seconds(call: Callable[[], object], *, count: int) -> float:
-    """[s] of one call after which the GPU is idle; median of ``count``."""
+def blocking_seconds(call: Callable[[], object], *, count: int) -> list[float]:
+    """[s] of a call after which the GPU is idle, each of ``count``."""
     times = []
     for _ in range(count):
         synchronize()
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
-    return median(times)
+    return times
 
 
-def busy_seconds(call: Callable[[int], object], *, budget: float = 0.02, repetitions: int = 3) -> float:
-    """[s] that the GPU is busy with one call; the argument counts the calls, to choose among operands.
+def busy_seconds(call: Callable[[int], object], *, budget: float = 0.02, repetitions: int = 3) -> list[float]:
+    """[s] that the GPU is busy with one call, in each repetition.
+
+    The argument of ``call`` counts the calls, to choose among operands.
 
     Short work is put into a CUDA graph, so that the host's launches do not count.
     """
     call(0)
-    single = median(_event_seconds(lambda: call(0)) for _ in range(3))
+    single = max(1e-6, min(_event_seconds(lambda: call(0)) for _ in range(2)))
     count = max(1, min(_GRAPH_LENGTH, int(budget / single)))
 
     def work() -> None:
@@ -118,7 +131,7 @@ def busy_seconds(call: Callable[[int], object], *, budget: float = 0.02, repetit
         work = _captured(work).replay
     work()
     replays = max(1, min(20, int(budget / max(single * count, 1e-5))))
-    return median(_event_seconds(work, replays) for _ in range(repetitions)) / count
+    return [_event_seconds(work, replays) / count for _ in range(repetitions)]
 
 
 def _captured(work: Callable[[], object]) -> Any:
@@ -145,16 +158,16 @@ def _event_seconds(work: Callable[[], object], count: int = 1) -> float:
 
 def seconds_by_rank(
     job: MeasurementJob, call: Callable[[], object], *, duration: float, least: int = 2
-) -> list[float]:
-    """[s] per call on each rank, while all make the same number of calls after a barrier.
+) -> list[list[float]]:
+    """[s] per call on each rank, in each of two repetitions; all make as many calls after a barrier.
 
-    They last about ``duration`` [s]; the median of three such.
+    A repetition lasts about ``duration`` [s].
     """
     count = torch.tensor([repeats(call, budget=duration, least=least, most=400)], device=job.device)
     dist.all_reduce(count, op=dist.ReduceOp.MIN)
     number = int(count.item())
     times = []
-    for _ in range(3):
+    for _ in range(2):
         dist.barrier()
         synchronize()
         begin = time.perf_counter()
@@ -162,7 +175,7 @@ def seconds_by_rank(
             call()
         synchronize()
         times.append((time.perf_counter() - begin) / number)
-    mine = torch.tensor([median(times)], dtype=torch.float64, device=job.device)
+    mine = torch.tensor(times, dtype=torch.float64, device=job.device)
     everyone = [torch.zeros_like(mine) for _ in range(job.ranks)]
     dist.all_gather(everyone, mine)
-    return [float(one.item()) for one in everyone]
+    return [[float(one[index].item()) for one in everyone] for index in range(len(times))]

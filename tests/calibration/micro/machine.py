@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from simoffload.calibration.host_costs import traced
-from simoffload.calibration.micro.fit_host import plan_of
+from simoffload.calibration.micro.fit_deepspeed import plan_of
 from simoffload.calibration.small_models import small_cases
 from simoffload.hardware import Machine, load_platform
 

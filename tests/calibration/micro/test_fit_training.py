@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro.fit_training import fit_cpu_optimizer
+from simoffload.calibration.micro.fit_deepspeed import fit_cpu_optimizer
 from simoffload.units import parse_rate
 
 THREAD, LIMIT = 25e9, 240e9

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 
 from simoffload.calibration.host_costs import REAL_MODELS
-from simoffload.calibration.micro.fit_compute import Roofline, fit_hbm, fit_kernel_latency, fit_matmul
-from simoffload.calibration.micro.fit_host import fit_costs, fit_hooks
-from simoffload.calibration.micro.fit_links import fit_interconnect, fit_memory, fit_pcie
-from simoffload.calibration.micro.fit_storage import fit_drive
+from simoffload.calibration.micro.fit_deepspeed import fit_costs, fit_hooks
+from simoffload.calibration.micro.fit_parts import (
+    Roofline,
+    fit_drive,
+    fit_hbm,
+    fit_interconnect,
+    fit_kernel_latency,
+    fit_matmul,
+    fit_memory,
+    fit_pcie,
+)
 from simoffload.calibration.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
 from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 from tests.calibration.micro import machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,50 +12,63 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.calibration.micro import launch
+from simoffload.calibration.micro import launch, workers
 from simoffload.calibration.micro.launch import MeasurementRequest, describe, measure
+from simoffload.calibration.micro.plan import SECTIONS
 from simoffload.calibration.micro.record import read_record
 from simoffload.errors import InputError
 
-PROBE = """\
-import json, sys
-json.dump({"torch": "2.0", "cuda": None, "nccl": None, "gpu": GPU}, open(sys.argv[1], "w"))
-"""
 WORKER = """\
 import json, os, pathlib, sys, time
 job = json.loads(pathlib.Path(sys.argv[1]).read_text())
 folder = pathlib.Path(job["folder"])
-with open(folder.parent.parent / "seen.txt", "a") as seen:
-    seen.write(f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']} {' '.join(job['sections'])}\\n")
-for name in job["sections"]:
-    (folder / f"{name}.begun").touch()
-    if name == "hbm":
-        sys.exit(3) if (folder / "hbm.failed-0").write_text('{"skipped": "no good"}') else None
-    if name == "kernels":
+(folder / "ready").touch()
+seen = folder.parent.parent / "seen.txt"
+for number in range(1000):
+    while not (folder / f"{number:04d}.ask").is_file():
+        os.kill(job["parent"], 0)
+        time.sleep(0.01)
+    asked = json.loads((folder / f"{number:04d}.ask").read_text())
+    work = asked["work"]
+    probe = {"seconds": 1, "calls": {"launch": dict.fromkeys(("p10", "p25", "p50", "p75", "p90"), 1e-6)}}
+    found = {"facts": {"torch": "2.0", "gpu": DEVICE}, "probe": probe}
+    answer = {"found": found.get(work, {"rank": os.environ["RANK"]})}
+    if work not in found:
+        with seen.open("a") as file:
+            file.write(f"{os.environ['WORLD_SIZE']} {work}\\n")
+    if work == "kernels":
         os.abort()
-    if name == "dram":
-        (folder.parent.parent / "pid").write_text(str(os.getpid()))
+    if work == "dram" and not (seen.parent / "fast").is_file():
+        (seen.parent / "pid").write_text(str(os.getpid()))
         time.sleep(60)
-    result = {"found": {"rank": os.environ["RANK"]}}
-    if name == "storage":
-        result = {"found": {"scratch": job["storage"]["scratch"], "size": job["storage"]["size"]}}
+    if work == "hbm":
+        answer = {"skipped": "there is no GPU"}
+    if work == "storage":
+        answer = {"found": {"scratch": job["storage"]["scratch"], "size": job["storage"]["size"]}}
         pathlib.Path(job["storage"]["scratch"], "tensor0").write_bytes(bytes(10))
-    (folder / f"{name}.json").write_text(json.dumps({**result, "seconds": 0.5}))
+    if work == "matmul":
+        answer = {"failed": "ValueError: no good"}
+    (folder / "partial").write_text(json.dumps(answer))
+    (folder / "partial").rename(folder / f"{number:04d}.answer-0")
+    if "failed" in answer:
+        sys.exit(3)
 """
 
 
 @pytest.fixture
 def players(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Scripts in the place of probe and worker; temporary files go to ``tmp_path``."""
-    (tmp_path / "fake_probe.py").write_text(PROBE.replace("GPU", "None"))
-    (tmp_path / "fake_worker.py").write_text(WORKER)
+    """A script in the place of the worker; temporary files go to ``tmp_path``."""
+    play(tmp_path, gpu="None")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(launch, "PROBE", "fake_probe")
-    monkeypatch.setattr(launch, "WORKER", "fake_worker")
+    monkeypatch.setattr(workers, "WORKER", "fake_worker")
     monkeypatch.setattr(launch, "missing_packages", lambda _: ())
     return tmp_path
+
+
+def play(folder: Path, *, gpu: str) -> None:
+    (folder / "fake_worker.py").write_text(WORKER.replace("DEVICE", gpu))
 
 
 def request(*sections: str, storage: Path | None = None, gpus: int | None = None) -> MeasurementRequest:
@@ -65,49 +79,42 @@ def ignore(_: str) -> None:
     """Nobody watches."""
 
 
+def seen(folder: Path) -> list[str]:
+    return (folder / "seen.txt").read_text().splitlines()
+
+
 def test_everything_goes_well(players: Path) -> None:
     rendered: list[str] = []
-    raw = measure(request("attention", "cpu_adam"), progress=rendered.append)
-    assert raw["sections"] == {"attention": {"rank": "0"}, "cpu_adam": {"rank": "0"}}
+    raw = measure(request("copies", "attention")._replace(quick=False), progress=rendered.append)
+    assert raw["sections"] == {"copies": {"rank": "0"}, "attention": {"rank": "0"}}
     assert raw["skipped"] == {}
-    assert raw["seconds"] == {"attention": 0.5, "cpu_adam": 0.5}
-    assert raw["schema"] == "simoffload/micro/1"
+    assert raw["schema"] == "simoffload/micro/2"
     assert raw["machine"]["gpu"] is None
     assert raw["machine"]["cores"] == os.cpu_count()
+    assert {"virtual", "governor"} <= set(raw["machine"])
     assert rendered[0] == "looking at the machine"
-    assert sorted(entry.name for entry in players.iterdir()) == [
-        "fake_probe.py",
-        "fake_worker.py",
-        "seen.txt",
-    ]
+    assert re.fullmatch(r"round 1: copies \(1 of 4\), about \d+ s left", rendered[1])
+    assert seen(players) == ["1 copies", "1 attention", "1 copies", "1 copies"]
+    assert [entry.name for entry in players.iterdir() if entry.is_dir() and entry.name != "__pycache__"] == []
 
 
-def test_a_section_that_fails_does_not_lose_the_others(players: Path) -> None:
-    raw = measure(request("attention", "hbm", "kernels", "cpu_adam"), progress=ignore)
-    assert list(raw["sections"]) == ["attention", "cpu_adam"]
-    assert raw["skipped"]["hbm"] == "no good"
+@pytest.mark.usefixtures("players")
+def test_a_section_that_fails_does_not_lose_the_others() -> None:
+    raw = measure(request("copies", "kernels", "hbm", "matmul", "attention"), progress=ignore)
+    assert list(raw["sections"]) == ["copies", "attention"]
     assert raw["skipped"]["kernels"].startswith("its process ended with status -6")
-    assert (players / "seen.txt").read_text().splitlines() == [
-        "0/1 hbm attention kernels cpu_adam",
-        "0/1 attention kernels cpu_adam",
-        "0/1 cpu_adam",
-    ]
+    assert raw["skipped"]["hbm"] == "there is no GPU"
+    assert raw["skipped"]["matmul"] == "ValueError: no good"
 
 
 def test_a_section_that_hangs_is_stopped(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_limit", lambda _: 0.2)
-    monkeypatch.setattr(launch, "_SLACK", 0.3)
-    raw = measure(request("dram", "cpu_adam"), progress=ignore)
-    assert raw["skipped"] == {"dram": "stopped after 0 s"}
-    assert list(raw["sections"]) == ["cpu_adam"]
+    monkeypatch.setattr("simoffload.calibration.micro.session._LEAST", 0.3)
+    monkeypatch.setattr("simoffload.calibration.micro.session._PATIENCE", 0.0)
+    monkeypatch.setattr(workers, "_SLACK", 0.2)
+    raw = measure(request("dram", "attention"), progress=ignore)
+    assert raw["skipped"]["dram"].startswith("stopped after")
+    assert list(raw["sections"]) == ["attention"]
     assert not alive(int((players / "pid").read_text()))
-
-
-def test_processes_that_never_begin(players: Path) -> None:
-    (players / "fake_worker.py").write_text("raise RuntimeError('no library')")
-    raw = measure(request("attention", "cpu_adam"), progress=ignore)
-    reason = "the processes could not be started: RuntimeError: no library"
-    assert raw["skipped"] == {"attention": reason, "cpu_adam": reason}
 
 
 def test_storage_files_are_removed(players: Path) -> None:
@@ -133,7 +140,7 @@ def test_what_is_asked_for_must_be_there(players: Path) -> None:
 
 
 def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
-    (players / "fake_probe.py").write_text(PROBE.replace("GPU", '{"name": "NVIDIA H200", "count": 1}'))
+    play(players, gpu='{"name": "NVIDIA H200", "count": 1}')
     raw = measure(request("collectives"), progress=ignore)
     assert raw["skipped"] == {"collectives": "needs two GPUs"}
     assert measure(request("storage"), progress=ignore)["skipped"] == {
@@ -143,9 +150,22 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
         measure(request("collectives", gpus=2), progress=ignore)
 
 
+@pytest.mark.parametrize(("quick", "most"), [(False, 230.0), (True, 80.0)])
+def test_one_gpu_takes_four_minutes_or_quickly_ninety_seconds(
+    players: Path, quick: bool, most: float
+) -> None:
+    """Ten seconds are for the imports of the processes."""
+    play(players, gpu='{"name": "NVIDIA H200", "count": 1}')
+    asked = request(*(name for name in SECTIONS if name != "storage"))._replace(quick=quick)
+    with launch.open_bench(asked, ignore) as bench:
+        assert most - 30 < launch._usual_seconds(bench, quick=quick) <= most
+        rounds = sum(len(section.rounds) for section in bench.sections)
+        assert (len(bench.sections), rounds) == (9, 9 if quick else 22)
+
+
 def test_torch_must_be_there(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (players / "fake_probe.py").write_text("raise ImportError('libtorch.so: cannot open')")
-    with pytest.raises(InputError, match=r"torch: cannot be imported: ImportError: libtorch\.so"):
+    (players / "fake_worker.py").write_text("raise ImportError('libtorch.so: cannot open')")
+    with pytest.raises(InputError, match=r"torch: cannot be imported: .* ImportError: libtorch\.so"):
         measure(request("attention"), progress=ignore)
     monkeypatch.setattr(launch, "missing_packages", tuple)
     with pytest.raises(InputError, match="torch: not installed; install it beside simoffload"):
@@ -157,21 +177,6 @@ def test_what_will_be_done(players: Path) -> None:
     assert text.startswith("Measuring hbm, storage; results go to out.\n")
     assert "GiB of files are written, read and removed again." in text or "MiB of files" in text
     assert describe(request("hbm"), Path("out")).count("\n") == 0
-
-
-PARENT = """\
-import pathlib, sys
-from simoffload.calibration.micro import launch
-launch.PROBE, launch.WORKER, launch.missing_packages = "fake_probe", "fake_worker", lambda _: ()
-place = pathlib.Path(sys.argv[1])
-asked = launch.MeasurementRequest(
-    ("storage", "dram"), gpus=None, storage=place, storage_size=128 << 20, quick=True
-)
-try:
-    launch.measure(asked, progress=lambda _: None)
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
 
 
 def alive(process: int) -> bool:
@@ -189,29 +194,10 @@ def wait_for(condition: Path, seconds: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def test_an_interrupt_leaves_nothing_behind(players: Path) -> None:
-    place = players / "place"
-    place.mkdir()
-    environment = {**os.environ, "PYTHONPATH": f"{players}:{Path.cwd()}"}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(place)], env=environment)
-    try:
-        wait_for(players / "pid")
-        # "dram" runs before "storage": the folder for its files is there already.
-        assert len(list(place.iterdir())) == 1
-        parent.send_signal(signal.SIGINT)
-        assert parent.wait(30) == 130
-    finally:
-        parent.kill()
-        parent.wait()
-    assert not alive(int((players / "pid").read_text()))
-    assert list(place.iterdir()) == []
-    assert [entry.name for entry in players.iterdir() if entry.name.startswith("simoffload-micro-")] == []
-
-
 COMMAND = """\
 import sys
-from simoffload.calibration.micro import launch
-launch.PROBE, launch.WORKER, launch.missing_packages = "fake_probe", "fake_worker", lambda _: ()
+from simoffload.calibration.micro import launch, workers
+workers.WORKER, launch.missing_packages = "fake_worker", lambda _: ()
 from simoffload.cli import main
 sys.exit(main())
 """
@@ -224,26 +210,40 @@ sys.exit(main())
 def test_what_was_measured_outlives_the_end_of_the_run(
     players: Path, number: signal.Signals, status: int, reported: str
 ) -> None:
-    """The first section is done, the second one takes a minute when the run is ended."""
+    """The first section is done, the second one takes a minute when the run is ended; another goes on."""
+    place = players / "place"
+    place.mkdir()
     environment = {**os.environ, "PYTHONPATH": f"{players}:{Path.cwd()}"}
-    message = ["calibrate", "micro", "-o", "out", "--only", "attention,dram,cpu_adam", "--gpus", "1"]
-    command = [sys.executable, "-c", COMMAND, *message]
+    message = ["calibrate", "micro", "-o", "out", "--only", "copies,dram,storage", "--storage", str(place)]
+    command = [sys.executable, "-c", COMMAND, *message, "--quick"]
     with subprocess.Popen(command, env=environment, cwd=players, stderr=subprocess.PIPE, text=True) as parent:
         wait_for(players / "pid")
         wait_for(players / "out" / "micro.json")
         parent.send_signal(number)
         _, err = parent.communicate(timeout=30)
     assert parent.returncode == status
-    kept = "out/micro.json contains what was measured so far: attention; --from-json makes profiles from it"
-    assert err.splitlines()[-2:] == [kept, reported] or number == signal.SIGKILL
+    kept = "out/micro.json contains what was measured so far: copies; --resume continues the run, "
+    expected = [f"{kept}--from-json makes profiles from it", reported]
+    assert number == signal.SIGKILL or err.splitlines()[-2:] == expected
     raw = read_record(players / "out" / "micro.json")
-    assert raw["sections"] == {"attention": {"rank": "0"}}
-    assert raw["unfinished"] == ["dram", "cpu_adam"]
+    assert raw["sections"] == {"copies": {"rank": "0"}}
+    assert raw["unfinished"] == ["dram", "storage"]
     assert [entry.name for entry in (players / "out").iterdir()] == ["micro.json"]
+    if number != signal.SIGKILL:  # else the worker removes them
+        assert not alive(int((players / "pid").read_text()))
+        assert list(place.iterdir()) == []
+    (players / "fast").touch()
+    command.append("--resume")
+    done = subprocess.run(command, env=environment, cwd=players, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    work = [line.split()[1] for line in seen(players)]
+    assert [name for name in work if name != "compile"] == ["copies", "dram", "dram", "storage"]
+    raw = read_record(players / "out" / "micro.json")
+    assert (set(raw["sections"]), raw["unfinished"]) == ({"copies", "dram", "storage"}, [])
 
 
-def test_a_record_of_everything_has_nothing_unfinished(players: Path) -> None:
-    asked = request("attention", "hbm")._replace(record=players / "micro.json")
+def test_a_section_that_failed_is_final_until_the_run_goes_on(players: Path) -> None:
+    asked = request("copies", "hbm")._replace(record=players / "micro.json")
     raw = measure(asked, progress=ignore)
-    assert "unfinished" not in raw
-    assert read_record(players / "micro.json")["unfinished"] == []  # hbm failed, and that is final
+    assert raw["unfinished"] == []
+    assert read_record(players / "micro.json")["skipped"] == {"hbm": "there is no GPU"}

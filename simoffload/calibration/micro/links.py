@@ -1,17 +1,17 @@
-"""Copies between host memory and GPU memory (child process only)."""
+"""Copies between host memory and GPU memory, and collectives among GPUs (child process only)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import cycle
-from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from simoffload.calibration.micro.plan import SkippedError
 from simoffload.calibration.micro.timing import (
     MeasurementJob,
-    SkippedError,
     blocking_seconds,
     call_seconds,
     repeats,
@@ -20,7 +20,7 @@ from simoffload.calibration.micro.timing import (
     synchronize,
 )
 
-__all__ = ["measure", "measure_together"]
+__all__ = ["measure_collectives", "measure_copies", "measure_copies_together"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _LARGEST = 1 << 30
@@ -30,6 +30,12 @@ _BOTH = [64 * _MIB, 256 * _MIB]
 _TOGETHER = [4 * _MIB, 64 * _MIB, 512 * _MIB]
 _ASYNC_CALLS = 8
 """Asynchronous copies in flight while their calls are timed."""
+_BUDGET = 0.02
+"""[s] of the copies of one size that are queued."""
+_GATHERED = [32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30]
+"""[B] of the whole tensor, all ranks together."""
+_QUEUED = 0.08
+"""[s] of the collectives of one size that are queued."""
 
 
 def _slices(buffer: Any, size: int) -> Callable[[], Any]:
@@ -61,11 +67,10 @@ def _blocking(
     return lambda: host().copy_(on_gpu)
 
 
-def measure(job: MeasurementJob) -> dict[str, Any]:
+def measure_copies(job: MeasurementJob) -> dict[str, Any]:
     """Seconds and host times by size, pinned and pageable, in each direction and in both at once."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
-    budget = 0.04 if job.quick else 0.08
     found: list[dict[str, Any]] = []
     for pinned in (True, False):
         buffer = _host_buffer(_LARGEST, pinned=pinned)
@@ -74,17 +79,20 @@ def measure(job: MeasurementJob) -> dict[str, Any]:
             for to_device in (True, False):
                 copy = _copy(job, host, on_gpu, to_device=to_device)
                 blocking = _blocking(job, host, on_gpu, to_device=to_device)
-                count = repeats(copy, budget=budget, least=2, most=400)
+                large = size > _BOTH[0]
+                count = 1 if large else repeats(copy, budget=_BUDGET, least=2, most=400)
                 found.append(
                     {
                         "direction": "h2d" if to_device else "d2h",
                         "pinned": pinned,
                         "bytes": size,
-                        "seconds": stream_seconds(copy, count=count, repetitions=3),
+                        "seconds": stream_seconds(copy, count=count, repetitions=2),
                         "call_seconds": call_seconds(
-                            copy, count=min(count, _ASYNC_CALLS), repetitions=5 if size <= _BOTH[0] else 1
+                            copy, count=min(count, _ASYNC_CALLS), repetitions=1 if large else 6
                         ),
-                        "blocking_seconds": blocking_seconds(blocking, count=max(3, min(50, count // 2))),
+                        "blocking_seconds": blocking_seconds(
+                            blocking, count=1 if large else max(2, min(20, count // 2))
+                        ),
                     }
                 )
         if pinned:
@@ -93,7 +101,7 @@ def measure(job: MeasurementJob) -> dict[str, Any]:
     return {
         "alone": found,
         "both_ways": both,
-        "synchronize_seconds": blocking_seconds(synchronize, count=200),
+        "synchronize_seconds": blocking_seconds(synchronize, count=50),
     }
 
 
@@ -103,7 +111,7 @@ def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:
     host_in, host_out = _slices(buffer.narrow(0, 0, half), size), _slices(buffer.narrow(0, half, half), size)
     inward, outward = (torch.empty(size, dtype=torch.uint8, device=job.device) for _ in range(2))
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    count = max(2, (1 << 30) // size)
+    count = max(2, (1 << 29) // size)
 
     def run(*, down: bool, up: bool) -> list[float]:
         marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(2)]
@@ -123,23 +131,21 @@ def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:
         return [float(start.elapsed_time(end)) / 1e3 / count for start, end in marks]
 
     run(down=True, up=True)
-    together = [run(down=True, up=True) for _ in range(3)]
-    down_alone = median(run(down=True, up=False)[0] for _ in range(3))
-    up_alone = median(run(down=False, up=True)[1] for _ in range(3))
+    together = [run(down=True, up=True) for _ in range(2)]
     return {
         "bytes": size,
-        "h2d_seconds": median(one[0] for one in together),
-        "d2h_seconds": median(one[1] for one in together),
-        "h2d_alone_seconds": down_alone,
-        "d2h_alone_seconds": up_alone,
+        "h2d_seconds": [one[0] for one in together],
+        "d2h_seconds": [one[1] for one in together],
+        "h2d_alone_seconds": [run(down=True, up=False)[0] for _ in range(2)],
+        "d2h_alone_seconds": [run(down=False, up=True)[1] for _ in range(2)],
     }
 
 
-def measure_together(job: MeasurementJob) -> dict[str, Any]:
+def measure_copies_together(job: MeasurementJob) -> dict[str, Any]:
     """Seconds per copy on each GPU while all ranks copy at once; one value per rank."""
     if job.device == "cpu":
         raise SkippedError("there is no GPU")
-    duration = 0.05 if job.quick else 0.12
+    duration = 0.05 if job.quick else 0.1
     found = []
     for pinned in (True, False):
         buffer = _host_buffer(_TOGETHER[-1], pinned=pinned)
@@ -152,3 +158,42 @@ def measure_together(job: MeasurementJob) -> dict[str, Any]:
                 found.append({"direction": direction, "pinned": pinned, "bytes": size, "seconds": seconds})
         del buffer
     return {"together": found}
+
+
+# -- among GPUs ---------------------------------------------------------------------------------
+
+
+def measure_collectives(job: MeasurementJob) -> dict[str, Any]:
+    """Seconds per call queued one behind the other, and of the host per call, by total size."""
+    if job.device == "cpu":
+        raise SkippedError("there is no GPU")
+    found = []
+    for size in _GATHERED:
+        numel = size // 2 // job.ranks * job.ranks
+        whole = torch.empty(numel, dtype=torch.bfloat16, device=job.device).fill_(1)
+        part = torch.empty(numel // job.ranks, dtype=torch.bfloat16, device=job.device).fill_(1)
+
+        def gather(whole: Any = whole, part: Any = part) -> object:
+            return dist.all_gather_into_tensor(whole, part)
+
+        def scatter(whole: Any = whole, part: Any = part) -> object:
+            return dist.reduce_scatter_tensor(part, whole)
+
+        for name, call in (("all_gather", gather), ("reduce_scatter", scatter)):
+            found.append({"operation": name, "bytes": 2 * numel, **_timed(job, call)})
+    return {"calls": found}
+
+
+def _timed(job: MeasurementJob, call: Callable[[], object]) -> dict[str, list[float]]:
+    """All ranks make the same number of calls, or the collectives would not meet."""
+    for _ in range(3):
+        call()
+    synchronize()
+    longest = torch.tensor(stream_seconds(call, count=3, repetitions=1), device=job.device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    count = max(5, min(200, int(_QUEUED / max(float(longest.item()), 1e-6))))
+    dist.barrier()
+    return {
+        "seconds": stream_seconds(call, count=count, repetitions=3),
+        "call_seconds": call_seconds(call, count=min(count, 50), repetitions=3),
+    }

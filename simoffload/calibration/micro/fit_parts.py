@@ -1,15 +1,37 @@
-"""PCIe, host memory and the links among GPUs from measured copies and collectives."""
+"""Links, memories, arithmetic and drives: numbers of profiles from measured times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from math import exp, floor, log, log10
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simoffload.calibration.micro.fitted import Fitted, bytes_text, central, rate_text, seconds_text
+from simoffload.calibration.micro.fitted import (
+    Fitted,
+    bytes_text,
+    central,
+    flops_text,
+    rate_text,
+    seconds_text,
+)
+from simoffload.hardware.quantities import Curve
 
-__all__ = ["copy_seconds", "fit_interconnect", "fit_memory", "fit_pcie", "wait_s"]
+__all__ = [
+    "Roofline",
+    "copy_seconds",
+    "fit_drive",
+    "fit_hbm",
+    "fit_interconnect",
+    "fit_kernel_latency",
+    "fit_matmul",
+    "fit_memory",
+    "fit_pcie",
+    "read_rate",
+    "wait_s",
+]
 
 Sections = dict[str, Any]
 _SMALL = 64 << 10
@@ -18,6 +40,16 @@ _LARGE = 256 << 20
 """[B] Copies from this size on show the rate."""
 _SLOWED = 0.97
 """GPUs that copy at once at less than this fraction of the rate of one alone share a limit."""
+_COMPUTE_BOUND = 0.6
+"""Multiplications whose bytes alone take less than this fraction of their time show the arithmetic."""
+_BINS_PER_DECADE = 2
+_DEFAULT_IN_FLIGHT = 8 << 20
+"""[B] DeepSpeed's default: 8 requests of 1 MiB."""
+_TENSOR = 128 << 20
+"""[B] No more than one tensor is in flight: a thread of aio finishes one before it begins the next."""
+
+
+# -- PCIe -----------------------------------------------------------------------------------------
 
 
 def _alone(sections: Sections, direction: str, *, pinned: bool = True) -> list[dict[str, Any]]:
@@ -123,8 +155,8 @@ def _costlier(sections: Sections, rate: float) -> Iterator[tuple[str, Fitted]]:
         ]
         if slowed:
             found, what = slowed[-1]
-            text = f"{rate_text(rate)} of pinned copies to GPUs over {rate_text(found)}: {what}"
-            yield key, Fitted(round(rate / found, 3), text, 1)
+            told = f"{rate_text(rate)} of pinned copies to GPUs over {rate_text(found)}: {what}"
+            yield key, Fitted(round(rate / found, 3), told, 1)
 
 
 def _together(
@@ -177,3 +209,134 @@ def fit_interconnect(sections: Sections) -> tuple[float, float, Fitted] | None:
         f"mean residual {residual.mean():.1%}"
     )
     return float(1 / per_byte), float(latency), Fitted(None, what, len(seconds), float(residual.max()))
+
+
+# -- the GPU --------------------------------------------------------------------------------------
+
+
+class Roofline(NamedTuple):
+    """What a multiplication's time is measured against."""
+
+    peak: float
+    """[FLOP/s]"""
+    hbm_rate: float
+    """[B/s] in practice."""
+    latency: float
+    """[s] of a kernel."""
+
+
+def fit_hbm(sections: dict[str, Any], bandwidth: float) -> Fitted | None:
+    """Fraction of ``bandwidth`` [B/s] that copies of 256 MiB and more reach, each byte read and written."""
+    rows = [row for row in sections.get("hbm", {}).get("within", []) if row["bytes"] >= _LARGE]
+    if not rows:
+        return None
+    share, residual, number = central(2 * row["bytes"] / row["copy_seconds"] / bandwidth for row in rows)
+    what = "copies of 256 MiB and more within GPU memory, bytes read and written"
+    return Fitted(round(min(1.0, share), 4), what, number, residual)
+
+
+def fit_kernel_latency(sections: dict[str, Any]) -> tuple[float, Fitted] | None:
+    """[s] per kernel of a chain of additions of 1 KiB in a CUDA graph."""
+    seconds = sections.get("kernels", {}).get("kernel_seconds")
+    if not seconds:
+        return None
+    return seconds, Fitted(seconds_text(seconds), "chain of additions of 1 KiB in a CUDA graph", 1)
+
+
+def fit_matmul(sections: dict[str, Any], roofline: Roofline, dtype: str = "bfloat16") -> Fitted | None:
+    """The efficiency by FLOP of multiplications that arithmetic bounds, median of each half decade.
+
+    The residual is of whole times, max(FLOP / (peak · efficiency), bytes / rate) + latency, over all
+    multiplications of ``dtype``, those bound by memory included.
+    """
+    rows = [
+        row
+        for row in sections.get("matmul", {}).get("points", [])
+        if row["dtype"] == dtype and row["form"] == "linear"
+    ]
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for row in rows:
+        arithmetic = row["seconds"] - roofline.latency
+        if arithmetic <= 0 or row["bytes"] / roofline.hbm_rate > _COMPUTE_BOUND * arithmetic:
+            continue
+        share = row["flops"] / roofline.peak / arithmetic
+        bins.setdefault(floor(_BINS_PER_DECADE * log10(row["flops"])), []).append((row["flops"], share))
+    if not bins:
+        return None
+    points = [_centre(members) for _, members in sorted(bins.items())]
+    used = sum(map(len, bins.values()))
+    mean, worst = _residuals(rows, Curve(tuple(points)), roofline)
+    what = (
+        f"x·Wᵀ in {dtype}, shapes of known models, random data, {used} bound by arithmetic in half decades "
+        f"of FLOP; mean residual of all {len(rows)} times {mean:.1%}"
+    )
+    shown = [[flops_text(flops), round(share, 4)] for flops, share in points]
+    return Fitted(shown, what, used, worst)
+
+
+def _centre(members: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    known = list(members)
+    flops = exp(sum(log(flops) for flops, _ in known) / len(known))
+    return flops, min(1.0, max(1e-4, median(share for _, share in known)))
+
+
+def _residuals(rows: list[dict[str, Any]], curve: Curve, roofline: Roofline) -> tuple[float, float]:
+    errors = []
+    for row in rows:
+        arithmetic = row["flops"] / (roofline.peak * curve.at(row["flops"]))
+        predicted = max(arithmetic, row["bytes"] / roofline.hbm_rate) + roofline.latency
+        errors.append(abs(predicted - row["seconds"]) / row["seconds"])
+    return sum(errors) / len(errors), max(errors)
+
+
+# -- drives ---------------------------------------------------------------------------------------
+
+
+def _rates(section: dict[str, Any], operation: str) -> list[tuple[int, float]]:
+    """Pairs (bytes in flight at most, rate [B/s])."""
+    rates = [
+        (
+            min(row["block"] * row["queue_depth"] * row["threads"], _TENSOR),
+            row["bytes"] / row["seconds"],
+        )
+        for row in section["sweep"]
+        if row["operation"] == operation
+    ]
+    if operation == "read":
+        rates += [
+            (_DEFAULT_IN_FLIGHT, row["bytes"] / (row["submit_seconds"] + row["wait_seconds"]))
+            for row in section.get("tensors", [])
+            if row["bytes"] > _DEFAULT_IN_FLIGHT
+        ]
+    return rates
+
+
+def read_rate(section: dict[str, Any]) -> float:
+    """[B/s] of the fastest setting."""
+    return max(rate for _, rate in _rates(section, "read"))
+
+
+def fit_drive(section: dict[str, Any]) -> dict[str, Fitted]:
+    """Best rates, latencies of single 4 KiB requests, and the read rate by bytes in flight."""
+    found = {"capacity": Fitted(bytes_text(section["filesystem_bytes"]), "size of the filesystem", 1)}
+    requests = section["requests"]
+    for operation in ("read", "write"):
+        rates = _rates(section, operation)
+        if not rates:
+            continue
+        best = max(rate for _, rate in rates)
+        what = f"DeepSpeed aio {operation}s of 128 MiB tensors, the best of the settings"
+        found[operation] = Fitted(rate_text(best), what, len(rates))
+        seconds = max(1e-7, requests[f"{operation}_seconds"] - requests["bytes"] / best)
+        what = f"single {operation}s of 4 KiB at random places, direct I/O, less the time of the bytes"
+        found[f"{operation}_latency"] = Fitted(seconds_text(seconds), what, requests["count"])
+    reads: dict[int, float] = {}
+    fastest = 0.0
+    for outstanding, rate in sorted(_rates(section, "read")):
+        fastest = max(fastest, rate)  # more in flight is never slower: dips are other work on the machine
+        reads[outstanding] = fastest
+    if len(reads) > 1:
+        points = [[bytes_text(outstanding), rate_text(rate)] for outstanding, rate in sorted(reads.items())]
+        what = "DeepSpeed aio reads by block x queue depth x threads, the best with no more in flight"
+        found["read_by_outstanding"] = Fitted(points, what, len(_rates(section, "read")))
+    return found

@@ -1,0 +1,60 @@
+"""A machine to measure that is imagined: sections without processes, and probes with known levels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, repeat
+from typing import Any
+
+from simoffload.calibration.micro.launch import Bench, MeasurementRequest
+from simoffload.calibration.micro.plan import Context, MeasurementSection
+
+QUIET = 4e-6
+"""[s] of a call on a quiet host."""
+
+
+def probe(level: float = 1.0) -> dict[str, Any]:
+    """A probe of a host that is ``level`` times as slow as a quiet one."""
+    quantiles = dict.fromkeys(("p10", "p25", "p50", "p75", "p90"), QUIET * level)
+    return {"seconds": 1.6, "steal": 0.0, "calls": {"launch": quantiles, "module": quantiles}}
+
+
+class FakeBench:
+    """A machine with these sections, whose probes have these levels and then the last of them."""
+
+    facts: Mapping[str, Any] = {"cpu": "Some Xeon", "cores": 8, "memory": 1 << 37, "gpu": None}
+    skipped: Mapping[str, str] = {}
+
+    def __init__(self, sections: Sequence[MeasurementSection], levels: Iterable[float] = (1.0,)) -> None:
+        self.sections = sections
+        known = tuple(levels)
+        self._levels = chain(known, repeat(known[-1]))
+
+    def prepare(self) -> None: ...
+
+    def probe(self) -> Mapping[str, Any]:
+        return probe(next(self._levels))
+
+
+def opened(bench: Bench) -> Callable[..., Any]:
+    """What takes the place of ``launch.open_bench``."""
+
+    @contextmanager
+    def open_bench(_request: MeasurementRequest, _progress: Callable[[str], None]) -> Iterator[Bench]:
+        yield bench
+
+    return open_bench
+
+
+class Copies:
+    """A section that finds one time, of the next of these lists in every round, and counts its calls."""
+
+    def __init__(self, *rounds: Sequence[float]) -> None:
+        self.calls: list[Context] = []
+        self._rounds = rounds
+
+    def __call__(self, context: Context) -> Mapping[str, Any]:
+        found = self._rounds[min(len(self.calls), len(self._rounds) - 1)]
+        self.calls.append(context)
+        return {"copies": [{"threads": 1, "bytes": 100, "seconds": list(found)}]}

@@ -1,0 +1,167 @@
+"""Rounds, probes between sections, what is measured again, and what a time or a failure leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simoffload.calibration.micro import launch
+from simoffload.calibration.micro.launch import MeasurementRequest, measure
+from simoffload.calibration.micro.plan import Context, MeasurementSection, SkippedError
+from simoffload.calibration.micro.record import read_record
+from simoffload.errors import InputError
+from tests.calibration.micro.bench import Copies, FakeBench, opened
+
+LONG = 1000.0
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch,
+    bench: FakeBench,
+    *,
+    seconds: float | None = LONG,
+    record: Path | None = None,
+    resumed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    monkeypatch.setattr(launch, "open_bench", opened(bench))
+    request = MeasurementRequest(
+        ("dram",), None, None, None, False, record=record, seconds=seconds, resumed=resumed
+    )
+    return measure(request, progress=lambda _: None)
+
+
+def order(raw: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return [(one["section"], one["round"]) for one in raw["rounds"]]
+
+
+def test_sections_take_turns_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    dram, adam = Copies([0.3, 0.5], [0.2], [0.4, 0.6]), Copies([1.0])
+    sections = [
+        MeasurementSection("dram", dram, 0.1),
+        MeasurementSection("cpu_adam", adam, 0.1, rounds=(1, 3)),
+    ]
+    raw = measured(monkeypatch, FakeBench(sections))
+    assert order(raw) == [("dram", 1), ("cpu_adam", 1), ("dram", 2), ("dram", 3), ("cpu_adam", 3)]
+    (row,) = raw["sections"]["dram"]["copies"]
+    assert row["seconds"] == 0.3, "the lower quartile of five repetitions"
+    low, high = row["seconds_spread"]
+    assert low == pytest.approx(0.24)
+    assert high == pytest.approx(0.56)
+    assert raw["unfinished"] == []
+    assert raw["noise"]["worst"] == 1.0
+    assert raw["noise"]["sections"]["dram"] == {"measured": 3, "quiet": 3}
+
+
+def test_a_probe_lies_between_any_two_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    sections = [
+        MeasurementSection("dram", Copies([0.3]), 0.1),
+        MeasurementSection("cpu_adam", Copies([1.0]), 0.1),
+    ]
+    raw = measured(monkeypatch, FakeBench(sections))
+    assert [one["probes"] for one in raw["rounds"]] == [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6]]
+    assert len(raw["probes"]) == 7
+    assert all(probe["at"] > 1.7e9 for probe in raw["probes"])
+
+
+def test_what_a_noisy_host_disturbed_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is slow from the second probe to the third one: both sections around it drifted."""
+    dram, adam, gpu = Copies([0.3]), Copies([1.0]), Copies([2.0])
+    sections = [
+        MeasurementSection("dram", dram, 0.1, rounds=(1,)),
+        MeasurementSection("cpu_adam", adam, 0.1, rounds=(1,)),
+        MeasurementSection("matmul", gpu, 0.1, rounds=(1,), host=False),
+    ]
+    raw = measured(monkeypatch, FakeBench(sections, [1.0, 1.5, 1.5, 1.0]))
+    assert order(raw)[3:] == [("dram", 1), ("cpu_adam", 1)], "the GPU does not mind"
+    assert [context.again for context in dram.calls] == [0, 1]
+    assert raw["noise"]["repeated"] == 2
+    assert raw["noise"]["stayed_noisy"] == []
+    assert raw["noise"]["worst"] == 1.5
+
+
+def test_a_host_that_stays_noisy_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    dram = Copies([0.3])
+    sections = [MeasurementSection("dram", dram, 0.1, rounds=(1,))]
+    raw = measured(monkeypatch, FakeBench(sections, [1.0, 2.0, 1.0, 2.0]))
+    assert len(dram.calls) == 2
+    assert raw["noise"]["stayed_noisy"] == ["dram"]
+    assert raw["noise"]["sections"]["dram"] == {"measured": 2, "quiet": 0}
+
+
+def test_a_slow_machine_is_not_a_noisy_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as slow in every probe: there is nothing to be found by measuring again."""
+    raw = measured(monkeypatch, FakeBench([MeasurementSection("dram", Copies([0.3]), 0.1)], [3.0]))
+    assert raw["noise"]["stayed_noisy"] == []
+    assert len(raw["rounds"]) == 3
+
+
+def test_what_does_not_fit_into_the_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = Copies([0.3]), Copies([1.0])
+    sections = [MeasurementSection("cpu_adam", long, 500.0), MeasurementSection("dram", short, 1.0)]
+    raw = measured(monkeypatch, FakeBench(sections), seconds=60.0)
+    assert (len(short.calls), len(long.calls)) == (3, 0)
+    assert raw["unfinished"] == ["cpu_adam"]
+    assert all(context.seconds <= 60 for context in short.calls)
+
+
+def test_without_a_limit_the_first_round_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sections are expected to take longer than a run usually does: one round is made of them."""
+    sections = [MeasurementSection(name, Copies([0.3]), 500.0) for name in ("dram", "cpu_adam")]
+    monkeypatch.setattr(launch, "_usual_seconds", lambda *_, **__: 5.0)
+    raw = measured(monkeypatch, FakeBench(sections), seconds=None)
+    assert order(raw) == [("dram", 1), ("cpu_adam", 1)]
+    assert raw["unfinished"] == []
+
+
+def test_a_section_that_fails_is_named_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(context: Context) -> Mapping[str, Any]:
+        if context.round == 2:
+            raise SkippedError("no good")
+        return {"found": 1}
+
+    sections = [MeasurementSection("kernels", fails, 0.1), MeasurementSection("dram", Copies([0.3]), 0.1)]
+    raw = measured(monkeypatch, FakeBench(sections))
+    assert raw["skipped"] == {"kernels": "round 2: no good"}
+    assert raw["sections"]["kernels"] == {"found": 1}
+    assert len(raw["rounds"]) == 4
+
+
+def test_a_run_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "micro.json"
+
+    def interrupted(context: Context) -> Mapping[str, Any]:
+        if context.round == 2:
+            raise KeyboardInterrupt
+        return {"found": 1}
+
+    dram = Copies([0.5], [0.3])
+    sections = [
+        MeasurementSection("dram", dram, 0.1, rounds=(1, 2)),
+        MeasurementSection("kernels", interrupted, 0.1, rounds=(1, 2)),
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        measured(monkeypatch, FakeBench(sections), record=file)
+    kept = read_record(file)
+    assert order(kept) == [("dram", 1), ("kernels", 1), ("dram", 2)]
+    sections[1] = MeasurementSection("kernels", Copies([1.0]), 0.1, rounds=(1, 2))
+    raw = measured(monkeypatch, FakeBench(sections), record=file, resumed=kept)
+    assert order(raw) == [("dram", 1), ("kernels", 1), ("dram", 2), ("kernels", 2)]
+    assert raw["sections"]["dram"]["copies"][0]["seconds_spread"] == [0.3, 0.5]
+    assert read_record(file) == raw
+
+
+def test_another_machine_or_other_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = FakeBench([MeasurementSection("dram", Copies([0.3]), 0.1)])
+    raw = measured(monkeypatch, bench)
+    moved = {**raw, "machine": {**raw["machine"], "cpu": "Another", "memory": 5}}
+    with pytest.raises(InputError, match=r"--resume: this machine is not .* .cpu was Another, is Some Xeon"):
+        measured(monkeypatch, bench, resumed=moved)
+    quick = {**raw, "options": {**raw["options"], "quick": True}}
+    with pytest.raises(InputError, match=r"--resume: what is asked for is not .* .quick was True, is False"):
+        measured(monkeypatch, bench, resumed=quick)
+    old = {**raw, "schema": "simoffload/micro/1"}
+    with pytest.raises(InputError, match="--resume: the record is of an older release"):
+        measured(monkeypatch, bench, resumed=old)
