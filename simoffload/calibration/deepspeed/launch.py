@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from simoffload import __version__
 from simoffload.calibration.machine_facts import machine_facts
-from simoffload.calibration.processes import missing_packages, run_ranks
+from simoffload.calibration.processes import missing_packages, run_ranks, thread_environment
 from simoffload.calibration.runs import CalibrationRun
 from simoffload.documents import exists, file_errors
 from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
-from simoffload.units import format_bytes
+from simoffload.units import format_bytes, plural
 
 __all__ = [
     "NEEDED",
@@ -29,7 +29,6 @@ __all__ = [
     "check",
     "describe",
     "run_cases",
-    "thread_environment",
 ]
 
 SCHEMA = "simoffload/deepspeed-runs/1"
@@ -67,11 +66,12 @@ class Outcome(NamedTuple):
 
 def describe(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
     """Return a text for the user about what will run and what it will write."""
-    lines = [f"{len(cases)} run(s) with DeepSpeed; results go to {settings.folder / RUNS}"]
+    lines = [f"{plural(len(cases), 'run')} with DeepSpeed; results go to {settings.folder / RUNS}"]
     for case in cases:
         writes = f", writes up to {format_bytes(case.swap_bytes)} of swap files" if case.swap_bytes else ""
-        what = f"{case.num_parameters / 1e9:.2f}e9 parameters, {case.ranks} rank(s), offload {case.device}"
-        lines.append(f"  {case.request.name}: {what}{writes}")
+        parameters = f"{case.num_parameters / 1e9:.2f}e9 parameters"
+        ranks = plural(case.ranks, "rank")
+        lines.append(f"  {case.request.name}: {parameters}, {ranks}, offload {case.device}{writes}")
     if any(case.swap_bytes for case in cases):
         lines.append(f"swap files go to {settings.swap_folder} and are removed afterwards")
     return "\n".join(lines)
@@ -178,7 +178,7 @@ def _run_all(
         remaining = list(indices)
         while remaining and time.monotonic() < deadline:
             batch = _batch(cases, remaining)
-            progress(f"{ranks} rank(s): {', '.join(cases[index].request.name for index in batch)}")
+            progress(f"{plural(ranks, 'rank')}: {', '.join(cases[index].request.name for index in batch)}")
             _run_group(cases, batch, ranks, settings, work_folder, deadline)
             remaining = [index for index in remaining if not list(work_folder.glob(f"{index:03d}.*"))]
 
@@ -243,18 +243,8 @@ def _run_group(
         current.with_suffix(".failed-exit").write_text(json.dumps({"error": text}))
 
 
-def thread_environment(ranks: int) -> dict[str, str]:
-    """Return the OpenMP threads of each rank: an equal share of the cores, unless the environment sets them.
-
-    DeepSpeed's CPU Adam uses all OpenMP threads (its step is a ``parallel for``), and torch.distributed.run
-    sets one per process if there are several and the environment sets none.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // ranks))}
-
-
 def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
-    """A case as the process that runs DeepSpeed reads it."""
+    """Return a case in the form that the process with DeepSpeed reads."""
     request = case.request
     return {
         "index": index,

@@ -24,6 +24,7 @@ import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
+from simoffload.calibration.child import combined, select_device, synchronize, write_record
 from simoffload.calibration.deepspeed import build
 from simoffload.calibration.deepspeed.recorders import (
     BACKWARD,
@@ -32,9 +33,7 @@ from simoffload.calibration.deepspeed.recorders import (
     StorageLog,
     energy_counter,
     gpu_activity,
-    synchronize,
     timed_parts,
-    write_record,
 )
 
 __all__ = ["Run", "main"]
@@ -76,10 +75,10 @@ class Run:
         begin = time.perf_counter()
         work()
         synchronize()
-        seconds = time.perf_counter() - begin
-        self.passes.append({"name": name, "repetition": repetition, "seconds": _slowest(seconds)})
+        slowest = combined(time.perf_counter() - begin, "MAX", self._device)
+        self.passes.append({"name": name, "repetition": repetition, "seconds": slowest})
         if self._drawn:
-            self.passes[-1]["gpu_joules"] = _sum(self._drawn() - drawn)
+            self.passes[-1]["gpu_joules"] = combined(self._drawn() - drawn, "SUM", self._device)
 
     # -- inference ------------------------------------------------------------------------------
 
@@ -109,7 +108,7 @@ class Run:
                     self.passes[-1]["storage"] = self._storage.stop()
 
     def trace_decode(self, count: int) -> list[dict[str, Any]]:
-        """Traces of the first decode steps of a generation."""
+        """Return traces of the first decode steps of a generation."""
         with torch.no_grad():
             step = self._generation()
             step()
@@ -170,7 +169,7 @@ class Run:
                 self._timed_part(name, repetition, micro_step, part)
 
     def trace_step(self) -> dict[str, Any]:
-        """Traces of the passes of one step by their names."""
+        """Return traces of the passes of one step, by their names."""
         traces: dict[str, Any] = {}
         for micro_step in range(self._micro_steps):
             self._traced_micro_step(micro_step, self._tokens, traces)
@@ -182,7 +181,7 @@ class Run:
 
     @cached_property
     def _tokens(self) -> torch.Tensor:
-        """What every micro-step trains on."""
+        """The tokens on which every micro-step trains."""
         work = self.case["workload"]
         shape = (work["batch_size"], work["sequence_length"])
         return torch.randint(0, self.case["hf_config"]["vocab_size"], shape, device=self._device)
@@ -257,24 +256,6 @@ class Run:
         }
 
 
-def _slowest(seconds: float) -> float:
-    """Return the longest time among the ranks [s]."""
-    return _reduced(seconds, comm.ReduceOp.MAX)
-
-
-def _sum(joules: float) -> float:
-    """Return the energy of the GPUs of all ranks [J]."""
-    return _reduced(joules, comm.ReduceOp.SUM)
-
-
-def _reduced(number: float, operation: comm.ReduceOp) -> float:
-    if comm.get_world_size() == 1:
-        return number
-    value = torch.tensor([number], dtype=torch.float64, device=get_accelerator().current_device_name())
-    comm.all_reduce(value, op=operation)
-    return float(value.item())
-
-
 def _carry_out(case: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -290,8 +271,7 @@ def main(job_path: str) -> int:
     """Run a job; the status is 1 if a case failed, and later cases are then not started."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     rank = int(os.environ["LOCAL_RANK"])
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank)
+    select_device()
     deepspeed.init_distributed()
     folder = Path(job["folder"])
     for case in job["cases"]:

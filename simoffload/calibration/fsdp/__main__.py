@@ -18,10 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from simoffload.calibration.deepspeed.launch import thread_environment
 from simoffload.calibration.fsdp.runs import fsdp_runs, tiny_runs
 from simoffload.calibration.machine_facts import machine_facts
-from simoffload.calibration.processes import run_ranks
+from simoffload.calibration.processes import run_ranks, thread_environment
 
 _WORKER = "simoffload.calibration.fsdp.worker"
 _SCHEMA = "simoffload/fsdp-runs/1"

@@ -6,8 +6,6 @@ parent starts new ones for the rest.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import os
 import sys
@@ -22,23 +20,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simoffload.calibration.deepspeed.recorders import synchronize, write_record
+from simoffload.calibration.child import (
+    release_memory,
+    select_device,
+    synchronize,
+    value_of_rank_0,
+    write_record,
+)
 from simoffload.calibration.fsdp.steps import HookTimes, measured
 from simoffload.calibration.micro.host import thread_counts
 
-__all__ = [
-    "main",
-]
+__all__ = ["main"]
 
 _MOST_THREADS = 16
 """The most threads of each rank's optimizer, so that machines with more cores stay comparable."""
-
-
-def _left(deadline: float, device: str) -> float:
-    """Return the time until the deadline [s] by rank 0's clock, so that all ranks decide equally."""
-    value = torch.tensor([deadline - time.time()], dtype=torch.float64, device=device)
-    dist.broadcast(value, 0)
-    return float(value.item())
 
 
 def _items(job: dict[str, Any], device: str) -> dict[str, tuple[float, Callable[[], Any]]]:
@@ -61,18 +56,16 @@ def _items(job: dict[str, Any], device: str) -> dict[str, tuple[float, Callable[
 def main(job_path: str) -> int:
     """Run a job; the status is 1 if something failed."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    device = "cpu"
-    if torch.cuda.is_available():
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=torch.device(device))
-    else:
+    device = select_device()
+    if device == "cpu":
         dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("nccl", device_id=torch.device(device))
     rank, folder = dist.get_rank(), Path(job["folder"])
     for name, (seconds, work) in _items(job, device).items():
         if (folder / f"{name}.begun").is_file() or (folder / f"{name}.left-out").is_file():
             continue
-        if _left(job["deadline"], device) < seconds:
+        if value_of_rank_0(job["deadline"] - time.time(), device) < seconds:
             if rank == 0:
                 (folder / f"{name}.left-out").touch()
             continue
@@ -92,12 +85,7 @@ def main(job_path: str) -> int:
         if rank == 0:
             write_record(folder / f"{name}.json", record)
         del record
-        gc.collect()
-        if device != "cpu":
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            with contextlib.suppress(AttributeError):
-                torch._C._host_emptyCache()  # noqa: SLF001
+        release_memory()
         dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from simoffload.calibration.micro.fit_deepspeed import fit_costs, fit_cpu_optimizer, fit_training
@@ -30,7 +31,7 @@ from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import id_fault
 from simoffload.hardware.topology import Platform
 
-__all__ = ["base_platform", "check_names", "profile_from_micro"]
+__all__ = ["base_platform", "check_names", "checked_profiles", "profile_from_micro"]
 
 _BASES = (
     ("GH200", "gh200"),
@@ -76,6 +77,38 @@ def base_platform(gpu: str, named: str | None = None) -> str:
             return platform
     known = ", ".join(one.id for one in Library().summaries("platform"))
     raise _error("--from", f'missing: no shipped platform has the GPU "{gpu}"; name one of {known}')
+
+
+def checked_profiles(
+    raw: Mapping[str, Any], record: Path, *, base: str | None, identifier: str | None
+) -> dict[str, str]:
+    """Return the texts of profile files by name, after loading them as a scenario does.
+
+    ``raw`` is the content of the file ``record``. ``base`` and ``identifier`` come from the user or are None.
+    Raises InputError if no platform has the GPU, and with file, key and remedy if the record is not usable.
+    """
+    try:
+        platform = base_platform((raw["machine"].get("gpu") or {"name": ""})["name"], base)
+        files = profile_from_micro(raw, platform, identifier=identifier)
+    except InputError as error:
+        raise InputError(
+            one if one.path else one._replace(path=str(record)) for one in error.problems
+        ) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Only simoffload writes records, so this one was edited.
+        what = str(error).splitlines()[0][:120] if str(error) else ""
+        text = f"was not written by calibrate micro ({type(error).__name__}: {what}); measure again"
+        raise _error(str(record), text) from None
+    with TemporaryDirectory(prefix="simoffload-profiles-") as name:
+        for file, text in files.items():
+            (Path(name) / file).write_text(text, encoding="utf-8")
+        try:
+            load_platform(Path(name) / "platform.yaml")
+        except InputError as error:
+            renamed = (one._replace(path=Path(one.path).name) for one in error.problems)
+            text = "its numbers do not give a valid profile; measure again"
+            raise InputError([Problem(str(record), None, None, "", text), *renamed]) from None
+    return files
 
 
 def profile_from_micro(raw: Mapping[str, Any], base: str, *, identifier: str | None = None) -> dict[str, str]:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any
 
-from simoffload.calibration.micro.launch import Bench, MeasurementRequest
-from simoffload.calibration.micro.plan import Context, MeasurementSection
+from simoffload.calibration.micro.bench import Bench
+from simoffload.calibration.micro.plan import Context, MeasurementRequest, MeasurementSection
 
 QUIET = 4e-6
 """[s] of a call on a quiet host."""
@@ -38,7 +38,7 @@ class FakeBench:
 
 
 def opened(bench: Bench) -> Callable[..., Any]:
-    """What takes the place of ``launch.open_bench``."""
+    """What takes the place of ``session.open_bench``."""
 
     @contextmanager
     def open_bench(_request: MeasurementRequest, _progress: Callable[[str], None]) -> Iterator[Bench]:

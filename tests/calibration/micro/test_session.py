@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro import launch
-from simoffload.calibration.micro.launch import MeasurementRequest, measure
-from simoffload.calibration.micro.plan import Context, MeasurementSection, SkippedError
+from simoffload.calibration.micro import session
+from simoffload.calibration.micro.plan import (
+    Context,
+    MeasurementRequest,
+    MeasurementSection,
+    SkippedError,
+)
 from simoffload.calibration.micro.record import read_record
+from simoffload.calibration.micro.session import measure
 from simoffload.errors import InputError
 from tests.calibration.micro.bench import Copies, FakeBench, opened
 
@@ -26,7 +31,7 @@ def measured(
     record: Path | None = None,
     resumed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    monkeypatch.setattr(launch, "open_bench", opened(bench))
+    monkeypatch.setattr(session, "open_bench", opened(bench))
     request = MeasurementRequest(
         ("dram",), None, None, None, False, record=record, seconds=seconds, resumed=resumed
     )
@@ -110,7 +115,7 @@ def test_what_does_not_fit_into_the_time_is_not_begun(monkeypatch: pytest.Monkey
 def test_without_a_limit_the_first_round_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sections are expected to take longer than a run usually does: one round is made of them."""
     sections = [MeasurementSection(name, Copies([0.3]), 500.0) for name in ("dram", "cpu_adam")]
-    monkeypatch.setattr(launch, "_usual_seconds", lambda *_, **__: 5.0)
+    monkeypatch.setattr(session, "_usual_seconds", lambda *_, **__: 5.0)
     raw = measured(monkeypatch, FakeBench(sections), seconds=None)
     assert order(raw) == [("dram", 1), ("cpu_adam", 1)]
     assert raw["unfinished"] == []
@@ -156,11 +161,16 @@ def test_a_run_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_another_machine_or_other_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = FakeBench([MeasurementSection("dram", Copies([0.3]), 0.1)])
     raw = measured(monkeypatch, bench)
-    moved = {**raw, "machine": {**raw["machine"], "cpu": "Another", "memory": 5}}
-    with pytest.raises(InputError, match=r"--resume: this machine is not .* .cpu was Another, is Some Xeon"):
-        measured(monkeypatch, bench, resumed=moved)
+    other = {**raw, "machine": {**raw["machine"], "cpu": "Another", "memory": 5}}
+    with pytest.raises(
+        InputError,
+        match=r"--resume: the record is of another machine \(cpu was Another and is Some Xeon\); measure",
+    ):
+        measured(monkeypatch, bench, resumed=other)
     quick = {**raw, "options": {**raw["options"], "quick": True}}
-    with pytest.raises(InputError, match=r"--resume: what is asked for is not .* .quick was True, is False"):
+    with pytest.raises(
+        InputError, match=r"--resume: the record has other options \(quick was True and is False\); measure"
+    ):
         measured(monkeypatch, bench, resumed=quick)
     old = {**raw, "schema": "simoffload/micro/1"}
     with pytest.raises(InputError, match="--resume: the record is of an older release"):

@@ -1,0 +1,76 @@
+"""Functions for every child process with PyTorch: its GPU, numbers of all ranks, memory and records.
+
+PyTorch is imported when a function is called, which happens only in child processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["combined", "release_memory", "select_device", "synchronize", "value_of_rank_0", "write_record"]
+
+
+def select_device() -> str:
+    """Make the GPU of this rank the current one and return its name; "cpu" on a machine without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    return f"cuda:{rank}"
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def combined(number: float, operation: Literal["MAX", "SUM"], device: str) -> float:
+    """Return the maximum or the sum of the numbers of all ranks."""
+    from torch import distributed, float64, tensor
+
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return number
+    value = tensor([number], dtype=float64, device=device)
+    distributed.all_reduce(value, op=getattr(distributed.ReduceOp, operation))
+    return float(value.item())
+
+
+def value_of_rank_0(number: float, device: str) -> float:
+    """Return the number of rank 0 on every rank, so that all ranks decide equally."""
+    from torch import distributed, float64, tensor
+
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return number
+    value = tensor([number], dtype=float64, device=device)
+    distributed.broadcast(value, 0)
+    return float(value.item())
+
+
+def release_memory() -> None:
+    """Return unused memory of the GPU and pinned memory of the host to the system."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        with contextlib.suppress(AttributeError):
+            torch._C._host_emptyCache()  # noqa: SLF001 (it has no public name)
+
+
+def write_record(path: Path, data: Any) -> None:
+    """Write a record as JSON, so that another process sees it completely or not at all."""
+    # Patterns such as "000.*" and "*.failed-*" must not match the partial file.
+    partial = path.with_name(f"{path.name.replace('.', '-')}.partial")
+    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
+    partial.replace(path)
